@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cells.hpp"
+#include "records.hpp"
+#include "region.hpp"
+
+namespace pagetable {
+
+/// A range of size 0, or one that wraps past the top of the address space.
+class InvalidRange : public std::invalid_argument {
+ public:
+  InvalidRange() : std::invalid_argument("a range needs at least one byte and must end by 2^64") {}
+};
+
+/// A range that shares bytes with a region already in the table.
+class Overlap : public std::invalid_argument {
+ public:
+  explicit Overlap(Region region) : std::invalid_argument("the range overlaps a region of the table"), region(region) {}
+  Region region;  // the first of those in the way
+};
+
+/// Which region holds an address: disjoint half-open byte ranges, from one byte to the whole address space.
+///
+/// The rule that makes it fast: a cell (1 GiB, 2 MiB, 4 KiB, 256 B, 16 B, 1 B) that one region touches holds that
+/// region's id; one that a few touch names a line that lists them; one that many touch is split into smaller cells.
+///
+/// `find` and `find_range` take no lock, write nothing, and answer as of one instant while they ran. All else takes
+/// the table's mutex. A region comes and goes in one instant for all readers: where it is one cell that it fills, by
+/// the store of that cell; else by its record, which flips after the cells name it and before they forget it. So a
+/// region found is always a true answer; "absent" is one too, because a cell and a node change only so that what is in
+/// the table can still be found from where a reader stands, and a line, which can be replaced, is looked at twice.
+///
+/// `Value` is what a user keeps with each region: a trivially destructible struct of atomics of at most 40 bytes.
+template <class Value = Nothing>
+class PageTable {
+ public:
+  /// `flat = false` does without the large reservations of address space (128 GiB, none of it memory).
+  explicit PageTable(bool flat = true) : cells_(flat) {}
+  PageTable(PageTable const&) = delete;
+  PageTable& operator=(PageTable const&) = delete;
+
+  // ---- readers: no lock, no write ----
+
+  /// The region that holds `address`.
+  [[gnu::always_inline]] std::optional<Region> find(Address address) const noexcept {
+    return find(address, [](Value const&) {});
+  }
+
+  /// `find`, and `look(value)` of that same region in the same instant (it must read the value's atomics by acquire).
+  template <class Look>
+  [[gnu::always_inline]] std::optional<Region> find(Address address, Look&& look) const noexcept {
+    // Three words and a verdict, not an optional: nothing here has its address taken, so all of it stays in registers.
+    Address start = 0;
+    std::uint64_t size = 0;
+    Id id = 0;
+    Verdict const verdict = cells_.find_flat(
+        address,
+        [&](int level, Cell cell) __attribute__((always_inline)) {
+          return judge(level, cell, address, start, size, id, look);
+        },
+        [] { return Verdict::unsure; });
+    if (verdict == Verdict::present) return Region{start, size, id};
+    if (verdict == Verdict::absent) return std::nullopt;
+    auto const region = find_anywhere(address, look);
+    if (!region) return std::nullopt;
+    return Region{region->start, region->size, region->id};
+  }
+
+  /// The region that holds every byte of [start, start + size); none when size is 0.
+  std::optional<Region> find_range(Address start, std::uint64_t size) const noexcept {
+    auto const region = find(start);
+    return region && size != 0 && region->contains(start, size) ? region : std::nullopt;
+  }
+
+  [[gnu::always_inline]] bool contains(Address address) const noexcept { return find(address).has_value(); }
+
+  std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
+
+  /// The value of a region that the caller knows to stay in the table meanwhile.
+  Value& value(Id id) noexcept { return records_.value(id); }
+
+  // ---- under the mutex ----
+
+  /// Adds [start, start + size); `fill(value)` sets its value (by release stores) before any reader takes it for this
+  /// region's.
+  /// Throws InvalidRange, Overlap or std::bad_alloc, the table unchanged.
+  template <class Fill>
+  Region insert(Address start, std::uint64_t size, Fill&& fill) {
+    check(start, size);
+    Address const last = start + (size - 1);
+    std::lock_guard const guard(mutex_);
+    Node const node = descend(start, last);
+    if (auto const region = next(node, start, last)) throw Overlap(*region);
+    Id const id = records_.acquire(start, size);
+    fill(records_.value(id));
+    try {
+      add(node, start, last, id);
+    } catch (...) {
+      drop(cells_.root(), start, last, id);
+      records_.release(id);
+      throw;
+    }
+    if (!records_.is_live(id)) records_.flip(id);
+    size_.store(size_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return {start, size, id};
+  }
+  Region insert(Address start, std::uint64_t size) {
+    return insert(start, size, [](Value&) {});
+  }
+
+  /// Takes out the region that starts at `start` and returns it; nothing when no region starts there.
+  std::optional<Region> remove(Address start) {
+    std::lock_guard const guard(mutex_);
+    auto const region = find(start);
+    if (!region || region->start != start) return std::nullopt;
+    erase(*region);
+    return region;
+  }
+
+  /// Every region that shares a byte with [start, start + size), ascending.
+  std::vector<Region> overlapping(Address start, std::uint64_t size) const {
+    check(start, size);
+    std::vector<Region> found;
+    std::lock_guard const guard(mutex_);
+    for_each(start, start + (size - 1), [&](Region const& region) { found.push_back(region); });
+    return found;
+  }
+
+  /// All regions, ascending, as of one instant.
+  std::vector<Region> regions() const {
+    std::vector<Region> found;
+    std::lock_guard const guard(mutex_);
+    found.reserve(size());
+    for_each(0, ~Address{0}, [&](Region const& region) { found.push_back(region); });
+    return found;
+  }
+
+ private:
+  // A reader of a value must go to the record, so only tables without values answer from the cell.
+  static constexpr bool wholes = std::is_empty_v<Value>;
+
+  static void check(Address start, std::uint64_t size) {
+    if (size == 0 || start + (size - 1) < start) throw InvalidRange();
+  }
+
+  enum class Verdict { absent, present, unsure };
+
+  /// What a cell that is not split says of `address`; unsure when a line does not have it.
+  template <class Look>
+  [[gnu::always_inline]] Verdict judge(int level, Cell cell, Address address, Address& start, std::uint64_t& size,
+                                       Id& id, Look&& look) const noexcept {
+    std::uint64_t const cell_size = std::uint64_t{1} << cell_bits[level];
+    if (wholes && cell.is_whole()) {
+      start = address & ~(cell_size - 1);
+      size = cell_size;
+      id = cell.id();
+      return Verdict::present;
+    }
+    if (cell.is_region()) {
+      id = cell.id();
+      return records_.holds(id, address, start, size, look) ? Verdict::present : Verdict::absent;
+    }
+    if (cell.is_empty()) return Verdict::absent;
+    id = cells_.line(cell.place()).candidate(static_cast<std::uint32_t>(address & (cell_size - 1)));
+    return records_.holds(id, address, start, size, look) ? Verdict::present : Verdict::unsure;
+  }
+
+  template <class Look>
+  [[gnu::noinline]] std::optional<Region> find_anywhere(Address address, Look&& look) const noexcept {
+    for (;;) {
+      auto const [word, cell, level] = cells_.find(address);
+      Line const& line = cells_.line(cell.is_line() ? cell.place() : 0);
+      std::uint64_t const version = line.version();
+      Region region;
+      Verdict const verdict = judge(level, cell, address, region.start, region.size, region.id, look);
+      if (verdict == Verdict::present) return region;
+      if (verdict == Verdict::absent) return std::nullopt;
+      // Not on this line: true if that is still the cell's, and was not written while we read it.
+      if (load(word) == cell && version % 2 == 0 && line.version() == version) return std::nullopt;
+    }
+  }
+
+  /// The node where [start, last] parts: it touches several cells there, or one that is not split.
+  Node descend(Address start, Address last) const noexcept {
+    for (Node node = cells_.root();;) {
+      std::size_t const index = node.index(start);
+      Cell const cell(node.cells[index]);
+      if (index != node.index(last) || !cell.is_split()) return node;
+      node = cells_.child(node, cell, start);
+    }
+  }
+
+  /// The first region with a byte in [start, last], a range below `node`.
+  std::optional<Region> next(Node node, Address start, Address last) const noexcept {
+    std::size_t const first = node.index(start), end = node.index(last);
+    for (std::size_t i = first; (i = skip_empty(node.cells, i, end)) <= end; ++i) {
+      Cell const cell(node.cells[i]);
+      Address const from = i == first ? start : node.first_of_cell(start) + (i - first) * node.cell_size();
+      Address const to = i == end ? last : node.last_of_cell(from);
+      if (cell.is_split()) {
+        if (auto const region = next(cells_.child(node, cell, from), from, to)) return region;
+      } else {
+        Line::Entries const tenants = tenants_of(node, cell, from);
+        for (std::size_t k = 0; k < tenants.count; ++k) {
+          Region const region = records_.bounds(tenants.ids[k]);
+          if (region.start <= to && region.last() >= from) return region;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  template <class Visit>
+  void for_each(Address start, Address last, Visit&& visit) const {
+    while (auto const region = next(cells_.root(), start, last)) {
+      visit(*region);
+      if (region->last() >= last) return;
+      start = region->last() + 1;
+    }
+  }
+
+  /// Who is in a cell that is neither empty nor split. `address` is any one in the cell.
+  Line::Entries tenants_of(Node node, Cell cell, Address address) const noexcept {
+    if (cell.is_line()) return cells_.line(cell.place()).entries();
+    Line::Entries tenants;
+    Address const start = records_.bounds(cell.id()).start, low = node.first_of_cell(address);
+    tenants.insert(start > low ? node.offset_in_cell(start) : 0, cell.id());
+    return tenants;
+  }
+
+  /// Enters `id` in the cells of [start, last], the part of its region below `node`. Until its record is live, that
+  /// changes no answer. Throws std::bad_alloc with some of it done, which `drop` undoes.
+  void add(Node node, Address start, Address last, Id id) {
+    std::size_t first = node.index(start), end = node.index(last);
+    if (node.cells[first] != 0) {
+      add_to_cell(node, start, first == end ? last : node.last_of_cell(start), id);
+      if (first++ == end) return;
+    }
+    if (node.cells[end] != 0) {
+      add_to_cell(node, node.first_of_cell(last), last, id);
+      if (end-- == first) return;
+    }
+    if (wholes && first == end && cells_.may_be_whole(node.level, start) && last - start == node.cell_size() - 1 &&
+        records_.bounds(id).size == node.cell_size()) {
+      if (!records_.is_live(id)) records_.flip(id);
+      store(node.cells + first, Cell::whole(id));
+    } else {
+      store_run(node.cells, first, end, Cell::region(id));
+    }
+  }
+
+  /// The same for one cell, in which others are already.
+  void add_to_cell(Node node, Address start, Address last, Id id) {
+    CellWord* const word = node.cells + node.index(start);
+    Cell cell(*word);
+    if (!cell.is_split()) {
+      Line::Entries tenants = tenants_of(node, cell, start);
+      if (!tenants.full() && node.level > 0) {
+        tenants.insert(node.offset_in_cell(start), id);
+        store(word, cells_.make_line(tenants));
+        if (cell.is_line()) cells_.release_line(cell);
+        return;
+      }
+      Cell const divided = split(node, start, tenants);
+      store(word, divided);  // readers see the level below only when it is complete
+      if (cell.is_line()) cells_.release_line(cell);
+      cell = divided;
+    }
+    add(cells_.child(node, cell, start), start, last, id);
+  }
+
+  /// A node below the cell around `address` with these tenants in it. Throws std::bad_alloc, nothing changed.
+  Cell split(Node node, Address address, Line::Entries const& tenants) {
+    Cell const divided = cells_.split(node, address);
+    Node const below = cells_.child(node, divided, address);
+    auto const each_tenant = [&](auto&& act) {
+      for (std::size_t k = 0; k < tenants.count; ++k) {
+        Region const tenant = records_.bounds(tenants.ids[k]);
+        Address const low = node.first_of_cell(address), high = node.last_of_cell(address);
+        act(tenant.start > low ? tenant.start : low, tenant.last() < high ? tenant.last() : high, tenant.id);
+      }
+    };
+    try {
+      each_tenant([&](Address start, Address last, Id id) { add(below, start, last, id); });
+    } catch (...) {
+      each_tenant([&](Address start, Address last, Id id) { drop(below, start, last, id); });
+      cells_.release(below, divided, address);
+      throw;
+    }
+    return divided;
+  }
+
+  /// Takes `id` out of the cells of [start, last], as far as it is there. Nodes and lines that served it go back.
+  void drop(Node node, Address start, Address last, Id id) noexcept {
+    std::size_t const first = node.index(start), end = node.index(last);
+    drop_from_cell(node, start, first == end ? last : node.last_of_cell(start), id);
+    if (first == end) return;
+    drop_from_cell(node, node.first_of_cell(last), last, id);
+    if (first + 1 < end) store_run(node.cells, first + 1, end - 1, Cell());
+  }
+
+  void drop_from_cell(Node node, Address start, Address last, Id id) noexcept {
+    CellWord* const word = node.cells + node.index(start);
+    Cell const cell(*word);
+    if (cell.is_split()) {
+      Node const below = cells_.child(node, cell, start);
+      drop(below, start, last, id);
+      if (below.level > 1 && below.empty_around(below.index(start))) {
+        store(word, Cell());
+        cells_.release(below, cell, start);
+      }
+    } else if (cell.is_line()) {
+      Line::Entries tenants = cells_.line(cell.place()).entries();
+      if (!tenants.erase(id)) return;
+      store(word, tenants.count == 1 ? Cell::region(tenants.ids[0]) : cells_.replace_line(tenants));
+      cells_.release_line(cell);
+    } else if (cell.is_region() && cell.id() == id) {
+      store(word, Cell());
+    }
+  }
+
+  void erase(Region const& region) noexcept {
+    bool const whole = cells_.find(region.start).cell.is_whole();
+    if (!whole) records_.flip(region.id);
+    drop(cells_.root(), region.start, region.last(), region.id);
+    if (whole) records_.flip(region.id);
+    records_.release(region.id);
+    size_.store(size_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+  }
+
+  Cells cells_;
+  Records<Value> records_;
+  alignas(64) mutable std::mutex mutex_;  // one writer; guards all that readers do not look at
+  std::atomic<std::size_t> size_ = 0;
+};
+
+}  // namespace pagetable

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exception that `pinning` raises, all importable from `pinning`."""
+
+from __future__ import annotations
+
+
+class PinningError(Exception):
+    """Base of all errors of this package."""
+
+
+class InvalidRangeError(PinningError, ValueError):
+    """A range that cannot be locked: null, empty, negative, past the top of the address space, not host memory."""
+
+
+class PartialOverlapError(InvalidRangeError):
+    """A range that shares bytes with a locked region without lying inside it."""
+
+
+class NotLockedError(PinningError, LookupError):
+    """The address lies in no locked region."""
+
+
+class StillLockedError(PinningError):
+    """A registration, or a map, cannot go while someone holds a lock in it."""
+
+
+class LockLimitError(PinningError, MemoryError):
+    """The lock would exceed a limit of this machine; the message says which one and how to raise it."""
+
+
+class VendorError(PinningError, RuntimeError):
+    """A vendor's call failed.
+
+    Parameters
+    ----------
+    call : str
+        The vendor's function, such as ``"cuMemHostRegister"``.
+    code : int
+        What it returned.
+    name : str
+        The vendor's name of that code, such as ``"CUDA_ERROR_INVALID_VALUE"``.
+    advice : str, optional
+        What the caller can do about it.
+    """
+
+    def __init__(self, call: str, code: int, name: str, advice: str = "") -> None:
+        super().__init__(call, code, name, advice)
+        self.call = call
+        self.code = code
+        self.name = name
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.call} failed: {self.name} ({self.code})" + (f"; {self.advice}" if self.advice else "")
+
+
+class AlreadyPinnedError(VendorError):
+    """The vendor says that someone has pinned this memory already, in whole or in part."""
+
+
+class PluginUnavailableError(PinningError):
+    """A vendor's driver, library or device is missing; the message says which and what to install."""
