@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which region of memory holds an address? Answered in nanoseconds, without locks, for any number of regions.
+
+Knows addresses, and nothing of devices, pinning or the lifetime of objects. C++ programs include
+``<pagetable/page_table.hpp>``; Cython code says ``cimport pagetable``; see ``python -m pagetable --help``.
+"""
+
+from pathlib import Path
+
+from pagetable.errors import AbsentError, OverlapError, RangeError
+from pagetable.table import PageTable, Region
+
+__all__ = ["AbsentError", "OverlapError", "PageTable", "RangeError", "Region", "cmake_dir", "include_dir"]
+
+
+def include_dir() -> Path:
+    """The folder to give a C++ compiler for ``<pagetable/page_table.hpp>``."""
+    return Path(__file__).parent / "include"
+
+
+def cmake_dir() -> Path:
+    """The folder to give CMake's ``find_package(pagetable)`` as ``pagetable_DIR``."""
+    return Path(__file__).parent / "cmake"

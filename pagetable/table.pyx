@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The page table for Python: a thin face of the C++ one. `PageTable` says what each method does."""
+
+from cpython.exc cimport PyErr_Clear, PyErr_Occurred
+from cpython.long cimport PyLong_CheckExact
+from cpython.number cimport PyNumber_Index
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cython.operator cimport dereference
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+from libcpp cimport bool as cbool
+from libcpp.optional cimport optional
+from libcpp.vector cimport vector
+
+from pagetable.native cimport CPageTable, CRegion
+
+import numpy
+
+from pagetable.errors import AbsentError, OverlapError, RangeError
+
+
+cdef extern from "Python.h":
+    # Declared without Cython's own check, so that an int out of range can be an answer rather than an exception.
+    uint64_t PyLong_AsUnsignedLongLong(object) noexcept
+
+
+cdef class Region:
+    """The half-open byte range ``[start, end)`` of one region."""
+
+    def __init__(self, uint64_t start, uint64_t size, int64_t id):
+        self.start = start
+        self.size = size
+        self.id = id
+
+    @property
+    def end(self):
+        """One past the last byte; 2**64 for a region that reaches the top of the address space."""
+        return int(self.start) + self.size
+
+    def __eq__(self, other):
+        if not isinstance(other, Region):
+            return NotImplemented
+        cdef Region that = other
+        return self.start == that.start and self.size == that.size and self.id == that.id
+
+    def __hash__(self):
+        return hash((self.start, self.size, self.id))
+
+    def __repr__(self):
+        return f"Region(start={self.start:#x}, size={self.size}, id={self.id})"
+
+    def __reduce__(self):
+        return Region, (self.start, self.size, self.id)
+
+
+cdef inline bint is_address(object value, uint64_t* address) except -1:
+    """Whether `value` is an int in [0, 2**64), and then which; TypeError when it is no int."""
+    if not PyLong_CheckExact(value):
+        value = PyNumber_Index(value)
+    address[0] = PyLong_AsUnsignedLongLong(value)
+    if address[0] == <uint64_t>-1 and PyErr_Occurred():
+        PyErr_Clear()
+        return False
+    return True
+
+
+cdef uint64_t checked(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t address
+    if not is_address(value, &address):
+        raise RangeError(f"{what} {value} is not in [0, 2**64)")
+    return address
+
+
+cdef class PageTable:
+    def __cinit__(self, *, cbool flat=True):
+        self.table = new CPageTable(flat)
+
+    def __dealloc__(self):
+        for id in range(self.made_length):
+            Py_XDECREF(self.made[id])
+        free(self.made)
+        del self.table
+
+    cdef inline Region wrap(self, CRegion found):
+        cdef Region region
+        if found.id < self.made_length and self.made[found.id] != NULL:
+            region = <Region>self.made[found.id]
+            if region.start == found.start and region.size == found.size:
+                return region
+        return self.make(found)
+
+    cdef Region make(self, CRegion found):
+        cdef uint32_t length
+        cdef PyObject** longer
+        if found.id >= self.made_length:
+            length = found.id + found.id // 2 + 16
+            longer = <PyObject**>realloc(self.made, length * sizeof(PyObject*))
+            if longer == NULL:
+                raise MemoryError
+            memset(longer + self.made_length, 0, (length - self.made_length) * sizeof(PyObject*))
+            self.made = longer
+            self.made_length = length
+        cdef Region region = Region.__new__(Region)
+        region.start = found.start
+        region.size = found.size
+        region.id = found.id
+        Py_INCREF(region)
+        Py_XDECREF(self.made[found.id])
+        self.made[found.id] = <PyObject*>region
+        return region
+
+    def insert(self, start, size):
+        cdef uint64_t first = checked(start, "start")
+        cdef uint64_t count = checked(size, "size")
+        if count == 0:
+            raise RangeError(f"a region at {start:#x} needs at least one byte, not 0")
+        if first + (count - 1) < first:
+            raise RangeError(f"{size} bytes from {start:#x} run past the top of the address space, 2**64")
+        try:
+            return self.wrap(self.table.insert(first, count))
+        except ValueError:
+            pass  # which region is in the way is asked afterwards: the table may be changed by other threads
+        taken = self.overlapping(start, size)
+        raise OverlapError(
+            f"[{start:#x}, {start + size:#x}) overlaps {taken[0] if taken else 'a region just removed'}; remove it first"
+        )
+
+    def remove(self, region):
+        cdef uint64_t start
+        cdef optional[CRegion] removed
+        if isinstance(region, Region):
+            start = (<Region>region).start
+            if self.find(start) != region:
+                raise AbsentError(f"{region!r} is not in the table")
+        else:
+            start = checked(region, "start")
+        removed = self.table.remove(start)
+        if not removed.has_value():
+            raise AbsentError(f"no region starts at {start:#x}")
+
+    def find(self, address):
+        cdef uint64_t at
+        cdef optional[CRegion] found
+        if is_address(address, &at):
+            found = self.table.find(at)
+            if found.has_value():
+                return self.wrap(dereference(found))
+
+    def find_range(self, start, size):
+        cdef uint64_t at, count
+        cdef optional[CRegion] found
+        if is_address(start, &at) and is_address(size, &count):
+            found = self.table.find_range(at, count)
+            if found.has_value():
+                return self.wrap(dereference(found))
+
+    def __contains__(self, address):
+        cdef uint64_t at
+        return is_address(address, &at) and self.table.contains(at)
+
+    def __len__(self):
+        return self.table.size()
+
+    def __iter__(self):
+        cdef vector[CRegion] found
+        with nogil:
+            found = self.table.regions()
+        cdef CRegion region
+        return iter([self.wrap(region) for region in found])
+
+    def overlapping(self, start, size):
+        if start == 0 and size == 2**64:  # one more than a word can say
+            return list(self)
+        cdef uint64_t first = checked(start, "start")
+        cdef uint64_t count = checked(min(size, 2**64 - start), "size")
+        cdef vector[CRegion] found
+        if count == 0:
+            return []
+        with nogil:
+            found = self.table.overlapping(first, count)
+        cdef CRegion region
+        return [self.wrap(region) for region in found]
+
+    def contains_many(self, addresses, sizes=None):
+        cdef const uint64_t[::1] at = words(addresses)
+        cdef const uint64_t[::1] length
+        cdef Py_ssize_t i, n = at.shape[0]
+        answers = numpy.empty(n, dtype=numpy.bool_)
+        cdef uint8_t[::1] answer = answers.view(numpy.uint8)
+        cdef CPageTable* table = self.table
+        if sizes is None:
+            with nogil:
+                for i in range(n):
+                    answer[i] = table.contains(at[i])
+            return answers
+        length = words(numpy.broadcast_to(sizes, n))
+        with nogil:
+            for i in range(n):
+                answer[i] = table.find_range(at[i], length[i]).has_value()
+        return answers
+
+    def find_many(self, addresses):
+        cdef const uint64_t[::1] at = words(addresses)
+        cdef Py_ssize_t i, n = at.shape[0]
+        ids = numpy.empty(n, dtype=numpy.int64)
+        cdef int64_t[::1] answer = ids
+        cdef CPageTable* table = self.table
+        cdef optional[CRegion] found
+        with nogil:
+            for i in range(n):
+                found = table.find(at[i])
+                answer[i] = dereference(found).id if found.has_value() else -1
+        return ids
+
+    def __repr__(self):
+        return f"<PageTable of {len(self)} regions>"
+
+
+cdef object words(object addresses):
+    """A contiguous one-dimensional uint64 array of them; TypeError for floats, which cannot name every byte."""
+    array = numpy.asarray(addresses)
+    if array.size == 0:
+        array = array.astype(numpy.uint64)
+    if array.ndim != 1 or array.dtype.kind not in "ui":
+        raise TypeError(f"addresses and sizes are one-dimensional arrays of integers, not {array.dtype} of shape {array.shape}")
+    return numpy.ascontiguousarray(array, dtype=numpy.uint64)

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+namespace pinning {
+
+using Address = std::uint64_t;
+
+/// "[0x7f..., 0x7f...) (4096 bytes)"
+inline std::string describe(Address start, std::uint64_t size) {
+  char text[96];
+  std::snprintf(text, sizeof text, "[0x%llx, 0x%llx) (%llu bytes)", static_cast<unsigned long long>(start),
+                static_cast<unsigned long long>(start + size), static_cast<unsigned long long>(size));
+  return text;
+}
+
+/// A range that cannot be locked: null, empty, past the top of the address space.
+class InvalidRange : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// A range that shares bytes with a region where it may not.
+class PartialOverlap : public InvalidRange {
+ public:
+  PartialOverlap(Address start, std::uint64_t size, Address region_start, std::uint64_t region_size)
+      : InvalidRange("the range " + describe(start, size) + " overlaps the locked region " +
+                     describe(region_start, region_size) +
+                     "; a lock must lie inside a locked region or clear of all, a registration clear of all: "
+                     "unlock that region first, or lock one range that covers both") {}
+};
+
+/// No region is locked there.
+class NotLocked : public std::out_of_range {
+ public:
+  using std::out_of_range::out_of_range;
+};
+
+/// Someone still holds a lock there.
+class StillLocked : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// A lock made of pieces whose device pointers do not follow one another, so that no single one serves the range.
+class NotContiguous : public std::runtime_error {
+ public:
+  NotContiguous() : std::runtime_error("the device pointers of the pieces are not contiguous; lock without `piece`") {}
+};
+
+/// For a Locker to throw, or to derive from: the vendor says that someone has pinned some of the range already.
+class AlreadyPinned : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace pinning

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the C++ map talks to a device written in Python, and how its exceptions cross in both directions.
+#pragma once
+
+#include <Python.h>
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <pinning/pinned_map.hpp>
+
+namespace pinning {
+
+/// The GIL, held or not before.
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(Gil const&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+/// The Python exception that is being raised, taken away to travel through C++ and be raised again unchanged.
+class Raised {
+ public:
+  Raised() : parts_(new Parts{}, [](Parts* parts) {
+    Gil const gil;
+    Py_XDECREF(parts->type);
+    Py_XDECREF(parts->value);
+    Py_XDECREF(parts->traceback);
+    delete parts;
+  }) {
+    PyErr_Fetch(&parts_->type, &parts_->value, &parts_->traceback);
+  }
+  void raise_again() const {
+    PyErr_Restore(Py_XNewRef(parts_->type), Py_XNewRef(parts_->value), Py_XNewRef(parts_->traceback));
+  }
+
+ private:
+  struct Parts {
+    PyObject *type, *value, *traceback;
+  };
+  std::shared_ptr<Parts> parts_;
+};
+
+struct PythonError : std::exception {
+  Raised raised;
+};
+struct PythonAlreadyPinned : AlreadyPinned {
+  PythonAlreadyPinned() : AlreadyPinned("a Python exception") {}
+  Raised raised;
+};
+
+/// A device object with `data_lock`, `data_unlock` and `is_pinned_ptr`.
+class PythonLocker : public Locker {
+ public:
+  /// Both are borrowed now and owned from here on; the GIL is held.
+  PythonLocker(PyObject* device, PyObject* already_pinned_error)
+      : device_(Py_NewRef(device)), already_pinned_error_(Py_NewRef(already_pinned_error)) {}
+  ~PythonLocker() override {
+    Gil const gil;
+    Py_DECREF(device_);
+    Py_DECREF(already_pinned_error_);
+  }
+
+  Address lock(Address ptr, std::uint64_t size, Access access) override {
+    Gil const gil;
+    PyObject* const read_only = access == Access::unknown ? Py_None : access == Access::read_only ? Py_True : Py_False;
+    PyObject* const answer = PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
+                                                 static_cast<unsigned long long>(size), read_only);
+    return address_of(answer);
+  }
+
+  void unlock(Address ptr) override {
+    Gil const gil;
+    PyObject* answer = call("data_unlock", ptr);
+    if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+      // Ctrl-C struck in Python code around the vendor's call: before or after it, nobody knows. A second try settles
+      // it, for where it fails the first one worked. Then Ctrl-C is raised again, for the caller.
+      PyErr_Clear();
+      answer = call("data_unlock", ptr);
+      if (answer == nullptr) {
+        PyErr_Clear();
+        answer = Py_NewRef(Py_None);
+      }
+      PyErr_SetInterrupt();
+    }
+    if (answer == nullptr) throw PythonError();
+    Py_DECREF(answer);
+  }
+
+  std::optional<Pinned> is_pinned(Address ptr) override {
+    Gil const gil;
+    PyObject* const answer = call("is_pinned_ptr", ptr);
+    if (answer == nullptr) throw PythonError();
+    if (answer == Py_None) {
+      Py_DECREF(answer);
+      return std::nullopt;
+    }
+    unsigned long long base = 0, size = 0, device_ptr = 0;
+    PyObject* const three = PySequence_Tuple(answer);
+    Py_DECREF(answer);
+    bool const parsed = three != nullptr && PyArg_ParseTuple(three, "KKK", &base, &size, &device_ptr) != 0;
+    Py_XDECREF(three);
+    if (!parsed) throw PythonError();
+    return Pinned{base, size, device_ptr};
+  }
+
+ private:
+  PyObject* call(char const* method, Address ptr) {
+    return PyObject_CallMethod(device_, method, "K", static_cast<unsigned long long>(ptr));
+  }
+  Address address_of(PyObject* answer) {
+    if (answer == nullptr && PyErr_ExceptionMatches(already_pinned_error_)) throw PythonAlreadyPinned();
+    if (answer == nullptr) throw PythonError();
+    Address const address = PyLong_AsUnsignedLongLong(answer);
+    Py_DECREF(answer);
+    if (PyErr_Occurred() != nullptr) throw PythonError();
+    return address;
+  }
+
+  PyObject* device_;
+  PyObject* already_pinned_error_;
+};
+
+/// Raises in Python what C++ has just thrown. The GIL is held.
+inline void raise_in_python() {
+  auto const raise = [](char const* name, char const* what) {
+    PyObject* const module = PyImport_ImportModule("pinning.errors");
+    PyObject* const type = module == nullptr ? nullptr : PyObject_GetAttrString(module, name);
+    if (type != nullptr) PyErr_SetString(type, what);
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+  };
+  try {
+    throw;
+  } catch (PythonError const& error) {
+    error.raised.raise_again();
+  } catch (PythonAlreadyPinned const& error) {
+    error.raised.raise_again();
+  } catch (PartialOverlap const& error) {
+    raise("PartialOverlapError", error.what());
+  } catch (InvalidRange const& error) {
+    raise("InvalidRangeError", error.what());
+  } catch (NotLocked const& error) {
+    raise("NotLockedError", error.what());
+  } catch (StillLocked const& error) {
+    raise("StillLockedError", error.what());
+  } catch (std::bad_alloc const&) {
+    PyErr_NoMemory();
+  } catch (std::exception const& error) {
+    raise("PinningError", error.what());
+  }
+}
+
+/// Destroys a map, and with it the locks it still holds, without touching an exception that is on its way.
+inline void destroy(PinnedMap* map, PythonLocker* locker) noexcept {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  delete map;
+  delete locker;
+  PyErr_Restore(type, value, traceback);
+}
+
+}  // namespace pinning

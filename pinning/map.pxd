@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint32_t, uint64_t
+
+from pinning.native cimport CPinnedMap, PythonLocker
+
+
+cdef class Region:
+    cdef readonly uint64_t start
+    cdef readonly uint64_t size
+    cdef readonly uint64_t device_ptr
+    cdef readonly uint64_t piece
+    cdef readonly uint32_t references
+    cdef readonly bint external
+
+
+cdef class PinnedMap:
+    # The C++ map, for callers without the GIL. In a child process after fork it is another one.
+    cdef CPinnedMap* map
+    cdef PythonLocker* locker
+    cdef uint64_t largest
+    cdef object __weakref__
+    cdef readonly object device
+    cdef readonly bint closed
+    cdef readonly long generation
+
+    cdef _make(self)

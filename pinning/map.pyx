@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""The pinned map for Python: a thin face of the C++ one. The stub says what each method does."""
+
+from cpython.object cimport PyObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.optional cimport optional
+from libcpp.vector cimport vector
+
+from pinning.native cimport Access, CLocker, CPinnedMap, CRegion, PythonLocker, destroy
+
+from pinning import lifecycle
+from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError
+
+
+cdef class Region:
+    @property
+    def end(self):
+        return int(self.start) + self.size
+
+    @property
+    def borders(self):
+        return tuple(range(self.start + self.piece, self.end, self.piece))
+
+    def device_ptr_of(self, ptr):
+        if not self.start <= ptr < self.end:
+            raise InvalidRangeError(f"{ptr:#x} is not in {self!r}")
+        return self.device_ptr + (ptr - self.start)
+
+    def __eq__(self, other):
+        if not isinstance(other, Region):
+            return NotImplemented
+        return fields(self) == fields(other)
+
+    def __hash__(self):
+        return hash(fields(self))
+
+    def __repr__(self):
+        return (
+            f"Region(start={self.start:#x}, size={self.size}, device_ptr={self.device_ptr:#x}, "
+            f"references={self.references}, external={bool(self.external)})"
+        )
+
+
+cdef tuple fields(Region region):
+    return (region.start, region.size, region.device_ptr, region.piece, region.references, region.external)
+
+
+cdef Region wrap(const CRegion& found):
+    cdef Region region = Region.__new__(Region)
+    region.start = found.start
+    region.size = found.size
+    region.device_ptr = found.device_ptr
+    region.piece = found.piece
+    region.references = found.references
+    region.external = found.external
+    return region
+
+
+cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
+    try:
+        return value
+    except OverflowError:
+        raise InvalidRangeError(f"{what} {value} is not in [0, 2**64)") from None
+
+
+cdef class PinnedMap:
+    def __cinit__(self, device):
+        for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
+            if not callable(getattr(device, method, None)):
+                raise TypeError(f"a device needs a method {method}; {device!r} has none")
+        self.device = device
+        self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
+        self._make()
+        lifecycle.watch(self)
+
+    cdef _make(self):
+        self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError)
+        self.map = new CPinnedMap(dereference(<CLocker*>self.locker))
+
+    def __dealloc__(self):
+        destroy(self.map, self.locker)
+
+    def lock(self, ptr, size, read_only=None, *, piece=None):
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        cdef optional[uint64_t] held = self.map.try_lock(first, count)
+        if held.has_value():
+            return dereference(held)
+        if self.closed:
+            raise PinningError(f"the map of {self.device} is closed; nothing can be locked in it")
+        cdef Access access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
+        cdef uint64_t step = 0 if piece is None else word(piece, "piece")
+        if piece is not None and step == 0:
+            raise InvalidRangeError("piece 0 locks nothing; give at least one byte, or None for one piece")
+        if count > self.largest and (step == 0 or step > self.largest):
+            step = self.largest
+        cdef CPinnedMap* map = self.map
+        cdef uint64_t device_ptr
+        with nogil:
+            device_ptr = map.lock(first, count, access, step)
+        return device_ptr
+
+    def unlock(self, ptr):
+        cdef uint64_t at = word(ptr, "address")
+        cdef CPinnedMap* map = self.map
+        if not map.try_unlock(at):
+            with nogil:
+                map.unlock(at)
+
+    def register(self, ptr, size, device_ptr):
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        cdef uint64_t device = word(device_ptr, "device pointer")
+        cdef CPinnedMap* map = self.map
+        if self.closed:
+            raise PinningError(f"the map of {self.device} is closed; nothing can be registered in it")
+        with nogil:
+            map.register_pinned(first, count, device)
+
+    def unregister(self, ptr):
+        self.map.unregister(word(ptr, "address"))
+
+    def find(self, ptr, size=1):
+        cdef uint64_t first, count
+        try:
+            first = ptr
+            count = size
+        except OverflowError:
+            return None
+        cdef optional[CRegion] found = self.map.find(first, count)
+        return wrap(dereference(found)) if found.has_value() else None
+
+    def __contains__(self, ptr):
+        cdef uint64_t at
+        try:
+            at = ptr
+        except OverflowError:
+            return False
+        return self.map.find(at, 1).has_value()
+
+    def __len__(self):
+        return self.map.size()
+
+    def __iter__(self):
+        cdef CPinnedMap* map = self.map
+        cdef vector[CRegion] found
+        with nogil:
+            found = map.regions()
+        cdef CRegion region
+        return iter([wrap(region) for region in found])
+
+    def close(self, *, wait=True):
+        cdef CPinnedMap* map = self.map
+        cdef cbool waits = wait
+        with nogil:
+            map.clear(waits)
+        self.closed = True
+
+    def _after_fork_in_child(self):
+        # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
+        self._make()
+        self.generation += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def __repr__(self):
+        name = getattr(self.device, "name", self.device)
+        return f"<PinnedMap of {name}: {'closed' if self.closed else f'{len(self)} regions'}>"
