@@ -3,9 +3,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """The page table for Python: a thin face of the C++ one. `PageTable` says what each method does."""
 
-from cpython.exc cimport PyErr_Clear, PyErr_Occurred
-from cpython.long cimport PyLong_CheckExact
-from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cython.operator cimport dereference
@@ -21,11 +18,6 @@ from pagetable.native cimport CPageTable, CRegion
 import numpy
 
 from pagetable.errors import AbsentError, OverlapError, RangeError
-
-
-cdef extern from "Python.h":
-    # Declared without Cython's own check, so that an int out of range can be an answer rather than an exception.
-    uint64_t PyLong_AsUnsignedLongLong(object) noexcept
 
 
 cdef class Region:
@@ -57,22 +49,11 @@ cdef class Region:
         return Region, (self.start, self.size, self.id)
 
 
-cdef inline bint is_address(object value, uint64_t* address) except -1:
-    """Whether `value` is an int in [0, 2**64), and then which; TypeError when it is no int."""
-    if not PyLong_CheckExact(value):
-        value = PyNumber_Index(value)
-    address[0] = PyLong_AsUnsignedLongLong(value)
-    if address[0] == <uint64_t>-1 and PyErr_Occurred():
-        PyErr_Clear()
-        return False
-    return True
-
-
 cdef uint64_t checked(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
-    cdef uint64_t address
-    if not is_address(value, &address):
-        raise RangeError(f"{what} {value} is not in [0, 2**64)")
-    return address
+    try:
+        return value
+    except OverflowError:
+        raise RangeError(f"{what} {value} is not in [0, 2**64)") from None
 
 
 cdef class PageTable:
@@ -142,25 +123,34 @@ cdef class PageTable:
         if not removed.has_value():
             raise AbsentError(f"no region starts at {start:#x}")
 
+    # An int outside [0, 2**64) is a fair question, whose answer is no.
+
     def find(self, address):
         cdef uint64_t at
-        cdef optional[CRegion] found
-        if is_address(address, &at):
-            found = self.table.find(at)
-            if found.has_value():
-                return self.wrap(dereference(found))
+        try:
+            at = address
+        except OverflowError:
+            return None
+        cdef optional[CRegion] found = self.table.find(at)
+        return self.wrap(dereference(found)) if found.has_value() else None
 
     def find_range(self, start, size):
         cdef uint64_t at, count
-        cdef optional[CRegion] found
-        if is_address(start, &at) and is_address(size, &count):
-            found = self.table.find_range(at, count)
-            if found.has_value():
-                return self.wrap(dereference(found))
+        try:
+            at = start
+            count = size
+        except OverflowError:
+            return None
+        cdef optional[CRegion] found = self.table.find_range(at, count)
+        return self.wrap(dereference(found)) if found.has_value() else None
 
     def __contains__(self, address):
         cdef uint64_t at
-        return is_address(address, &at) and self.table.contains(at)
+        try:
+            at = address
+        except OverflowError:
+            return False
+        return self.table.contains(at)
 
     def __len__(self):
         return self.table.size()
