@@ -11,6 +11,7 @@ cdef class Region:
     cdef readonly uint64_t piece
     cdef readonly uint32_t references
     cdef readonly bint external
+    cdef readonly object device
 
 
 cdef class PinnedMap:
@@ -24,3 +25,11 @@ cdef class PinnedMap:
     cdef readonly long generation
 
     cdef _make(self)
+
+
+cdef class Hold:
+    cdef PinnedMap map
+    cdef uint64_t ptr
+    cdef bint counted
+    cdef long generation
+    cdef readonly uint64_t device_ptr

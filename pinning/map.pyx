@@ -3,6 +3,7 @@
 # cython: language_level=3
 """The pinned map for Python: a thin face of the C++ one. The stub says what each method does."""
 
+cimport cython
 from cpython.object cimport PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint32_t, uint64_t
@@ -25,8 +26,11 @@ cdef class Region:
     def borders(self):
         return tuple(range(self.start + self.piece, self.end, self.piece))
 
+    def __contains__(self, ptr):
+        return self.start <= ptr < self.end
+
     def device_ptr_of(self, ptr):
-        if not self.start <= ptr < self.end:
+        if ptr not in self:
             raise InvalidRangeError(f"{ptr:#x} is not in {self!r}")
         return self.device_ptr + (ptr - self.start)
 
@@ -46,10 +50,11 @@ cdef class Region:
 
 
 cdef tuple fields(Region region):
-    return (region.start, region.size, region.device_ptr, region.piece, region.references, region.external)
+    return (region.start, region.size, region.device_ptr, region.piece, region.references, region.external,
+            id(region.device))
 
 
-cdef Region wrap(const CRegion& found):
+cdef Region wrap(const CRegion& found, object device):
     cdef Region region = Region.__new__(Region)
     region.start = found.start
     region.size = found.size
@@ -57,6 +62,7 @@ cdef Region wrap(const CRegion& found):
     region.piece = found.piece
     region.references = found.references
     region.external = found.external
+    region.device = device
     return region
 
 
@@ -132,7 +138,7 @@ cdef class PinnedMap:
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.map.find(first, count)
-        return wrap(dereference(found)) if found.has_value() else None
+        return wrap(dereference(found), self.device) if found.has_value() else None
 
     def __contains__(self, ptr):
         cdef uint64_t at
@@ -151,7 +157,7 @@ cdef class PinnedMap:
         with nogil:
             found = map.regions()
         cdef CRegion region
-        return iter([wrap(region) for region in found])
+        return iter([wrap(region, self.device) for region in found])
 
     def close(self, *, wait=True):
         cdef CPinnedMap* map = self.map
@@ -174,3 +180,34 @@ cdef class PinnedMap:
     def __repr__(self):
         name = getattr(self.device, "name", self.device)
         return f"<PinnedMap of {name}: {'closed' if self.closed else f'{len(self)} regions'}>"
+
+
+@cython.no_gc_clear
+cdef class Hold:
+    # In C, because Ctrl-C may raise between any two steps in Python: a lock just counted must have an owner already.
+
+    def __cinit__(self, PinnedMap map not None, ptr, size, read_only, piece):
+        self.map = map
+        self.ptr = word(ptr, "address")
+        self.generation = map.generation
+        self.device_ptr = map.lock(ptr, size, read_only, piece=piece)
+        self.counted = True
+
+    @property
+    def held(self):
+        return self.counted and not self.map.closed and self.generation == self.map.generation
+
+    def unlock(self):
+        if not self.held:
+            self.counted = False
+            return
+        self.counted = False  # first, so that of two threads only one unlocks
+        try:
+            self.map.unlock(self.ptr)
+        except BaseException:
+            self.counted = True
+            raise
+
+    def __dealloc__(self):
+        if self.counted:
+            self.unlock()

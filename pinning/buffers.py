@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as a buffer, and which bytes of host memory it is."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
+
+from pinning.errors import InvalidRangeError
+
+_ACCEPTED = (
+    "an object with the buffer protocol (bytes, bytearray, memoryview, mmap, NumPy array, ...), a SharedMemory, an "
+    "object with __array_interface__, data_ptr() or DLPack on the CPU, or a pair (address, size)"
+)
+_TOP = 1 << 64
+# Device types of DLPack whose memory is the host's: CPU, and what CUDA and ROCm allocate pinned.
+_DLPACK_HOST = (1, 3, 11)
+# These export the few bytes that hold the address, which nobody wants to lock.
+_POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
+
+
+class HostBuffer(NamedTuple):
+    """A range of host memory.
+
+    Attributes
+    ----------
+    ptr : int
+        Address of the lowest byte.
+    size : int
+        Bytes, at least 1.
+    read_only : bool or None
+        Whether the object forbids writing; None when it does not say.
+    owner : object
+        As long as this is referenced the object stays alive, and one with the buffer protocol can be neither resized
+        nor closed. None for an ``(address, size)`` pair, whose memory the caller keeps.
+    """
+
+    ptr: int
+    size: int
+    read_only: bool | None
+    owner: object
+
+
+def resolve(buffer: object, size: int | None = None) -> HostBuffer:
+    """Find the bytes that a buffer occupies.
+
+    A view with gaps (sliced with a step, transposed, of negative strides) is the whole span from its lowest to its
+    highest byte, with what lies between.
+
+    Parameters
+    ----------
+    buffer : object
+        Anything with the buffer protocol, read-only or not; a `multiprocessing.shared_memory.SharedMemory`; an object
+        with ``__array_interface__``, ``data_ptr()`` (a CPU tensor) or DLPack on the CPU; or a pair
+        ``(address, size)`` of integers.
+    size : int, optional
+        Take the first `size` bytes, counted from the lowest one. Needed where the object does not know its size.
+
+    Raises
+    ------
+    InvalidRangeError
+        No range of host memory: empty, null, past the top of the address space, closed, released or on a device; or
+        `size` is larger than the buffer.
+    TypeError
+        The object is no buffer.
+    """
+    whole = _whole(buffer, size)
+    if size is None:
+        return whole
+    if not 0 < (wanted := _integer(size, "size")) <= whole.size:
+        raise InvalidRangeError(f"size is {wanted}; it must lie between 1 and the buffer's {whole.size} bytes")
+    return whole._replace(size=wanted)
+
+
+def _whole(buffer: object, size: int | None) -> HostBuffer:
+    if isinstance(buffer, _POINTERS):
+        raise TypeError(f"{type(buffer).__name__} does not say how much it points to; pass a pair (address, size)")
+    try:
+        return _exported(buffer)
+    except TypeError:
+        pass  # No buffer protocol: the others follow.
+    if isinstance(buffer, tuple) and len(buffer) == 2:
+        return _checked(_integer(buffer[0], "address"), _integer(buffer[1], "size"), None, None)
+    if _is_shared_memory(buffer):
+        return _of_shared_memory(buffer)
+    if hasattr(buffer, "__array_interface__"):
+        return _of_array_interface(buffer)
+    if callable(getattr(buffer, "data_ptr", None)):
+        return _of_data_ptr(buffer, size)
+    if hasattr(buffer, "__dlpack_device__"):
+        return _of_dlpack(buffer)
+    if hasattr(buffer, "__cuda_array_interface__"):
+        _refuse_device_memory(buffer, "it has __cuda_array_interface__")
+    raise TypeError(f"{type(buffer).__name__} is no buffer; pass {_ACCEPTED}")
+
+
+class _Export(ctypes.Structure):
+    """CPython's ``Py_buffer``. From when it is filled until it is collected, the exporter keeps the memory in place."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("internal", ctypes.c_void_p),
+    )
+
+    # As a default argument it outlives the module's globals when the interpreter exits.
+    def __del__(self, release: Any = ctypes.pythonapi.PyBuffer_Release) -> None:
+        release(self)
+
+
+_fill = ctypes.pythonapi.PyObject_GetBuffer
+_fill.argtypes = (ctypes.py_object, ctypes.POINTER(_Export), ctypes.c_int)
+ctypes.pythonapi.PyBuffer_Release.argtypes = (ctypes.POINTER(_Export),)
+ctypes.pythonapi.PyBuffer_Release.restype = None
+# Shape and strides, read-only allowed. Without a format, which NumPy cannot give for every dtype.
+_PYBUF_STRIDES = 0x0018
+
+
+def _exported(buffer: object) -> HostBuffer:
+    export = _Export()
+    try:
+        _fill(buffer, export, _PYBUF_STRIDES)
+    except (ValueError, BufferError) as error:
+        raise _no_access(buffer, error) from error
+    ptr, size, dimensions = export.buf or 0, export.len, export.ndim
+    if size and export.strides:
+        ptr, size = _span(ptr, export.shape[:dimensions], export.strides[:dimensions], export.itemsize)
+    return _checked(ptr, size, bool(export.readonly), export)
+
+
+def _span(ptr: int, shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
+    """Lowest address and size in bytes of what an array touches; no length is 0, strides are in bytes."""
+    below, above = 0, itemsize
+    for length, stride in zip(shape, strides, strict=True):
+        if stride < 0:
+            below += (length - 1) * stride
+        else:
+            above += (length - 1) * stride
+    return ptr + below, above - below
+
+
+def _is_shared_memory(buffer: object) -> bool:
+    # Who has one has imported the module; nobody else should pay for that.
+    module = sys.modules.get("multiprocessing.shared_memory")
+    return module is not None and isinstance(buffer, module.SharedMemory)
+
+
+def _of_shared_memory(memory: Any) -> HostBuffer:
+    if memory.buf is None:
+        raise InvalidRangeError(f"the SharedMemory {memory.name!r} is closed")
+    return _exported(memory.buf)
+
+
+def _of_array_interface(buffer: object) -> HostBuffer:
+    import numpy
+
+    try:
+        array = numpy.asarray(buffer)
+    except (TypeError, ValueError) as error:
+        raise _no_access(buffer, error) from error
+    return _exported(array)
+
+
+def _of_data_ptr(tensor: Any, size: int | None) -> HostBuffer:
+    device = getattr(tensor, "device", "cpu")
+    kind = getattr(device, "type", device)
+    if getattr(tensor, "is_cuda", False) is True or (isinstance(kind, str) and kind.partition(":")[0] != "cpu"):
+        _refuse_device_memory(tensor, f"its device is {device}")
+    try:
+        ptr = _integer(tensor.data_ptr(), "address")
+    except RuntimeError as error:  # What torch raises for a sparse tensor.
+        raise _no_access(tensor, error) from error
+    if hasattr(tensor, "stride") and hasattr(tensor, "element_size"):
+        shape, itemsize = tuple(tensor.shape), tensor.element_size()
+        if 0 in shape:
+            return _checked(ptr, 0, None, tensor)
+        strides = [stride * itemsize for stride in tensor.stride()]
+        return _checked(*_span(ptr, shape, strides, itemsize), None, tensor)
+    bytes_held = getattr(tensor, "nbytes", size)
+    if callable(bytes_held):
+        bytes_held = bytes_held()
+    if bytes_held is None:
+        raise InvalidRangeError(f"this {type(tensor).__name__} has no nbytes; pass size=")
+    return _checked(ptr, _integer(bytes_held, "size"), None, tensor)
+
+
+def _of_dlpack(buffer: Any) -> HostBuffer:
+    import numpy
+
+    device = buffer.__dlpack_device__()[0]
+    if device not in _DLPACK_HOST:
+        _refuse_device_memory(buffer, f"its DLPack device type is {int(device)}")
+    try:
+        array = numpy.from_dlpack(buffer)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise _no_access(buffer, error) from error
+    whole = _exported(array)
+    # DLPack before 1.0 has no read-only flag, and NumPy then takes the careful side.
+    return whole._replace(read_only=None) if whole.read_only else whole
+
+
+def _checked(ptr: int, size: int, read_only: bool | None, owner: object) -> HostBuffer:
+    if size == 0:
+        raise InvalidRangeError("the buffer is empty; a lock needs at least 1 byte")
+    if ptr == 0:
+        raise InvalidRangeError("the buffer's address is null; was its memory freed, or is it not the host's?")
+    if size < 0 or ptr < 0 or ptr + size > _TOP:
+        raise InvalidRangeError(
+            f"address {ptr:#x} with size {size} is no range; both must be positive and end below 2**64"
+        )
+    return HostBuffer(ptr, size, read_only, owner)
+
+
+def _integer(value: object, what: str) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidRangeError(f"{what} must be an integer, not {type(value).__name__}") from None
+
+
+def _refuse_device_memory(buffer: object, why: str) -> NoReturn:
+    raise InvalidRangeError(
+        f"this {type(buffer).__name__} is device memory ({why}), which needs no lock; only host memory is locked"
+    )
+
+
+def _no_access(buffer: object, error: Exception) -> InvalidRangeError:
+    return InvalidRangeError(f"this {type(buffer).__name__} gives no access to its memory: {error}")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugins that are installed, the devices they find, and one map for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+from pinning.errors import PluginUnavailableError
+from pinning.map import PinnedMap
+from pinning.plugin import ENTRY_POINT_GROUP, Device, Plugin
+
+HOST = "host"
+
+
+class PluginReport(NamedTuple):
+    """What became of an installed plugin.
+
+    Attributes
+    ----------
+    name : str
+        Of its entry point.
+    devices : tuple of Device
+        Those present.
+    problem : str or None
+        Why there are none.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    problem: str | None
+
+
+@cache
+def plugins() -> tuple[PluginReport, ...]:
+    """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once."""
+    found = [_report(entry.name, entry.load) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    return tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
+
+
+def devices() -> list[Device]:
+    """All devices of all plugins, the host last."""
+    return [device for report in plugins() for device in report.devices]
+
+
+def device(name: str) -> Device:
+    """The device of this name, such as ``"cuda:0"``; ``"cuda"`` is the first of its plugin.
+
+    Raises
+    ------
+    PluginUnavailableError
+        There is none; the message says why, or which there are.
+    """
+    plugin_name, _, index = name.partition(":")
+    wanted = f"{plugin_name}:{index or 0}"
+    for found in devices():
+        if found.name == wanted:
+            return found
+    problem = next((report.problem for report in plugins() if report.name == plugin_name and report.problem), None)
+    present = ", ".join(found.name for found in devices())
+    raise PluginUnavailableError(f"there is no device {name!r}: {problem or f'those present are {present}'}")
+
+
+def default_device() -> Device:
+    """The first device that is not the host, or else the host."""
+    return devices()[0]
+
+
+def pinned_map(on: Device | str | None = None) -> PinnedMap:
+    """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand."""
+    found = default_device() if on is None else device(on) if isinstance(on, str) else on
+    return _map_of(found)
+
+
+def pinned_maps() -> list[PinnedMap]:
+    """The maps made so far, in the order of their first use."""
+    return list(_maps.values())
+
+
+_maps: dict[int, PinnedMap] = {}  # by id of the device, which its map keeps alive; a device need not be hashable
+
+
+def _map_of(found: Device) -> PinnedMap:
+    known = _maps.get(id(found))
+    return known if known is not None else _maps.setdefault(id(found), PinnedMap(found))
+
+
+def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:
+    try:
+        plugin = load()
+        present = tuple(plugin.device(index) for index in range(plugin.device_count()))
+    except PluginUnavailableError as error:
+        return PluginReport(name, (), str(error))
+    except Exception as error:  # a broken plugin must not take the others down
+        return PluginReport(name, (), f"{type(error).__name__}: {error}")
+    return PluginReport(name, present, None if present else "it finds no device")

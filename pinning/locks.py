@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks for people: of any buffer, as handles that keep the buffer alive and clean up after themselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from types import TracebackType
+from typing import Self
+from weakref import WeakValueDictionary
+
+from pinning.buffers import HostBuffer, resolve
+from pinning.devices import pinned_map, pinned_maps
+from pinning.errors import NotLockedError
+from pinning.map import Hold, PinnedMap, Region
+from pinning.plugin import Device
+from pinning.populate import is_resident, populate
+from pinning.room import check_room
+
+_open: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # the locks that are held, oldest first
+_serial = count()
+
+
+class Lock:
+    """One lock of one buffer. Made by `lock`; a context manager, which unlocks at the end.
+
+    While it is held the buffer's owner is kept alive, and cannot be resized or closed. A lock that is dropped while
+    held warns (ResourceWarning) and unlocks. In a child process after fork it is not held: page locks stay with the
+    parent.
+
+    Attributes
+    ----------
+    host_ptr, device_ptr : int
+        Where the buffer's first byte is, for the host and for the device.
+    size : int
+        Bytes.
+    device : Device
+        Where it is locked.
+    """
+
+    def __init__(self, on: PinnedMap, buffer: HostBuffer, read_only: bool | None, piece: int | None) -> None:
+        self._map = on
+        self._hold = Hold(on, buffer.ptr, buffer.size, read_only, piece)
+        self._owner = buffer.owner
+        self.host_ptr = buffer.ptr
+        self.size = buffer.size
+        self.device: Device = on.device
+        self._serial = next(_serial)
+        _open[self._serial] = self
+
+    @property
+    def device_ptr(self) -> int:
+        return self._hold.device_ptr
+
+    @property
+    def held(self) -> bool:
+        """Whether it is still locked by this handle, in this process."""
+        return self._hold.held
+
+    @property
+    def region(self) -> Region | None:
+        """The locked region that holds the buffer, perhaps larger than it; None once unlocked."""
+        return self._map.find(self.host_ptr, self.size) if self.held else None
+
+    def unlock(self) -> None:
+        """Give up this lock; the last one of its region unlocks the memory. Nothing happens the second time.
+
+        Raises
+        ------
+        VendorError
+            The vendor refused; the lock is still held and can be unlocked again.
+        """
+        self._hold.unlock()
+        _open.pop(self._serial, None)
+        self._owner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.unlock()
+
+    def __del__(self) -> None:
+        hold: Hold | None = getattr(self, "_hold", None)  # absent when the lock was refused
+        if hold is not None and hold.held:
+            warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
+            hold.unlock()
+
+    def __repr__(self) -> str:
+        state = "" if self.held else ", unlocked"
+        device = getattr(self.device, "name", self.device)
+        return f"<Lock of [{self.host_ptr:#x}, {self.host_ptr + self.size:#x}), {self.size} bytes, on {device}{state}>"
+
+
+def lock(
+    buffer: object,
+    size: int | None = None,
+    *,
+    device: Device | str | None = None,
+    read_only: bool | None = None,
+    piece: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Lock:
+    """Lock a buffer's memory for a device, or count one more lock of memory that is locked already.
+
+    Before the device's vendor is called, the room is checked and the pages are brought into memory in pieces, so that
+    Ctrl-C works meanwhile and leaves nothing locked.
+
+    Parameters
+    ----------
+    buffer : object
+        What to lock: anything with the buffer protocol (bytes, bytearray, memoryview, mmap, array, NumPy arrays of any
+        strides), SharedMemory, CPU tensors, DLPack on the CPU, ``__array_interface__``, or ``(address, size)``. A view
+        with gaps is locked from its lowest to its highest byte.
+    size : int, optional
+        Only the first `size` bytes.
+    device : Device or str, optional
+        Such as ``"cuda:0"``; the first that is not the host by default.
+    read_only : bool, optional
+        Whether the device may only read it; by default as the buffer and its mapping say.
+    piece : int, optional
+        Lock in pieces of so many bytes. A GPU stands still while memory is locked, about 25 ms a GiB: pieces bound
+        that. But other libraries' copies that cross a border between pieces then fail.
+    progress : callable, optional
+        ``progress(done, total)`` in bytes, while the pages are brought in.
+
+    Returns
+    -------
+    Lock
+        Keep it: dropping it unlocks.
+
+    Raises
+    ------
+    TypeError
+        It is no buffer.
+    InvalidRangeError
+        Empty, null, closed, freed or device memory.
+    PartialOverlapError
+        It shares bytes with a locked region without lying inside it.
+    LockLimitError
+        Too much for this machine's limits.
+    VendorError
+        The vendor refused.
+    """
+    found = resolve(buffer, size)
+    on = pinned_map(device)
+    # Where either end is in a locked region, the map has the answer: one more lock, or an overlap.
+    if found.ptr not in on and found.ptr + found.size - 1 not in on and not on.closed:
+        resident = is_resident(found.ptr, found.size)
+        check_room(found.size, on.device, resident)
+        populate(found.ptr, found.size, progress=progress)
+    return Lock(on, found, found.read_only if read_only is None else read_only, piece)
+
+
+def unlock(buffer: object, *, device: Device | str | None = None) -> None:
+    """Give up the youngest lock of a buffer: of exactly its bytes, or else of any in the same region.
+
+    Parameters
+    ----------
+    buffer : object
+        A `Lock`, anything that `lock` takes, or an address.
+    device : Device or str, optional
+        Where it is locked; anywhere by default.
+
+    Raises
+    ------
+    NotLockedError
+        It is not locked.
+    """
+    if isinstance(buffer, Lock):
+        buffer.unlock()
+        return
+    ptr, size = _range(buffer)
+    for on in pinned_maps() if device is None else [pinned_map(device)]:
+        region = on.find(ptr)
+        if region is None:
+            continue
+        there = [held for held in reversed(list(_open.values())) if held._map is on and held.host_ptr in region]
+        exact = [held for held in there if (held.host_ptr, held.size) == (ptr, size)]
+        for held in exact + there:
+            held.unlock()
+            return
+        on.unlock(ptr)  # locked through the map itself
+        return
+    raise NotLockedError(f"no locked region holds {ptr:#x}")
+
+
+@contextmanager
+def locked(
+    *buffers: object, device: Device | str | None = None, read_only: bool | None = None
+) -> Iterator[tuple[Lock, ...]]:
+    """Lock several buffers for the length of a ``with`` block: all of them or none."""
+    with ExitStack() as stack:
+        yield tuple(stack.enter_context(lock(each, device=device, read_only=read_only)) for each in buffers)
+
+
+def is_locked(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> bool:
+    """Whether one locked region holds all of a buffer (or the bytes at an address), so that its copies are fast."""
+    return find(buffer, size, device=device) is not None
+
+
+def find(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> Region | None:
+    """The locked region that holds all of a buffer, or all `size` bytes (1 by default) at an address.
+
+    Parameters
+    ----------
+    buffer : object
+        Anything that `lock` takes, or an address.
+    device : Device or str, optional
+        Where to look; in the maps of all devices by default.
+    """
+    ptr, length = _range(buffer, size)
+    for on in pinned_maps() if device is None else [pinned_map(device)]:
+        region = on.find(ptr, length)
+        if region is not None:
+            return region
+    return None
+
+
+def regions(device: Device | str | None = None) -> list[Region]:
+    """All locked regions of a device, or of all devices, in address order for each."""
+    return [region for on in (pinned_maps() if device is None else [pinned_map(device)]) for region in on]
+
+
+def _range(buffer: object, size: int | None = None) -> tuple[int, int]:
+    if isinstance(buffer, int):
+        return buffer, 1 if size is None else size
+    found = resolve(buffer, size)
+    return found.ptr, found.size

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Protocol, Self, SupportsIndex
+
+class _Device(Protocol):
+    def data_lock(self, ptr: int, size: int, read_only: bool | None, /) -> int: ...
+    def data_unlock(self, ptr: int, /) -> None: ...
+    def is_pinned_ptr(self, ptr: int, /) -> tuple[int, int, int] | None: ...
+
+class Region:
+    """A locked region, as it was when asked for.
+
+    Attributes
+    ----------
+    start, end, size : int
+        The half-open byte range ``[start, end)``.
+    device_ptr : int
+        Device-accessible address of `start`.
+    piece : int
+        Bytes that one vendor call locked; `size` when one call locked all.
+    references : int
+        Locks held. 0 for a registration that nobody has locked.
+    external : bool
+        Pinned by someone else, and so never unlocked by this map.
+    device : Device
+    """
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def device_ptr(self) -> int: ...
+    @property
+    def piece(self) -> int: ...
+    @property
+    def references(self) -> int: ...
+    @property
+    def external(self) -> bool: ...
+    @property
+    def device(self) -> Any: ...
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Host addresses where one vendor registration ends and the next begins, which no single copy may cross."""
+
+    def device_ptr_of(self, ptr: int) -> int:
+        """The device-accessible address of host address `ptr`."""
+
+    def __contains__(self, ptr: int) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class PinnedMap:
+    """The locked host memory of one device, counted.
+
+    Lookups take no lock. The device is called without one: a slow call delays neither lookups nor the locks of other
+    ranges, and threads that lock the same range at once make one call. After fork the child's map is empty.
+
+    Parameters
+    ----------
+    device : object
+        Anything with ``data_lock(ptr, size, read_only)``, ``data_unlock(ptr)`` and ``is_pinned_ptr(ptr)``, see
+        `pinning.plugin.Device`. What these raise reaches the caller unchanged.
+    """
+
+    def __init__(self, device: _Device) -> None: ...
+    @property
+    def device(self) -> Any: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def generation(self) -> int:
+        """How many times this process was forked since the map was made."""
+
+    def lock(self, ptr: int, size: int, read_only: bool | None = None, *, piece: int | None = None) -> int:
+        """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes, of any alignment.
+        read_only : bool, optional
+            Whether the mapping may be read only; None when not known.
+        piece : int, optional
+            Bytes that one vendor call may take.
+
+        Returns
+        -------
+        int
+            The device-accessible address of `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError
+            Null, empty, negative or past the top of the address space.
+        PartialOverlapError
+            It shares bytes with a region without lying inside it. Nothing has changed, no vendor call was made.
+        """
+
+    def unlock(self, ptr: int) -> None:
+        """Count one lock less of the region around `ptr`; the last one unlocks it.
+
+        Raises
+        ------
+        NotLockedError
+            No lock is held there.
+        """
+
+    def register(self, ptr: int, size: int, device_ptr: int) -> None:
+        """Enter memory that its owner has pinned: found like any other, never unlocked by this map.
+
+        Raises
+        ------
+        InvalidRangeError, PartialOverlapError
+            As for `lock`; any byte that is in the map already is an overlap.
+        """
+
+    def unregister(self, ptr: int) -> None:
+        """Take back the `register` of the region around `ptr`.
+
+        Raises
+        ------
+        NotLockedError
+            No registered region holds `ptr`.
+        StillLockedError
+            Someone holds a lock in it; nothing has changed.
+        """
+
+    def find(self, ptr: SupportsIndex, size: SupportsIndex = 1) -> Region | None:
+        """The region that holds every byte of ``[ptr, ptr + size)``."""
+
+    def __contains__(self, ptr: SupportsIndex) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Region]:
+        """All regions in address order, as of the call."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """Unlock everything, however often it is locked; the map then takes no more.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait for locks that other threads are in the middle of.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def _after_fork_in_child(self) -> None: ...
+
+class Hold:
+    """One counted lock of a map, taken when made and given up by `unlock`, or when it is collected."""
+
+    def __init__(self, map: PinnedMap, ptr: int, size: int, read_only: bool | None, piece: int | None) -> None: ...
+    @property
+    def device_ptr(self) -> int: ...
+    @property
+    def held(self) -> bool: ...
+    def unlock(self) -> None: ...

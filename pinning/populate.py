@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Touch the pages of a range before it is locked.
+
+Most of the time that a lock of fresh memory takes goes into bringing its pages in. Done here, in pieces, it can be
+interrupted and watched; done by the lock, neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pinning.errors import InvalidRangeError, LockLimitError
+
+PIECE = 16 << 20
+_PAGE = mmap.PAGESIZE
+_WINDOWS, _WINDOW = 32, 64 * _PAGE
+_HUGE_PAGE = 2 << 20
+_MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
+_IOV_MAX = 1024
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.process_vm_readv.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
+
+
+class _Mapping(NamedTuple):
+    start: int
+    end: int
+    access: bytes
+    anonymous: bool
+
+
+def populate(ptr: int, size: int, *, progress: Callable[[int, int], object] | None = None, piece: int = PIECE) -> None:
+    """Bring the pages of a range into memory, as huge pages where the system allows that; contents stay as they are.
+
+    Returns at once when the pages seem to be there (see `is_resident`). Other threads may use the memory meanwhile.
+    Between two pieces a KeyboardInterrupt can come through; what was touched until then stays touched.
+
+    Parameters
+    ----------
+    ptr, size : int
+        A host range in bytes.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes, after each piece; the last time with ``done == total``. What it
+        raises ends the work and reaches the caller.
+    piece : int, optional
+        Bytes to touch at a time, rounded up to pages.
+
+    Raises
+    ------
+    InvalidRangeError
+        Some of the range is not mapped, not readable or past the end of its file.
+    LockLimitError
+        Memory ran out.
+    """
+    if piece < 1:
+        raise ValueError(f"piece is {piece}; it must be at least 1 byte")
+    if not is_resident(ptr, size):
+        start, end = _pages(ptr, size)
+        step = -(-piece // _PAGE) * _PAGE
+        for mapping in _mappings(start, end):
+            if mapping.anonymous and mapping.end - mapping.start >= _HUGE_PAGE:
+                _libc.madvise(mapping.start, mapping.end - mapping.start, _MADV_HUGEPAGE)  # A hint: it may fail.
+            for low in range(mapping.start, mapping.end, step):
+                high = min(low + step, mapping.end)
+                _touch(low, high, mapping.access)
+                if progress and high < end:
+                    progress(high - ptr, size)
+    if progress:
+        progress(size, size)
+
+
+def is_resident(ptr: int, size: int) -> bool:
+    """Whether the pages of a range seem to be in memory; in a large range only samples are looked at.
+
+    Pages of a file count as soon as they are cached, also where a private mapping has yet to copy them. Of a file
+    that this user may not write the kernel says that all of it is cached.
+
+    Raises
+    ------
+    InvalidRangeError
+        A page that was looked at is not mapped.
+    """
+    start, end = _pages(ptr, size)
+    if end - start <= _WINDOWS * _WINDOW:
+        return _window_is_resident(start, end - start)
+    last = (end - start - _WINDOW) // _PAGE
+    windows = (start + last * window // (_WINDOWS - 1) * _PAGE for window in range(_WINDOWS))
+    return all(_window_is_resident(window, _WINDOW) for window in windows)
+
+
+def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
+    """When the kernel gives huge pages to ordinary memory: ``"always"``, ``"madvise"`` (if asked to) or ``"never"``."""
+    try:
+        modes = setting.read_text()
+    except OSError:
+        return "never"
+    return modes.partition("[")[2].partition("]")[0]
+
+
+def _pages(ptr: int, size: int) -> tuple[int, int]:
+    return ptr & -_PAGE, (ptr + size + _PAGE - 1) & -_PAGE
+
+
+def _window_is_resident(start: int, size: int) -> bool:
+    residence = ctypes.create_string_buffer(size // _PAGE)
+    if _libc.mincore(start, size, residence) == 0:
+        return b"\0" not in residence.raw
+    if ctypes.get_errno() == errno.ENOMEM:
+        raise _not_mapped(start, start + size)
+    return False  # mincore is not to be had here, such as in a sandbox.
+
+
+def _not_mapped(start: int, end: int) -> InvalidRangeError:
+    return InvalidRangeError(f"not mapped: some of [{start:#x}, {end:#x}); was its owner freed?")
+
+
+def _mappings(start: int, end: int) -> list[_Mapping]:
+    """The mappings that make up a range, each cut to it."""
+    found = []
+    reached = start
+    with Path("/proc/self/maps").open("rb") as maps:
+        for line in maps:
+            addresses, access, _, _, inode = line.split(maxsplit=5)[:5]
+            low, high = (int(address, 16) for address in addresses.split(b"-"))
+            if high <= reached:
+                continue
+            if low > reached or reached == end:
+                break
+            found.append(_Mapping(reached, min(high, end), access, inode == b"0"))
+            reached = found[-1].end
+    if reached < end:
+        raise _not_mapped(start, end)
+    return found
+
+
+def _touch(start: int, end: int, access: bytes) -> None:
+    # A lock breaks copy-on-write, so private pages are touched by a write, which makes the copy. Shared pages are
+    # only read: a write would make the kernel write the whole file back.
+    private_writable = access[1:2] == b"w" and access[3:4] == b"p"
+    if _libc.madvise(start, end - start, _MADV_POPULATE_WRITE if private_writable else _MADV_POPULATE_READ) == 0:
+        return
+    code = ctypes.get_errno()
+    if code == errno.ENOMEM:
+        _window_is_resident(start, end - start)  # Raises if it is for a page that is not mapped.
+        raise LockLimitError(f"memory ran out while [{start:#x}, {end:#x}) was brought in; free some, or lock less")
+    if code == errno.EFAULT or access.startswith(b"--"):
+        raise InvalidRangeError(
+            f"some of [{start:#x}, {end:#x}) cannot be brought into memory: it is not readable, or its file is shorter "
+            "than the mapping"
+        )
+    # Linux before 5.14, or a mapping that refuses. Where a read would not make the copy, leave it to the lock.
+    if not private_writable:
+        _read_each_page(start, end)
+
+
+def _read_each_page(start: int, end: int) -> None:
+    # The kernel reads, so that a page that cannot be read stops this instead of raising a signal.
+    sink = ctypes.create_string_buffer(_IOV_MAX)
+    into = array("Q", (ctypes.addressof(sink), _IOV_MAX))
+    for low in range(start, end, _IOV_MAX * _PAGE):
+        pages = range(low, min(low + _IOV_MAX * _PAGE, end), _PAGE)
+        each = array("Q", (word for page in pages for word in (page, 1)))
+        _libc.process_vm_readv(os.getpid(), into.buffer_info()[0], 1, each.buffer_info()[0], len(pages), 0)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA GPUs: memory locked through the CUDA driver. Importing this needs neither the driver nor cuda-bindings."""
+
+from __future__ import annotations
+
+from pinning.errors import PluginUnavailableError
+from pinning_cuda.device import CudaDevice
+from pinning_cuda.driver import call, initialise
+
+__all__ = ["CudaDevice", "plugin"]
+
+
+class CudaPlugin:
+    """The `pinning.plugin.Plugin` of the CUDA driver."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._devices: dict[int, CudaDevice] = {}
+
+    def device_count(self) -> int:
+        """Number of GPUs that this process may use, at least 1.
+
+        Raises
+        ------
+        PluginUnavailableError
+            cuda-bindings, the driver or a GPU is missing, or this process is a fork of one that uses CUDA.
+        """
+        initialise()
+        (count,) = call("cuDeviceGetCount")
+        return int(count)
+
+    def device(self, index: int) -> CudaDevice:
+        """The GPU `index`, in the driver's order; the same object each time.
+
+        Raises
+        ------
+        PluginUnavailableError
+            As `device_count`, or there is no such GPU.
+        """
+        count = self.device_count()
+        if not 0 <= index < count:
+            raise PluginUnavailableError(f"there is no cuda:{index}: this process sees {count}, from cuda:0 on")
+        if index not in self._devices:
+            self._devices.setdefault(index, CudaDevice(index))
+        return self._devices[index]
+
+
+plugin = CudaPlugin()

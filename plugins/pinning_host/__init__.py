@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host as a device: memory is locked by mlock, so that the kernel never pages it out.
+
+To write a plugin for another vendor, copy this package and replace its parts:
+
+- ``__init__.py`` names the plugin and its devices (`pinning.plugin.Plugin`);
+- ``device.py`` follows the rules of a device (`pinning.plugin.Device`);
+- ``kernel.py`` makes the vendor's calls, here those of the Linux kernel;
+- ``page_counts.py`` is for mlock alone, whose locks do not nest. A vendor that counts needs nothing like it.
+"""
+
+from __future__ import annotations
+
+from pinning.errors import PluginUnavailableError
+from pinning_host.device import HostDevice
+
+
+class HostPlugin:
+    """Every machine has one host, and the host is one device."""
+
+    name = "host"
+
+    def __init__(self) -> None:
+        self._device = HostDevice("host:0")
+
+    def device_count(self) -> int:
+        """Always 1."""
+        return 1
+
+    def device(self, index: int) -> HostDevice:
+        """The host device, `index` 0."""
+        if index != 0:
+            raise PluginUnavailableError(f"there is no device host:{index}; the only one is host:0")
+        return self._device
+
+
+plugin = HostPlugin()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in driver, and files to map, for the tests of pinning_cuda."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.extend([str(HERE), str(HERE.parent)])
+
+from mapped_memory import PAGE, Memory  # noqa: E402
+from standins import libcuda  # noqa: E402
+
+
+@pytest.fixture
+def file_memory(tmp_path: Path) -> Callable[[int, int], Memory]:
+    """Maps a file of two pages, with the given protection and flags."""
+    path = tmp_path / "file of pages"
+    path.write_bytes(b"x" * 2 * PAGE)
+
+    def map_file(prot: int, flags: int) -> Memory:
+        with open(path, "r+b") as file:
+            return Memory(2, prot, flags, file.fileno())
+
+    return map_file
+
+
+@pytest.fixture(scope="session")
+def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stand-in libcuda.so.1 is, for programs started with `libcuda.environment`."""
+    pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
+    try:
+        return libcuda.build(tmp_path_factory.mktemp("libcuda"))
+    except libcuda.MissingError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def standin(tmp_path: Path) -> Iterator[libcuda.StandIn]:
+    """The stand-in that is this process's driver. A test leaves nothing registered."""
+    standin = libcuda.StandIn(tmp_path / "calls")
+    standin.configure()
+    yield standin
+    assert standin.registrations() == set()

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin and its devices: names, limits, contexts, and copies through the device.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+from cuda.bindings import driver as cuda
+from mapped_memory import PAGE, Memory
+from pinning.errors import PluginUnavailableError, VendorError
+from pinning.plugin import CopyDevice, LimitedDevice
+from pinning_cuda import CudaDevice, plugin
+from standins.libcuda import StandIn
+
+DEVICE = plugin.device(0)
+
+
+def test_devices_are_named_and_stay_the_same(standin: StandIn) -> None:
+    assert plugin.name == "cuda"
+    assert plugin.device_count() == 4
+    assert [plugin.device(i).name for i in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert plugin.device(2) is plugin.device(2)
+    assert plugin.device(2).description == "Stand-in 2"
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_a_device_that_is_not_there(standin: StandIn, index: int) -> None:
+    with pytest.raises(PluginUnavailableError, match=f"no cuda:{index}.*sees 4"):
+        plugin.device(index)
+
+
+def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
+    assert isinstance(DEVICE, LimitedDevice)
+    assert isinstance(DEVICE, CopyDevice)
+    assert DEVICE.lock_limit() is None
+    assert DEVICE.largest_lock == 1 << 38
+
+
+def test_a_gpu_without_read_only_registration_is_not_asked_for_it(standin: StandIn) -> None:
+    standin.configure("no_read_only")
+    device = CudaDevice(0)
+    memory = Memory(1)
+    memory.protect(0, 1)  # PROT_READ
+    device.data_lock(memory.ptr, PAGE, True)
+    (register,) = standin.calls("cuMemHostRegister")
+    assert register.endswith(" 3")
+    device.data_unlock(memory.ptr)
+
+
+def test_a_thread_without_a_context_locks_and_is_left_without(standin: StandIn) -> None:
+    memory = Memory(1)
+    seen: list[int] = []
+
+    def work() -> None:
+        DEVICE.data_lock(memory.ptr, PAGE, False)
+        seen.append(int(cuda.cuCtxGetCurrent()[1]))
+        DEVICE.data_unlock(memory.ptr)
+        seen.append(int(cuda.cuCtxGetCurrent()[1]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0, 0]
+
+
+def test_another_librarys_context_is_left_current(standin: StandIn) -> None:
+    memory = Memory(1)
+    (_, theirs) = cuda.cuDevicePrimaryCtxRetain(3)
+    cuda.cuCtxPushCurrent(theirs)
+    there = DEVICE.allocate(PAGE)
+    for act in (
+        lambda: DEVICE.data_lock(memory.ptr, PAGE, False),
+        lambda: DEVICE.data_unlock(memory.ptr),
+        lambda: DEVICE.copy(there, memory.ptr, PAGE),
+        lambda: DEVICE.free(there),
+    ):
+        standin.configure()
+        act()
+        (ours,) = {call.split()[1] for call in standin.calls("cuCtxPushCurrent")}
+        assert int(ours, 16) != int(theirs)
+        assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    with pytest.raises(VendorError):
+        DEVICE.data_unlock(memory.ptr)
+    assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(3)
+
+
+def test_the_context_is_retained_once_however_many_threads_begin(standin: StandIn) -> None:
+    device, memory = CudaDevice(2), Memory(2)
+    standin.configure("delay=cuDevicePrimaryCtxRetain:60000")
+    threads = [
+        threading.Thread(target=device.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)
+        for i in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(standin.calls("cuDevicePrimaryCtxRetain")) < 2:
+        pass
+    standin.configure()
+    for thread in threads:
+        thread.join()
+    assert len(standin.calls("cuDevicePrimaryCtxRelease")) == 1
+    for i in (0, 1):
+        device.data_unlock(memory.ptr + i * PAGE)
+    assert standin.calls("cuDevicePrimaryCtxRetain") == []
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_bytes_go_to_the_device_and_come_back(standin: StandIn, locked: bool) -> None:
+    source, target = Memory(1), Memory(1)
+    data = bytes(range(256)) * (PAGE // 256)
+    ctypes.memmove(source.ptr, data, PAGE)
+    if locked:
+        DEVICE.data_lock(source.ptr, PAGE, False)
+        DEVICE.data_lock(target.ptr, PAGE, False)
+    there = DEVICE.allocate(PAGE)
+    DEVICE.copy(there, source.ptr, PAGE)
+    DEVICE.copy(target.ptr, there, PAGE)
+    DEVICE.free(there)
+    assert ctypes.string_at(target.ptr, PAGE) == data
+    if locked:
+        DEVICE.data_unlock(source.ptr)
+        DEVICE.data_unlock(target.ptr)
+
+
+def test_a_copy_across_the_border_of_a_lock_is_refused_as_the_driver_does(standin: StandIn) -> None:
+    memory = Memory(2)
+    there = DEVICE.allocate(2 * PAGE)
+    DEVICE.data_lock(memory.ptr, PAGE, False)
+    with pytest.raises(VendorError) as raised:
+        DEVICE.copy(there, memory.ptr, 2 * PAGE)
+    assert (raised.value.call, raised.value.code) == ("cuMemcpy", 1)
+    DEVICE.data_unlock(memory.ptr)
+    DEVICE.free(there)

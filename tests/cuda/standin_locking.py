@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locking and unlocking through `CudaDevice`: results, flags, refusals.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from mapped_memory import PAGE, READ_WRITE, Memory
+from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
+from pinning_cuda import plugin
+from standins.libcuda import StandIn
+
+PORTABLE_AND_MAPPED = 1 | 2
+READ_ONLY = 8
+SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
+
+DEVICE = plugin.device(0)
+
+
+def flags_of_lock(standin: StandIn, ptr: int, size: int, read_only: bool | None) -> int:
+    """The flags that a lock of the range gives to the driver."""
+    standin.configure()
+    DEVICE.data_lock(ptr, size, read_only)
+    DEVICE.data_unlock(ptr)
+    (call,) = standin.calls("cuMemHostRegister")
+    return int(call.split()[-1])
+
+
+def test_a_lock_registers_exactly_its_bytes_and_gives_their_device_address(standin: StandIn) -> None:
+    memory = Memory(2)
+    assert DEVICE.data_lock(memory.ptr + 13, 5000, None) == memory.ptr + 13 + SHIFT
+    assert standin.registrations() == {(memory.ptr + 13, 5000)}
+    DEVICE.data_unlock(memory.ptr + 13)
+    assert standin.registrations() == set()
+
+
+@pytest.mark.parametrize("read_only", [False, None, True])
+def test_writable_memory_is_registered_for_writing_whatever_the_buffer_says(
+    standin: StandIn, read_only: bool | None
+) -> None:
+    memory = Memory(1)
+    assert flags_of_lock(standin, memory.ptr, memory.size, read_only) == PORTABLE_AND_MAPPED
+
+
+def test_a_bytes_object_lies_in_writable_memory(standin: StandIn) -> None:
+    data = bytes(100_000)
+    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+    assert address
+    assert flags_of_lock(standin, address, len(data), True) == PORTABLE_AND_MAPPED
+
+
+@pytest.mark.parametrize("read_only", [None, True])
+def test_a_shared_read_only_mapping_is_registered_read_only(
+    standin: StandIn, file_memory: Callable[[int, int], Memory], read_only: bool | None
+) -> None:
+    memory = file_memory(mmap.PROT_READ, mmap.MAP_SHARED)
+    assert flags_of_lock(standin, memory.ptr, memory.size, read_only) == PORTABLE_AND_MAPPED | READ_ONLY
+
+
+def test_one_read_only_mapping_among_several_makes_the_range_read_only(standin: StandIn) -> None:
+    memory = Memory(3)
+    memory.protect(1, mmap.PROT_READ)
+    assert flags_of_lock(standin, memory.ptr, memory.size, None) == PORTABLE_AND_MAPPED | READ_ONLY
+    assert flags_of_lock(standin, memory.ptr, PAGE, None) == PORTABLE_AND_MAPPED
+    assert flags_of_lock(standin, memory.ptr, PAGE + 1, None) == PORTABLE_AND_MAPPED | READ_ONLY
+
+
+def test_who_says_that_memory_is_writable_is_believed(
+    standin: StandIn, file_memory: Callable[[int, int], Memory]
+) -> None:
+    memory = file_memory(mmap.PROT_READ, mmap.MAP_SHARED)
+    assert flags_of_lock(standin, memory.ptr, memory.size, False) == PORTABLE_AND_MAPPED
+
+
+@pytest.mark.parametrize("read_only", [None, True])
+def test_a_private_read_only_file_is_refused_before_the_driver_hangs_on_it(
+    standin: StandIn, file_memory: Callable[[int, int], Memory], read_only: bool | None
+) -> None:
+    memory = file_memory(mmap.PROT_READ, mmap.MAP_PRIVATE)
+    with pytest.raises(InvalidRangeError, match=r"file of pages.*ACCESS_READ.*ACCESS_COPY"):
+        DEVICE.data_lock(memory.ptr + 1, 10, read_only)
+    assert standin.calls() == []
+
+
+def test_a_private_writable_file_is_taken(standin: StandIn, file_memory: Callable[[int, int], Memory]) -> None:
+    memory = file_memory(READ_WRITE, mmap.MAP_PRIVATE)
+    assert flags_of_lock(standin, memory.ptr, memory.size, None) == PORTABLE_AND_MAPPED
+
+
+def test_a_hole_in_the_range_is_named(standin: StandIn) -> None:
+    memory = Memory(3)
+    memory.unmap(1)
+    with pytest.raises(InvalidRangeError, match=f"no memory at {memory.ptr + PAGE:#x}"):
+        DEVICE.data_lock(memory.ptr, memory.size, None)
+    assert standin.calls() == []
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 8192), (100, 50), (8000, 1000), (-100, 101)])
+def test_memory_pinned_by_someone_else_is_said_to_be(standin: StandIn, offset: int, size: int) -> None:
+    memory = Memory(4)
+    base = memory.ptr + PAGE
+    DEVICE.data_lock(base, 8192, None)
+    with pytest.raises(AlreadyPinnedError) as raised:
+        DEVICE.data_lock(base + offset, size, None)
+    assert (raised.value.code, raised.value.name) == (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED")
+    assert standin.registrations() == {(base, 8192)}
+    DEVICE.data_unlock(base)
+
+
+def test_unlocking_what_is_not_locked_is_an_error(standin: StandIn) -> None:
+    memory = Memory(1)
+    with pytest.raises(VendorError) as raised:
+        DEVICE.data_unlock(memory.ptr)
+    assert (raised.value.call, raised.value.code) == ("cuMemHostUnregister", 713)
+
+
+def test_advice_for_a_writable_shared_mapping_that_the_driver_refuses(
+    standin: StandIn, file_memory: Callable[[int, int], Memory]
+) -> None:
+    memory = file_memory(READ_WRITE, mmap.MAP_SHARED)
+    standin.configure("fail=cuMemHostRegister:1:1")
+    with pytest.raises(VendorError, match=r"CUDA_ERROR_INVALID_VALUE \(1\).*file of pages.*ACCESS_READ.*/dev/shm"):
+        DEVICE.data_lock(memory.ptr, memory.size, False)
+
+
+def test_advice_for_read_only_memory_said_to_be_writable(standin: StandIn) -> None:
+    memory = Memory(1, prot=mmap.PROT_READ)
+    standin.configure("fail=cuMemHostRegister:1:1")
+    with pytest.raises(VendorError, match="read_only=True"):
+        DEVICE.data_lock(memory.ptr, memory.size, False)
+
+
+@pytest.mark.parametrize(
+    ("prot", "flags"), [(mmap.PROT_READ, mmap.MAP_SHARED), (READ_WRITE, mmap.MAP_PRIVATE)], ids=["shared", "private"]
+)
+def test_no_advice_where_none_is_known(
+    standin: StandIn, file_memory: Callable[[int, int], Memory], prot: int, flags: int
+) -> None:
+    memory = file_memory(prot, flags)
+    standin.configure("fail=cuMemHostRegister:1:1")
+    with pytest.raises(VendorError, match=r"CUDA_ERROR_INVALID_VALUE \(1\)$"):
+        DEVICE.data_lock(memory.ptr, memory.size, None)
+
+
+def test_the_interpreter_runs_on_while_the_driver_registers(standin: StandIn) -> None:
+    memory = Memory(1)
+    standin.configure("delay=cuMemHostRegister:60000")
+    locking = threading.Thread(target=DEVICE.data_lock, args=(memory.ptr, memory.size, False))
+    locking.start()
+    while not standin.calls("cuMemHostRegister"):
+        time.sleep(0.001)
+    assert standin.registrations() == set()  # we are here while the call is under way
+    standin.configure()
+    locking.join()
+    assert standin.registrations() == {(memory.ptr, memory.size)}
+    DEVICE.data_unlock(memory.ptr)
+
+
+def test_ctrl_c_during_a_registration_leaves_nothing_locked(standin: StandIn) -> None:
+    memory = Memory(1)
+    standin.configure("delay=cuMemHostRegister:60000")
+
+    def interrupt() -> None:
+        while not standin.calls("cuMemHostRegister"):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        standin.configure()
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        DEVICE.data_lock(memory.ptr, memory.size, False)
+    interrupting.join()
+    assert standin.registrations() == set()
+    assert standin.calls("cuMemHostUnregister"), "the registration took place, and was undone"
+
+
+def test_many_threads_lock_and_unlock(standin: StandIn) -> None:
+    threads, rounds = 8, 50
+    memory = Memory(threads)
+
+    def work(index: int) -> None:
+        ptr = memory.ptr + index * PAGE
+        for _ in range(rounds):
+            assert DEVICE.data_lock(ptr, PAGE, False) == ptr + SHIFT
+            assert DEVICE.is_pinned_ptr(ptr + 1) == (ptr, PAGE, ptr + SHIFT)
+            DEVICE.data_unlock(ptr)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    assert len(standin.calls("cuMemHostRegister")) == threads * rounds

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CudaDevice.is_pinned_ptr`: what it says of every kind of pointer, and that asking costs no context.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from cuda.bindings import driver as cuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mapped_memory import PAGE, Memory
+from pinning.plugin import PinnedInfo
+from pinning_cuda import plugin
+from standins.libcuda import StandIn
+
+SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
+PAGES = 4
+
+DEVICE = plugin.device(0)
+MEMORY = Memory(PAGES)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, PAGE)), max_size=2 * PAGES - 1), st.data())
+def test_every_byte_of_a_lock_and_no_other_is_pinned(pieces: list[tuple[bool, int]], data: st.DataObject) -> None:
+    locks: list[tuple[int, int]] = []
+    end = MEMORY.ptr
+    for locked, size in pieces:
+        size = min(size, MEMORY.ptr + MEMORY.size - end)
+        if locked and size:
+            DEVICE.data_lock(end, size, False)
+            locks.append((end, size))
+        end += size
+    try:
+        borders = [border for ptr, size in locks for border in (ptr - 1, ptr, ptr + size - 1, ptr + size)]
+        inside = st.integers(MEMORY.ptr - 1, MEMORY.ptr + MEMORY.size)
+        for address in [*borders, *data.draw(st.lists(inside, max_size=5))]:
+            expected = [PinnedInfo(ptr, size, ptr + SHIFT) for ptr, size in locks if ptr <= address < ptr + size]
+            assert DEVICE.is_pinned_ptr(address) == (expected[0] if expected else None)
+    finally:
+        for ptr, _ in locks:
+            DEVICE.data_unlock(ptr)
+
+
+@pytest.mark.parametrize("address", [0, 1, (1 << 47) - 1, 1 << 47, (1 << 64) - 1])
+def test_an_address_that_is_no_memory_is_not_pinned(standin: StandIn, address: int) -> None:
+    assert DEVICE.is_pinned_ptr(address) is None
+
+
+def test_memory_of_the_drivers_own_making(standin: StandIn) -> None:
+    device = DEVICE.allocate(PAGE)  # also makes the context
+    (_, context) = cuda.cuDevicePrimaryCtxRetain(0)
+    cuda.cuCtxPushCurrent(context)
+    (_, host) = cuda.cuMemHostAlloc(1000, 0)
+    (_, managed) = cuda.cuMemAllocManaged(1000, 1)
+    cuda.cuCtxPopCurrent()
+
+    assert DEVICE.is_pinned_ptr(int(host) + 999) == PinnedInfo(int(host), 1000, int(host))
+    assert DEVICE.is_pinned_ptr(int(host) + 1000) is None
+    assert DEVICE.is_pinned_ptr(int(managed)) is None
+    assert DEVICE.is_pinned_ptr(device) is None
+
+    cuda.cuCtxPushCurrent(context)
+    cuda.cuMemFreeHost(host)
+    cuda.cuMemFree(managed)
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(0)
+    DEVICE.free(device)
+
+
+def test_asking_makes_no_context(standin: StandIn) -> None:
+    fresh = plugin.device(1)
+    DEVICE.data_lock(MEMORY.ptr, 100, False)
+    standin.configure()
+    assert fresh.is_pinned_ptr(MEMORY.ptr) == PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + SHIFT)
+    assert fresh.is_pinned_ptr(MEMORY.ptr + 100) is None
+    assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttribute"}
+    assert cuda.cuDevicePrimaryCtxGetState(1)[2] == 0
+    DEVICE.data_unlock(MEMORY.ptr)
+
+
+def test_asking_works_in_a_thread_without_a_context(standin: StandIn) -> None:
+    DEVICE.data_lock(MEMORY.ptr, 100, False)
+    answers: list[PinnedInfo | None] = []
+    thread = threading.Thread(target=lambda: answers.append(DEVICE.is_pinned_ptr(MEMORY.ptr + 7)))
+    thread.start()
+    thread.join()
+    assert answers == [PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + SHIFT)]
+    DEVICE.data_unlock(MEMORY.ptr)
+
+
+def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(standin: StandIn) -> None:
+    DEVICE.data_lock(MEMORY.ptr, 100, False)
+    standin.configure("fail=cuPointerGetAttribute:3:1")
+    assert DEVICE.is_pinned_ptr(MEMORY.ptr) is None
+    DEVICE.data_unlock(MEMORY.ptr)

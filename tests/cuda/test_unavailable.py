@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `device_count` says when something is missing, and that importing pinning_cuda needs nothing.
+
+Each case is a process of its own, because a driver once loaded stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from standins import libcuda
+
+
+def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What `program` prints, in an interpreter of its own."""
+    child = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True, timeout=60)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+COUNT = """
+from pinning.errors import PluginUnavailableError
+from pinning_cuda import plugin
+try:
+    print(plugin.device_count())
+except PluginUnavailableError as error:
+    print("unavailable:", error)
+"""
+
+
+def test_importing_loads_neither_the_bindings_nor_the_driver() -> None:
+    program = "import sys, pinning_cuda; print([name for name in sys.modules if name.split('.')[0] == 'cuda'])"
+    assert run(program) == "[]\n"
+
+
+def test_bindings_that_are_not_installed() -> None:
+    # None in sys.modules is how Python marks a module that cannot be imported.
+    said = run(f"import sys\nsys.modules['cuda'] = sys.modules['cuda.bindings'] = None\n{COUNT}")
+    assert said.startswith("unavailable:")
+    assert "cuda-bindings" in said
+    assert "pip install 'pinning[cuda]'" in said
+
+
+def test_a_driver_that_is_not_installed() -> None:
+    pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("this machine has an NVIDIA driver")
+    said = run(COUNT)
+    assert said.startswith("unavailable: libcuda.so.1")
+    assert "install the NVIDIA driver" in said
+
+
+@pytest.mark.parametrize(
+    ("configuration", "words"),
+    [
+        ("devices=0", ["CUDA_ERROR_NO_DEVICE (100)", "no NVIDIA GPU", "CUDA_VISIBLE_DEVICES"]),
+        ("fail=cuInit:1:3", ["CUDA_ERROR_NOT_INITIALIZED (3)", "fork", "spawn"]),
+        ("fail=cuInit:1:34", ["CUDA_ERROR_STUB_LIBRARY (34)", "stub"]),
+        ("fail=cuInit:1:803", ["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", "reboot"]),
+        ("fail=cuInit:1:999", ["CUDA_ERROR_UNKNOWN (999)", "nvidia-smi"]),
+    ],
+)
+def test_a_driver_that_does_not_start(standin_folder: Path, configuration: str, words: list[str]) -> None:
+    said = run(COUNT, libcuda.environment(standin_folder, configuration))
+    assert said.startswith("unavailable:")
+    assert [word for word in words if word not in said] == []
+
+
+def test_a_driver_that_starts(standin_folder: Path) -> None:
+    assert run(COUNT, libcuda.environment(standin_folder, "devices=2")) == "2\n"
+
+
+def test_another_try_after_the_driver_was_not_ready(standin_folder: Path) -> None:
+    said = run(COUNT + "print(plugin.device_count())", libcuda.environment(standin_folder, "fail=cuInit:1:999"))
+    assert said.splitlines()[0].startswith("unavailable:")
+    assert said.splitlines()[1:] == ["1"]
