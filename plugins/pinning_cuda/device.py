@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from pinning.errors import VendorError
+from pinning.errors import AlreadyPinnedError, VendorError
 from pinning.plugin import LockLimit, PinnedInfo
 from pinning_cuda.context import PrimaryContext
 from pinning_cuda.driver import INVALID_VALUE, call, constant
@@ -73,7 +73,10 @@ class CudaDevice:
             if error.call == "cuMemHostGetDevicePointer":
                 self.data_unlock(ptr)
             elif error.call == "cuMemHostRegister" and error.code == INVALID_VALUE:
-                raise VendorError(error.call, error.code, error.name, advice(ptr, size, flags)) from None
+                # Of memory that it has allocated pinned itself the driver says this, not "already registered".
+                pinned = self.is_pinned_ptr(ptr) or self.is_pinned_ptr(ptr + size - 1)
+                kind = AlreadyPinnedError if pinned else VendorError
+                raise kind(error.call, error.code, error.name, advice(ptr, size, flags)) from None
             raise
         except BaseException:
             # Ctrl-C during a long registration is raised here once the driver has returned, its result lost.

@@ -13,6 +13,7 @@ from cuda.bindings import driver as cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapped_memory import PAGE, Memory
+from pinning.errors import AlreadyPinnedError
 from pinning.plugin import PinnedInfo
 from pinning_cuda import plugin
 from standins.libcuda import StandIn
@@ -63,6 +64,9 @@ def test_memory_of_the_drivers_own_making(standin: StandIn) -> None:
     assert DEVICE.is_pinned_ptr(int(host) + 1000) is None
     assert DEVICE.is_pinned_ptr(int(managed)) is None
     assert DEVICE.is_pinned_ptr(device) is None
+    for ptr, size in ((int(host), 1000), (int(host) + 1, 10), (int(host) - 10, 20)):
+        with pytest.raises(AlreadyPinnedError):  # though the driver's code is that of an invalid value
+            DEVICE.data_lock(ptr, size, False)
 
     cuda.cuCtxPushCurrent(context)
     cuda.cuMemFreeHost(host)

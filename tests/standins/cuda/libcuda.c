@@ -162,9 +162,9 @@ static struct range *holding(uintptr_t address) {  // by host or by device addre
     return NULL;
 }
 
-static bool overlapping_pinned(uintptr_t host, size_t size) {
+static bool overlapping(int kind, uintptr_t host, size_t size) {
     for (struct range *r = ranges; r; r = r->next)
-        if (r->kind <= HOST_ALLOCATION && host < r->host + r->size && r->host < host + size) return true;
+        if ((int)r->kind == kind && host < r->host + r->size && r->host < host + size) return true;
     return false;
 }
 
@@ -201,7 +201,8 @@ static CUresult allocate(int kind, uintptr_t shift, size_t size, uintptr_t *addr
 // a pinned or an allocated range.
 static uintptr_t reachable(uintptr_t address, size_t size) {
     struct range *r = holding(address);
-    if (!r) return address >= REGISTERED || overlapping_pinned(address, size) ? 0 : address;
+    bool pinned_further_on = overlapping(REGISTRATION, address, size) || overlapping(HOST_ALLOCATION, address, size);
+    if (!r) return address >= REGISTERED || pinned_further_on ? 0 : address;
     bool by_device_address = address - (r->host + r->shift) < r->size;
     uintptr_t host = by_device_address ? address - r->shift : address;
     if (r->kind == DEVICE_ALLOCATION && !by_device_address) return 0;
@@ -324,10 +325,13 @@ CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
     REQUIRE(Flags < 16, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(read_only_supported || !(Flags & CU_MEMHOSTREGISTER_READ_ONLY), CUDA_ERROR_NOT_SUPPORTED);
     pthread_mutex_lock(&mutex);
-    bool taken = overlapping_pinned(host, bytesize);
-    if (!taken) add(REGISTRATION, host, REGISTERED, bytesize, Flags);
+    CUresult code = CUDA_SUCCESS;
+    if (overlapping(REGISTRATION, host, bytesize)) code = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    // Of memory that the driver itself has allocated it says this (seen on an H200, driver 580.159).
+    else if (overlapping(HOST_ALLOCATION, host, bytesize)) code = CUDA_ERROR_INVALID_VALUE;
+    else add(REGISTRATION, host, REGISTERED, bytesize, Flags);
     pthread_mutex_unlock(&mutex);
-    return taken ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
+    return code;
 }
 
 CUresult CUDAAPI cuMemHostUnregister(void *p) {
