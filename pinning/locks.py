@@ -152,7 +152,10 @@ def lock(
     if found.ptr not in on and found.ptr + found.size - 1 not in on and not on.closed:
         resident = is_resident(found.ptr, found.size)
         check_room(found.size, on.device, resident)
-        populate(found.ptr, found.size, progress=progress)
+        if not resident:
+            populate(found.ptr, found.size, progress=progress)
+        elif progress is not None:
+            progress(found.size, found.size)
     return Lock(on, found, found.read_only if read_only is None else read_only, piece)
 
 

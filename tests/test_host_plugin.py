@@ -1,0 +1,539 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host plugin against the kernel: what /proc/self/smaps calls locked is what must be locked."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import random
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from child_process import run_as_ordinary_user, run_in_child
+from pinning.errors import InvalidRangeError, NotLockedError, PluginUnavailableError, VendorError
+from pinning.plugin import CopyDevice, Device, LimitedDevice, PinnedInfo
+from pinning_host import kernel, plugin
+from pinning_host.device import HostDevice
+from pinning_host.page_counts import PageCounts
+
+PAGE = mmap.PAGESIZE
+Range = tuple[int, int]
+
+
+def locked_pages(start: int, end: int) -> set[int]:
+    """The numbers, from `start` on, of the pages that the kernel has locked."""
+    pages: set[int] = set()
+    low = high = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(" ", 1)[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(address, 16) for address in first.split("-"))
+        elif first == "VmFlags:" and "lo" in line.split():
+            pages.update((page - start) // PAGE for page in range(max(low, start), min(high, end), PAGE))
+    return pages
+
+
+class Arena:
+    """Pages that a test locks, unmaps and protects as it likes."""
+
+    def __init__(self, pages: int) -> None:
+        self.start = kernel.map_memory(pages * PAGE)
+        self.size = pages * PAGE
+
+    def page(self, number: int) -> int:
+        return self.start + number * PAGE
+
+    @property
+    def locked(self) -> set[int]:
+        return locked_pages(self.start, self.start + self.size)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena(8)
+    yield made
+    kernel.unmap_memory(made.start, made.size)
+
+
+@pytest.fixture(scope="module")
+def device() -> HostDevice:
+    return plugin.device(0)
+
+
+@pytest.fixture(autouse=True)
+def holds_nothing(device: HostDevice) -> Iterator[None]:
+    """Every test unlocks what it locked, and the device forgets it."""
+    yield
+    assert not device._held
+    assert len(device._counts) == 1
+    assert not device._changing
+
+
+class TestPlugin:
+    def test_has_one_device_and_always_the_same(self) -> None:
+        assert plugin.device_count() == 1
+        assert plugin.device(0) is plugin.device(0)
+        assert plugin.device(0).name == "host:0"
+
+    def test_device_offers_everything_that_a_device_can(self, device: HostDevice) -> None:
+        assert isinstance(device, Device)
+        assert isinstance(device, LimitedDevice)
+        assert isinstance(device, CopyDevice)
+
+    def test_no_second_device(self) -> None:
+        with pytest.raises(PluginUnavailableError, match="host:1"):
+            plugin.device(1)
+
+
+class TestLock:
+    def test_locks_every_page_it_touches_and_no_other(self, device: HostDevice, arena: Arena) -> None:
+        ptr = arena.page(2) - 1
+        assert device.data_lock(ptr, PAGE + 2, None) == ptr
+        assert arena.locked == {1, 2, 3}
+        device.data_unlock(ptr)
+        assert arena.locked == set()
+
+    def test_page_that_two_ranges_share_is_locked_until_both_are_gone(self, device: HostDevice, arena: Arena) -> None:
+        first, second = arena.page(0), arena.page(1) + 100
+        device.data_lock(first, PAGE + 100, None)
+        device.data_lock(second, PAGE, None)
+        device.data_unlock(first)
+        assert arena.locked == {1, 2}
+        device.data_unlock(second)
+        assert arena.locked == set()
+
+    @pytest.mark.parametrize("sizes", [(1, 3), (3, 1), (2, 2)])
+    def test_users_of_one_base_are_counted(self, device: HostDevice, arena: Arena, sizes: Range) -> None:
+        for size in sizes:
+            device.data_lock(arena.start, size * PAGE, None)
+        device.data_unlock(arena.start)
+        # Either user may be the one left.
+        assert arena.locked == set(range(max(sizes)))
+        device.data_unlock(arena.start)
+        assert arena.locked == set()
+
+    def test_range_inside_another(self, device: HostDevice, arena: Arena) -> None:
+        device.data_lock(arena.start, 8 * PAGE, None)
+        device.data_lock(arena.page(3), PAGE, None)
+        device.data_unlock(arena.start)
+        assert arena.locked == {3}
+        device.data_unlock(arena.page(3))
+
+    @pytest.mark.parametrize("access", [mmap.ACCESS_READ, mmap.ACCESS_WRITE, mmap.ACCESS_COPY])
+    def test_file_backed_memory(self, device: HostDevice, tmp_path: Path, access: int) -> None:
+        path = tmp_path / "data"
+        path.write_bytes(b"x" * 3 * PAGE)
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access) as mapping:
+            ptr = address_of(mapping)
+            device.data_lock(ptr, 3 * PAGE, access == mmap.ACCESS_READ)
+            assert locked_pages(ptr, ptr + 3 * PAGE) == {0, 1, 2}
+            device.data_unlock(ptr)
+            assert locked_pages(ptr, ptr + 3 * PAGE) == set()
+
+    def test_unlock_of_what_is_not_a_locked_base(self, device: HostDevice, arena: Arena) -> None:
+        device.data_lock(arena.start, 2 * PAGE, None)
+        for ptr in (arena.page(1), arena.page(4), 0):
+            with pytest.raises(NotLockedError, match=f"{ptr:#x}"):
+                device.data_unlock(ptr)
+        device.data_unlock(arena.start)
+        with pytest.raises(NotLockedError):
+            device.data_unlock(arena.start)
+
+    def test_knows_what_it_holds(self, device: HostDevice, arena: Arena) -> None:
+        ptr, size = arena.page(1) + 8, 2 * PAGE
+        assert device.is_pinned_ptr(ptr) is None
+        device.data_lock(ptr, size, None)
+        device.data_lock(arena.page(2), 16, None)
+        for inside in (ptr, ptr + size - 1, arena.page(2)):
+            assert device.is_pinned_ptr(inside) == PinnedInfo(ptr, size, ptr)
+        for outside in (ptr - 1, ptr + size):
+            assert device.is_pinned_ptr(outside) is None
+        device.data_unlock(ptr)
+        assert device.is_pinned_ptr(arena.page(2)) == PinnedInfo(arena.page(2), 16, arena.page(2))
+        device.data_unlock(arena.page(2))
+        assert device.is_pinned_ptr(arena.page(2)) is None
+
+
+class TestFailedLock:
+    def test_unmapped_memory(self, device: HostDevice, arena: Arena) -> None:
+        kernel.unmap_memory(arena.page(2), PAGE)
+        with pytest.raises(VendorError) as failure:
+            device.data_lock(arena.start, 4 * PAGE, None)
+        assert (failure.value.call, failure.value.code, failure.value.name) == ("mlock", errno.ENOMEM, "ENOMEM")
+        assert "not mapped" in failure.value.advice
+        assert arena.locked == set()
+
+    def test_what_others_hold_stays_locked(self, device: HostDevice, arena: Arena) -> None:
+        protect(arena.page(3), PAGE, 0)
+        device.data_lock(arena.page(1), PAGE, None)
+        with pytest.raises(VendorError, match="not readable"):
+            device.data_lock(arena.start, 8 * PAGE, None)
+        assert arena.locked == {1}
+        device.data_unlock(arena.page(1))
+
+    def test_file_that_is_shorter_than_its_mapping(self, device: HostDevice, tmp_path: Path) -> None:
+        path = tmp_path / "data"
+        path.write_bytes(b"x" * 4 * PAGE)
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+            os.truncate(path, PAGE)
+            ptr = address_of(mapping)
+            with pytest.raises(VendorError, match="past the end of its file"):
+                device.data_lock(ptr, 4 * PAGE, False)
+            assert locked_pages(ptr, ptr + 4 * PAGE) == set()
+
+    def test_interrupted_lock_is_undone(
+        self, device: HostDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lock_and_interrupt(start: int, end: int) -> None:
+            mlock(start, end)
+            raise KeyboardInterrupt
+
+        mlock = kernel.mlock
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, "mlock", lock_and_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                device.data_lock(arena.start, 2 * PAGE, None)
+        assert arena.locked == set()
+
+
+class TestFailedUnlock:
+    @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "injected"), KeyboardInterrupt()])
+    def test_all_of_it_is_still_locked_and_can_be_unlocked_again(
+        self, device: HostDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        def unlock_a_part(start: int, end: int) -> None:
+            munlock(start, start + PAGE)
+            raise error
+
+        munlock = kernel.munlock
+        device.data_lock(arena.start, 4 * PAGE, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, "munlock", unlock_a_part)
+            with pytest.raises((VendorError, KeyboardInterrupt)) as failure:
+                device.data_unlock(arena.start)
+        if isinstance(failure.value, VendorError):
+            assert str(failure.value).startswith(f"munlock failed: EAGAIN ({errno.EAGAIN}); ")
+            assert "still locked" in failure.value.advice
+        assert arena.locked == {0, 1, 2, 3}
+        assert device.is_pinned_ptr(arena.start) == PinnedInfo(arena.start, 4 * PAGE, arena.start)
+        device.data_unlock(arena.start)
+        assert arena.locked == set()
+
+    def test_memory_that_was_unmapped_while_locked(self, device: HostDevice, arena: Arena) -> None:
+        device.data_lock(arena.start, 6 * PAGE, None)
+        kernel.unmap_memory(arena.page(1), 2 * PAGE)
+        kernel.unmap_memory(arena.page(4), PAGE)
+        device.data_unlock(arena.start)
+        assert arena.locked == set()
+
+    def test_new_memory_where_locked_memory_was_unmapped(self, device: HostDevice, arena: Arena) -> None:
+        device.data_lock(arena.start, 2 * PAGE, None)
+        map_again(arena.start, 2 * PAGE)
+        assert arena.locked == set()
+        device.data_lock(arena.start, 2 * PAGE, None)
+        assert arena.locked == {0, 1}
+        device.data_unlock(arena.start)
+        device.data_unlock(arena.start)
+        assert arena.locked == set()
+
+
+class TestLimit:
+    def test_ordinary_user(self, device: HostDevice, arena: Arena) -> None:
+        def check() -> None:
+            device.data_lock(arena.start, 3 * PAGE, None)
+            limit = device.lock_limit()
+            assert limit is not None
+            assert limit[:3] == ("RLIMIT_MEMLOCK", 8 << 20, 3 * PAGE)
+            assert f"prlimit --memlock=unlimited --pid {os.getpid()}" in limit.remedy
+            big = kernel.map_memory(9 << 20)
+            with pytest.raises(VendorError) as failure:
+                device.data_lock(big, 9 << 20, None)
+            assert (failure.value.call, failure.value.name) == ("mlock", "ENOMEM")
+            assert "RLIMIT_MEMLOCK allows 8388608 bytes" in failure.value.advice
+            assert limit.remedy in failure.value.advice
+            kernel.unmap_memory(big, PAGE)
+            with pytest.raises(VendorError, match="not mapped"):
+                device.data_lock(big, 2 * PAGE, None)
+            assert arena.locked == {0, 1, 2}
+            device.data_unlock(arena.start)
+            limit = device.lock_limit()
+            assert limit is not None
+            assert limit.used == 0
+
+        run_as_ordinary_user(check)
+
+    def test_soft_limit_below_the_hard_one_can_be_raised_without_privileges(self, device: HostDevice) -> None:
+        def check() -> None:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 8 << 20))
+            limit = device.lock_limit()
+            assert limit is not None
+            assert (limit.limit, limit.remedy) == (1 << 20, "ulimit -l 8192")
+
+        run_as_ordinary_user(check)
+
+    def test_nothing_may_be_locked(self, device: HostDevice, arena: Arena) -> None:
+        def check() -> None:
+            with pytest.raises(VendorError, match="RLIMIT_MEMLOCK allows 0 bytes") as failure:
+                device.data_lock(arena.start, 1, None)
+            assert failure.value.name == "EPERM"
+
+        run_as_ordinary_user(check, memlock=0)
+
+    def test_capability_lifts_the_limit(self, device: HostDevice) -> None:
+        def check() -> None:
+            if os.geteuid() != 0:
+                pytest.skip("needs CAP_IPC_LOCK")
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (PAGE, PAGE))
+            big = kernel.map_memory(1 << 20)
+            try:
+                kernel.mlock(big, big + (1 << 20))
+            except OSError:
+                pytest.skip("needs CAP_IPC_LOCK; this root has none")
+            assert device.lock_limit() is None
+
+        run_in_child(check)
+
+
+class TestFork:
+    def test_child_holds_nothing_and_the_parent_still_does(self, device: HostDevice, arena: Arena) -> None:
+        def check() -> None:
+            assert device.is_pinned_ptr(arena.start) is None
+            with pytest.raises(NotLockedError):
+                device.data_unlock(arena.start)
+            device.data_lock(arena.page(1), PAGE, None)
+            assert arena.locked == {1}
+            device.data_unlock(arena.page(1))
+            assert arena.locked == set()
+
+        device.data_lock(arena.start, 2 * PAGE, None)
+        run_in_child(check)
+        assert arena.locked == {0, 1}
+        device.data_unlock(arena.start)
+
+    def test_child_of_a_process_whose_other_thread_is_locking(
+        self, device: HostDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check() -> None:
+            monkeypatch.undo()
+            device.data_lock(arena.start, PAGE, None)
+            assert arena.locked == {0}
+
+        gate = Gate(kernel.mlock)
+        monkeypatch.setattr(kernel, "mlock", gate)
+        thread = threading.Thread(target=device.data_lock, args=(arena.start, PAGE, None))
+        thread.start()
+        gate.reached.wait()
+        with device._changed:  # As if the other thread were inside it at the very moment.
+            run_in_child(check)
+        gate.opened.set()
+        thread.join()
+        device.data_unlock(arena.start)
+
+
+class TestThreads:
+    def test_lock_of_a_page_that_is_being_unlocked(
+        self, device: HostDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        device.data_lock(arena.start, 2 * PAGE, None)
+        gate = Gate(kernel.munlock)
+        monkeypatch.setattr(kernel, "munlock", gate)
+        unlocking = threading.Thread(target=device.data_unlock, args=(arena.start,))
+        unlocking.start()
+        gate.reached.wait()
+        locking = threading.Thread(target=device.data_lock, args=(arena.page(1), 2 * PAGE, None))
+        locking.start()
+        device.data_lock(arena.page(2), PAGE, None)  # The next page waits for nobody.
+        assert device.is_pinned_ptr(arena.page(2))
+        gate.opened.set()
+        unlocking.join()
+        locking.join()
+        assert arena.locked == {1, 2}
+        device.data_unlock(arena.page(1))
+        device.data_unlock(arena.page(2))
+        assert arena.locked == set()
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_many_threads_with_failing_calls(
+        self, device: HostDevice, monkeypatch: pytest.MonkeyPatch, seed: int
+    ) -> None:
+        """While a thread holds a range its pages are locked; at the end exactly those are that someone still holds."""
+        arena = Arena(12)
+        failing = random.Random(seed)
+        this_thread = threading.local()
+
+        def sometimes_failing(call: Callable[[int, int], None]) -> Callable[[int, int], None]:
+            def wrapped(start: int, end: int) -> None:
+                time.sleep(0.001)  # Lets the other threads meet this one in its call.
+                if getattr(this_thread, "may_fail", False) and failing.random() < 0.1:
+                    this_thread.may_fail = False  # What the device calls to undo this works.
+                    call(start, start + PAGE)
+                    raise OSError(errno.EAGAIN, "injected")
+                call(start, end)
+
+            return wrapped
+
+        held: list[list[Range]] = [[] for _ in range(4)]
+        wrong: list[str] = []
+
+        def work(number: int) -> None:
+            chance = random.Random(seed * 100 + number)
+            mine = held[number]
+            for _ in range(150):
+                this_thread.may_fail = True
+                if mine and chance.random() < 0.5:
+                    ptr, size = mine.pop(chance.randrange(len(mine)))
+                    try:
+                        device.data_unlock(ptr)
+                    except VendorError:
+                        mine.append((ptr, size))
+                else:
+                    # Bases differ from thread to thread, so that one thread's unlock is never another's.
+                    ptr = arena.start + chance.randrange(10 * PAGE) // 4 * 4 + number
+                    size = chance.randrange(1, 2 * PAGE)
+                    if any(ptr == base for base, _ in mine):
+                        continue
+                    try:
+                        device.data_lock(ptr, size, None)
+                    except VendorError:
+                        continue
+                    mine.append((ptr, size))
+                missing = pages_of(mine, arena) - arena.locked
+                if missing:
+                    wrong.append(f"thread {number} holds {sorted(missing)}, which are not locked")
+
+        monkeypatch.setattr(kernel, "mlock", sometimes_failing(kernel.mlock))
+        monkeypatch.setattr(kernel, "munlock", sometimes_failing(kernel.munlock))
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        monkeypatch.undo()
+        assert not wrong
+        everything = [each for mine in held for each in mine]
+        assert everything
+        assert arena.locked == pages_of(everything, arena)
+        for ptr, _ in everything:
+            device.data_unlock(ptr)
+        assert arena.locked == set()
+        kernel.unmap_memory(arena.start, arena.size)
+
+
+class TestMemory:
+    def test_copies_bytes_between_host_and_device(self, device: HostDevice) -> None:
+        data = random.Random(0).randbytes(3 * PAGE + 5)
+        back = bytearray(len(data))
+        ptr = device.allocate(len(data))
+        device.copy(ptr, address_of(data), len(data))
+        device.copy(address_of(back), ptr, len(data))
+        device.free(ptr)
+        assert back == data
+
+    def test_free_of_what_was_not_allocated(self, device: HostDevice) -> None:
+        ptr = device.allocate(PAGE)
+        device.free(ptr)
+        for bad in (ptr, 0, ptr + 8):
+            with pytest.raises(InvalidRangeError, match=f"{bad:#x}"):
+                device.free(bad)
+
+    @pytest.mark.parametrize(("size", "name"), [(0, "EINVAL"), (1 << 60, "ENOMEM")])
+    def test_failed_allocation(self, device: HostDevice, size: int, name: str) -> None:
+        with pytest.raises(VendorError, match=f"mmap failed: {name} .*{size} bytes"):
+            device.allocate(size)
+
+    def test_description(self, device: HostDevice) -> None:
+        assert device.description == "host memory (mlock)"
+
+
+class TestPageCounts:
+    @given(st.data())
+    def test_agrees_with_a_count_for_each_page(self, data: st.DataObject) -> None:
+        pages = 12
+        ranges = st.tuples(st.integers(0, pages - 1), st.integers(1, pages)).filter(lambda ends: ends[0] < ends[1])
+        counts, model = PageCounts(), [0] * pages
+        held: list[Range] = []
+        for _ in range(data.draw(st.integers(1, 25))):
+            # 0 counts a new range, anything else uncounts an old one.
+            chosen = data.draw(st.integers(0, len(held)))
+            if chosen:
+                start, end = held.pop(chosen - 1)
+                counts.remove(start, end)
+                by = -1
+            else:
+                start, end = data.draw(ranges)
+                held.append((start, end))
+                counts.add(start, end)
+                by = 1
+            for page in range(start, end):
+                model[page] += by
+            low, high = data.draw(ranges)
+            for count in range(max(model) + 1):
+                runs = counts.runs(low, high, count)
+                assert [page for run in runs for page in range(*run)] == [
+                    page for page in range(low, high) if model[page] == count
+                ]
+                assert all(end < start for (_, end), (start, _) in pairwise(runs)), "runs are whole"
+        assert len(counts) <= 2 * len(held) + 1
+        for start, end in held:
+            counts.remove(start, end)
+        assert len(counts) == 1
+
+    def test_a_huge_range_costs_as_much_as_a_page(self) -> None:
+        small, huge = PageCounts(), PageCounts()
+        small.add(PAGE, 2 * PAGE)
+        huge.add(PAGE, 1 << 46)
+        assert len(small) == len(huge) == 3
+
+
+class Gate:
+    """Stands for a call that takes long: it says when it was reached and waits until it is opened."""
+
+    def __init__(self, call: Callable[[int, int], None]) -> None:
+        self.call = call
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, start: int, end: int) -> None:
+        self.reached.set()
+        assert self.opened.wait(30)
+        self.call(start, end)
+
+
+def address_of(buffer: object) -> int:
+    import numpy
+
+    return numpy.frombuffer(buffer, numpy.uint8).ctypes.data  # type: ignore[call-overload, no-any-return]
+
+
+def pages_of(ranges: list[Range], arena: Arena) -> set[int]:
+    return {
+        page
+        for ptr, size in ranges
+        for page in range((ptr - arena.start) // PAGE, (ptr + size - 1 - arena.start) // PAGE + 1)
+    }
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_libc.mmap.restype = ctypes.c_void_p
+
+
+def protect(start: int, size: int, access: int) -> None:
+    assert _libc.mprotect(start, size, access) == 0
+
+
+def map_again(start: int, size: int) -> None:
+    """Put new memory where there was some."""
+    map_fixed = 0x10
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_fixed
+    assert _libc.mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0) == start

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refusing a lock for which there is no room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from child_process import run_as_ordinary_user
+from pinning import room as module
+from pinning.errors import LockLimitError
+from pinning.plugin import LockLimit, PinnedInfo
+from pinning.room import Room, cgroup_memory, check_room, system_memory
+from pinning_host import plugin
+
+GIB = 1 << 30
+
+
+class FakeDevice:
+    name = "fake:0"
+
+    def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+        return ptr
+
+    def data_unlock(self, ptr: int) -> None: ...
+
+    def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None: ...
+
+
+class FakeLimitedDevice(FakeDevice):
+    largest_lock = 1 << 40
+
+    def __init__(self, limit: LockLimit | None) -> None:
+        self._limit = limit
+
+    def lock_limit(self) -> LockLimit | None:
+        return self._limit
+
+
+@pytest.fixture
+def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 64 GiB, 32 of them available, and no control groups."""
+    memory = SimpleNamespace(total=64 * GIB, available=32 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(module, "cgroup_memory", lambda: iter(()))
+
+
+@pytest.mark.usefixtures("plenty")
+class TestCheckRoom:
+    def test_device_without_a_limit(self) -> None:
+        check_room(16 * GIB, FakeDevice(), resident=False)
+        check_room(16 * GIB, FakeLimitedDevice(None), resident=False)
+
+    @pytest.mark.parametrize("resident", [True, False])
+    def test_limit_of_the_device(self, resident: bool) -> None:
+        device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 4000, "testlimit -u"))
+        check_room(6000, device, resident)
+        with pytest.raises(LockLimitError) as refusal:
+            check_room(6001, device, resident)
+        for part in ("6001 bytes", "RLIMIT_TEST", "10000 bytes", "6000 bytes", "testlimit -u"):
+            assert part in str(refusal.value)
+
+    def test_limit_that_is_exceeded_already(self) -> None:
+        device = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 1000, 4000, "testlimit -u"))
+        with pytest.raises(LockLimitError, match="of which 0 bytes"):
+            check_room(1, device, resident=True)
+
+    def test_memory_of_the_machine(self) -> None:
+        check_room(32 * GIB, FakeDevice(), resident=False)
+        with pytest.raises(LockLimitError, match=rf"{32 * GIB + 1} bytes .* the machine's memory .* {64 * GIB} bytes"):
+            check_room(32 * GIB + 1, FakeDevice(), resident=False)
+
+    def test_resident_pages_need_no_more_memory(self) -> None:
+        check_room(48 * GIB, FakeDevice(), resident=True)
+
+    def test_control_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        groups = [
+            Room("the inner group", 8 * GIB, 4 * GIB, "raise a"),
+            Room("the outer group", 9 * GIB, GIB, "raise b"),
+        ]
+        monkeypatch.setattr(module, "cgroup_memory", lambda: iter(groups))
+        check_room(GIB, FakeDevice(), resident=False)
+        check_room(5 * GIB, FakeDevice(), resident=True)
+        with pytest.raises(LockLimitError, match=r"outer group .* raise b"):
+            check_room(2 * GIB, FakeDevice(), resident=False)
+        with pytest.raises(LockLimitError, match=r"inner group .* raise a"):
+            check_room(5 * GIB, FakeDevice(), resident=False)
+
+    def test_small_locks_do_not_look_at_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1, available=0))
+        check_room(module.WORTH_A_LOOK - 1, FakeDevice(), resident=False)
+        with pytest.raises(LockLimitError):
+            check_room(module.WORTH_A_LOOK, FakeDevice(), resident=False)
+
+
+class TestThisMachine:
+    def test_a_lock_larger_than_all_memory_is_refused(self) -> None:
+        total = psutil.virtual_memory().total
+        assert 0 < system_memory().free <= system_memory().limit == total
+        with pytest.raises(LockLimitError):
+            check_room(total + 1, FakeDevice(), resident=False)
+
+    def test_control_groups_can_be_read(self) -> None:
+        assert all(0 < group.limit < 1 << 62 for group in cgroup_memory())
+
+    def test_ordinary_user_learns_the_command(self) -> None:
+        def check() -> None:
+            device = plugin.device(0)
+            check_room(8 << 20, device, resident=True)
+            with pytest.raises(LockLimitError, match=r"RLIMIT_MEMLOCK .* 8388608 bytes .* prlimit --memlock=unlimited"):
+                check_room((8 << 20) + 1, device, resident=True)
+
+        run_as_ordinary_user(check)
+
+
+def write_group(folder: Path, version: int, limit: str, used: int, cached: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    limit_file, used_file, prefix = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        2: ("memory.max", "memory.current", ""),
+    }[version]
+    (folder / limit_file).write_text(f"{limit}\n")
+    (folder / used_file).write_text(f"{used}\n")
+    stat = {"anon": used - cached, f"{prefix}inactive_file": cached - cached // 4, f"{prefix}active_file": cached // 4}
+    (folder / "memory.stat").write_text("".join(f"{name} {value}\n" for name, value in stat.items()))
+
+
+def write_membership(root: Path, lines: str) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(lines)
+
+
+class TestControlGroups:
+    def test_version_2_with_the_groups_around(self, tmp_path: Path) -> None:
+        write_membership(tmp_path, "0::/outer/middle/inner\n")
+        mount = tmp_path / "sys/fs/cgroup"
+        write_group(mount / "outer", 2, "1000", 900, 500)
+        write_group(mount / "outer/middle", 2, "max", 700, 100)
+        write_group(mount / "outer/middle/inner", 2, "800", 300, 0)
+        write_group(mount / "stranger", 2, "1", 1, 0)
+        inner, outer = cgroup_memory(tmp_path)
+        assert (inner.limit, inner.free) == (800, 500)
+        assert (outer.limit, outer.free) == (1000, 600), "files in the cache give way"
+        assert "/outer/middle/inner" in inner.name
+        assert str(mount / "outer/memory.max") in outer.remedy
+
+    def test_version_1_beside_version_2(self, tmp_path: Path) -> None:
+        write_membership(tmp_path, "9:name=systemd:/x\n4:cpu,memory:/outer/inner\n1:cpuset:/y\n0::/z\n")
+        mount = tmp_path / "sys/fs/cgroup/memory"
+        write_group(mount, 1, "9223372036854771712", 5000, 0)
+        write_group(mount / "outer", 1, "1000", 900, 400)
+        write_group(mount / "outer/inner", 1, "9223372036854771712", 900, 400)
+        (outer,) = cgroup_memory(tmp_path)
+        assert (outer.limit, outer.free) == (1000, 500)
+        assert "memory.limit_in_bytes" in outer.remedy
+
+    @pytest.mark.parametrize(("version", "line"), [(2, "0::/"), (2, "0::/../other"), (1, "4:memory:/docker/0123")])
+    def test_container_sees_its_own_group_as_the_root(self, tmp_path: Path, version: int, line: str) -> None:
+        write_membership(tmp_path, f"{line}\n")
+        mount = tmp_path / "sys/fs/cgroup" / ("memory" if version == 1 else "")
+        write_group(mount, version, "1000", 100, 0)
+        (group,) = cgroup_memory(tmp_path)
+        assert (group.limit, group.free) == (1000, 900)
+
+    def test_no_limits(self, tmp_path: Path) -> None:
+        assert list(cgroup_memory(tmp_path)) == [], "no proc, no sys"
+        write_membership(tmp_path, "0::/user.slice\n")
+        assert list(cgroup_memory(tmp_path)) == [], "no such group"
+        write_group(tmp_path / "sys/fs/cgroup/user.slice", 2, "max", 100, 0)
+        assert list(cgroup_memory(tmp_path)) == [], "no limit"
+
+    def test_group_name_with_a_colon(self, tmp_path: Path) -> None:
+        write_membership(tmp_path, "0::/a:b\n")
+        write_group(tmp_path / "sys/fs/cgroup/a:b", 2, "10", 1, 0)
+        (group,) = cgroup_memory(tmp_path)
+        assert group.free == 9
