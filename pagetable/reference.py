@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import index
+from typing import SupportsIndex
 
 import numpy
 from intervaltree import IntervalTree
@@ -11,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagetable.errors import AbsentError, OverlapError, RangeError
 from pagetable.table import Region
+
+TOP = 2**64
 
 
 class ReferencePageTable:
@@ -20,33 +24,34 @@ class ReferencePageTable:
         self._tree = IntervalTree()
         self._next_id = 0
 
-    def insert(self, start: int, size: int) -> Region:
-        if size <= 0 or start < 0 or start + size > 2**64:
-            raise RangeError(f"[{start}, {start + size}) is empty or not inside [0, 2**64)")
-        if self._tree.overlaps(start, start + size):
-            raise OverlapError(f"[{start:#x}, {start + size:#x}) is taken")
-        region = Region(start, size, self._next_id)
+    def insert(self, start: SupportsIndex, size: SupportsIndex) -> Region:
+        low, high = _range(start, size)
+        if not 0 < high - low < TOP or high > TOP:
+            raise RangeError(f"[{low:#x}, {high:#x}) has no bytes, too many, or some outside [0, 2**64)")
+        if self._tree.overlaps(low, high):
+            raise OverlapError(f"[{low:#x}, {high:#x}) is taken")
+        region = Region(low, high - low, self._next_id)
         self._next_id += 1
-        self._tree.addi(start, start + size, region)
+        self._tree.addi(low, high, region)
         return region
 
-    def remove(self, region: Region | int) -> None:
-        start = region.start if isinstance(region, Region) else region
+    def remove(self, region: Region | SupportsIndex) -> None:
+        start = region.start if isinstance(region, Region) else _address(region)
         found = self.find(start)
         if found is None or found.start != start or (isinstance(region, Region) and found != region):
             raise AbsentError(f"no region starts at {start:#x}")
         self._tree.removei(found.start, found.end, found)
 
-    def find(self, address: int) -> Region | None:
-        found: Region | None = next((interval.data for interval in self._tree.at(address)), None)
+    def find(self, address: SupportsIndex) -> Region | None:
+        found: Region | None = next((interval.data for interval in self._tree.at(index(address))), None)
         return found
 
-    def find_range(self, start: int, size: int) -> Region | None:
+    def find_range(self, start: SupportsIndex, size: SupportsIndex) -> Region | None:
         region = self.find(start)
-        return region if region is not None and 0 < size <= region.end - start else None
+        return region if region is not None and 0 < index(size) <= region.end - index(start) else None
 
-    def __contains__(self, address: int) -> bool:
-        return bool(self._tree.overlaps_point(address))
+    def __contains__(self, address: SupportsIndex) -> bool:
+        return self.find(address) is not None
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -54,8 +59,8 @@ class ReferencePageTable:
     def __iter__(self) -> Iterator[Region]:
         return iter([interval.data for interval in sorted(self._tree)])
 
-    def overlapping(self, start: int, size: int) -> list[Region]:
-        return [interval.data for interval in sorted(self._tree.overlap(start, start + size))]
+    def overlapping(self, start: SupportsIndex, size: SupportsIndex) -> list[Region]:
+        return [interval.data for interval in sorted(self._tree.overlap(*_range(start, size)))]
 
     def contains_many(self, addresses: ArrayLike, sizes: ArrayLike | None = None) -> NDArray[numpy.bool_]:
         starts = numpy.asarray(addresses, dtype=numpy.uint64).tolist()
@@ -66,3 +71,18 @@ class ReferencePageTable:
     def find_many(self, addresses: ArrayLike) -> NDArray[numpy.int64]:
         found = [self.find(address) for address in numpy.asarray(addresses, dtype=numpy.uint64).tolist()]
         return numpy.array([-1 if region is None else region.id for region in found], dtype=numpy.int64)
+
+
+def _address(value: SupportsIndex) -> int:
+    address = index(value)
+    if not 0 <= address < TOP:
+        raise RangeError(f"{address} is not in [0, 2**64)")
+    return address
+
+
+def _range(start: SupportsIndex, size: SupportsIndex) -> tuple[int, int]:
+    """Its two ends; the second may lie past the top."""
+    low, length = _address(start), index(size)
+    if length < 0:
+        raise RangeError(f"{length} bytes are less than none")
+    return low, low + length

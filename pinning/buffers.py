@@ -13,7 +13,7 @@ from pinning.errors import InvalidRangeError
 
 _ACCEPTED = (
     "an object with the buffer protocol (bytes, bytearray, memoryview, mmap, NumPy array, ...), a SharedMemory, an "
-    "object with __array_interface__, data_ptr() or DLPack on the CPU, or a pair (address, size)"
+    "object with __array_interface__, data_ptr() or DLPack on the CPU, a pair (address, size), or an address and size="
 )
 _TOP = 1 << 64
 # Device types of DLPack whose memory is the host's: CPU, and what CUDA and ROCm allocate pinned.
@@ -54,8 +54,8 @@ def resolve(buffer: object, size: int | None = None) -> HostBuffer:
     ----------
     buffer : object
         Anything with the buffer protocol, read-only or not; a `multiprocessing.shared_memory.SharedMemory`; an object
-        with ``__array_interface__``, ``data_ptr()`` (a CPU tensor) or DLPack on the CPU; or a pair
-        ``(address, size)`` of integers.
+        with ``__array_interface__``, ``data_ptr()`` (a CPU tensor) or DLPack on the CPU; a pair ``(address, size)`` of
+        integers, or an address with `size`.
     size : int, optional
         Take the first `size` bytes, counted from the lowest one. Needed where the object does not know its size.
 
@@ -67,6 +67,8 @@ def resolve(buffer: object, size: int | None = None) -> HostBuffer:
     TypeError
         The object is no buffer.
     """
+    if isinstance(buffer, int) and size is not None:
+        buffer, size = (buffer, size), None
     whole = _whole(buffer, size)
     if size is None:
         return whole

@@ -69,7 +69,13 @@ def default_device() -> Device:
 
 
 def pinned_map(on: Device | str | None = None) -> PinnedMap:
-    """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand."""
+    """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand.
+
+    Raises
+    ------
+    PluginUnavailableError
+        There is no device of this name.
+    """
     found = default_device() if on is None else device(on) if isinstance(on, str) else on
     return _map_of(found)
 

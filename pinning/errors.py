@@ -21,7 +21,7 @@ class NotLockedError(PinningError, LookupError):
 
 
 class StillLockedError(PinningError):
-    """A registration, or a map, cannot go while someone holds a lock in it."""
+    """A registration that someone holds a lock in cannot go; a range that is half unlocked cannot be locked."""
 
 
 class LockLimitError(PinningError, MemoryError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
+from numbers import Integral
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -72,9 +73,17 @@ class Lock:
         VendorError
             The vendor refused; the lock is still held and can be unlocked again.
         """
-        self._hold.unlock()
+        self._give_up()
+
+    def _give_up(self) -> bool:
+        if not self._hold.unlock():
+            return False
         _open.pop(self._serial, None)
         self._owner = None
+        return True
+
+    def _meets(self, start: int, end: int) -> bool:
+        return self.host_ptr < end and start < self.host_ptr + self.size
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +97,7 @@ class Lock:
         hold: Hold | None = getattr(self, "_hold", None)  # absent when the lock was refused
         if hold is not None and hold.held:
             warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
-            hold.unlock()
+            hold.drop()
 
     def __repr__(self) -> str:
         state = "" if self.held else ", unlocked"
@@ -114,8 +123,8 @@ def lock(
     ----------
     buffer : object
         What to lock: anything with the buffer protocol (bytes, bytearray, memoryview, mmap, array, NumPy arrays of any
-        strides), SharedMemory, CPU tensors, DLPack on the CPU, ``__array_interface__``, or ``(address, size)``. A view
-        with gaps is locked from its lowest to its highest byte.
+        strides), SharedMemory, CPU tensors, DLPack on the CPU, ``__array_interface__``, ``(address, size)``, or an
+        address with `size`. A view with gaps is locked from its lowest to its highest byte.
     size : int, optional
         Only the first `size` bytes.
     device : Device or str, optional
@@ -141,8 +150,12 @@ def lock(
         Empty, null, closed, freed or device memory.
     PartialOverlapError
         It shares bytes with a locked region without lying inside it.
+    StillLockedError
+        It overlaps a region that is half unlocked, because the vendor refused; unlock that again first.
     LockLimitError
         Too much for this machine's limits.
+    PluginUnavailableError
+        There is no such device.
     VendorError
         The vendor refused.
     """
@@ -173,22 +186,25 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
     ------
     NotLockedError
         It is not locked.
+    VendorError
+        The vendor refused; it is still locked.
     """
     if isinstance(buffer, Lock):
         buffer.unlock()
         return
     ptr, size = _range(buffer)
     for on in pinned_maps() if device is None else [pinned_map(device)]:
+        # Where the vendor has refused half way no region is found, and the locks themselves say where they are.
         region = on.find(ptr)
-        if region is None:
-            continue
-        there = [held for held in reversed(list(_open.values())) if held._map is on and held.host_ptr in region]
-        exact = [held for held in there if (held.host_ptr, held.size) == (ptr, size)]
-        for held in exact + there:
-            held.unlock()
+        start, end = (region.start, region.end) if region else (ptr, ptr + 1)
+        youngest_first = [ref() for ref in reversed(_open.valuerefs())]  # a copy: other threads lock meanwhile
+        there = [each for each in youngest_first if each and each.held and each._map is on and each._meets(start, end)]
+        exact = [each for each in there if (each.host_ptr, each.size) == (ptr, size)]
+        if any(each._give_up() for each in exact + there):
             return
-        on.unlock(ptr)  # locked through the map itself
-        return
+        with suppress(NotLockedError):
+            on.unlock(ptr)  # locked through the map itself
+            return
     raise NotLockedError(f"no locked region holds {ptr:#x}")
 
 
@@ -196,7 +212,7 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
 def locked(
     *buffers: object, device: Device | str | None = None, read_only: bool | None = None
 ) -> Iterator[tuple[Lock, ...]]:
-    """Lock several buffers for the length of a ``with`` block: all of them or none."""
+    """Lock several buffers for the length of a ``with`` block: all of them or none. Raises what `lock` does."""
     with ExitStack() as stack:
         yield tuple(stack.enter_context(lock(each, device=device, read_only=read_only)) for each in buffers)
 
@@ -230,7 +246,7 @@ def regions(device: Device | str | None = None) -> list[Region]:
 
 
 def _range(buffer: object, size: int | None = None) -> tuple[int, int]:
-    if isinstance(buffer, int):
-        return buffer, 1 if size is None else size
+    if isinstance(buffer, Integral):  # NumPy's too, which otherwise are buffers of their own few bytes
+        return int(buffer), 1 if size is None else size
     found = resolve(buffer, size)
     return found.ptr, found.size

@@ -47,7 +47,13 @@ class Region:
         """Host addresses where one vendor registration ends and the next begins, which no single copy may cross."""
 
     def device_ptr_of(self, ptr: int) -> int:
-        """The device-accessible address of host address `ptr`."""
+        """The device-accessible address of host address `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError
+            `ptr` is not in the region.
+        """
 
     def __contains__(self, ptr: int) -> bool: ...
     def __hash__(self) -> int: ...
@@ -72,7 +78,7 @@ class PinnedMap:
     def closed(self) -> bool: ...
     @property
     def generation(self) -> int:
-        """How many times this process was forked since the map was made."""
+        """How many forks lie between this process and the one that made the map."""
 
     def lock(self, ptr: int, size: int, read_only: bool | None = None, *, piece: int | None = None) -> int:
         """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
@@ -96,7 +102,15 @@ class PinnedMap:
         InvalidRangeError
             Null, empty, negative or past the top of the address space.
         PartialOverlapError
-            It shares bytes with a region without lying inside it. Nothing has changed, no vendor call was made.
+            It shares bytes with a region of this map without lying inside it; no vendor call was made. Or the device
+            says that someone else has pinned a part of it.
+        StillLockedError
+            It overlaps a region that is half unlocked, because the device refused; unlock that again first.
+        PinningError
+            The map is closed, or the pieces' device pointers are not contiguous.
+
+        What the device raises comes through as well. After any error nothing has changed, unless the device also
+        refused to undo the pieces before the one that failed; these are then a half unlocked region.
         """
 
     def unlock(self, ptr: int) -> None:
@@ -106,6 +120,8 @@ class PinnedMap:
         ------
         NotLockedError
             No lock is held there.
+
+        What the device raises comes through as well; the count is then as before, and `unlock` can be called again.
         """
 
     def register(self, ptr: int, size: int, device_ptr: int) -> None:
@@ -115,6 +131,10 @@ class PinnedMap:
         ------
         InvalidRangeError, PartialOverlapError
             As for `lock`; any byte that is in the map already is an overlap.
+        StillLockedError
+            It overlaps a region that is half unlocked.
+        PinningError
+            The map is closed.
         """
 
     def unregister(self, ptr: int) -> None:
@@ -129,7 +149,7 @@ class PinnedMap:
         """
 
     def find(self, ptr: SupportsIndex, size: SupportsIndex = 1) -> Region | None:
-        """The region that holds every byte of ``[ptr, ptr + size)``."""
+        """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0."""
 
     def __contains__(self, ptr: SupportsIndex) -> bool: ...
     def __len__(self) -> int: ...
@@ -142,7 +162,12 @@ class PinnedMap:
         Parameters
         ----------
         wait : bool
-            Whether to wait for locks that other threads are in the middle of.
+            Whether to wait for locks that other threads are in the middle of, or to leave them out.
+
+        Raises
+        ------
+        Exception
+            The first that the device raised. The other regions are unlocked; the map stays open.
         """
 
     def __enter__(self) -> Self: ...
@@ -159,4 +184,8 @@ class Hold:
     def device_ptr(self) -> int: ...
     @property
     def held(self) -> bool: ...
-    def unlock(self) -> None: ...
+    def unlock(self) -> bool:
+        """Give it up; False when that has been done, or is being done by another thread."""
+
+    def drop(self) -> None:
+        """Give it up from a destructor: now, or when the device call that this thread is in has ended."""

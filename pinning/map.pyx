@@ -4,6 +4,7 @@
 """The pinned map for Python: a thin face of the C++ one. The stub says what each method does."""
 
 cimport cython
+from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint32_t, uint64_t
@@ -11,7 +12,9 @@ from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
-from pinning.native cimport Access, CLocker, CPinnedMap, CRegion, PythonLocker, destroy
+from pinning.native cimport Access, CLocker, CPinnedMap, CRegion, PythonLocker, destroy, device_calls
+
+from collections import deque
 
 from pinning import lifecycle
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError
@@ -24,7 +27,7 @@ cdef class Region:
 
     @property
     def borders(self):
-        return tuple(range(self.start + self.piece, self.end, self.piece))
+        return tuple(range(int(self.start) + self.piece, self.end, self.piece))
 
     def __contains__(self, ptr):
         return self.start <= ptr < self.end
@@ -68,11 +71,12 @@ cdef Region wrap(const CRegion& found, object device):
 
 cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
     try:
-        return value
+        return PyNumber_Index(value)
     except OverflowError:
         raise InvalidRangeError(f"{what} {value} is not in [0, 2**64)") from None
 
 
+@cython.no_gc_clear
 cdef class PinnedMap:
     def __cinit__(self, device):
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
@@ -86,6 +90,11 @@ cdef class PinnedMap:
     cdef _make(self):
         self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError)
         self.map = new CPinnedMap(dereference(<CLocker*>self.locker))
+
+    def __del__(self):
+        # Here and not in __dealloc__: a device in a reference cycle with its map is still whole.
+        if self.map is not NULL:
+            self.close()
 
     def __dealloc__(self):
         destroy(self.map, self.locker)
@@ -106,16 +115,22 @@ cdef class PinnedMap:
             step = self.largest
         cdef CPinnedMap* map = self.map
         cdef uint64_t device_ptr
-        with nogil:
-            device_ptr = map.lock(first, count, access, step)
+        try:
+            with nogil:
+                device_ptr = map.lock(first, count, access, step)
+        finally:
+            unlock_orphans()
         return device_ptr
 
     def unlock(self, ptr):
         cdef uint64_t at = word(ptr, "address")
         cdef CPinnedMap* map = self.map
         if not map.try_unlock(at):
-            with nogil:
-                map.unlock(at)
+            try:
+                with nogil:
+                    map.unlock(at)
+            finally:
+                unlock_orphans()
 
     def register(self, ptr, size, device_ptr):
         cdef uint64_t first = word(ptr, "address")
@@ -133,8 +148,8 @@ cdef class PinnedMap:
     def find(self, ptr, size=1):
         cdef uint64_t first, count
         try:
-            first = ptr
-            count = size
+            first = PyNumber_Index(ptr)
+            count = PyNumber_Index(size)
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.map.find(first, count)
@@ -143,7 +158,7 @@ cdef class PinnedMap:
     def __contains__(self, ptr):
         cdef uint64_t at
         try:
-            at = ptr
+            at = PyNumber_Index(ptr)
         except OverflowError:
             return False
         return self.map.find(at, 1).has_value()
@@ -162,9 +177,13 @@ cdef class PinnedMap:
     def close(self, *, wait=True):
         cdef CPinnedMap* map = self.map
         cdef cbool waits = wait
-        with nogil:
-            map.clear(waits)
-        self.closed = True
+        self.closed = True  # first, so that nobody locks meanwhile
+        try:
+            with nogil:
+                map.clear(waits)
+        except BaseException:
+            self.closed = False
+            raise
 
     def _after_fork_in_child(self):
         # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
@@ -198,16 +217,42 @@ cdef class Hold:
         return self.counted and not self.map.closed and self.generation == self.map.generation
 
     def unlock(self):
-        if not self.held:
-            self.counted = False
-            return
+        if not self.counted:
+            return False
+        held = self.held
         self.counted = False  # first, so that of two threads only one unlocks
         try:
-            self.map.unlock(self.ptr)
+            if held:
+                self.map.unlock(self.ptr)
         except BaseException:
             self.counted = True
             raise
+        return True
+
+    def drop(self):
+        # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
+        # then the unlock waits until that call has ended.
+        if device_calls > 0:
+            _orphans.append(self)
+        else:
+            self.unlock()
 
     def __dealloc__(self):
         if self.counted:
             self.unlock()
+
+
+_orphans = deque()  # of Hold
+
+
+cdef unlock_orphans():
+    while device_calls == 0 and _orphans:
+        try:
+            hold = _orphans.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        unlock_orphan(hold)
+
+
+cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor, nobody is there to hear of an error
+    hold.unlock()

@@ -11,6 +11,8 @@ from libcpp.vector cimport vector
 cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
     void raise_in_python()
 
+    int device_calls
+
     enum class Access "pinning::Access":
         unknown
         writable

@@ -51,9 +51,11 @@ class PinnedMap {
   /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it; the device pointer of `ptr`.
   ///
   /// `piece`: bytes that one vendor call may take, 0 for all. Throws InvalidRange, PartialOverlap, StillLocked (half
-  /// unlocked by a failed `unlock`), or what the locker throws; then nothing has changed.
+  /// unlocked by a failed `unlock`), or what the locker throws; then nothing has changed. (Where the vendor refuses
+  /// a piece, and then to undo the pieces before it, these are a half unlocked region, for `unlock` to try again.)
   Address lock(Address ptr, std::uint64_t size, Access access = Access::unknown, std::uint64_t piece = 0) {
     check(ptr, size);
+    std::exception_ptr refused;  // outlives `guard`: to destroy what a locker threw may need a lock of the locker's own
     std::unique_lock guard(mutex_);
     for (;;) {
       if (auto const device_ptr = count_one_more(ptr, size)) return *device_ptr;
@@ -61,28 +63,33 @@ class PinnedMap {
       refuse_overlap(ptr, size);
       Id const id = enter(ptr, size, State::entering, piece);
       guard.unlock();
+      std::uint64_t held = 0;
+      std::optional<Pinned> pinned;
       try {
-        Address const device_ptr = lock_pieces(ptr, size, access, piece);
-        guard.lock();
-        publish(id, device_ptr, 1, 0);
-        return device_ptr;
-      } catch (AlreadyPinned const&) {
-        auto const pinned = pinned_by_others(guard, ptr, size);
-        guard.lock();
-        leave(ptr);
-        if (!pinned) throw;
-        if (!contains(*pinned, ptr, size)) throw PartialOverlap(ptr, size, pinned->base, pinned->size);
-        // Another thread may be finding out the same about another part of it: then it enters the whole, or we do.
-        if (!settle(guard, pinned->base, pinned->size)) continue;
-        if (count_one_more(ptr, size)) return pinned->device_ptr + (ptr - pinned->base);
-        refuse_overlap(pinned->base, pinned->size);
-        publish(enter(pinned->base, pinned->size, State::entering, 0), pinned->device_ptr, 1, external);
-        return pinned->device_ptr + (ptr - pinned->base);
+        try {
+          Address const device_ptr = lock_pieces(ptr, size, access, piece, held);
+          guard.lock();
+          publish(id, device_ptr, 1, 0);
+          return device_ptr;
+        } catch (AlreadyPinned const&) {
+          refused = std::current_exception();
+          if (held == 0) pinned = pinned_by_others(ptr, size);
+        }
       } catch (...) {
         guard.lock();
-        leave(ptr);
+        abandon(id, ptr, held);
         throw;
       }
+      guard.lock();
+      abandon(id, ptr, held);
+      if (!pinned) std::rethrow_exception(refused);
+      if (!contains(*pinned, ptr, size)) throw PartialOverlap(ptr, size, pinned->base, pinned->size);
+      // Another thread may be finding out the same about another part of it: then it enters the whole, or we do.
+      if (!settle(guard, pinned->base, pinned->size)) continue;
+      if (auto const device_ptr = count_one_more(ptr, size)) return *device_ptr;
+      refuse_overlap(pinned->base, pinned->size);
+      publish(enter(pinned->base, pinned->size, State::entering, 0), pinned->device_ptr, 1, external);
+      return pinned->device_ptr + (ptr - pinned->base);
     }
   }
 
@@ -168,6 +175,7 @@ class PinnedMap {
     return true;
   }
 
+  /// How many regions `find` shows.
   std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
   /// All regions, ascending, as of one instant.
@@ -200,11 +208,11 @@ class PinnedMap {
       }
       try {
         unlock_last(guard, *region, value);
-        guard.lock();
       } catch (...) {
         if (!first_error) first_error = std::current_exception();
-        if (!guard.owns_lock()) guard.lock();
+        guard.unlock();  // before this error is destroyed, see `lock`
       }
+      guard.lock();
     }
     if (first_error) std::rethrow_exception(first_error);
   }
@@ -229,13 +237,15 @@ class PinnedMap {
       State const now = state.load(std::memory_order_relaxed);
       return now == State::entering || now == State::leaving;
     }
-    /// Copies all but the bounds; whether the region is to be found.
+    /// Copies all but the bounds; whether the region is to be found. The state comes first: what `publish` stores
+    /// before it is then seen as well.
     bool read(Region& region) const noexcept {
+      bool const found = state.load(std::memory_order_acquire) == State::locked;
       region.device_ptr = device_ptr.load(std::memory_order_acquire);
       region.piece = piece.load(std::memory_order_acquire);
       region.references = references.load(std::memory_order_acquire);
       region.external = (flags.load(std::memory_order_acquire) & PinnedMap::external) != 0;
-      return state.load(std::memory_order_acquire) == State::locked;
+      return found;
     }
   };
 
@@ -304,40 +314,51 @@ class PinnedMap {
     value.device_ptr.store(device_ptr, std::memory_order_release);
     value.references.store(references, std::memory_order_release);
     value.flags.store(flags, std::memory_order_release);
-    value.state.store(State::locked, std::memory_order_release);
-    size_.store(size_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    settled_.notify_all();
+    settle_as(value, State::locked);
   }
 
   void leave(Address start) noexcept {
     auto const region = table_.remove(start);
-    if (table_.value(region->id).state.load(std::memory_order_relaxed) != State::entering) {
-      size_.store(size_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
-    }
+    settle_as(table_.value(region->id), State::leaving);
+  }
+
+  /// After a refused `lock`: the entry goes, unless the vendor refused to undo it too; then an `unlock` can try again.
+  void abandon(Id id, Address start, std::uint64_t held) noexcept {
+    if (held == 0) return leave(start);
+    Value& value = table_.value(id);
+    value.held.store(held, std::memory_order_release);
+    value.references.store(1, std::memory_order_release);
+    settle_as(value, State::half_unlocked);
+  }
+
+  void settle_as(Value& value, State state) noexcept {
+    State const before = value.state.load(std::memory_order_relaxed);
+    value.state.store(state, std::memory_order_release);
+    size_.store(size_.load(std::memory_order_relaxed) + (state == State::locked) - (before == State::locked),
+                std::memory_order_relaxed);
     settled_.notify_all();
   }
 
   // ---- vendor calls: without the mutex ----
 
-  /// Locks all pieces or none.
-  Address lock_pieces(Address ptr, std::uint64_t size, Access access, std::uint64_t piece) {
+  /// Locks all pieces or none; `held`, 0 at first, says how many bytes the vendor has locked when it is done.
+  Address lock_pieces(Address ptr, std::uint64_t size, Access access, std::uint64_t piece, std::uint64_t& held) {
     std::uint64_t const step = piece == 0 ? size : piece;
-    std::uint64_t held = std::min(step, size);
-    Address const device_ptr = locker_.lock(ptr, held, access);
+    Address device_ptr = 0;
     try {
       while (held < size) {
         std::uint64_t const next = std::min(step, size - held);
         Address const piece_ptr = locker_.lock(ptr + held, next, access);
+        if (held == 0) device_ptr = piece_ptr;
         std::uint64_t const at = std::exchange(held, held + next);
         if (piece_ptr != device_ptr + at) throw NotContiguous();
       }
     } catch (...) {
-      auto const error = std::current_exception();
       try {
         unlock_pieces(ptr, held, step);
-      } catch (...) {  // the first error says more, and there is nothing else to do about this one
+      } catch (...) {  // the first error says more
       }
-      std::rethrow_exception(error);
+      throw;
     }
     return device_ptr;
   }
@@ -356,15 +377,14 @@ class PinnedMap {
     std::uint64_t const piece = value.piece.load(std::memory_order_relaxed);
     std::uint64_t held = value.held.load(std::memory_order_relaxed);
     State const before = value.state.load(std::memory_order_relaxed);
-    value.state.store(State::leaving, std::memory_order_release);
+    settle_as(value, State::leaving);
     guard.unlock();
     try {
       unlock_pieces(region.start, held, piece == 0 ? region.size : piece);
     } catch (...) {
       guard.lock();
       value.held.store(held, std::memory_order_release);
-      value.state.store(held == region.size ? before : State::half_unlocked, std::memory_order_release);
-      settled_.notify_all();
+      settle_as(value, held == region.size ? before : State::half_unlocked);
       throw;
     }
     guard.lock();
@@ -373,15 +393,9 @@ class PinnedMap {
   }
 
   /// The pinned range of someone else around the start or the end of this one.
-  std::optional<Pinned> pinned_by_others(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
-    try {
-      auto const pinned = locker_.is_pinned(ptr);
-      return pinned ? pinned : locker_.is_pinned(ptr + (size - 1));
-    } catch (...) {
-      guard.lock();
-      leave(ptr);
-      throw;
-    }
+  std::optional<Pinned> pinned_by_others(Address ptr, std::uint64_t size) {
+    auto const pinned = locker_.is_pinned(ptr);
+    return pinned ? pinned : locker_.is_pinned(ptr + (size - 1));
   }
 
   Locker& locker_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <Python.h>
+#include <unistd.h>
 
 #include <exception>
 #include <memory>
@@ -13,14 +14,41 @@
 namespace pinning {
 
 /// The GIL, held or not before.
+///
+/// A daemon thread that asks for it while the interpreter exits never gets it: before Python 3.14 its stack is unwound
+/// instead, which C++ on it does not survive. Such a thread stops here, as 3.14 has it, until the process ends.
 class Gil {
  public:
-  Gil() : state_(PyGILState_Ensure()) {}
-  ~Gil() { PyGILState_Release(state_); }
+  Gil() try : state_(PyGILState_Ensure()) {
+  } catch (...) {
+    stop();
+  }
+  ~Gil() {
+    if (!PyGILState_Check()) stop();
+    PyGILState_Release(state_);
+  }
   Gil(Gil const&) = delete;
 
  private:
+  [[noreturn]] static void stop() noexcept {
+    for (;;) pause();
+  }
+
   PyGILState_STATE state_;
+};
+
+/// How many calls of Python devices this thread is in the middle of.
+inline thread_local int device_calls = 0;
+
+/// A call of a Python device: the GIL, and one more in `device_calls`.
+class DeviceCall {
+ public:
+  DeviceCall() { ++device_calls; }
+  ~DeviceCall() { --device_calls; }
+  DeviceCall(DeviceCall const&) = delete;
+
+ private:
+  Gil gil_;
 };
 
 /// The Python exception that is being raised, taken away to travel through C++ and be raised again unchanged.
@@ -57,17 +85,17 @@ struct PythonAlreadyPinned : AlreadyPinned {
 /// A device object with `data_lock`, `data_unlock` and `is_pinned_ptr`.
 class PythonLocker : public Locker {
  public:
-  /// Both are borrowed now and owned from here on; the GIL is held.
+  /// `device` is borrowed and must outlive this: a reference that the garbage collector cannot see would keep a device
+  /// in a cycle with its map forever. The GIL is held.
   PythonLocker(PyObject* device, PyObject* already_pinned_error)
-      : device_(Py_NewRef(device)), already_pinned_error_(Py_NewRef(already_pinned_error)) {}
+      : device_(device), already_pinned_error_(Py_NewRef(already_pinned_error)) {}
   ~PythonLocker() override {
     Gil const gil;
-    Py_DECREF(device_);
     Py_DECREF(already_pinned_error_);
   }
 
   Address lock(Address ptr, std::uint64_t size, Access access) override {
-    Gil const gil;
+    DeviceCall const during;
     PyObject* const read_only = access == Access::unknown ? Py_None : access == Access::read_only ? Py_True : Py_False;
     PyObject* const answer = PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
                                                  static_cast<unsigned long long>(size), read_only);
@@ -75,7 +103,7 @@ class PythonLocker : public Locker {
   }
 
   void unlock(Address ptr) override {
-    Gil const gil;
+    DeviceCall const during;
     PyObject* answer = call("data_unlock", ptr);
     if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
       // Ctrl-C struck in Python code around the vendor's call: before or after it, nobody knows. A second try settles
@@ -93,7 +121,7 @@ class PythonLocker : public Locker {
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {
-    Gil const gil;
+    DeviceCall const during;
     PyObject* const answer = call("is_pinned_ptr", ptr);
     if (answer == nullptr) throw PythonError();
     if (answer == Py_None) {

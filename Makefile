@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make demo` and `make test` need Python 3.11 or newer and a C++ compiler; all else is fetched into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WHEEL := $(VENV)/wheel
+SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
+  $(shell find pagetable pinning plugins -type f -not -name '*.so' -not -path '*/__pycache__/*')
+
+# The CUDA plugin needs NVIDIA's bindings where there is a driver for them to bind.
+DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
+EXTRAS := $(if $(DRIVER)$(wildcard /usr/lib/wsl/lib/libcuda.so.1),[cuda])
+
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+
+# The source tree's packages lack the native modules: only the installed ones are to be found.
+export PYTHONSAFEPATH := 1
+
+.PHONY: demo doctor bench test lint clean
+
+demo: $(VENV)/installed
+	@$(BIN)/pinning demo
+
+doctor: $(VENV)/installed
+	@$(BIN)/pinning doctor
+
+bench: $(VENV)/installed
+	@$(BIN)/pinning bench
+
+test: $(VENV)/installed-for-tests
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-for-tests
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "pinning needs Python 3.11 or newer, and $(PYTHON) is not; name another: make PYTHON=python3.12" >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || { \
+	  echo "pinning needs a C++ compiler, such as: sudo apt-get install g++" >&2; exit 1; }
+	@$(PYTHON) -c 'import pathlib, sysconfig as s, sys; sys.exit(not pathlib.Path(s.get_path("include"), "Python.h").exists())' || { \
+	  echo "pinning needs the headers of $(PYTHON), such as: sudo apt-get install python3-dev" >&2; exit 1; }
+	@echo "Making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(WHEEL): $(SOURCES) | $(VENV)/bin/python
+	@echo "Building pinning"
+	@rm -rf $@
+	@$(PIP) wheel --no-deps --wheel-dir $@ .
+	@touch $@
+
+# Two steps, because pip leaves an installed package of the same version as it is.
+$(VENV)/installed: $(WHEEL)
+	@echo "Installing pinning$(EXTRAS)"
+	@$(PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
+	@$(PIP) install "$$(echo $(WHEEL)/*.whl)$(EXTRAS)"
+	@touch $@
+
+$(VENV)/installed-for-tests: $(VENV)/installed
+	@echo "Installing what the tests need"
+	@$(PIP) install "$$(echo $(WHEEL)/*.whl)[test,plot]"
+	@touch $@

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest plugin: a device that sees the host's memory at other addresses, and locks nothing.
+
+After ``pip install ./examples/plugin``, ``pinning.lock(array, device="fake")`` uses it.
+"""
+
+from __future__ import annotations
+
+from pinning.errors import AlreadyPinnedError, PluginUnavailableError, VendorError
+from pinning.plugin import PinnedInfo
+
+OFFSET = 2**52  # between a host address and the device's
+
+
+class FakeDevice:
+    """Three methods and a name. Calls come from any thread, several at a time."""
+
+    name = "fake:0"
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}  # base: size
+
+    def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+        """Here the vendor's lock is called. When it fails, nothing is locked."""
+        if self.is_pinned_ptr(ptr) or self.is_pinned_ptr(ptr + size - 1):
+            raise AlreadyPinnedError("fake_lock", 7, "FAKE_ALREADY_LOCKED")
+        self._held[ptr] = size
+        return ptr + OFFSET
+
+    def data_unlock(self, ptr: int) -> None:
+        """Here the vendor's unlock. When it fails, all is still locked."""
+        if self._held.pop(ptr, None) is None:
+            raise VendorError("fake_unlock", 8, "FAKE_NOT_LOCKED")
+
+    def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
+        """What the vendor knows of an address, whoever locked it."""
+        for base, size in list(self._held.items()):
+            if base <= ptr < base + size:
+                return PinnedInfo(base, size, base + OFFSET)
+        return None
+
+
+class FakePlugin:
+    """Names the vendor and its devices; nothing is asked of the vendor before `device_count`."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self._device = FakeDevice()
+
+    def device_count(self) -> int:
+        return 1
+
+    def device(self, index: int) -> FakeDevice:
+        if index != 0:
+            raise PluginUnavailableError(f"there is no device fake:{index}; the only one is fake:0")
+        return self._device
+
+
+plugin = FakePlugin()

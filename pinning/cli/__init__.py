@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``pinning demo``, ``pinning doctor`` and ``pinning bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import pinning
+from pinning.cli import bench as benching
+from pinning.cli import bench_view, demo_view, doctor_view
+from pinning.cli import demo as demonstrating
+from pinning.cli import doctor as examining
+from pinning.cli.machine import for_the_shell
+from pinning.cli.output import console, print_json, progress_bar, say_error
+from pinning.plugin import Device
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Lock host memory for devices, and know what is locked.",
+)
+
+_Name = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Such as cuda:0; the best by default.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+
+
+@app.command()
+def demo(device: _Name = None, json: _Json = False) -> None:
+    """Lock real buffers, look at them from all sides, copy them, unlock them."""
+    with _failures(json), progress_bar(quiet=json) as step:
+        report = demonstrating.run(_device(device), step)
+    if json:
+        print_json(report, ok=report.ok)
+    else:
+        demo_view.show(report, console())
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def doctor(json: _Json = False) -> None:
+    """Say what can be locked here and what would help; exits with 1 when locking does not work."""
+    report = examining.run()
+    if json:
+        print_json(report, ok=report.ok)
+    else:
+        doctor_view.show(report, console())
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def bench(
+    device: _Name = None,
+    json: _Json = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Draw it too.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of most of a minute.")] = False,
+) -> None:
+    """Measure this machine: lookups, locking, copies."""
+    with _failures(json):
+        if plot and not find_spec("matplotlib"):
+            raise ModuleNotFoundError("--plot needs matplotlib: pip install 'pinning[plot]'")
+        if plot and not plot.absolute().parent.is_dir():
+            raise FileNotFoundError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+        with progress_bar(quiet=json) as step:
+            report = benching.run(_device(device), benching.QUICK if quick else benching.FULL, step)
+        if plot:
+            from pinning.cli.plot import draw
+
+            draw(report, plot)
+    if json:
+        print_json(report)
+    else:
+        bench_view.show(report, console())
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"pinning {version('pinning')}")
+        raise typer.Exit
+
+
+def _device(name: str | None) -> Device:
+    return pinning.default_device() if name is None else pinning.device(name)
+
+
+@contextmanager
+def _failures(as_json: bool) -> Iterator[None]:
+    """Say what went wrong without a traceback, and exit with 1."""
+    try:
+        yield
+    except (pinning.PinningError, OSError, MemoryError, ImportError) as error:
+        say_error(for_the_shell(str(error)) or type(error).__name__, as_json)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        say_error("interrupted; nothing stays locked", as_json)
+        raise typer.Exit(130) from None

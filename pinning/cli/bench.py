@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pinning bench` measures on this machine; `bench_view` shows it and `plot` draws it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy
+
+import pinning
+from pagetable import PageTable
+from pinning.buffers import resolve
+from pinning.cli.machine import Bound, bound, description, memory_at
+from pinning.cli.output import Step
+from pinning.cli.timing import Times, seconds, times
+from pinning.cli.units import size as bytes_text
+from pinning.errors import LockLimitError
+from pinning.map import PinnedMap
+from pinning.plugin import CopyDevice, Device
+from pinning.populate import huge_page_mode
+
+GIB = 1 << 30
+_HUGE_PAGE = 2 << 20
+# An address that no region of this process has: lookups never touch the memory they ask about.
+_SOMEWHERE = 1 << 40
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure: region counts, the largest buffer in bytes, how often."""
+
+    regions: tuple[int, ...]
+    lookups: int
+    batch: int
+    largest: int
+    repeats: int
+
+
+FULL = Effort(regions=(1, 100, 10_000, 100_000), lookups=20_000, batch=1_000_000, largest=GIB, repeats=5)
+QUICK = Effort(regions=(1, 10_000), lookups=5_000, batch=100_000, largest=64 << 20, repeats=3)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The cost of one answer, in seconds, with so many regions."""
+
+    what: str
+    regions: int
+    times: Times
+
+
+@dataclass(frozen=True)
+class LockPair:
+    """The cost of one lock and its unlock, in seconds, where a region holds the memory already."""
+
+    what: str
+    times: Times
+
+
+@dataclass(frozen=True)
+class Registration:
+    """The cost of locking `size` bytes, in seconds, and of unlocking them."""
+
+    memory: str
+    how: str
+    size: int
+    lock: Times
+    unlock: Times
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """The cost of one copy of `size` bytes, in seconds."""
+
+    direction: str
+    size: int
+    pageable: Times
+    locked: Times
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """All that was measured."""
+
+    device: str
+    description: str
+    largest: int
+    limited_by: Bound | None
+    lookups: list[Lookup]
+    lock_pairs: list[LockPair]
+    registrations: list[Registration]
+    copies: list[CopyRow]
+
+
+def run(device: Device, effort: Effort, step: Step) -> BenchReport:
+    """Measure one device of this machine.
+
+    Raises
+    ------
+    PinningError
+        Nothing can be locked, or the vendor fails. Nothing stays locked.
+    """
+    largest, limited_by = _largest(device, effort.largest)
+    lookups: list[Lookup] = []
+    for done, count in enumerate(effort.regions):
+        step(f"Looking up, {count:,} regions", done, len(effort.regions))
+        lookups += _lookups(device, count, effort)
+    return BenchReport(
+        device=device.name,
+        description=description(device),
+        largest=largest,
+        limited_by=limited_by,
+        lookups=lookups,
+        lock_pairs=_lock_pairs(device, effort),
+        registrations=list(_registrations(device, largest, effort, step)),
+        copies=list(_copies(device, largest, effort, step)),
+    )
+
+
+def _largest(device: Device, wanted: int) -> tuple[int, Bound | None]:
+    """The largest buffer to lock, and what keeps it from being as large as wanted."""
+    room = bound(device, memory_share=4)
+    size = min(room.size, wanted)
+    size -= size % (_HUGE_PAGE if size >= _HUGE_PAGE else mmap.PAGESIZE)
+    if size <= 0:
+        raise LockLimitError(f"{room.why}, too little to measure; to raise it: {room.remedy}")
+    return size, room if room.size < wanted else None
+
+
+def _lookups(device: Device, regions: int, effort: Effort) -> Iterator[Lookup]:
+    """Of random addresses in pages of which every second one is a region."""
+    table = PageTable()
+    held = PinnedMap(device)  # A map of its own, and entries that nobody locks: the vendor is not called.
+    for index in range(regions):
+        start = _SOMEWHERE + 2 * index * mmap.PAGESIZE
+        table.insert(start, mmap.PAGESIZE)
+        held.register(start, mmap.PAGESIZE, start)
+    span = 2 * regions * mmap.PAGESIZE
+    batch = numpy.random.default_rng(0).integers(_SOMEWHERE, _SOMEWHERE + span, effort.batch, numpy.uint64)
+    few: list[int] = batch[: effort.lookups].tolist()
+
+    def contains(container: PageTable | PinnedMap) -> None:
+        for address in few:
+            address in container  # noqa: B015
+
+    def find(container: PageTable | PinnedMap) -> None:
+        for address in few:
+            container.find(address)
+
+    asked: list[tuple[str, int, Callable[[], object]]] = [
+        ("ptr in PageTable", len(few), partial(contains, table)),
+        ("PageTable.find", len(few), partial(find, table)),
+        ("PageTable.contains_many", len(batch), partial(table.contains_many, batch)),
+        ("ptr in PinnedMap", len(few), partial(contains, held)),
+        ("PinnedMap.find", len(few), partial(find, held)),
+    ]
+    for what, count, work in asked:
+        yield Lookup(what, regions, times(work, effort.repeats, per=count))
+
+
+def _lock_pairs(device: Device, effort: Effort) -> list[LockPair]:
+    count = effort.lookups // 10
+    array = numpy.ones(mmap.PAGESIZE, numpy.uint8)
+    part = array[mmap.PAGESIZE // 4 : mmap.PAGESIZE // 2]
+    ptr, size, *_ = resolve(part)
+    on = pinning.pinned_map(device)
+
+    def by_map() -> None:
+        for _ in range(count):
+            on.lock(ptr, size)
+            on.unlock(ptr)
+
+    def by_handle() -> None:
+        for _ in range(count):
+            pinning.lock(part, device=device).unlock()
+
+    with pinning.lock(array, device=device):
+        return [
+            LockPair("PinnedMap.lock, unlock", times(by_map, effort.repeats, per=count)),
+            LockPair("pinning.lock(array).unlock()", times(by_handle, effort.repeats, per=count)),
+        ]
+
+
+def _registrations(device: Device, size: int, effort: Effort, step: Step) -> Iterator[Registration]:
+    """By `pinning.lock`, and for untouched memory by the vendor alone, which then has to bring the pages in."""
+    on = pinning.pinned_map(device)
+    huge = size >= _HUGE_PAGE and huge_page_mode() in ("always", "madvise")
+    vendor, ours = "vendor alone", "pinning.lock"
+    cases = [("untouched", vendor, False), ("untouched", ours, False), ("touched, 4 KiB pages", ours, False)]
+    if huge:
+        cases.append(("touched, huge pages", ours, True))
+    for done, (memory, how, in_huge_pages) in enumerate(cases):
+        locking, unlocking = [], []
+        tries = 1 + effort.repeats
+        for each in range(tries):
+            step(f"Locking {memory} memory", done * tries + each, len(cases) * tries)
+            with _memory(size, in_huge_pages) as ptr:
+                if memory != "untouched":
+                    memory_at(ptr, size)[:: mmap.PAGESIZE] = 1
+                if how == vendor:
+                    locking.append(seconds(partial(on.lock, ptr, size)))
+                    unlocking.append(seconds(partial(on.unlock, ptr)))
+                else:
+                    held: list[pinning.Lock] = []
+                    locking.append(seconds(lambda: held.append(pinning.lock((ptr, size), device=device))))  # noqa: B023
+                    unlocking.append(seconds(held[0].unlock))
+        yield Registration(memory, how, size, Times.of(locking[1:]), Times.of(unlocking[1:]))
+
+
+@contextmanager
+def _memory(size: int, huge: bool) -> Iterator[int]:
+    """The address of untouched memory of the wanted pages, aligned to huge ones."""
+    mapped = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with mapped:
+        mapped.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        export = numpy.frombuffer(mapped, numpy.uint8)
+        ptr = -(-export.ctypes.data // _HUGE_PAGE) * _HUGE_PAGE
+        del export
+        yield ptr
+
+
+def _copies(device: Device, largest: int, effort: Effort, step: Step) -> Iterator[CopyRow]:
+    if not isinstance(device, CopyDevice):
+        return
+    sizes = [size for size in (64 << 10, 1 << 20, 16 << 20, 256 << 20) if size < largest] + [largest]
+    with _memory(largest, huge=False) as host:
+        memory_at(host, largest)[:] = 1
+        on_device = device.allocate(largest)
+        try:
+            yield from _copies_between(device, host, on_device, sizes, effort, step)
+        finally:
+            device.free(on_device)
+
+
+def _copies_between(
+    device: CopyDevice, host: int, on_device: int, sizes: list[int], effort: Effort, step: Step
+) -> Iterator[CopyRow]:
+    """From and to the same memory, before it is locked and after."""
+    ways = {"to the device": (on_device, host), "from the device": (host, on_device)}
+    found: list[dict[tuple[str, int], Times]] = []
+
+    def measure() -> None:
+        rows: dict[tuple[str, int], Times] = {}
+        for way, (dst, src) in ways.items():
+            for size in sizes:
+                step(f"Copying {bytes_text(size)} {way}", len(found) * len(ways) * len(sizes) + len(rows), total)
+                many = max(1, (16 << 20) // size)  # so that the clock weighs little
+
+                def work(dst: int = dst, src: int = src, size: int = size, many: int = many) -> None:
+                    for _ in range(many):
+                        device.copy(dst, src, size)
+
+                rows[way, size] = times(work, effort.repeats, per=many)
+        found.append(rows)
+
+    total = 2 * len(ways) * len(sizes)
+    measure()
+    with pinning.lock((host, sizes[-1]), device=device):
+        measure()
+    pageable, locked = found
+    for way, size in pageable:
+        yield CopyRow(way, size, pageable[way, size], locked[way, size])

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pinning doctor` finds out; `doctor_view` shows it."""
+
+from __future__ import annotations
+
+import mmap
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import pinning
+from pinning.buffers import resolve
+from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
+from pinning.cli.units import size as bytes_text
+from pinning.plugin import Device, LockLimit
+from pinning.populate import huge_page_mode
+from pinning.room import Room, cgroup_memory, system_memory
+
+# MADV_POPULATE_READ and _WRITE, which bring pages in many at a time.
+_POPULATES_SINCE = (5, 14)
+
+
+@dataclass(frozen=True)
+class PluginRow:
+    """An installed plugin: the names of its devices, or why there are none."""
+
+    name: str
+    devices: list[str]
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device: whether it locked one page just now, and how much it lets this process lock (None: no limit)."""
+
+    name: str
+    description: str
+    default: bool
+    locks: bool
+    problem: str | None
+    limit: LockLimit | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What would make locking possible, or faster, and the command for it."""
+
+    why: str
+    command: str
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """This machine, as far as locking memory goes."""
+
+    version: str
+    python: str
+    kernel: str
+    plugins: list[PluginRow]
+    devices: list[DeviceRow]
+    memory: Room
+    control_groups: list[Room]
+    huge_pages: str
+    advice: list[Advice]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every device can lock memory, and there is one."""
+        return bool(self.devices) and all(row.locks for row in self.devices)
+
+
+def run() -> DoctorReport:
+    """Look at everything and lock a page on each device. What fails is in the report."""
+    found = pinning.devices()
+    rows = [_device(device, default=device is found[0]) for device in found]
+    groups = list(cgroup_memory())
+    return DoctorReport(
+        version=version("pinning"),
+        python=platform.python_version(),
+        kernel=platform.release(),
+        plugins=[PluginRow(each.name, [one.name for one in each.devices], each.problem) for each in pinning.plugins()],
+        devices=rows,
+        memory=system_memory(),
+        control_groups=groups,
+        huge_pages=huge_page_mode(),
+        advice=[*_limits(rows), *_memory(groups), *_pages()],
+    )
+
+
+def _device(device: Device, default: bool) -> DeviceRow:
+    problem = None
+    try:
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        with pinning.lock(page, device=device):
+            if device.is_pinned_ptr(resolve(page).ptr) is None:
+                problem = "it locked a page without an error, and then says that the page is not pinned"
+    except Exception as error:  # of whatever kind: a plugin may be anybody's
+        problem = for_the_shell(str(error)) or type(error).__name__
+    return DeviceRow(device.name, description(device), default, problem is None, problem, lock_limit(device))
+
+
+def _limits(rows: list[DeviceRow]) -> Iterator[Advice]:
+    for limit in {row.limit for row in rows if row.limit}:
+        free = max(limit.limit - limit.used, 0)
+        yield Advice(f"{limit.name} leaves {bytes_text(free)} to lock", limit.remedy)
+
+
+def _memory(groups: list[Room]) -> Iterator[Advice]:
+    tightest = tightest_memory()
+    for room in groups:
+        if room == tightest:
+            yield Advice(f"{room.name} leaves {bytes_text(max(room.free, 0))}", room.remedy)
+
+
+def _pages() -> Iterator[Advice]:
+    if huge_page_mode() == "never":
+        yield Advice(
+            "memory that was never touched locks faster in huge pages, which are off",
+            "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+    numbers = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
+    if numbers < _POPULATES_SINCE:
+        yield Advice("Linux 5.14 brings memory that was never touched in faster", "uname -r  # then upgrade the kernel")

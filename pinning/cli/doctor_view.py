@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows what `pinning doctor` found out."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from pinning.cli.doctor import DoctorReport
+from pinning.cli.output import BAD, GOOD, heading, table
+from pinning.cli.units import size
+
+_HUGE_PAGES = {
+    "always": "always given",
+    "madvise": "given when asked for, which pinning does",
+    "never": "never given",
+}
+
+
+def show(report: DoctorReport, to: Console) -> None:
+    """Print the plugins, the devices, the limits and the advice."""
+    to.print(f"[bold]pinning {report.version}[/], Python {report.python}, Linux {report.kernel}")
+    heading(to, "Plugins")
+    to.print(Padding(_plugins(report), (0, 0, 0, 2), expand=False))
+    heading(to, "Devices, each asked to lock a page just now")
+    to.print(Padding(_devices(report), (0, 0, 0, 2), expand=False))
+    heading(to, "This machine")
+    to.print(Padding(_machine(report), (0, 0, 0, 2), expand=False))
+    if report.advice:
+        heading(to, "What would help")
+        for advice in report.advice:
+            to.print(Padding(f"{escape(advice.why)}:", (0, 0, 0, 2), expand=False))
+            to.print(Padding(f"[bold]{escape(advice.command)}[/]", (0, 0, 0, 4), expand=False))
+    to.print()
+    if report.ok:
+        to.print(f"{GOOD} Locking works.")
+    if not report.devices:
+        to.print(f"{BAD} There is no device.")
+    for row in report.devices:
+        if not row.locks:
+            to.print(f"{BAD} Locking does not work on {row.name}: {escape(row.problem or '')}")
+
+
+def _plugins(report: DoctorReport) -> Table:
+    shown = table("plugin", "devices", left=2)
+    for row in report.plugins:
+        found = ", ".join(row.devices) or f"[yellow]not usable:[/] {escape(row.problem or '')}"
+        shown.add_row(row.name, found)
+    return shown
+
+
+def _devices(report: DoctorReport) -> Table:
+    shown = table("device", "description", "may lock", "result", left=4)
+    shown.columns[0].no_wrap = shown.columns[2].no_wrap = True
+    for row in report.devices:
+        name = f"{row.name} (default)" if row.default else row.name
+        limit = size(row.limit.limit) if row.limit else "no limit"
+        result = f"{GOOD} locks" if row.locks else f"{BAD} does not"
+        shown.add_row(name, escape(row.description), limit, result)
+    return shown
+
+
+def _machine(report: DoctorReport) -> Table:
+    shown = Table.grid(padding=(0, 2))
+    memory = report.memory
+    shown.add_row("memory", f"{size(memory.free)} available of {size(memory.limit)}")
+    for room in report.control_groups:
+        shown.add_row("control group", f"{escape(room.name)}: {size(max(room.free, 0))} left of {size(room.limit)}")
+    if not report.control_groups:
+        shown.add_row("control group", "no memory limit")
+    shown.add_row("huge pages", f"{_HUGE_PAGES.get(report.huge_pages, '')} ({report.huge_pages})")
+    return shown

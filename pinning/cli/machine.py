@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine allows and says, for the commands."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from pinning.cli.units import size
+from pinning.plugin import Device, LockLimit
+from pinning.room import Room, cgroup_memory, system_memory
+
+Bytes = NDArray[numpy.uint8]
+
+
+def locked_by_kernel() -> int:
+    """Bytes that the kernel counts as locked by mlock for this process: VmLck of /proc/self/status."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmLck:")[2].split(maxsplit=1)[0]) * 1024
+
+
+def lock_limit(device: Device) -> LockLimit | None:
+    """The vendor's limit for this process, if it has one."""
+    ask = getattr(device, "lock_limit", None)
+    limit: LockLimit | None = ask() if ask else None
+    if limit is None:
+        return None
+    return limit._replace(remedy=for_the_shell(limit.remedy))
+
+
+def for_the_shell(text: str) -> str:
+    """A text with commands for this process, as commands for the shell that it was started from."""
+    # This process ends with its command: it is the shell's limits that the next one inherits.
+    return text.replace(f"--pid {os.getpid()}", "--pid $$")
+
+
+class Bound(NamedTuple):
+    """How many bytes can be locked, what sets that, and the command that raises it."""
+
+    size: int
+    why: str
+    remedy: str
+
+
+def bound(device: Device, memory_share: int) -> Bound:
+    """What keeps a command from locking more: the vendor's limit, or the n-th part of the memory there is."""
+    memory = tightest_memory()
+    bounds = [Bound(memory.free // memory_share, f"{memory.name} has {size(max(memory.free, 0))} free", memory.remedy)]
+    if limit := lock_limit(device):
+        why = f"{limit.name} lets this process lock {size(limit.limit)}"
+        bounds.append(Bound(limit.limit - limit.used, why, limit.remedy))
+    return min(bounds)
+
+
+def tightest_memory() -> Room:
+    """The bound on memory that leaves least: the machine's, or that of a control group."""
+    return min((system_memory(), *cgroup_memory()), key=lambda room: room.free)
+
+
+def description(device: Device) -> str:
+    """What a person calls a device; its name if it does not say."""
+    return str(getattr(device, "description", device.name))
+
+
+def memory_at(ptr: int, length: int) -> Bytes:
+    """Host memory as an array, which does not keep its owner from being closed."""
+    return numpy.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(ptr))

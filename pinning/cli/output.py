@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share in speaking to people and to machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+# step(what, done, total): what is being done, and how much of it; called from time to time.
+Step = Callable[[str, int, int], None]
+
+GOOD, BAD = "[green]✓[/]", "[red]✗[/]"
+
+
+def console(file: TextIO | None = None) -> Console:
+    """Standard output, or another stream; never wider than a person reads with ease."""
+    plain = Console(file=file)
+    return Console(file=file, highlight=False, width=min(plain.width, 100))
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[Step]:
+    """A bar on standard error while the block runs, if that is a terminal; nothing of it stays."""
+    to = Console(file=sys.stderr)
+    columns = (TextColumn("[dim]{task.description:<36}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def step(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield step
+
+
+def print_json(report: Any, **more: object) -> None:
+    """One JSON object on standard output: `more`, and the fields of a dataclass."""
+    _write_json({**more, **_plain(report)})
+
+
+def say_error(message: str, as_json: bool) -> None:
+    """What went wrong: for people on standard error, for machines as the one JSON object."""
+    if as_json:
+        _write_json({"ok": False, "error": message})
+    else:
+        console(sys.stderr).print(f"{BAD} {escape(message)}")
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and named tuples as dictionaries, all the way down."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _write_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    print()
+
+
+def table(*columns: str, left: int = 1) -> Table:
+    """An empty table: the first `left` columns hold words, the others figures."""
+    made = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 1))
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
+    return made
+
+
+def heading(to: Console, title: str) -> None:
+    """A blank line and a title."""
+    to.print()
+    to.print(f"[bold cyan]{title}[/]")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws what `pinning bench` measured. Importing this needs matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pinning.cli.bench import GIB, BenchReport
+from pinning.cli.units import size
+
+_BLUE, _GREY = "#2f6fb0", "#9a9a9a"
+
+
+def draw(report: BenchReport, file: Path) -> None:
+    """Write lookups, registration and copies side by side into a picture; its kind follows from the file's suffix."""
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    lookups, registrations, copies = figure.subplots(1, 3)
+    figure.suptitle(f"pinning on {report.device}, {report.description}")
+    _lookups(report, lookups)
+    _registrations(report, registrations)
+    _copies(report, copies)
+    for axes in (lookups, registrations, copies):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=150)
+
+
+def _lookups(report: BenchReport, axes: Axes) -> None:
+    for what in dict.fromkeys(row.what for row in report.lookups):
+        rows = [row for row in report.lookups if row.what == what]
+        axes.plot([row.regions for row in rows], [row.times.median * 1e9 for row in rows], marker="o", label=what)
+    axes.set(title="one lookup", xlabel="regions", ylabel="ns", xscale="log", yscale="log")
+    axes.set_ylim(top=8 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(frameon=False, fontsize="small")
+
+
+def _registrations(report: BenchReport, axes: Axes) -> None:
+    rows = report.registrations
+    labels = [f"{row.memory}\n{row.how}" for row in rows]
+    scale = [1e3 * GIB / row.size for row in rows]
+    medians = [row.lock.median * by for row, by in zip(rows, scale, strict=True)]
+    below = [median - row.lock.low * by for median, row, by in zip(medians, rows, scale, strict=True)]
+    above = [row.lock.high * by - median for median, row, by in zip(medians, rows, scale, strict=True)]
+    bars = axes.barh(labels, medians, xerr=(below, above), color=_BLUE, ecolor=_GREY)
+    axes.bar_label(bars, fmt=" %.3g")
+    axes.invert_yaxis()
+    axes.set(title="locking a GiB", xlabel="ms")
+
+
+def _copies(report: BenchReport, axes: Axes) -> None:
+    for way, style in (("to the device", "-"), ("from the device", "--")):
+        rows = [row for row in report.copies if row.direction == way]
+        sizes = [row.size for row in rows]
+        for kind, colour in (("locked", _BLUE), ("pageable", _GREY)):
+            rates = [row.size / getattr(row, kind).median / 1e9 for row in rows]
+            axes.plot(sizes, rates, style, marker="o", color=colour, label=f"{kind}, {way}")
+    sizes = sorted({row.size for row in report.copies})
+    axes.set(title="copies", ylabel="GB/s", xscale="log", ylim=(0, None))
+    axes.set_xticks(sizes, [size(each) for each in sizes], rotation=30, fontsize="small")
+    axes.minorticks_off()
+    if sizes:
+        axes.legend(frameon=False, fontsize="small")

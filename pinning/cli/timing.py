@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times, as a median with its spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds that something took, over `repeats` tries."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], per: int = 1) -> Self:
+        """Of tries that each did the thing `per` times."""
+        return cls(statistics.median(seconds) / per, min(seconds) / per, max(seconds) / per, len(seconds))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long `work` takes, once."""
+    begin = perf_counter()
+    work()
+    return perf_counter() - begin
+
+
+def times(work: Callable[[], object], repeats: int, per: int = 1) -> Times:
+    """`work` is done once to warm up and then `repeats` times; each does the thing measured `per` times."""
+    work()
+    return Times.of([seconds(work) for _ in range(repeats)], per)

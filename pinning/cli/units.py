@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+
+def size(count: int) -> str:
+    """Bytes: ``1 GiB``, ``1.5 MiB``, ``100 B``."""
+    if count < 1 << 10:
+        return f"{count} B"
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << shift:
+            value = count / (1 << shift)
+            return f"{value:.0f} {unit}" if value == int(value) or value >= 100 else f"{value:.1f} {unit}"
+    raise AssertionError(count)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, with three digits: ``12.3 ms``."""
+    for scale, unit in ((1e-9, "ns"), (1e-6, "us"), (1e-3, "ms")):
+        if seconds < 999.5 * scale:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds)} s"
+
+
+def rate(count: int, seconds: float) -> str:
+    """Bytes in a time, in GB/s as vendors count them: ``55.3 GB/s``."""
+    return f"{_three_digits(count / seconds / 1e9)} GB/s"
+
+
+def pointer(address: int) -> str:
+    """An address in hexadecimal."""
+    return f"{address:#x}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same rules against a real NVIDIA driver: what a stand-in cannot prove."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pinning
+import pytest
+from pinning import AlreadyPinnedError, InvalidRangeError, PartialOverlapError, VendorError
+
+MIB = 1 << 20
+
+
+def _gpu() -> pinning.CopyDevice:
+    try:
+        device = pinning.device("cuda:0")
+    except pinning.PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    assert isinstance(device, pinning.CopyDevice)
+    return device
+
+
+@pytest.fixture
+def gpu() -> Iterator[pinning.CopyDevice]:
+    device = _gpu()
+    yield device
+    assert pinning.regions(device) == [], "a test left something locked"
+
+
+def round_trip(gpu: pinning.CopyDevice, source: numpy.ndarray) -> numpy.ndarray:
+    """What comes back of `source`'s bytes after a visit to the GPU."""
+    there = gpu.allocate(source.nbytes)
+    try:
+        gpu.copy(there, source.ctypes.data, source.nbytes)
+        back = numpy.zeros_like(source)
+        gpu.copy(back.ctypes.data, there, source.nbytes)
+        return back
+    finally:
+        gpu.free(there)
+
+
+def noise(size: int) -> numpy.ndarray:
+    return numpy.random.default_rng(size).integers(0, 256, size, dtype=numpy.uint8)
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, 4 * MIB + 3, 256 * MIB])
+def test_locked_memory_reaches_the_gpu_and_comes_back(gpu: pinning.CopyDevice, size: int) -> None:
+    array = noise(size)
+    with pinning.lock(array, device=gpu) as lock:
+        assert gpu.is_pinned_ptr(array.ctypes.data) == (array.ctypes.data, size, lock.device_ptr)
+        assert gpu.is_pinned_ptr(array.ctypes.data + size) is None
+        assert (round_trip(gpu, array) == array).all()
+    assert gpu.is_pinned_ptr(array.ctypes.data) is None
+
+
+def test_locks_are_counted_and_the_driver_is_called_once(gpu: pinning.CopyDevice) -> None:
+    array = noise(MIB)
+    with pinning.lock(array, device=gpu) as whole:
+        with pinning.lock(array[1000::-3], device=gpu) as part:
+            assert part.device_ptr == whole.device_ptr + (part.host_ptr - whole.host_ptr)
+            assert whole.region is not None
+            assert whole.region.references == 2
+        with pytest.raises(PartialOverlapError):
+            pinning.lock((whole.host_ptr - 10, 20), device=gpu)
+        assert gpu.is_pinned_ptr(whole.host_ptr) is not None
+
+
+def test_pieces_are_one_region_with_borders(gpu: pinning.CopyDevice) -> None:
+    array = noise(MIB)
+    with pinning.lock(array, device=gpu, piece=256 << 10) as lock:
+        assert lock.region is not None
+        assert [border - lock.host_ptr for border in lock.region.borders] == [256 << 10, 512 << 10, 768 << 10]
+        pieces = [gpu.is_pinned_ptr(lock.host_ptr + at) for at in (0, 256 << 10)]
+        assert [piece and piece.size for piece in pieces] == [256 << 10, 256 << 10]
+        assert pieces[1] is not None
+        assert pieces[1].device_ptr == lock.device_ptr + (256 << 10)  # device pointers go on across a border
+        with pytest.raises(VendorError):  # and yet one copy may not cross it
+            round_trip(gpu, array)
+
+
+def test_memory_that_torch_pinned_is_entered_as_external(gpu: pinning.CopyDevice) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(1000, dtype=torch.int32).pin_memory()
+    with pinning.lock(tensor, device=gpu) as lock:
+        assert lock.region is not None
+        assert lock.region.external
+        assert lock.region.size >= 4000  # torch rounds up
+    assert tensor.is_pinned()
+    assert (tensor.cuda().cpu() == tensor).all()
+
+
+def test_memory_that_another_registered_is_entered_as_external(gpu: pinning.CopyDevice) -> None:
+    array = noise(MIB)
+    gpu.data_lock(array.ctypes.data, MIB, False)  # behind the map's back
+    with pytest.raises(AlreadyPinnedError):
+        gpu.data_lock(array.ctypes.data + 5, 10, False)
+    with pinning.lock(array[100:200], device=gpu) as lock:
+        assert lock.region is not None
+        assert (lock.region.start, lock.region.size, lock.region.external) == (array.ctypes.data, MIB, True)
+    with pytest.raises(PartialOverlapError):
+        pinning.lock((array.ctypes.data + MIB - 10, 20), device=gpu)
+    assert gpu.is_pinned_ptr(array.ctypes.data) is not None
+    gpu.data_unlock(array.ctypes.data)
+
+
+def test_an_expected_refusal_does_not_surface_in_other_libraries(gpu: pinning.CopyDevice) -> None:
+    torch = pytest.importorskip("torch")
+    array = noise(MIB)
+    gpu.data_lock(array.ctypes.data, MIB, False)
+    for _ in range(3):
+        with pytest.raises(AlreadyPinnedError):
+            gpu.data_lock(array.ctypes.data, MIB, False)
+    assert float((torch.ones(1000, device="cuda") + 1).sum()) == 2000.0
+    torch.cuda.synchronize()
+    gpu.data_unlock(array.ctypes.data)
+
+
+def test_files(gpu: pinning.CopyDevice, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(noise(4 * MIB).tobytes())
+    for mode in ("r", "c"):  # shared and read only; private and writable
+        array = numpy.memmap(path, mode=mode)  # type: ignore[call-overload]
+        with pinning.lock(array, device=gpu):
+            assert (round_trip(gpu, numpy.asarray(array)) == array).all()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as private:
+        with pytest.raises(InvalidRangeError, match="private read-only mapping"):
+            pinning.lock(private, device=gpu)
+
+
+def test_bytes_and_shared_memory(gpu: pinning.CopyDevice) -> None:
+    from multiprocessing.shared_memory import SharedMemory
+
+    with pinning.locked(bytes(100_000), bytearray(100_000), device=gpu) as (one, other):
+        assert one.region != other.region
+    memory = SharedMemory(create=True, size=MIB)
+    try:
+        with pinning.lock(memory, device=gpu) as lock:
+            assert lock.region is not None
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: pinning.CopyDevice) -> None:
+    arrays = [noise(MIB) for _ in range(8)]
+    failures: list[BaseException] = []
+
+    def work(array: numpy.ndarray) -> None:
+        try:
+            for _ in range(20):
+                with pinning.lock(array, device=gpu), pinning.lock(arrays[0][:100], device=gpu):
+                    pass
+        except BaseException as error:  # to be shown by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(array,)) for array in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Of array 0 a part and the whole are locked in turns: the whole is refused while the part is there.
+    assert all(isinstance(error, PartialOverlapError) for error in failures), failures

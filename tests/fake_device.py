@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device that only keeps account: of what it was told, and of what is locked because of that."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pinning.errors import AlreadyPinnedError
+from pinning.plugin import LockLimit, PinnedInfo
+
+LOCKED_OFFSET = 1 << 44
+FOREIGN_OFFSET = 2 << 44
+WAIT = 30  # seconds after which a test that waits has failed
+
+
+class Call(NamedTuple):
+    method: str
+    ptr: int
+    size: int = 0
+    read_only: bool | None = None
+
+
+class Gate:
+    """Where a vendor call has stopped until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self.error: BaseException | None = None
+
+    def open(self, error: BaseException | None = None) -> None:
+        """Let the call go on, or fail."""
+        self.error = error
+        self.opened.set()
+
+
+class FakeDevice:
+    """Locks on account, at device pointers that lie `LOCKED_OFFSET` above the host's.
+
+    Attributes
+    ----------
+    calls : list of Call
+        All vendor calls, those that failed too.
+    locked, foreign : dict of int to int
+        Sizes by base address: what is locked, and what someone else has pinned (at `FOREIGN_OFFSET`).
+    tells_foreign : bool
+        Whether `is_pinned_ptr` knows what someone else has pinned.
+    wrong : list of str
+        What the rules of `pinning.plugin.Device` forbid and was asked for nevertheless.
+    """
+
+    def __init__(self, name: str = "fake:0", largest_lock: int = sys.maxsize) -> None:
+        self.name = name
+        self.largest_lock = largest_lock
+        self.limit: LockLimit | None = None
+        self.calls: list[Call] = []
+        self.locked: dict[int, int] = {}
+        self.foreign: dict[int, int] = {}
+        self.tells_foreign = True
+        self.wrong: list[str] = []
+        self._failures: dict[int, BaseException] = {}
+        self._gates: list[tuple[Call, Gate]] = []
+
+    def fail(self, error: BaseException, calls_before: int = 0) -> None:
+        """Have the next call fail, or the one after so many more."""
+        self._failures[len(self.calls) + calls_before] = error
+
+    def fail_no_more(self) -> None:
+        """Forget the failures still to come."""
+        self._failures.clear()
+
+    @contextmanager
+    def stopping(self, method: str, ptr: int) -> Iterator[Gate]:
+        """The next call of this method at `ptr` stops at the gate; at the end of the block it is open."""
+        gate = Gate()
+        self._gates.append((Call(method, ptr), gate))
+        try:
+            yield gate
+        finally:
+            gate.opened.set()
+
+    def count(self, method: str) -> int:
+        """How often a method was called."""
+        return sum(call.method == method for call in self.calls)
+
+    def lock_limit(self) -> LockLimit | None:
+        return self.limit
+
+    def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+        self._attend(Call("data_lock", ptr, size, read_only))
+        if any(_meet(ptr, size, base, length) for base, length in self.foreign.items()):
+            raise AlreadyPinnedError("fakeRegister", 712, "FAKE_ALREADY_REGISTERED")
+        if size < 1 or size > self.largest_lock:
+            self.wrong.append(f"lock of {size} bytes")
+        if any(_meet(ptr, size, base, length) for base, length in list(self.locked.items())):
+            self.wrong.append(f"lock of {ptr:#x}, {size}, some of which is locked")
+        self.locked[ptr] = size
+        return ptr + LOCKED_OFFSET
+
+    def data_unlock(self, ptr: int) -> None:
+        self._attend(Call("data_unlock", ptr))
+        if self.locked.pop(ptr, None) is None:
+            self.wrong.append(f"unlock of {ptr:#x}, which is not locked")
+
+    def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
+        self._attend(Call("is_pinned_ptr", ptr))
+        for ranges, offset in ((self.locked, LOCKED_OFFSET), (self.foreign if self.tells_foreign else {}, FOREIGN_OFFSET)):
+            for base, size in list(ranges.items()):
+                if base <= ptr < base + size:
+                    return PinnedInfo(base, size, base + offset)
+        return None
+
+    def _attend(self, call: Call) -> None:
+        number = len(self.calls)
+        self.calls.append(call)
+        for entry in self._gates:
+            waiting_for, gate = entry
+            if (call.method, call.ptr) == (waiting_for.method, waiting_for.ptr) and not gate.reached.is_set():
+                gate.reached.set()
+                assert gate.opened.wait(WAIT), "nobody has opened the gate"
+                if gate.error is not None:
+                    raise gate.error
+        if (error := self._failures.pop(number, None)) is not None:
+            raise error
+
+
+class Background(threading.Thread):
+    """A function on a thread of its own, with what it returns or raises."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._function = function
+        self._result: object = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> object:
+        """Wait for it; raises what it raised."""
+        self.join(WAIT)
+        assert not self.is_alive(), "the thread does not come back"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def _meet(ptr: int, size: int, base: int, length: int) -> bool:
+    return ptr < base + length and base < ptr + size

@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads that lock, unlock, register and look up at random, with a vendor that refuses at random and keeps account of
+// what it was told; and the cases in which one thread must wait for another, or must not: pinned_map_stress [SECONDS]
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <map>
+#include <pinning/pinned_map.hpp>
+#include <random>
+#include <set>
+#include <thread>
+
+namespace {
+
+using pinning::Access;
+using pinning::Address;
+using pinning::PinnedMap;
+using pinning::Region;
+
+[[noreturn]] void fail(std::string const& what) {
+  std::printf("VIOLATION: %s\n", what.c_str());
+  std::fflush(stdout);
+  std::_Exit(1);
+}
+void expect(bool holds, char const* what) {
+  if (!holds) fail(what);
+}
+
+constexpr Address locked_offset = Address{1} << 44, foreign_offset = Address{2} << 44, registered_offset = Address{3} << 44;
+
+/// What an interpreter's global lock is to a Python device: callers of the map's quick functions hold it, the vendor's
+/// calls take it, and so does the destruction of what they throw.
+std::mutex interpreter;
+
+struct InterpretersReference {
+  InterpretersReference() = default;
+  InterpretersReference(InterpretersReference const&) = default;
+  ~InterpretersReference() { std::lock_guard const guard(interpreter); }
+};
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+  InterpretersReference reference;
+};
+struct Taken : pinning::AlreadyPinned {
+  using pinning::AlreadyPinned::AlreadyPinned;
+  InterpretersReference reference;
+};
+
+struct Range {
+  Address start;
+  std::uint64_t size;
+  Address end() const { return start + size; }
+};
+
+/// Keeps account of what it has locked and stops the program when it is told nonsense.
+class Vendor : public pinning::Locker {
+ public:
+  explicit Vendor(unsigned refuse_one_in = 0, std::optional<Range> foreign = {})
+      : refuse_one_in_(refuse_one_in), foreign_(foreign) {}
+
+  Address lock(Address ptr, std::uint64_t size, Access) override {
+    attend(ptr);
+    std::lock_guard const guard(interpreter);
+    if (foreign_ && ptr < foreign_->end() && ptr + size > foreign_->start) throw Taken("taken");
+    if (refuse()) throw Refused("lock");
+    auto const above = locked_.lower_bound(ptr);
+    if (above != locked_.end() && above->first < ptr + size) fail("the vendor was asked to lock what is locked");
+    if (above != locked_.begin() && std::prev(above)->first + std::prev(above)->second > ptr) {
+      fail("the vendor was asked to lock what is locked");
+    }
+    locked_[ptr] = size;
+    ++locks;
+    return ptr + locked_offset;
+  }
+  void unlock(Address ptr) override {
+    attend(ptr);
+    std::lock_guard const guard(interpreter);
+    if (!locked_.contains(ptr)) fail("the vendor was asked to unlock what it has not locked");
+    if (refuse()) throw Refused("unlock");
+    locked_.erase(ptr);
+    ++unlocks;
+  }
+  std::optional<pinning::Pinned> is_pinned(Address ptr) override {
+    std::lock_guard const guard(interpreter);
+    if (refuse()) throw Refused("is_pinned");
+    if (!foreign_ || ptr - foreign_->start >= foreign_->size) return std::nullopt;
+    return pinning::Pinned{foreign_->start, foreign_->size, foreign_->start + foreign_offset};
+  }
+
+  std::size_t held() {
+    std::lock_guard const guard(interpreter);
+    return locked_.size();
+  }
+  void obey() { refuse_one_in_ = 0; }
+
+  // The next call at `ptr` stops until `release`, then fails if told to; `wait_for_caller` returns once it is there.
+  void hold(Address ptr) {
+    std::lock_guard const guard(gate_);
+    held_at_ = ptr;
+    arrived_ = false;
+  }
+  void wait_for_caller() {
+    std::unique_lock guard(gate_);
+    turn_.wait(guard, [&] { return arrived_; });
+  }
+  void release(bool failing = false) {
+    {
+      std::lock_guard const guard(gate_);
+      held_at_ = 0;
+      failing_ = failing;
+    }
+    turn_.notify_all();
+  }
+
+  std::atomic<int> locks = 0, unlocks = 0;
+
+ private:
+  void attend(Address ptr) {
+    std::unique_lock guard(gate_);
+    if (held_at_ != ptr || arrived_) return;
+    arrived_ = true;
+    turn_.notify_all();
+    turn_.wait(guard, [&] { return held_at_ != ptr; });
+    if (std::exchange(failing_, false)) throw Refused("as told");
+  }
+  bool refuse() { return refuse_one_in_ != 0 && random_() % refuse_one_in_ == 0; }
+
+  std::atomic<unsigned> refuse_one_in_;
+  std::optional<Range> const foreign_;
+  std::map<Address, std::uint64_t> locked_;
+  std::minstd_rand random_;
+  std::mutex gate_;
+  std::condition_variable turn_;
+  Address held_at_ = 0;
+  bool arrived_ = false, failing_ = false;
+};
+
+// ---- who waits for whom ----
+
+/// Time for a thread to reach the point where it waits. Too little of it hides a fault, and never makes one up.
+void let_others_run() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+
+void one_call_for_two_threads() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  vendor.hold(0x1000);
+  std::jthread first([&] { map.lock(0x1000, 0x1000); });
+  vendor.wait_for_caller();
+  std::jthread same([&] { map.lock(0x1000, 0x1000); });
+  std::jthread part([&] { map.lock(0x1800, 0x10); });
+  let_others_run();
+  expect(!map.find(0x1000) && map.size() == 0, "a range is found before the vendor has locked it");
+  expect(map.lock(0x8000, 1) == 0x8000 + locked_offset && map.find(0x8000), "a vendor call delays another range");
+  expect(!map.try_lock(0x1000, 1), "counted on a range that is not locked yet");
+  vendor.release();
+  first.join(), same.join(), part.join();
+  expect(vendor.locks == 2 && map.find(0x1000)->references == 3, "more than one vendor call for one range");
+  for (int i = 0; i < 3; ++i) map.unlock(0x1fff);
+  map.unlock(0x8000);
+  expect(vendor.held() == 0 && map.size() == 0, "something stays locked");
+}
+
+void the_next_tries_when_the_first_fails() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  vendor.hold(0x1000);
+  bool refused = false;
+  std::jthread first([&] {
+    try {
+      map.lock(0x1000, 0x1000);
+    } catch (Refused const&) {
+      refused = true;
+    }
+  });
+  vendor.wait_for_caller();
+  std::jthread straddling([&] { map.lock(0x1800, 0x1000); });  // fine once the other is refused
+  let_others_run();
+  vendor.release(true);
+  first.join(), straddling.join();
+  expect(refused && !map.find(0x1000) && map.find(0x1800)->start == 0x1800, "who waited has not tried itself");
+}
+
+void lock_while_the_last_unlock_is_under_way(bool failing) {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  map.lock(0x1000, 0x1000);
+  vendor.hold(0x1000);
+  bool refused = false;
+  std::jthread last([&] {
+    try {
+      map.unlock(0x1000);
+    } catch (Refused const&) {
+      refused = true;
+    }
+  });
+  vendor.wait_for_caller();
+  expect(!map.find(0x1000), "a range is found while the vendor unlocks it");
+  std::jthread next([&] { map.lock(0x1000, 0x1000); });
+  let_others_run();
+  vendor.release(failing);
+  last.join(), next.join();
+  expect(refused == failing && map.find(0x1000)->references == (failing ? 2u : 1u), "wrong count after a late lock");
+  expect(vendor.locks == (failing ? 1 : 2), "wrong number of vendor calls after a late lock");
+}
+
+void clear_waits_or_leaves() {
+  for (bool const waits : {true, false}) {
+    Vendor vendor;
+    PinnedMap map(vendor);
+    map.lock(0x9000, 1);
+    vendor.hold(0x1000);
+    std::jthread slow([&] { map.lock(0x1000, 0x1000); });
+    vendor.wait_for_caller();
+    std::jthread clearing([&] { map.clear(waits); });
+    if (!waits) clearing.join();
+    let_others_run();
+    vendor.release();
+    slow.join();
+    if (waits) clearing.join();
+    expect(vendor.held() == (waits ? 0u : 1u) && !map.find(0x9000), "clear has left what it should not");
+  }
+}
+
+// ---- all at once ----
+
+constexpr Address arena = Address{1} << 32;
+constexpr std::uint64_t slot_size = 1 << 16;
+constexpr int slots = 6, foreign_slot = 4, registered_slot = 5;
+constexpr Range slot(int i) { return {arena + i * slot_size, slot_size}; }
+
+/// One look at an address: what it finds must be something that can be there.
+std::optional<Region> look(PinnedMap const& map, Address ptr, std::uint64_t size) {
+  auto const region = map.find(ptr, size);
+  if (!region) return region;
+  if (ptr < region->start || ptr + size > region->start + region->size) fail("found a region that is elsewhere");
+  Address const offset = region->device_ptr - region->start;
+  if (offset == registered_offset) {
+    expect(region->external, "a registration that is not external");
+  } else if (offset == foreign_offset) {
+    expect(region->external && region->references > 0, "an external region that nobody holds");
+    expect(region->start == slot(foreign_slot).start && region->size == slot_size, "an external region of other bounds");
+  } else {
+    if (offset != locked_offset) fail("a device pointer from nowhere: " + std::to_string(region->device_ptr));
+    expect(!region->external && region->references > 0, "a locked region that nobody holds");
+  }
+  expect(region->piece > 0 && region->piece <= region->size, "a piece larger than the region, or none");
+  return region;
+}
+
+class Worker {
+ public:
+  Worker(PinnedMap& map, unsigned seed) : map_(map), random_(seed) {}
+
+  void step() {
+    if (held_.size() < 4 && random_() % 2 == 0) {
+      lock();
+    } else if (!held_.empty()) {
+      unlock(random_() % held_.size());
+    }
+    for (Held const& lock : held_) {
+      if (!lock.refused && !look(map_, lock.range.start, lock.range.size)) fail("what this thread has locked is not found");
+    }
+    look(map_, arena + random_() % (slots * slot_size), 1 + random_() % 64);
+  }
+  /// Whether a lock in pieces was refused, of which the vendor may then have refused to undo some.
+  bool refused_in_pieces() const { return refused_in_pieces_; }
+  void unlock_all() {
+    while (!held_.empty()) unlock(held_.size() - 1);
+  }
+
+ private:
+  struct Held {
+    Range range;
+    bool refused;  // an unlock of it was refused, perhaps half way
+  };
+
+  void lock() {
+    Range range = slot(static_cast<int>(random_() % slots));
+    if (random_() % 2) range = {range.start + random_() % 16 * 4096, 1 + random_() % 4096};
+    if (random_() % 8 == 0) range.start += slot_size / 2;  // across a border: it may overlap others
+    std::uint64_t const piece = random_() % 4 == 0 ? slot_size / 3 : 0;
+    try {
+      std::optional<Address> device_ptr;
+      {
+        std::lock_guard const guard(interpreter);
+        device_ptr = map_.try_lock(range.start, range.size);
+      }
+      if (!device_ptr) device_ptr = map_.lock(range.start, range.size, Access::unknown, piece);
+      held_.push_back({range, false});
+      auto const region = look(map_, range.start, range.size);
+      if (!region || region->device_ptr_of(range.start) != *device_ptr) fail("locked, but found otherwise");
+    } catch (Refused const&) {
+      refused_in_pieces_ |= piece != 0;
+    } catch (Taken const&) {
+      refused_in_pieces_ |= piece != 0;
+    } catch (pinning::PartialOverlap const&) {
+    } catch (pinning::StillLocked const&) {
+    }
+  }
+  void unlock(std::size_t i) {
+    try {
+      bool done;
+      {
+        std::lock_guard const guard(interpreter);
+        done = map_.try_unlock(held_[i].range.start);
+      }
+      if (!done) map_.unlock(held_[i].range.start);
+      held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
+    } catch (Refused const&) {
+      held_[i].refused = true;
+    }
+  }
+
+  PinnedMap& map_;
+  std::minstd_rand random_;
+  std::vector<Held> held_;
+  bool refused_in_pieces_ = false;
+};
+
+void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
+  Range const range = slot(registered_slot);
+  while (!stop) {
+    try {
+      map.register_pinned(range.start, range.size, range.start + registered_offset);
+    } catch (pinning::PartialOverlap const&) {
+      continue;
+    } catch (pinning::StillLocked const&) {
+      continue;
+    }
+    for (bool registered = true; registered;) {
+      auto const found = look(map, range.start, range.size);
+      if (!found || found->device_ptr != range.start + registered_offset) fail("a registration is not found");
+      try {
+        map.unregister(range.start + 1);
+        registered = false;
+      } catch (pinning::StillLocked const&) {
+        if (stop) return;
+      }
+    }
+  }
+}
+
+void churn(std::chrono::duration<double> time, unsigned round) {
+  Vendor vendor(7, slot(foreign_slot));
+  PinnedMap map(vendor);
+  std::atomic<bool> stop = false;
+  std::atomic<long> steps = 0, looks = 0;
+  std::vector<Worker> workers;
+  for (unsigned seed = 1; seed <= 3; ++seed) workers.emplace_back(map, seed + 10 * round);
+  {
+    std::vector<std::jthread> threads;
+    for (Worker& worker : workers) {
+      threads.emplace_back([&] {
+        for (; !stop; ++steps) worker.step();
+      });
+    }
+    threads.emplace_back([&] { register_and_unregister(map, stop); });
+    threads.emplace_back([&] {
+      for (std::minstd_rand random(99); !stop; ++looks) {
+        look(map, arena + random() % (slots * slot_size), 1 + random() % 64);
+        if (looks % 1024 == 0) {
+          Address end = 0;
+          for (Region const& region : map.regions()) {
+            expect(region.start >= end, "regions out of order");
+            end = region.start + region.size;
+          }
+        }
+      }
+    });
+    std::this_thread::sleep_for(time);
+    stop = true;
+  }
+  vendor.obey();
+  bool refused_in_pieces = false;
+  for (Worker& worker : workers) {
+    worker.unlock_all();
+    refused_in_pieces |= worker.refused_in_pieces();
+  }
+  try {
+    map.unregister(slot(registered_slot).start);
+  } catch (pinning::NotLocked const&) {
+  }
+  expect(map.size() == 0 && map.regions().empty(), "something stays in the map");
+  expect(vendor.held() == 0 || refused_in_pieces, "something stays locked");
+  map.clear();
+  expect(vendor.held() == 0, "something half unlocked stays locked after clear");
+  expect(vendor.locks == vendor.unlocks, "locks and unlocks of the vendor differ");
+  std::printf("%ld steps, %ld looks, %d vendor locks\n", steps.load(), looks.load(), vendor.locks.load());
+}
+
+/// Readers against the shortest life a region can have: nothing but the vendor's two calls.
+void flicker(std::chrono::duration<double> time) {
+  struct Quick : pinning::Locker {
+    Address lock(Address ptr, std::uint64_t, Access) override { return ptr + locked_offset; }
+    void unlock(Address) override {}
+    std::optional<pinning::Pinned> is_pinned(Address) override { return std::nullopt; }
+  } quick;
+  PinnedMap map(quick);
+  std::atomic<bool> stop = false;
+  long looks = 0, found = 0;
+  {
+    std::jthread writer([&] {
+      for (unsigned i = 0; !stop; ++i) {
+        Address const ptr = arena + i % 2 * 100;
+        map.lock(ptr, 4096 + i % 3);
+        map.unlock(ptr);
+      }
+    });
+    std::jthread reader([&] {
+      for (; !stop; ++looks) found += look(map, arena + 100 + looks % 4096, 1).has_value();
+    });
+    std::this_thread::sleep_for(time);
+    stop = true;
+  }
+  expect(found > 0 && found < looks, "the reader has not seen the region come and go");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::chrono::duration<double> const time(argc > 1 ? std::atof(argv[1]) : 3);
+  one_call_for_two_threads();
+  the_next_tries_when_the_first_fails();
+  lock_while_the_last_unlock_is_under_way(false);
+  lock_while_the_last_unlock_is_under_way(true);
+  clear_waits_or_leaves();
+  flicker(time / 2);
+  for (unsigned round = 0; round < 4; ++round) churn(time / 8, round);
+  std::puts("ok");
+}

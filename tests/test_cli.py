@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as a user runs them: what they print, how they exit, what they leave behind."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MIB = 1 << 20
+_CAP_IPC_LOCK, _PR_CAPBSET_DROP = 14, 24
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Pinning:
+    """Runs `pinning` with 80 columns and temporary files of its own, and sees that it leaves none of them."""
+
+    def __init__(self, temporary: Path) -> None:
+        self.temporary = temporary
+
+    def __call__(
+        self, *arguments: str, memlock: int | None = None, first: str = "", python_path: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """`first` is Python that runs before the command; `memlock` makes it an ordinary user with that limit."""
+        program = f"{first}\nfrom pinning.cli import app\napp(prog_name='pinning')"
+        environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
+        if python_path:
+            environment["PYTHONPATH"] = python_path
+        segments = set(_SHARED_MEMORY.iterdir())
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=environment,
+            preexec_fn=None if memlock is None else _ordinary_user(memlock),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert not list(self.temporary.iterdir())
+        assert not {path for path in set(_SHARED_MEMORY.iterdir()) - segments if path.name.startswith("psm_")}
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def json(self, *arguments: str, exit_code: int = 0, **how: Any) -> dict[str, Any]:
+        done = self(*arguments, "--json", **how)
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def text(self, *arguments: str, exit_code: int = 0, **how: Any) -> str:
+        """What a person sees, with its line breaks as spaces."""
+        done = self(*arguments, **how)
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        for line in (done.stdout + done.stderr).splitlines():
+            assert len(line) <= 80, line
+        return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture
+def pinning(tmp_path: Path) -> Pinning:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return Pinning(folder)
+
+
+def _ordinary_user(memlock: int) -> Callable[[], None]:
+    """Makes a child that is about to start a program one without CAP_IPC_LOCK, whom RLIMIT_MEMLOCK binds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if hard != resource.RLIM_INFINITY and hard < memlock:
+        pytest.skip(f"needs a hard RLIMIT_MEMLOCK of {memlock} bytes; here it is {hard}")
+    drop = ctypes.CDLL(None).prctl
+
+    def become() -> None:
+        if os.geteuid() == 0 and drop(_PR_CAPBSET_DROP, _CAP_IPC_LOCK, 0, 0, 0):
+            raise PermissionError("cannot give up CAP_IPC_LOCK")
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
+
+    return become
+
+
+def test_demo_locks_real_buffers_and_checks_every_byte(pinning: Pinning) -> None:
+    report = pinning.json("demo", "--device", "host")
+    assert report["ok"] is True
+    assert report["checks"]
+    assert all(report["checks"].values())
+    sizes = {row["name"]: row["size"] for row in report["buffers"]}
+    assert sizes.keys() == {"NumPy array", "memory-mapped file", "shared memory", "bytearray"}
+    assert sizes["memory-mapped file"] >= 256 * MIB
+    assert {row["buffer"]: row["size"] for row in report["copies"]} == sizes
+    assert [row["references"] for row in report["sharing"]] == [1, 2, 3, 1]
+    assert "overlaps" in report["refused"]
+    before, locked, after = report["witnesses"]
+    total = sum(row["locked"] for row in report["buffers"])
+    assert locked["is_pinned_ptr"] == total
+    assert locked["vmlck"] - before["vmlck"] >= total
+    assert (after["vmlck"], after["is_pinned_ptr"]) == (before["vmlck"], 0)
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["doctor"], ["bench", "--quick"]], ids=lambda words: words[0])
+def test_fits_80_columns(pinning: Pinning, arguments: list[str]) -> None:
+    assert "pinning" in pinning.text(*arguments)
+
+
+def test_demo_fits_itself_to_an_ordinary_users_limit(pinning: Pinning) -> None:
+    report = pinning.json("demo", "--device", "host", memlock=8 * MIB)
+    assert report["ok"] is True
+    assert 0 < sum(row["locked"] for row in report["buffers"]) <= 8 * MIB
+    assert max(row["size"] for row in report["buffers"]) >= 256 * MIB
+    said = pinning.text("demo", "--device", "host", memlock=8 * MIB)
+    assert "RLIMIT_MEMLOCK lets this process lock 8 MiB" in said
+    assert "sudo prlimit --memlock=unlimited --pid $$" in said
+
+
+@pytest.mark.parametrize("command", [["demo"], ["bench", "--quick"]], ids=lambda words: words[0])
+def test_a_limit_of_nothing_is_said_with_the_command_that_raises_it(pinning: Pinning, command: list[str]) -> None:
+    said = pinning.text(*command, "--device", "host", memlock=0, exit_code=1)
+    assert "RLIMIT_MEMLOCK" in said
+    assert "sudo prlimit --memlock=unlimited --pid $$" in said
+    report = pinning.json(*command, "--device", "host", memlock=0, exit_code=1)
+    assert report["ok"] is False
+    assert "RLIMIT_MEMLOCK" in report["error"]
+
+
+def test_demo_sees_a_byte_in_the_wrong_place(pinning: Pinning) -> None:
+    misplacing = """
+import ctypes
+from pinning_host.device import HostDevice
+def copy(self, dst, src, size):
+    ctypes.memmove(dst, src, size)
+    ctypes.memmove(dst + 8, src, 8)
+HostDevice.copy = copy
+"""
+    report = pinning.json("demo", "--device", "host", first=misplacing, exit_code=1)
+    assert [check for check, passed in report["checks"].items() if not passed] == ["every byte arrived"]
+    assert "every byte arrived" in pinning.text("demo", "--device", "host", first=misplacing, exit_code=1)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("event", "exit_code", "message"),
+    [
+        ("raise VendorError('mlock', 12, 'ENOMEM', 'injected')", 1, "mlock failed: ENOMEM (12); injected"),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(1)", 130, "interrupted; nothing stays locked"),
+    ],
+    ids=["vendor fails", "Ctrl-C"],
+)
+def test_demo_cleans_up_after(pinning: Pinning, event: str, exit_code: int, message: str, number: int) -> None:
+    at_that_lock = f"""
+import os, signal, time
+from pinning.errors import VendorError
+from pinning_host.device import HostDevice
+lock, calls = HostDevice.data_lock, []
+def data_lock(self, *arguments):
+    calls.append(arguments)
+    if len(calls) == {number}:
+        {event}
+    return lock(self, *arguments)
+HostDevice.data_lock = data_lock
+"""
+    report = pinning.json("demo", "--device", "host", first=at_that_lock, exit_code=exit_code)
+    assert report == {"ok": False, "error": message}
+
+
+def test_an_unknown_device_is_said(pinning: Pinning) -> None:
+    assert "there is no device 'acme:3'" in pinning.text("demo", "--device", "acme:3", exit_code=1)
+
+
+def test_doctor_finds_a_machine_that_can_lock(pinning: Pinning) -> None:
+    report = pinning.json("doctor")
+    assert report["ok"] is True
+    host = report["devices"][-1]
+    assert (host["name"], host["locks"], host["problem"]) == ("host:0", True, None)
+    assert sum(row["default"] for row in report["devices"]) == 1
+    assert {row["name"] for row in report["plugins"]} >= {"host", "cuda"}
+    assert 0 < report["memory"]["free"] <= report["memory"]["limit"]
+    assert report["huge_pages"] in ("always", "madvise", "never")
+
+
+def test_doctor_fails_where_nothing_can_be_locked(pinning: Pinning) -> None:
+    report = pinning.json("doctor", memlock=0, exit_code=1)
+    assert report["ok"] is False
+    host = report["devices"][-1]
+    assert host["locks"] is False
+    assert "RLIMIT_MEMLOCK" in host["problem"]
+    assert "sudo prlimit --memlock=unlimited --pid $$" in [advice["command"] for advice in report["advice"]]
+    assert "Locking does not work on host:0" in pinning.text("doctor", memlock=0, exit_code=1)
+
+
+def test_doctor_advises_an_ordinary_user(pinning: Pinning) -> None:
+    said = pinning.text("doctor", memlock=8 * MIB)
+    assert "RLIMIT_MEMLOCK leaves 8 MiB to lock: sudo prlimit --memlock=unlimited --pid $$" in said
+
+
+def test_doctor_reports_a_plugin_that_does_not_load(pinning: Pinning, tmp_path: Path) -> None:
+    installed = tmp_path / "acme-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[pinning.plugins]\nacme = pinning_acme:plugin\n")
+    report = pinning.json("doctor", python_path=str(tmp_path))
+    problem = next(row["problem"] for row in report["plugins"] if row["name"] == "acme")
+    assert "pinning_acme" in problem
+    assert "pinning_acme" in pinning.text("doctor", python_path=str(tmp_path))
+
+
+def test_bench_measures_lookups_locks_and_copies(pinning: Pinning) -> None:
+    report = pinning.json("bench", "--quick", "--device", "host")
+    assert {(row["what"], row["regions"]) for row in report["lookups"]} >= {
+        (what, regions)
+        for what in ("ptr in PageTable", "PageTable.find", "PageTable.contains_many", "PinnedMap.find")
+        for regions in (1, 10_000)
+    }
+    assert len(report["lock_pairs"]) == 2
+    assert {row["memory"] for row in report["registrations"]} >= {"untouched", "touched, 4 KiB pages"}
+    assert {row["direction"] for row in report["copies"]} == {"to the device", "from the device"}
+    assert min(row["size"] for row in report["copies"]) == 64 << 10
+    times = [row["times"] for row in report["lookups"] + report["lock_pairs"]]
+    times += [row[kind] for row in report["registrations"] for kind in ("lock", "unlock")]
+    times += [row[kind] for row in report["copies"] for kind in ("pageable", "locked")]
+    assert all(0 < each["low"] <= each["median"] <= each["high"] for each in times)
+
+
+def test_bench_fits_itself_to_an_ordinary_users_limit(pinning: Pinning) -> None:
+    report = pinning.json("bench", "--quick", "--device", "host", memlock=8 * MIB)
+    assert 0 < report["largest"] <= 8 * MIB
+    assert report["limited_by"]["remedy"] == "sudo prlimit --memlock=unlimited --pid $$"
+
+
+def test_bench_draws(pinning: Pinning, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'pinning[plot]'")
+    picture = tmp_path / "bench.png"
+    # matplotlib keeps its fonts' list in MPLCONFIGDIR, which is not a thing left behind.
+    keep_fonts = f"import os; os.environ['MPLCONFIGDIR'] = {str(tmp_path)!r}"
+    pinning.text("bench", "--quick", "--device", "host", "--plot", str(picture), first=keep_fonts)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_says_what_drawing_needs(pinning: Pinning, tmp_path: Path) -> None:
+    without = "import sys; sys.modules['matplotlib'] = None"
+    said = pinning.text("bench", "--plot", str(tmp_path / "bench.png"), first=without, exit_code=1)
+    assert "pip install 'pinning[plot]'" in said

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each example, built and run against the installed package as its first lines say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from installed import ROOT, Installed, installed, no_isolation, pip, run
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def package() -> Installed:
+    return installed()
+
+
+def tool(name: str, remedy: str) -> str:
+    """Where a program is, or a skip that says how to get it."""
+    found = shutil.which(name) or shutil.which(Path(sys.executable).parent / name)
+    if found is None:
+        pytest.skip(f"needs {name}: {remedy}")
+    return found
+
+
+def test_cpp_with_cmake(package: Installed, tmp_path: Path) -> None:
+    cmake = tool("cmake", "pip install cmake")
+    tool("c++", "apt-get install g++")
+    where = package.run("-m", "pagetable", "--cmake-dir", folder=tmp_path).strip()
+    run(cmake, "-S", EXAMPLES / "cpp", "-B", tmp_path, f"-Dpagetable_DIR={where}", folder=tmp_path)
+    run(cmake, "--build", tmp_path, folder=tmp_path)
+    said = run(tmp_path / "whose", folder=tmp_path)
+    assert f"a global:   {tmp_path / 'whose'}" in said
+    assert "a local:    [stack]" in said
+    assert "libc" in said
+    assert "null:       nobody" in said
+    assert ", 0 wrong answers" in said
+
+
+def test_cpp_map_without_python(package: Installed, tmp_path: Path) -> None:
+    compiler = tool("c++", "apt-get install g++")
+    say_folders = 'import pinning; print(*(f"-I{d}" for d in pinning.include_dirs()))'
+    source = EXAMPLES / "cpp_map" / "mlock_map.cpp"
+    assert say_folders in source.read_text()
+    folders = package.run("-c", say_folders, folder=tmp_path).split()
+    run(compiler, "-std=c++20", *folders, source, "-pthread", "-o", tmp_path / "mlock_map", folder=tmp_path)
+    said = run(tmp_path / "mlock_map", folder=tmp_path).splitlines()
+    assert said[0] == "locks held: 2"
+    assert said[1].startswith("refused: the range [0x")
+    assert said[2:] == ["regions left: 0"]
+    libraries = run(tool("ldd", "apt-get install libc-bin"), tmp_path / "mlock_map", folder=tmp_path)
+    assert "python" not in libraries
+
+
+def test_cython_module(package: Installed, tmp_path: Path) -> None:
+    for needed in ("Cython", "setuptools"):
+        if find_spec(needed) is None:
+            pytest.skip(f"needs {needed.lower()}: pip install {needed.lower()}")
+    tool("c++", "apt-get install g++")
+    folder = tmp_path / "cython"
+    shutil.copytree(EXAMPLES / "cython", folder)
+    package.run("setup.py", "build_ext", "--inplace", folder=folder)
+    program = """
+from array import array
+import hits, pagetable
+table = pagetable.PageTable()
+table.insert(100, 50)
+table.insert(2**63, 2**63)
+print(hits.count_hits(table, array("Q", [99, 100, 149, 150, 2**64 - 1])))
+print(hits.bytes_behind(table, 120), hits.bytes_behind(table, 150), hits.bytes_behind(table, 2**64 - 1))
+try:
+    hits.count_hits(None, array("Q"))
+except TypeError:
+    print("refused")
+"""
+    assert package.run("-c", program, folder=folder).split() == ["3", "30", "0", "1", "refused"]
+
+
+def test_arrays(package: Installed, tmp_path: Path) -> None:
+    said = package.run("-W", "error", EXAMPLES / "arrays.py", folder=tmp_path)
+    assert "262144 bytes" in said
+    assert "one region, 2 locks" in said
+    assert "last byte locked? True" in said
+    assert "one behind it?   False" in said
+    assert "refused: the range" in said
+    assert said.splitlines()[-1] == "locked now: []"
+
+
+def test_plugin_of_a_third_party(package: Installed, tmp_path: Path) -> None:
+    """Installed by pip beside `pinning`, it is found by its entry point."""
+    folder, site = tmp_path / "plugin", tmp_path / "site"
+    shutil.copytree(EXAMPLES / "plugin", folder)
+    pip("install", "-q", "--no-deps", *no_isolation("setuptools>=70.1"), "--target", site, folder)
+    program = """
+import numpy, pinning
+assert "fake" in [report.name for report in pinning.plugins()]
+assert isinstance(pinning.device("fake"), pinning.Device)
+array = numpy.zeros(1000)
+with pinning.lock(array, device="fake") as lock:
+    assert lock.device_ptr == array.ctypes.data + 2**52
+    with pinning.lock(array[10:20], device="fake:0") as part:
+        assert part.device_ptr == lock.device_ptr + 80 and part.region.references == 2
+    assert pinning.device("fake").is_pinned_ptr(array.ctypes.data + 7999).size == 8000
+assert pinning.device("fake").is_pinned_ptr(array.ctypes.data) is None
+pinning.device("fake").data_lock(array.ctypes.data, 8000, None)  # by someone else
+with pinning.lock(array[:5], device="fake") as lock:
+    assert lock.region.external and lock.region.size == 8000
+try:
+    pinning.device("fake:1")
+except pinning.PluginUnavailableError:
+    print("good")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [package.python, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "good\n", done.stderr

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrows point one way: plugins -> pinning.plugin, pinning -> pagetable; and the C++ cores know no Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PLUGINS = sorted(path.name for path in (ROOT / "plugins").iterdir() if (path / "__init__.py").is_file())
+OURS = {"pagetable", "pinning", *PLUGINS}
+# All that `pinning` may import besides Python's own modules and ours: so no vendor's package, known or to come.
+NEUTRAL = {"numpy", "psutil", "rich", "typer", "click", "matplotlib", "cython", "libc", "libcpp", "cpython"}
+
+Source = tuple[str, int, str]  # file, line, module or header
+
+
+def imports(folder: Path) -> Iterator[Source]:
+    """Every module that a package imports, in whatever function, and what its Cython files cimport."""
+    for path in sorted(folder.rglob("*.p*")):
+        if path.suffix in (".py", ".pyi"):
+            found: Iterator[tuple[int, str]] = _imported(ast.parse(path.read_text()), folder.name)
+        elif path.suffix in (".pyx", ".pxd"):
+            found = _cimported(path.read_text(), folder.name)
+        else:
+            continue
+        for line, module in found:
+            yield f"{folder.name}/{path.relative_to(folder)}", line, module
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield node.lineno, f"{package}.{node.module or ''}"
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:  # `from pinning import plugin` imports pinning.plugin
+                yield node.lineno, f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                yield node.lineno, str(node.args[0].value)
+
+
+def _cimported(text: str, package: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if names := re.match(r"\s*c?import\s+([\w., ]+)", line):
+            for name in names[1].split(","):
+                yield number, name.split()[0]
+        elif names := re.match(r"\s*from\s+(\.*)([\w.]*)\s+c?import\s", line):
+            yield number, f"{package}.{names[2]}" if names[1] else names[2]
+
+
+def top(module: str) -> str:
+    return module.split(".")[0]
+
+
+def breaches_in_pagetable(root: Path) -> list[Source]:
+    return [found for found in imports(root / "pagetable") if top(found[2]) in OURS - {"pagetable"}]
+
+
+def breaches_in_pinning(root: Path) -> list[Source]:
+    allowed = {"pagetable", "pinning", *NEUTRAL, *sys.stdlib_module_names}
+    return [found for found in imports(root / "pinning") if top(found[2]) not in allowed]
+
+
+def breaches_in_plugins(root: Path) -> list[Source]:
+    breaches = []
+    for name in PLUGINS:
+        for found in imports(root / "plugins" / name):
+            interface = f"{found[2]}.".startswith(("pinning.plugin.", "pinning.errors."))
+            if top(found[2]) in OURS - {name} and not interface:
+                breaches.append(found)
+    return breaches
+
+
+def includes(header: Path, folders: list[Path]) -> Iterator[Source]:
+    """Everything that a header includes, and in turn what those of ours do."""
+    todo, seen = [header.resolve()], set()
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if named := re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line):
+                yield path.name, number, named[1]
+                beside = [path.parent, *folders]
+                todo += [(place / named[1]).resolve() for place in beside if (place / named[1]).is_file()]
+
+
+def header_folders(root: Path) -> list[Path]:
+    return [root / "pagetable" / "include", root / "pinning" / "include"]
+
+
+def breaches_in_page_table_headers(root: Path) -> list[Source]:
+    headers = sorted((root / "pagetable" / "include" / "pagetable").glob("*.hpp"))
+    found = [each for header in headers for each in includes(header, header_folders(root))]
+    return [each for each in found if "python" in each[2].lower() or "pinning" in each[2] or ".." in each[2]]
+
+
+def breaches_in_map_headers(root: Path) -> list[Source]:
+    folder = root / "pinning" / "include" / "pinning"
+    headers = [path for path in sorted(folder.glob("*.hpp")) if path.name != "python_locker.hpp"]
+    assert {"pinned_map.hpp", "locker.hpp", "errors.hpp"} <= {path.name for path in headers}
+    found = [each for header in headers for each in includes(header, header_folders(root))]
+    return [each for each in found if "python" in each[2].lower()]
+
+
+RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
+    # each with what would break it: a file, and a line to put at its end
+    breaches_in_pagetable: [
+        ("pagetable/errors.py", "import pinning"),
+        ("pagetable/errors.py", "def f():\n    from pinning.errors import PinningError"),
+        ("pagetable/table.pyx", "from pinning.native cimport CPinnedMap"),
+        ("pagetable/table.pxd", "cimport pinning.map"),
+        ("pagetable/table.pyi", "from pinning_host import plugin"),
+    ],
+    breaches_in_pinning: [
+        ("pinning/devices.py", "def f():\n    import pinning_host"),
+        ("pinning/devices.py", "import importlib\nimportlib.import_module('pinning_cuda.device')"),
+        ("pinning/locks.py", "from cuda.bindings import driver"),
+        ("pinning/buffers.py", "import torch"),
+        ("pinning/map.pyx", "from cuda.bindings cimport cydriver"),
+    ],
+    breaches_in_plugins: [
+        ("plugins/pinning_host/device.py", "from pinning import lock"),
+        ("plugins/pinning_host/device.py", "import pinning"),
+        ("plugins/pinning_host/device.py", "from pinning.map import PinnedMap"),
+        ("plugins/pinning_host/device.py", "import pagetable"),
+        ("plugins/pinning_cuda/device.py", "from pinning_host import kernel"),
+    ],
+    breaches_in_page_table_headers: [
+        ("pagetable/include/pagetable/line.hpp", "#include <Python.h>"),
+        ("pagetable/include/pagetable/cell.hpp", '#include "../../../pinning/include/pinning/errors.hpp"'),
+        ("pagetable/include/pagetable/cells.hpp", "#  include <pinning/errors.hpp>"),
+    ],
+    breaches_in_map_headers: [
+        ("pinning/include/pinning/errors.hpp", "#include <Python.h>"),
+        ("pinning/include/pinning/locker.hpp", '#include "python_locker.hpp"'),
+        ("pagetable/include/pagetable/region.hpp", "#include <Python.h>"),
+    ],
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_there_are_no(rule: Callable[[Path], list[Source]]) -> None:
+    assert rule(ROOT) == []
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("copy")
+    for name in ("pagetable", "pinning", "plugins"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "line"),
+    [(rule, file, line) for rule, plants in RULES.items() for file, line in plants],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_breach_is_found(copy: Path, rule: Callable[[Path], list[Source]], file: str, line: str) -> None:
+    path = copy / file
+    before = path.read_text()
+    path.write_text(f"{before}\n{line}\n")
+    try:
+        assert rule(copy)
+    finally:
+        path.write_text(before)
+    assert rule(copy) == []
+
+
+def python(program: str, *options: str) -> str:
+    done = subprocess.run([sys.executable, "-P", *options, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LOADED = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+
+
+def test_pagetable_loads_nothing_of_ours() -> None:
+    assert OURS & set(python(f"import pagetable\n{LOADED}").split()) == {"pagetable"}
+
+
+def test_pinning_loads_no_plugin_and_no_vendor() -> None:
+    program = f"""
+import importlib, pkgutil, pinning
+for module in pkgutil.walk_packages(pinning.__path__, "pinning."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+{LOADED}
+"""
+    loaded = set(python(program).split())
+    assert OURS & loaded == {"pinning", "pagetable"}
+    assert loaded & {"cuda", "hip", "torch", "cupy", "numba"} == set()
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_needs_the_interface_alone(tmp_path: Path, name: str) -> None:
+    """It loads beside a `pinning` of two files."""
+    (tmp_path / "pinning").mkdir()
+    for file in ("plugin.py", "errors.py"):
+        shutil.copy(ROOT / "pinning" / file, tmp_path / "pinning")
+    shutil.copytree(ROOT / "plugins" / name, tmp_path / name)
+    paths = [str(tmp_path), sysconfig.get_path("purelib")]
+    # -S: no .pth file, so nothing points back to this repository
+    program = (
+        f"import sys; sys.path += {paths}\nimport pinning.plugin, {name}; print({name}.plugin.name, {name}.__file__)"
+    )
+    said = python(program, "-S").split()
+    assert f"pinning_{said[0]}" == name
+    assert Path(said[1]).is_relative_to(tmp_path)
+
+
+HEADERS = sorted(path for folder in header_folders(ROOT) for path in folder.glob("*/*.hpp"))
+
+
+@pytest.mark.parametrize(
+    "header", [path for path in HEADERS if path.name != "python_locker.hpp"], ids=lambda path: path.name
+)
+def test_a_header_compiles_alone_and_without_python(header: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler: apt-get install g++")
+    folders = [f"-I{folder}" for folder in header_folders(ROOT)]
+    command = [
+        compiler,
+        "-std=c++20",
+        "-Wall",
+        "-Wextra",
+        "-fsyntax-only",
+        "-x",
+        "c++",
+        *folders,
+        "-include",
+        header,
+        "/dev/null",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

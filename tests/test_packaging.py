@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in the wheel, and that what it says of itself is true."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+import zipfile
+from configparser import ConfigParser
+from email import message_from_string
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from installed import ROOT, installed, wheel
+
+PACKAGES = {"pagetable", "pinning", "pinning_host", "pinning_cuda"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, str]:
+    """The text of each file in the wheel; of native code, nothing."""
+    with zipfile.ZipFile(wheel()) as archive:
+        return {name: "" if name.endswith(".so") else archive.read(name).decode() for name in archive.namelist()}
+
+
+def folder_of(package: str) -> Path:
+    return ROOT / package if (ROOT / package).is_dir() else ROOT / "plugins" / package
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+@pytest.mark.parametrize("pattern", ["**/*.py", "**/*.pyi", "**/*.pxd", "**/*.hpp", "**/*.cmake", "py.typed"])
+def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package: str, pattern: str) -> None:
+    folder = folder_of(package)
+    expected = {f"{package}/{path.relative_to(folder).as_posix()}" for path in folder.glob(pattern)}
+    assert expected <= set(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pagetable/include/pagetable/page_table.hpp",
+        "pagetable/cmake/pagetable-config.cmake",
+        "pagetable/__init__.pxd",
+        "pagetable/table.pxd",
+        "pagetable/table.pyi",
+        "pinning/include/pinning/pinned_map.hpp",
+        "pinning/map.pxd",
+        "pinning/map.pyi",
+        *(f"{package}/py.typed" for package in sorted(PACKAGES)),
+    ],
+)
+def test_the_wheel_has_what_others_build_with(content: dict[str, str], name: str) -> None:
+    assert name in content
+
+
+def test_the_wheel_has_the_native_modules(content: dict[str, str]) -> None:
+    native = {name.partition(".")[0] for name in content if name.endswith(".so")}
+    assert native == {"pagetable/table", "pinning/map"}
+
+
+def test_the_wheel_has_nothing_else(content: dict[str, str]) -> None:
+    tops = {name.split("/")[0] for name in content}
+    assert tops == PACKAGES | {f"pinning-{PROJECT['version']}.dist-info"}
+    kinds = {PurePosixPath(name).suffix for name in content if ".dist-info/" not in name}
+    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".hpp", ".cmake", ".so", ".typed"}  # and so no generated .cpp
+
+
+def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
+    info = f"pinning-{PROJECT['version']}.dist-info"
+    metadata = message_from_string(content[f"{info}/METADATA"])
+    assert (metadata["Name"], metadata["Version"]) == ("pinning", PROJECT["version"])
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == PROJECT["requires-python"]
+    assert {"cuda", "plot", "test"} <= set(metadata.get_all("Provides-Extra", []))
+    assert content[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_text()
+    assert "Root-Is-Purelib: false" in content[f"{info}/WHEEL"]
+    entry_points = ConfigParser()
+    entry_points.read_string(content[f"{info}/entry_points.txt"])
+    assert dict(entry_points["console_scripts"]) == {"pinning": "pinning.cli:app"}
+    assert dict(entry_points["pinning.plugins"]) == {"cuda": "pinning_cuda:plugin", "host": "pinning_host:plugin"}
+
+
+def test_the_wheel_names_nobodys_folders(content: dict[str, str]) -> None:
+    assert [name for name, text in content.items() if str(ROOT) in text] == []
+
+
+def test_an_installed_wheel_finds_its_plugins_and_headers(tmp_path: Path) -> None:
+    program = """
+import importlib.metadata, pagetable, pinning
+print(importlib.metadata.version("pinning"))
+print([report.name for report in pinning.plugins()], [device.name for device in pinning.devices()][-1])
+print(*[pagetable.__file__, pinning.__file__, pagetable.table.__file__, pinning.map.__file__], sep="\\n")
+print(*[pagetable.cmake_dir(), pagetable.include_dir(), *pinning.include_dirs()], sep="\\n")
+"""
+    environment = installed()
+    version, plugins, *places = environment.run("-c", program, folder=tmp_path).splitlines()
+    assert version == PROJECT["version"]
+    assert plugins == "['cuda', 'host'] host:0"
+    for place in places:
+        assert Path(place).is_relative_to(environment.site)
+        assert Path(place).exists()
+
+
+def test_python_m_pagetable_says_where_things_are(tmp_path: Path) -> None:
+    environment = installed()
+    cmake = Path(environment.run("-m", "pagetable", "--cmake-dir", folder=tmp_path).strip())
+    include = Path(environment.run("-m", "pagetable", "--include-dir", folder=tmp_path).strip())
+    assert (cmake / "pagetable-config.cmake").is_file()
+    assert (include / "pagetable" / "page_table.hpp").is_file()
+    nothing = subprocess.run([environment.python, "-m", "pagetable"], cwd=tmp_path, capture_output=True, text=True)
+    assert nothing.returncode == 2
+    assert "--cmake-dir" in nothing.stderr
+
+
+# What a stub of a Cython module cannot say: Cython's own names, and the parameters of __cinit__ and of slots, which
+# are not to be seen at run time.
+CYTHON = r"""
+.*__(reduce|setstate)_cython__
+.*\.__test__
+.*\.__(init|contains)__
+"""
+
+
+def stubtest(folder: Path, *modules: str, search: Path | None = None) -> subprocess.CompletedProcess[str]:
+    if find_spec("mypy") is None:
+        pytest.skip("needs mypy: pip install 'pinning[test]'")
+    (folder / "allowed").write_text(CYTHON)
+    (folder / "mypy.ini").write_text(f"[mypy]\nmypy_path = {search}\n" if search else "[mypy]\n")
+    options = ["--allowlist", "allowed", "--ignore-unused-allowlist", "--ignore-disjoint-bases"]
+    command = [installed().python, "-m", "mypy.stubtest", *modules, "--mypy-config-file", "mypy.ini", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_stubs_agree_with_the_modules(tmp_path: Path) -> None:
+    done = stubtest(tmp_path, "pagetable.table", "pinning.map")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stub_that_is_wrong_is_noticed(tmp_path: Path) -> None:
+    package = tmp_path / "stubs" / "pagetable"
+    package.mkdir(parents=True)
+    for path in (ROOT / "pagetable").glob("*.py*"):
+        (package / path.name).write_text(path.read_text())
+    stub = package / "table.pyi"
+    stub.write_text(stub.read_text().replace("def overlapping(", "def overlaping("))
+    done = stubtest(tmp_path, "pagetable.table", search=tmp_path / "stubs")
+    assert done.returncode == 1
+    assert "overlaping" in done.stdout

@@ -1,0 +1,625 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page table as a Python user meets it: errors, ids, arrays, threads, small address spaces, memory."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+import pagetable
+from pagetable import AbsentError, OverlapError, PageTable, RangeError, Region
+from pagetable.reference import ReferencePageTable
+
+PAGE = 4096
+TOP = 2**64
+
+
+@pytest.fixture(params=[True, False], ids=["flat", "pooled"])
+def table(request: pytest.FixtureRequest) -> PageTable:
+    return PageTable(flat=request.param)
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("start", "size"),
+    [
+        (990, 11),  # reaches into its start
+        (1999, 1000),  # starts at its last byte
+        (900, 2000),  # around it
+        (1200, 10),  # inside
+        (1000, 1000),  # the same
+        (1000, 1),
+        (0, TOP - 1),
+    ],
+)
+def test_an_overlap_is_refused_and_names_both_ranges(table: PageTable, start: int, size: int) -> None:
+    region = table.insert(1000, 1000)
+    with pytest.raises(OverlapError) as refusal:
+        table.insert(start, size)
+    assert f"[{start:#x}, {start + size:#x})" in str(refusal.value)
+    assert str(region) in str(refusal.value)
+    assert isinstance(refusal.value, ValueError)
+    assert list(table) == [region]
+    table.insert(999, 1)
+    table.insert(2000, 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "size"), [(5, 0), (5, -1), (-1, 5), (TOP, 1), (TOP - 1, 2), (1, TOP), (0, TOP), (0, 2**70)]
+)
+def test_a_range_that_is_none_is_refused(table: PageTable, start: int, size: int) -> None:
+    with pytest.raises(RangeError, match=r"2\*\*64|at least one byte"):
+        table.insert(start, size)
+    assert len(table) == 0
+
+
+def test_the_last_byte_of_all_can_be_held(table: PageTable) -> None:
+    region = table.insert(TOP - 1, 1)
+    assert region.end == TOP
+    assert table.find(TOP - 1) == region
+    assert table.find_range(TOP - 1, 1) == region
+    assert table.find_range(TOP - 1, 2) is None
+    assert table.overlapping(0, TOP) == table.overlapping(1, TOP) == [region]
+
+
+def test_absent_is_a_key_error_that_reads_well(table: PageTable) -> None:
+    table.insert(1000, 1000)
+    with pytest.raises(KeyError) as absent:
+        table.remove(1500)
+    assert str(absent.value) == "no region starts at 0x5dc"
+    assert type(absent.value) is AbsentError
+    assert len(table) == 1
+
+
+def test_a_region_that_was_removed_is_not_removed_twice(table: PageTable) -> None:
+    old = table.insert(1000, 1000)
+    table.remove(old)
+    with pytest.raises(AbsentError, match="size=1000"):
+        table.remove(old)
+    new = table.insert(1000, 10)
+    with pytest.raises(AbsentError, match="size=1000"):
+        table.remove(old)
+    assert list(table) == [new]
+
+
+def test_an_address_outside_all_memory_is_in_no_region(table: PageTable) -> None:
+    table.insert(TOP - 10, 10)
+    table.insert(0, 10)
+    for address in (-1, TOP, 10**30, -(10**30)):
+        assert address not in table
+        assert table.find(address) is None
+        assert table.find_range(address, 1) is None
+    assert table.find_range(5, -1) is None
+
+
+Call = Callable[[PageTable, object], object]
+ONE_NUMBER: dict[str, Call] = {
+    "insert start": lambda table, value: table.insert(value, 1),  # type: ignore[arg-type]
+    "insert size": lambda table, value: table.insert(1, value),  # type: ignore[arg-type]
+    "remove": lambda table, value: table.remove(value),  # type: ignore[arg-type]
+    "find": lambda table, value: table.find(value),  # type: ignore[arg-type]
+    "find_range start": lambda table, value: table.find_range(value, 1),  # type: ignore[arg-type]
+    "find_range size": lambda table, value: table.find_range(1, value),  # type: ignore[arg-type]
+    "overlapping start": lambda table, value: table.overlapping(value, 1),  # type: ignore[arg-type]
+    "overlapping size": lambda table, value: table.overlapping(1, value),  # type: ignore[arg-type]
+    "in": lambda table, value: value in table,
+}
+
+
+@pytest.mark.parametrize("call", ONE_NUMBER.values(), ids=ONE_NUMBER)
+@pytest.mark.parametrize(
+    "value", [4096.0, numpy.float64(4096), numpy.float32(4096), None, "4096", b"4096", [4096]], ids=repr
+)
+def test_what_is_no_integer_is_no_address(table: PageTable, call: Call, value: object) -> None:
+    region = table.insert(4096, 4096)
+    with pytest.raises(TypeError):
+        call(table, value)
+    assert list(table) == [region]
+
+
+class Pointer:
+    def __index__(self) -> int:
+        return 4096
+
+
+INTEGERS = [numpy.uint64, numpy.int64, numpy.int32, numpy.uint16, lambda _: Pointer(), numpy.array]
+
+
+@pytest.mark.parametrize("integer", INTEGERS, ids=["uint64", "int64", "int32", "uint16", "__index__", "0-d array"])
+def test_other_integers_are_addresses(table: PageTable, integer: Callable[[int], int]) -> None:
+    region = table.insert(integer(4096), integer(4096))
+    assert (region.start, region.size) == (4096, 4096)
+    assert integer(4096) in table
+    assert table.find(integer(4096)) == region == table.find_range(integer(4096), integer(4096))
+    assert table.overlapping(integer(4096), integer(4096)) == [region]
+    with pytest.raises(OverlapError, match="0x1000, 0x2000"):
+        table.insert(integer(4096), integer(4096))
+    table.remove(integer(4096))
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("size", [numpy.uint8(16), numpy.int64(16)], ids=repr)
+def test_integers_of_two_types_do_not_disturb_each_other(table: PageTable, size: int) -> None:
+    region = table.insert(2**63, 1)
+    with pytest.raises(OverlapError):
+        table.insert(numpy.uint64(2**63 - 1), size)  # type: ignore[arg-type]
+    assert table.overlapping(numpy.uint64(2**63 - 1), size) == [region]  # type: ignore[arg-type]
+
+
+# ---- regions ----
+
+
+def test_a_region_is_a_value() -> None:
+    region = Region(TOP - 2, 2, 5)
+    assert (region.start, region.size, region.end, region.id) == (TOP - 2, 2, TOP, 5)
+    assert region == Region(TOP - 2, 2, 5)
+    assert hash(region) == hash(Region(TOP - 2, 2, 5))
+    assert len({region, Region(TOP - 2, 2, 6), Region(TOP - 2, 1, 5), Region(TOP - 3, 2, 5)}) == 4
+    assert region != (TOP - 2, 2, 5)
+    assert repr(region) == "Region(start=0xfffffffffffffffe, size=2, id=5)"
+    assert pickle.loads(pickle.dumps(region)) == region
+    with pytest.raises(AttributeError):
+        region.start = 0  # type: ignore[misc]
+
+
+def test_a_table_says_how_many_it_holds_and_cannot_be_pickled(table: PageTable) -> None:
+    table.insert(0, 1)
+    table.insert(1, 1)
+    assert repr(table) == "<PageTable of 2 regions>"
+    with pytest.raises(TypeError):
+        pickle.dumps(table)
+
+
+def test_a_region_asked_for_stays_as_it_was(table: PageTable) -> None:
+    old = table.insert(PAGE, 100)
+    assert table.find(PAGE) is table.find(PAGE + 99)
+    table.remove(old)
+    new = table.insert(PAGE, 200)
+    assert (old.size, new.size) == (100, 200)
+    assert table.find(PAGE) == new == table.find(PAGE + 199)
+    assert table.find_range(PAGE, 200) == new
+    assert list(table) == table.overlapping(PAGE, 1) == [new]
+
+
+def test_iteration_is_of_the_regions_at_the_call(table: PageTable) -> None:
+    first, second = table.insert(PAGE, 1), table.insert(2 * PAGE, 1)
+    everyone = iter(table)
+    table.remove(second)
+    table.insert(3 * PAGE, 1)
+    assert list(everyone) == [first, second]
+
+
+def test_a_region_outlives_its_table() -> None:
+    region = PageTable().insert(PAGE, 100)
+    assert (region.start, region.size) == (PAGE, 100)
+
+
+def test_ids_are_small_unique_and_used_again(table: PageTable) -> None:
+    regions = [table.insert(i * 100, 50) for i in range(1000)]
+    assert sorted(region.id for region in regions) == sorted({region.id for region in regions})
+    for region in regions[::2]:
+        table.remove(region)
+    for i in range(0, 1000, 2):
+        table.insert(i * 100 + 7, 3)
+    ids = [region.id for region in table]
+    assert len(set(ids)) == 1000
+    assert max(ids) < 1000  # so an array of 1000 holds what a caller knows of them
+
+
+# ---- a crowded cell ----
+
+
+@pytest.mark.parametrize("cell", [256, PAGE, 2**21, 2**30, 2**40], ids="{:#x}".format)
+@pytest.mark.parametrize("base", [0, 2**46, 2**47, TOP - 2**40], ids="{:#x}".format)
+def test_from_one_to_twenty_regions_in_a_cell_and_back(table: PageTable, cell: int, base: int) -> None:
+    step = cell // 20
+    model = ReferencePageTable()
+    asked = numpy.array([base + i * step + off for i in range(20) for off in (0, 1, step - 2, step - 1)], numpy.uint64)
+    order = [(7 * i) % 20 for i in range(20)]
+    for i in order:
+        table.insert(base + i * step, step - 1)
+        model.insert(base + i * step, step - 1)
+        assert table.contains_many(asked).tolist() == model.contains_many(asked).tolist()
+    for i in reversed(order):
+        table.remove(base + i * step)
+        model.remove(base + i * step)
+        assert table.contains_many(asked).tolist() == model.contains_many(asked).tolist()
+    assert list(table) == []
+
+
+@pytest.mark.parametrize("cell", [PAGE, 2**21, 2**30], ids="{:#x}".format)
+@pytest.mark.parametrize("shared", ["first", "last", "both"])
+def test_a_region_of_a_cells_size_that_straddles_two_cells(table: PageTable, cell: int, shared: str) -> None:
+    base = 2**41
+    for i in range(2, 12):  # enough for the level above to be split
+        table.insert(base + i * 4 * cell, cell)
+    if shared != "last":
+        table.insert(base, 1)
+    if shared != "first":
+        table.insert(base + 2 * cell - 1, 1)
+    straddling = table.insert(base + cell // 2, cell)
+    for address in (straddling.start, base + cell - 1, base + cell, straddling.end - 1):
+        assert table.find(address) == straddling
+    for address in (base + 1, straddling.start - 1, straddling.end, base + 2 * cell - 2):
+        assert address not in table
+    table.remove(straddling)
+    assert base + cell not in table
+
+
+# ---- batches ----
+
+
+@pytest.fixture
+def ten_pages(table: PageTable) -> PageTable:
+    for i in range(10):
+        table.insert(i * 2 * PAGE, PAGE)
+    return table
+
+
+ARRAYS: dict[str, Callable[[list[int]], object]] = {
+    "list": lambda values: values,
+    "tuple": tuple,
+    "uint64": lambda values: numpy.array(values, numpy.uint64),
+    "int64": lambda values: numpy.array(values, numpy.int64),
+    "uint32": lambda values: numpy.array(values, numpy.uint32),
+    "int16": lambda values: numpy.array(values, numpy.int16),
+    "big-endian": lambda values: numpy.array(values, ">u8"),
+    "every second": lambda values: numpy.repeat(numpy.array(values, numpy.uint64), 2)[::2],
+    "backwards": lambda values: numpy.array(values[::-1], numpy.uint64)[::-1],
+    "column": lambda values: numpy.array([values, values], numpy.uint64).T[:, 0],
+    "unaligned": lambda values: numpy.frombuffer(
+        b"x" + numpy.array(values, numpy.uint64).tobytes(), numpy.uint64, offset=1
+    ),
+    "memoryview": lambda values: memoryview(numpy.array(values, numpy.uint64)),
+    "of numpy scalars": lambda values: [numpy.uint64(value) for value in values],
+}
+
+
+@pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
+def test_a_batch_of_any_kind(ten_pages: PageTable, make: Callable[[list[int]], object]) -> None:
+    asked = [0, PAGE - 1, PAGE, 2 * PAGE + 5, 7 * PAGE, 100]
+    sizes = [PAGE, 1, 1, PAGE - 5, 1, PAGE]
+    found = ten_pages.contains_many(make(asked))  # type: ignore[arg-type]
+    assert found.dtype == numpy.bool_
+    assert found.tolist() == [True, True, False, True, False, True]
+    whole = ten_pages.contains_many(make(asked), make(sizes))  # type: ignore[arg-type]
+    assert whole.tolist() == [True, True, False, True, False, False]
+    ids = ten_pages.find_many(make(asked))  # type: ignore[arg-type]
+    assert ids.dtype == numpy.int64
+    regions = [ten_pages.find(address) for address in asked]
+    assert ids.tolist() == [-1 if region is None else region.id for region in regions]
+
+
+def test_one_size_for_all(ten_pages: PageTable) -> None:
+    for size in (5, numpy.uint64(5), numpy.array(5), [5]):
+        assert ten_pages.contains_many([PAGE - 5, PAGE - 4], size).tolist() == [True, False]
+    assert ten_pages.contains_many([0, 1], 0).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("nothing", [[], (), numpy.empty(0), numpy.empty(0, numpy.uint64)], ids=repr)
+def test_an_empty_batch(ten_pages: PageTable, nothing: object) -> None:
+    assert ten_pages.contains_many(nothing).tolist() == []  # type: ignore[arg-type]
+    assert ten_pages.contains_many(nothing, nothing).tolist() == []  # type: ignore[arg-type]
+    assert ten_pages.find_many(nothing).tolist() == []  # type: ignore[arg-type]
+    assert ten_pages.find_many(nothing).dtype == numpy.int64  # type: ignore[arg-type]
+
+
+def test_addresses_on_both_sides_of_the_middle(table: PageTable) -> None:
+    regions = [table.insert(address, 10) for address in (0, 2**63, TOP - 10)]
+    assert table.find_many([1, 2**63 + 1, TOP - 1]).tolist() == [region.id for region in regions]
+    assert table.contains_many([1, 2**63, 2**63 - 1]).tolist() == [True, True, False]
+
+
+NO_NUMBERS = [None, "abc", [1.5], [None], ["1"], [True], numpy.array([1.0])]
+NO_ROW = [1.5, 0, numpy.uint64(0), [[1]], numpy.empty((0, 3))]
+
+
+@pytest.mark.parametrize("wrong", NO_NUMBERS + NO_ROW, ids=repr)
+def test_what_is_no_array_of_integers_is_no_batch(ten_pages: PageTable, wrong: object) -> None:
+    for call in (ten_pages.contains_many, ten_pages.find_many):
+        with pytest.raises(TypeError):
+            call(wrong)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrong", [[-1], numpy.array([0, -1]), [TOP], [-1, TOP - 1]], ids=repr)
+def test_a_batch_has_no_addresses_outside_all_memory(table: PageTable, wrong: object) -> None:
+    table.insert(0, 2**20)
+    table.insert(TOP - 10, 10)  # where -1 would be taken for an address
+    for call in (table.contains_many, table.find_many):
+        with pytest.raises(RangeError, match=r"2\*\*64"):
+            call(wrong)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3], [], [[1], [2]]], ids=repr)
+def test_sizes_that_do_not_match(ten_pages: PageTable, sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"broadcast|dimensions"):
+        ten_pages.contains_many([0, 1], sizes)
+
+
+def test_sizes_that_are_none(ten_pages: PageTable) -> None:
+    with pytest.raises(RangeError):
+        ten_pages.contains_many([0], -1)
+    with pytest.raises(TypeError):
+        ten_pages.contains_many([0], 1.0)
+
+
+def test_read_only_arrays_are_read_in_place(ten_pages: PageTable) -> None:
+    asked = numpy.arange(0, 20 * PAGE, 100, dtype=numpy.uint64)
+    asked.flags.writeable = False
+    assert ten_pages.contains_many(asked, asked * 0 + 1).sum() == ten_pages.contains_many(asked).sum() > 0
+    assert (ten_pages.find_many(asked) >= 0).sum() == ten_pages.contains_many(asked).sum()
+
+
+# ---- threads ----
+
+
+@pytest.fixture
+def gil_kept_until_released() -> Iterator[None]:
+    """No thread is interrupted: another one runs only when this one releases the GIL."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+def runs_meanwhile(call: Callable[[], object], times: int = 500) -> bool:
+    """Whether another thread gets to run before `call` was called so many times."""
+    seen = threading.Event()
+    started = threading.Lock()
+    started.acquire()
+
+    def other() -> None:
+        started.acquire()  # waits without the GIL
+        seen.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    started.release()
+    answer = False
+    for _ in range(times):
+        call()
+        if seen.is_set():
+            answer = True
+            break
+    thread.join()
+    return answer
+
+
+BATCHES: dict[str, Callable[[PageTable, numpy.ndarray], object]] = {
+    "contains_many": lambda table, asked: table.contains_many(asked),
+    "contains_many with sizes": lambda table, asked: table.contains_many(asked, asked),
+    "find_many": lambda table, asked: table.find_many(asked),
+    "iteration": lambda table, _: iter(table),
+    "overlapping": lambda table, _: table.overlapping(0, 2**47),
+}
+
+
+@pytest.mark.usefixtures("gil_kept_until_released")
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_other_threads_run_during_a_batch(
+    table: PageTable, batch: Callable[[PageTable, numpy.ndarray], object]
+) -> None:
+    for i in range(50_000):
+        table.insert(i * PAGE, 100)
+    asked = numpy.zeros(100_000, numpy.uint64)
+    assert runs_meanwhile(lambda: batch(table, asked))
+
+
+@pytest.mark.usefixtures("gil_kept_until_released")
+def test_other_threads_do_not_run_during_a_lookup(ten_pages: PageTable) -> None:
+    """Shows that the test above can fail."""
+    assert not runs_meanwhile(lambda: [ten_pages.find(0) for _ in range(1000)], times=50)
+
+
+def test_readers_are_right_while_another_thread_writes(table: PageTable) -> None:
+    """Every third region stays, every third is never there, and the rest come and go with changing sizes."""
+    step, count = 3 * PAGE, 300
+    base = 2**47 - 2**21 - count // 2 * step  # on both sides of the end of the flat part, and in its last big page
+    for i in range(count):
+        table.insert(base + i * step, PAGE)
+    starts = base + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(step)
+    ids = table.find_many(starts)
+    stop = threading.Event()
+    wrong: list[str] = []
+
+    def read() -> None:
+        rounds = 0
+        while not stop.is_set() or rounds == 0:
+            rounds += 1
+            if (table.find_many(starts + numpy.uint64(PAGE - 1)) != ids).any():
+                wrong.append("a region that stays was not found")
+            if table.contains_many(starts + numpy.uint64(2 * PAGE)).any():
+                wrong.append("a region that never was is found")
+            i = rounds % count
+            region = table.find(int(starts[i]) + PAGE)
+            if region is not None and not (region.start == int(starts[i]) + PAGE and 0 < region.size <= PAGE):
+                wrong.append(f"{region} was never inserted")
+            if not count <= len(list(table)) <= 2 * count:
+                wrong.append("iteration missed a region that stays")
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for round in range(1, 41):
+        for i in range(count):
+            table.insert(int(starts[i]) + PAGE, PAGE // round)
+        for i in range(count):
+            table.remove(int(starts[i]) + PAGE)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert len(table) == count
+
+
+def test_many_writers(table: PageTable) -> None:
+    """Of the threads that insert the same region, one succeeds; the others are told so, and none is lost."""
+    won: list[int] = []
+
+    def write() -> None:
+        for i in range(2000):
+            try:
+                table.insert(i * 100, 60)
+            except OverlapError:
+                continue
+            won.append(i)
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(won) == list(range(2000))
+    assert [region.start for region in table] == list(range(0, 200_000, 100))
+
+
+# ---- little address space ----
+
+LIMITED = """
+import resource, sys
+import numpy, pagetable
+
+def reserved():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+spare = bytearray(2**26)  # for the program itself, once the table has filled its own
+before = reserved()
+limit = before + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+"""
+
+FALLBACK = (
+    LIMITED
+    + """
+table = pagetable.PageTable()
+assert reserved() - before < 2**30, "this is not the table without reservations"
+regions = [table.insert(i * 3 * 4096 + (i % 7) * 2**40, 4096 + i % 100) for i in range(20_000)]
+starts = numpy.array([region.start for region in regions], dtype=numpy.uint64)
+ends = numpy.array([region.end for region in regions], dtype=numpy.uint64)
+assert (table.find_many(starts) == [region.id for region in regions]).all()
+assert table.contains_many(ends - numpy.uint64(1)).all() and not table.contains_many(ends).any()
+for region in regions[::2]:
+    table.remove(region)
+assert table.contains_many(starts).tolist() == [False, True] * 10_000
+assert list(table) == sorted(regions[1::2], key=lambda region: region.start)
+"""
+)
+
+FULL = (
+    LIMITED
+    + """
+table = pagetable.PageTable()
+full, step = 0, 513 * 4096
+try:
+    while full < 5_000_000:
+        table.insert(full * step, 100)
+        full += 1
+except MemoryError:
+    del spare
+assert 1000 < len(table) == full < 5_000_000
+starts = range(0, full * step, step)
+assert table.contains_many(starts).all()
+assert full * step not in table and len(list(table)) == full
+for start in starts[::2]:
+    table.remove(start)
+assert table.contains_many(starts).tolist() == [i % 2 == 1 for i in range(full)]
+for start in starts[: full // 2 : 2]:
+    table.insert(start, 200)
+assert table.contains_many(starts[: full // 2]).all()
+"""
+)
+
+
+def python(program: str, *arguments: object) -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", program, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_works_under_a_limit_on_address_space() -> None:
+    python(FALLBACK, 2**30)
+
+
+def test_a_full_table_says_so_and_goes_on_working() -> None:
+    python(FULL, 40 * 2**20)
+
+
+def test_no_room_at_all_is_a_memory_error() -> None:
+    python(LIMITED + "try: pagetable.PageTable()\nexcept MemoryError: sys.exit(0)\nsys.exit('there was room')", 2**20)
+
+
+# ---- memory ----
+
+RESIDENT = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+#include <pagetable/page_table.hpp>
+long resident() {
+  long total, pages;
+  FILE* file = std::fopen("/proc/self/statm", "r");
+  if (std::fscanf(file, "%ld %ld", &total, &pages) != 2) std::abort();
+  std::fclose(file);
+  return pages * sysconf(_SC_PAGESIZE);
+}
+int main(int, char** arguments) {
+  bool const flat = std::atol(arguments[1]);
+  unsigned long const count = std::atol(arguments[2]), size = std::atol(arguments[3]), step = std::atol(arguments[4]);
+  long const before = resident();
+  pagetable::PageTable<> table(flat);
+  for (unsigned long i = 0; i < count; ++i) table.insert(0x7000'0000'0000 - (i + 1) * step, size);
+  std::printf("%ld\n", resident() - before);
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def resident_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler: apt-get install g++")
+    folder = tmp_path_factory.mktemp("resident")
+    source, program = folder / "resident.cpp", folder / "resident"
+    source.write_text(RESIDENT)
+    subprocess.run([compiler, "-std=c++20", "-O1", f"-I{pagetable.include_dir()}", source, "-o", program], check=True)
+    return program
+
+
+@pytest.mark.parametrize("flat", [1, 0], ids=["flat", "pooled"])
+@pytest.mark.parametrize(
+    ("count", "size", "step"),
+    [(1_000_000, 4096, 8192), (1_000, 64 * 2**30 - 12345, 64 * 2**30)],
+    ids=["a million pages", "a thousand of 64 GiB"],
+)
+def test_memory_for_each_region(resident_program: Path, flat: int, count: int, size: int, step: int) -> None:
+    numbers = [str(number) for number in (flat, count, size, step)]
+    resident = int(subprocess.run([resident_program, *numbers], capture_output=True, check=True, text=True).stdout)
+    assert 32 * count < resident <= 96 * count + 4 * 2**20
+
+
+def test_an_unlimited_process_gets_the_large_reservation() -> None:
+    """Without which lookups are slower; and none of it is memory."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        pytest.skip("needs a process without RLIMIT_AS")
+    python(
+        """
+import pagetable
+def pages(): return [int(word) for word in open("/proc/self/statm").read().split()[:2]]
+before = pages()
+table = pagetable.PageTable()
+table.insert(2**40, 2**30)
+after = pages()
+assert (after[0] - before[0]) * 4096 > 2**36
+assert (after[1] - before[1]) * 4096 < 4 * 2**20
+"""
+    )
