@@ -3,6 +3,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """The page table for Python: a thin face of the C++ one. `PageTable` says what each method does."""
 
+from cpython.long cimport PyLong_Check
+from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cython.operator cimport dereference
@@ -49,9 +51,14 @@ cdef class Region:
         return Region, (self.start, self.size, self.id)
 
 
+cdef inline uint64_t word(object value) except? 0xFFFFFFFFFFFFFFFF:
+    # Cython alone would round floats, silently.
+    return value if PyLong_Check(value) else PyNumber_Index(value)
+
+
 cdef uint64_t checked(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
     try:
-        return value
+        return word(value)
     except OverflowError:
         raise RangeError(f"{what} {value} is not in [0, 2**64)") from None
 
@@ -100,15 +107,19 @@ cdef class PageTable:
         if count == 0:
             raise RangeError(f"a region at {start:#x} needs at least one byte, not 0")
         if first + (count - 1) < first:
-            raise RangeError(f"{size} bytes from {start:#x} run past the top of the address space, 2**64")
+            raise RangeError(f"{count} bytes from {start:#x} run past the top of the address space, 2**64")
+        cdef CRegion inserted
         try:
-            return self.wrap(self.table.insert(first, count))
+            inserted = self.table.insert(first, count)
+            try:
+                return self.wrap(inserted)
+            except MemoryError:
+                self.table.remove(first)
+                raise
         except ValueError:
             pass  # which region is in the way is asked afterwards: the table may be changed by other threads
-        taken = self.overlapping(start, size)
-        raise OverlapError(
-            f"[{start:#x}, {start + size:#x}) overlaps {taken[0] if taken else 'a region just removed'}; remove it first"
-        )
+        taken = self.overlapping(first, count) or ["a region just removed"]
+        raise OverlapError(f"[{first:#x}, {int(first) + count:#x}) overlaps {taken[0]}; remove it first")
 
     def remove(self, region):
         cdef uint64_t start
@@ -128,7 +139,7 @@ cdef class PageTable:
     def find(self, address):
         cdef uint64_t at
         try:
-            at = address
+            at = word(address)
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.table.find(at)
@@ -137,8 +148,8 @@ cdef class PageTable:
     def find_range(self, start, size):
         cdef uint64_t at, count
         try:
-            at = start
-            count = size
+            at = word(start)
+            count = word(size)
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.table.find_range(at, count)
@@ -147,7 +158,7 @@ cdef class PageTable:
     def __contains__(self, address):
         cdef uint64_t at
         try:
-            at = address
+            at = word(address)
         except OverflowError:
             return False
         return self.table.contains(at)
@@ -163,10 +174,11 @@ cdef class PageTable:
         return iter([self.wrap(region) for region in found])
 
     def overlapping(self, start, size):
-        if start == 0 and size == 2**64:  # one more than a word can say
-            return list(self)
         cdef uint64_t first = checked(start, "start")
-        cdef uint64_t count = checked(min(size, 2**64 - start), "size")
+        size = min(PyNumber_Index(size), 2**64 - int(first))
+        if size == 2**64:  # one more than a word can say
+            return list(self)
+        cdef uint64_t count = checked(size, "size")
         cdef vector[CRegion] found
         if count == 0:
             return []
@@ -210,11 +222,17 @@ cdef class PageTable:
         return f"<PageTable of {len(self)} regions>"
 
 
-cdef object words(object addresses):
+cdef object words(object given):
     """A contiguous one-dimensional uint64 array of them; TypeError for floats, which cannot name every byte."""
-    array = numpy.asarray(addresses)
+    array = numpy.asarray(given)
+    if array.dtype.kind in "fO" and isinstance(given, (list, tuple)):  # as numpy sees ints on both sides of 2**63
+        array = numpy.array([checked(value, "address") for value in given], dtype=numpy.uint64)
     if array.size == 0:
         array = array.astype(numpy.uint64)
     if array.ndim != 1 or array.dtype.kind not in "ui":
-        raise TypeError(f"addresses and sizes are one-dimensional arrays of integers, not {array.dtype} of shape {array.shape}")
+        raise TypeError(
+            f"addresses and sizes are one-dimensional arrays of integers, not {array.dtype} of shape {array.shape}"
+        )
+    if array.dtype.kind == "i" and array.size and array.min() < 0:
+        raise RangeError(f"{array.min()} is not in [0, 2**64); view signed pointers as uint64")
     return numpy.ascontiguousarray(array, dtype=numpy.uint64)

@@ -96,8 +96,10 @@ class Lock:
     def __del__(self) -> None:
         hold: Hold | None = getattr(self, "_hold", None)  # absent when the lock was refused
         if hold is not None and hold.held:
-            warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
-            hold.drop()
+            try:
+                warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
+            finally:
+                hold.drop(self._owner)
 
     def __repr__(self) -> str:
         state = "" if self.held else ", unlocked"

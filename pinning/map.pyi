@@ -187,5 +187,5 @@ class Hold:
     def unlock(self) -> bool:
         """Give it up; False when that has been done, or is being done by another thread."""
 
-    def drop(self) -> None:
+    def drop(self, owner: object) -> None:
         """Give it up from a destructor: now, or when the device call that this thread is in has ended."""

@@ -229,11 +229,11 @@ cdef class Hold:
             raise
         return True
 
-    def drop(self):
+    def drop(self, owner):
         # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
         # then the unlock waits until that call has ended.
         if device_calls > 0:
-            _orphans.append(self)
+            _orphans.append((self, owner))
         else:
             self.unlock()
 
@@ -242,13 +242,13 @@ cdef class Hold:
             self.unlock()
 
 
-_orphans = deque()  # of Hold
+_orphans = deque()  # of Holds, each with the owner of its memory
 
 
 cdef unlock_orphans():
     while device_calls == 0 and _orphans:
         try:
-            hold = _orphans.popleft()
+            hold, owner = _orphans.popleft()
         except IndexError:  # another thread was quicker
             return
         unlock_orphan(hold)

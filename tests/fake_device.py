@@ -124,8 +124,8 @@ class FakeDevice:
                 assert gate.opened.wait(WAIT), "nobody has opened the gate"
                 if gate.error is not None:
                     raise gate.error
-        if (error := self._failures.pop(number, None)) is not None:
-            raise error
+        if number in self._failures:
+            raise self._failures.pop(number)  # and kept in no variable: error and frame would keep each other alive
 
 
 class Background(threading.Thread):

@@ -22,6 +22,7 @@ class SlowVendor : public NoVendor {
   Address lock(Address ptr, std::uint64_t size, pinning::Access) override {
     if (size > 4096) {
       calling = true;
+      calling.notify_one();
       std::this_thread::sleep_for(second);
       calling = false;
     }
@@ -78,7 +79,7 @@ int main(int, char** arguments) {
       rounds::stay_on(cpus.back());
       map.lock(elsewhere, 8192);
     });
-    while (!vendor.calling) std::this_thread::yield();
+    vendor.calling.wait(false);
     Times const during = time_calls(map, queries);
     bool const covered = vendor.calling;
     locking.join();

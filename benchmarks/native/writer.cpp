@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looking up addresses while another thread inserts and removes without pause: `writer ROUNDS MOST_REGIONS`.
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 
@@ -44,7 +45,7 @@ class Writer {
             pairs_.store(pairs_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
           }
         }) {
-    while (pairs() < 100) std::this_thread::yield();
+    while (pairs() < 100) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   ~Writer() {
     stop_.store(true);

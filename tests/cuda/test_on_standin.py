@@ -18,7 +18,7 @@ from standins import libcuda
     "file", ["standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"]
 )
 def test_on_the_standin(file: str, standin_folder: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent / file)]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent / file)]
     environment = libcuda.environment(standin_folder, "devices=4")
     child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120)
     if child.returncode:

@@ -248,8 +248,9 @@ class PageTable {
       add_to_cell(node, node.first_of_cell(last), last, id);
       if (end-- == first) return;
     }
-    if (wholes && first == end && cells_.may_be_whole(node.level, start) && last - start == node.cell_size() - 1 &&
-        records_.bounds(id).size == node.cell_size()) {
+    Region const region = records_.bounds(id);  // not [start, last], which may be less, nor be what is still to do
+    if (wholes && region.start == node.first_of_cell(region.start) && region.size == node.cell_size() &&
+        cells_.may_be_whole(node.level, start)) {
       if (!records_.is_live(id)) records_.flip(id);
       store(node.cells + first, Cell::whole(id));
     } else {

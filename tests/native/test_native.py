@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the C++ tests of the page table, plainly and with sanitizers, and runs them.
+
+Each program prints one line and takes its seconds and its seed as arguments, so that a failure can be repeated by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+INCLUDE = HERE.parents[1] / "pagetable" / "include"
+CXX = os.environ.get("CXX", "g++")
+FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}"]
+VARIANTS = {
+    "plain": ["-O2"],
+    "thread": ["-O1", "-g1", "-fsanitize=thread"],
+    "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS"],
+}
+EMPTY_PROGRAM = "int main() {}"
+
+Command = list[str]
+
+
+def output(command: Command, timeout: float) -> tuple[int, str]:
+    """Exit status of `command` and all it said."""
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
+    return run.returncode, run.stdout
+
+
+def launcher(variant: str, directory: Path) -> Command:
+    """What must stand before a program of this variant for it to start here; skips where nothing helps.
+
+    ThreadSanitizer's runtime gives up where the kernel places mappings more randomly than it expects.
+    """
+    source = directory / "empty.cpp"
+    source.write_text(EMPTY_PROGRAM)
+    status, said = output([CXX, *VARIANTS[variant], str(source), "-o", str(directory / "empty")], timeout=60)
+    if status != 0:
+        pytest.skip(f"{CXX} cannot build with {' '.join(VARIANTS[variant])}: {said}")
+    attempts: list[Command] = [[]]
+    if setarch := shutil.which("setarch"):
+        attempts.append([setarch, platform.machine(), "-R"])
+    for attempt in attempts:
+        # Several times, because where things are mapped is a matter of chance.
+        runs = [output([*attempt, str(directory / "empty")], timeout=60) for _ in range(5)]
+        if all(status == 0 for status, _ in runs):
+            return attempt
+    pytest.skip(f"a program built with {' '.join(VARIANTS[variant])} does not start here: {runs[-1][1]}")
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Command]:
+    """Compiles a program in a variant and returns the command that starts it."""
+    if shutil.which(CXX) is None:
+        pytest.skip(f"no C++ compiler: {CXX} is not on the PATH")
+    launchers: dict[str, Command] = {}
+
+    def build(program: str, variant: str) -> Command:
+        directory = tmp_path_factory.mktemp(f"{program}-{variant}")
+        if variant not in launchers:
+            launchers[variant] = launcher(variant, directory)
+        binary = directory / program
+        source = HERE / f"{program}.cpp"
+        status, said = output([CXX, *FLAGS, *VARIANTS[variant], str(source), "-o", str(binary)], timeout=300)
+        assert status == 0, said
+        return [*launchers[variant], str(binary)]
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("program", "variant", "arguments"),
+    [
+        ("page_table_model", "plain", ["3", "1"]),
+        ("page_table_model", "plain", ["2", "2", str(512 << 20)]),  # under `ulimit -v`
+        ("page_table_model", "address", ["3", "3"]),
+        ("page_table_schedules", "plain", ["12", "1"]),
+        ("page_table_stress", "plain", ["6", "1"]),
+        ("page_table_stress", "thread", ["12", "2"]),
+        ("page_table_stress", "address", ["10", "3"]),
+    ],
+)
+def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:
+    command = [*build(program, variant), *arguments]
+    status, said = output(command, timeout=float(arguments[0]) * 5 + 60)
+    assert status == 0, f"{' '.join(command)}\n{said}"
+    assert "all right" in said

@@ -1,0 +1,549 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pinning.lock and its companions: handles of all kinds of buffers, on a device that keeps account."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import sys
+import threading
+import weakref
+from array import array
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import pinning
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, FakeDevice
+from pinning import (
+    InvalidRangeError,
+    LockLimit,
+    LockLimitError,
+    NotLockedError,
+    PartialOverlapError,
+    PinningError,
+    VendorError,
+)
+
+MIB = 1 << 20
+MAP_NORESERVE = 0x4000  # of x86-64 and arm64; Python names it from 3.13 on
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    device = FakeDevice()
+    yield device
+    gc.collect()
+    assert device.wrong == []
+    assert device.locked == {}, "a test has left something locked"
+    assert pinning.regions(device) == []
+
+
+def refusal() -> VendorError:
+    return VendorError("fakeCall", 999, "FAKE_UNKNOWN")
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    return int(array.ctypes.data)
+
+
+class Tensor:
+    """What a CPU tensor shows of itself."""
+
+    device = "cpu"
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+        self.shape = values.shape
+
+    def data_ptr(self) -> int:
+        return address_of(self.values)
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.values.itemsize for step in self.values.strides)
+
+    def element_size(self) -> int:
+        return int(self.values.itemsize)
+
+
+# ---- one lock ----
+
+
+def test_a_lock_says_what_is_locked_and_where(device: FakeDevice) -> None:
+    values = np.arange(1000, dtype=np.int32)
+    with pinning.lock(values, device=device) as lock:
+        assert (lock.host_ptr, lock.size) == (address_of(values), 4000)
+        assert lock.device_ptr == lock.host_ptr + LOCKED_OFFSET
+        assert lock.device is device
+        assert lock.held
+        assert lock.region == pinning.find(values, device=device)
+        assert [lock.region] == pinning.regions(device)
+        for part in (f"{lock.host_ptr:#x}", "4000 bytes", "fake:0"):
+            assert part in repr(lock)
+        assert "unlocked" not in repr(lock)
+    assert not lock.held
+    assert lock.region is None
+    assert "unlocked" in repr(lock)
+    assert device.locked == {}
+
+
+BUFFERS = {
+    "bytearray": lambda: bytearray(5000),
+    "bytes": lambda: bytes(5000),
+    "array": lambda: array("d", range(700)),
+    "memoryview": lambda: memoryview(bytearray(5000))[100:200],
+    "numpy": lambda: np.ones((30, 40)),
+    "numpy read only": lambda: np.broadcast_to(np.ones(1), (1,)),
+    "numpy reversed": lambda: np.ones(1000)[::-1],
+    "numpy strided": lambda: np.ones((30, 40))[::2, 5:30:3],
+    "mmap": lambda: mmap.mmap(-1, 3 * mmap.PAGESIZE),
+    "tensor": lambda: Tensor(np.ones(100)),
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_every_kind_of_buffer(device: FakeDevice, kind: str) -> None:
+    buffer = BUFFERS[kind]()
+    assert not pinning.is_locked(buffer, device=device)
+    lock = pinning.lock(buffer, device=device)
+    assert device.locked == {lock.host_ptr: lock.size}
+    assert pinning.is_locked(buffer, device=device)
+    assert pinning.is_locked(lock.host_ptr, lock.size, device=device)
+    assert not pinning.is_locked(lock.host_ptr, lock.size + 1, device=device)
+    with pinning.lock(buffer, device=device) as second:
+        assert second.device_ptr == lock.device_ptr
+        assert len(device.locked) == 1
+    pinning.unlock(buffer, device=device)
+    assert not lock.held
+    assert device.locked == {}
+
+
+def test_shared_memory(device: FakeDevice) -> None:
+    memory = SharedMemory(create=True, size=10000)
+    try:
+        lock = pinning.lock(memory, device=device)
+        with pytest.raises(BufferError):
+            memory.close()
+        lock.unlock()
+    finally:
+        memory.close()
+        memory.unlink()
+    with pytest.raises(InvalidRangeError, match="closed"):
+        pinning.lock(memory, device=device)
+
+
+def test_an_address_and_a_size(device: FakeDevice) -> None:
+    values = np.zeros(1000, np.uint8)
+    start = address_of(values)
+    with pinning.lock((start, 500), device=device) as lock:
+        assert (lock.host_ptr, lock.size) == (start, 500)
+        for integer in (int, np.uint64, np.int64):
+            assert pinning.is_locked(integer(start), device=device)
+            assert pinning.find(integer(start + 1), integer(499), device=device) == lock.region
+            assert not pinning.is_locked(integer(start + 500), device=device)
+        assert not pinning.is_locked(start, 501, device=device)
+        assert not pinning.is_locked(start - 1, device=device)
+    assert not pinning.is_locked(start, device=device)
+
+
+def test_a_view_with_gaps_locks_its_whole_span(device: FakeDevice) -> None:
+    values = np.zeros(100, np.uint8)
+    with pinning.lock(values[90:9:-10], device=device) as lock:
+        assert (lock.host_ptr, lock.size) == (address_of(values) + 10, 81)
+
+
+def test_only_the_first_bytes(device: FakeDevice) -> None:
+    values = np.zeros(100, np.uint8)
+    with pinning.lock(values, 40, device=device) as lock:
+        assert lock.size == 40
+        assert pinning.is_locked(values, 40, device=device)
+        assert not pinning.is_locked(values, device=device)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "error"),
+    [
+        (b"", InvalidRangeError),
+        (np.empty(0), InvalidRangeError),
+        ((0, 10), InvalidRangeError),
+        ((4096, -1), InvalidRangeError),
+        ((1 << 64, 1), InvalidRangeError),
+        (3.0, TypeError),
+        (None, TypeError),
+        ("text", TypeError),
+        (object(), TypeError),
+    ],
+)
+def test_what_is_no_buffer(device: FakeDevice, buffer: object, error: type[Exception]) -> None:
+    for attempt in (pinning.lock, pinning.is_locked, pinning.unlock):
+        with pytest.raises(error):
+            attempt(buffer, device=device)  # type: ignore[operator]
+    assert device.calls == []
+
+
+@pytest.mark.parametrize(("given", "passed"), [(True, True), (False, False)])
+def test_read_only_as_the_caller_says(device: FakeDevice, given: bool, passed: bool) -> None:
+    with pinning.lock(bytearray(10), device=device, read_only=given):
+        assert device.calls[-1].read_only is passed
+
+
+def test_read_only_as_the_buffer_says(device: FakeDevice) -> None:
+    for buffer, expected in ((bytearray(10), False), (bytes(10), True)):
+        with pinning.lock(buffer, device=device):
+            assert device.calls[-1].read_only is expected
+
+
+def test_pieces(device: FakeDevice) -> None:
+    with pinning.lock(bytearray(10), device=device, piece=4) as lock:
+        assert device.count("data_lock") == 3
+        assert lock.region is not None
+        assert lock.region.borders == (lock.host_ptr + 4, lock.host_ptr + 8)
+
+
+# ---- several locks ----
+
+
+def test_nested_and_contained_locks_share_one_region(device: FakeDevice) -> None:
+    values = np.zeros(1000)
+    with pinning.lock(values, device=device) as outer, pinning.lock(values[10:20], device=device) as inner:
+        assert inner.device_ptr == outer.device_ptr + 80
+        assert inner.region == outer.region
+        assert outer.region is not None
+        assert outer.region.references == 2
+        outer.unlock()
+        assert not outer.held
+        assert inner.held
+        assert pinning.is_locked(values, device=device)
+        assert device.count("data_lock") == 1
+    assert device.locked == {}
+
+
+def test_a_partial_overlap_changes_nothing(device: FakeDevice) -> None:
+    values = np.zeros(1000, np.uint8)
+    with pinning.lock(values[100:200], device=device) as lock:
+        before = lock.region
+        calls = len(device.calls)
+        for view in (values, values[50:150], values[150:250], values[99:200], values[100:201]):
+            with pytest.raises(PartialOverlapError):
+                pinning.lock(view, device=device)
+        assert (lock.region, len(device.calls)) == (before, calls)
+
+
+def test_unlocking_twice_is_once(device: FakeDevice) -> None:
+    values = np.zeros(1000)
+    with pinning.lock(values, device=device) as keeper:
+        lock = pinning.lock(values, device=device)
+        for _ in range(3):
+            lock.unlock()
+        assert keeper.region is not None
+        assert keeper.region.references == 1
+
+
+def test_locked_takes_all_or_none(device: FakeDevice) -> None:
+    first, second, third = bytearray(100), np.zeros(50), bytearray(7)
+    with pinning.locked(first, second, third, device=device, read_only=True) as locks:
+        assert [lock.size for lock in locks] == [100, 400, 7]
+        assert len(device.locked) == 3
+        assert all(call.read_only for call in device.calls)
+    assert device.locked == {}
+    error = refusal()
+    device.fail(error, calls_before=2)
+    with pytest.raises(VendorError) as caught, pinning.locked(first, second, third, device=device):
+        pytest.fail("the block is not entered")
+    assert caught.value is error
+    assert device.locked == {}
+    with pytest.raises(TypeError), pinning.locked(first, None, device=device):
+        pytest.fail("the block is not entered")
+    assert device.locked == {}
+
+
+def test_locked_of_nothing(device: FakeDevice) -> None:
+    with pinning.locked(device=device) as locks:
+        assert locks == ()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_block_that_raises_unlocks(device: FakeDevice, error: type[BaseException]) -> None:
+    with pytest.raises(error), pinning.lock(bytearray(100), device=device):
+        assert device.locked
+        raise error
+    assert device.locked == {}
+
+
+def test_a_refused_unlock_leaves_the_lock_held_and_can_be_tried_again(device: FakeDevice) -> None:
+    buffer = bytearray(100)
+    lock = pinning.lock(buffer, device=device)
+    device.fail(refusal())
+    with pytest.raises(VendorError):
+        lock.unlock()
+    assert lock.held
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    lock.unlock()
+    assert not lock.held
+    buffer.append(0)
+
+
+def test_an_unlock_refused_half_way_can_be_tried_again_by_buffer(device: FakeDevice) -> None:
+    buffer = bytearray(100)
+    lock = pinning.lock(buffer, device=device, piece=30)
+    device.fail(refusal(), calls_before=1)
+    with pytest.raises(VendorError):
+        pinning.unlock(buffer, device=device)
+    assert lock.held
+    assert lock.region is None, "what is half unlocked is not to be copied from"
+    assert not pinning.is_locked(buffer, device=device)
+    pinning.unlock(buffer, device=device)
+    assert not lock.held
+    assert device.locked == {}
+
+
+# ---- unlock by buffer ----
+
+
+def test_unlock_takes_the_youngest_lock_of_exactly_this_buffer(device: FakeDevice) -> None:
+    values = np.zeros(100)
+    outer, old, young, other = (pinning.lock(view, device=device) for view in (values, values[:9], values[:9], values[3:4]))
+    pinning.unlock(values[:9], device=device)
+    assert [lock.held for lock in (outer, old, young, other)] == [True, True, False, True]
+    pinning.unlock(values[:9], device=device)
+    assert [lock.held for lock in (outer, old, young, other)] == [True, False, False, True]
+    pinning.unlock(address_of(values) + 5, device=device)  # of none exactly: the youngest
+    assert [lock.held for lock in (outer, old, young, other)] == [True, False, False, False]
+    pinning.unlock(outer)
+    assert device.locked == {}
+    for gone in (values, address_of(values), (address_of(values), 8)):
+        with pytest.raises(NotLockedError, match=f"{address_of(values):#x}"):
+            pinning.unlock(gone, device=device)
+    pinning.unlock(outer)
+
+
+def test_unlock_of_what_was_locked_through_the_map(device: FakeDevice) -> None:
+    values = np.zeros(100)
+    pinning.pinned_map(device).lock(address_of(values), 800)
+    pinning.unlock(values, device=device)
+    assert device.locked == {}
+
+
+def test_unlock_without_a_device_looks_at_all_of_them(device: FakeDevice) -> None:
+    other = FakeDevice("fake:1")
+    values = np.zeros(100)
+    first, second = pinning.lock(values, device=device), pinning.lock(values, device=other)
+    assert pinning.find(values) is not None
+    for _ in range(2):
+        pinning.unlock(values)
+    assert not first.held
+    assert not second.held
+    assert pinning.find(values) is None
+    with pytest.raises(NotLockedError):
+        pinning.unlock(values)
+
+
+def test_regions_of_all_devices(device: FakeDevice) -> None:
+    other = FakeDevice("fake:1")
+    with pinning.lock(bytearray(10), device=device) as first, pinning.lock(bytearray(10), device=other) as second:
+        assert pinning.regions(other) == [second.region]
+        assert {first.region, second.region} <= set(pinning.regions())
+
+
+def test_threads_that_lock_and_unlock_by_buffer(device: FakeDevice) -> None:
+    shared, apart = np.zeros(1000), [np.zeros(1000) for _ in range(4)]
+    locks = [pinning.lock(shared, device=device)]
+
+    def work(own: np.ndarray[Any, Any]) -> None:
+        for _ in range(300):
+            first = pinning.lock(own, device=device)
+            locks.append(pinning.lock(shared, device=device))
+            pinning.unlock(own, device=device)
+            assert not first.held
+            pinning.unlock(shared, device=device)  # its own lock, or that of another thread: one in all
+
+    threads = [Background(lambda own=own: work(own)) for own in apart]  # type: ignore[misc]
+    for thread in threads:
+        thread.result()
+    assert sum(lock.held for lock in locks) == 1
+    (region,) = pinning.regions(device)
+    assert region.references == 1
+    pinning.unlock(shared, device=device)
+
+
+def test_two_threads_that_unlock_one_buffer_take_two_locks(device: FakeDevice) -> None:
+    """While the vendor unlocks for one thread, its lock is no longer there to be given up by another."""
+    values = np.zeros(100)
+    lock = pinning.lock(values, device=device)
+    with device.stopping("data_unlock", lock.host_ptr) as gate:
+        first = Background(lambda: pinning.unlock(values, device=device))
+        assert gate.reached.wait(5)
+        second = Background(lambda: pinning.unlock(values, device=device))
+        twice = Background(lock.unlock)
+        twice.result()
+    first.result()
+    with pytest.raises(NotLockedError):
+        second.result()
+
+
+# ---- the owner of the memory ----
+
+
+def test_the_owner_stays_in_place_while_locked(device: FakeDevice) -> None:
+    buffer = bytearray(100)
+    with pinning.lock(buffer, device=device), pytest.raises(BufferError):
+        buffer.extend(b"x" * 1000)
+    buffer.extend(b"x" * 1000)
+    mapped = mmap.mmap(-1, mmap.PAGESIZE)
+    with pinning.lock(mapped, device=device), pytest.raises(BufferError):
+        mapped.close()
+    mapped.close()
+    view = memoryview(bytearray(10))
+    with pinning.lock(view, device=device), pytest.raises(BufferError):
+        view.release()
+    view.release()
+
+
+def test_the_owner_is_kept_alive_while_locked(device: FakeDevice) -> None:
+    class Owned(np.ndarray[Any, Any]):
+        pass
+
+    values = np.zeros(100).view(Owned)
+    alive = weakref.ref(values)
+    lock = pinning.lock(values, device=device)
+    del values
+    gc.collect()
+    assert alive() is not None
+    lock.unlock()
+    assert alive() is None
+
+
+def test_a_refused_lock_lets_go_of_its_owner(device: FakeDevice) -> None:
+    buffer = bytearray(100)
+    device.fail(refusal())
+    with suppress(VendorError):  # not pytest.raises, which keeps the error, and that the frames it came through
+        pinning.lock(buffer, device=device)
+    assert device.count("data_lock") == 1
+    buffer.append(0)
+
+
+def test_a_closed_map_lets_go_of_its_owners(device: FakeDevice) -> None:
+    other = FakeDevice("fake:closing")
+    buffer = bytearray(100)
+    lock = pinning.lock(buffer, device=other)
+    pinning.pinned_map(other).close()
+    assert other.locked == {}
+    assert not lock.held
+    lock.unlock()
+    buffer.append(0)
+    with pytest.raises(PinningError, match="closed"):
+        pinning.lock(buffer, device=other)
+
+
+# ---- dropped locks ----
+
+
+def test_a_dropped_lock_warns_and_unlocks(device: FakeDevice) -> None:
+    buffer = bytearray(100)
+    lock = pinning.lock(buffer, device=device)
+    with pytest.warns(ResourceWarning, match=f"{lock.host_ptr:#x}.*dropped while held"):
+        del lock
+    assert device.locked == {}
+    buffer.append(0)
+
+
+def test_a_lock_in_a_cycle_warns_and_unlocks(device: FakeDevice) -> None:
+    lock: Any = pinning.lock(bytearray(100), device=device)
+    lock.itself = lock
+    with pytest.warns(ResourceWarning, match="dropped while held"):
+        del lock
+        gc.collect()
+    assert device.locked == {}
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_an_unlocked_lock_is_dropped_in_silence(device: FakeDevice, recwarn: pytest.WarningsRecorder) -> None:
+    lock = pinning.lock(bytearray(100), device=device)
+    lock.unlock()
+    del lock
+    gc.collect()
+    assert not recwarn.list
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_warning_made_an_error_does_not_keep_it_locked(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: said.append(unraisable.exc_type))
+    lock = pinning.lock(bytearray(100), device=device)
+    del lock
+    assert device.locked == {}
+    assert said == [ResourceWarning]
+
+
+# ---- before the vendor is called ----
+
+
+def test_too_much_is_refused_with_the_command_that_raises_the_limit(device: FakeDevice) -> None:
+    device.limit = LockLimit("RLIMIT_FAKE", 5000, 1000, "fakectl --raise")
+    with pytest.raises(LockLimitError, match=r"RLIMIT_FAKE.*5000.*fakectl --raise") as caught:
+        pinning.lock(bytearray(4001), device=device)
+    assert "4001" in str(caught.value)
+    assert isinstance(caught.value, MemoryError)
+    assert device.calls == []
+    values = np.zeros(4000, np.uint8)
+    with pinning.lock(values, device=device):
+        device.limit = LockLimit("RLIMIT_FAKE", 5000, 5000, "fakectl --raise")
+        pinning.lock(values[:10], device=device).unlock()  # one more lock of what is locked needs no room
+
+
+def test_more_memory_than_the_machine_has(device: FakeDevice) -> None:
+    huge = mmap.mmap(-1, 2 * psutil.virtual_memory().total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    with pytest.raises(LockLimitError, match="memory"):
+        pinning.lock(huge, device=device)
+    assert device.calls == []
+
+
+def test_progress_tells_of_pages_brought_in(device: FakeDevice) -> None:
+    said: list[tuple[int, int]] = []
+    with closing(mmap.mmap(-1, 40 * MIB)) as mapped:
+        with pinning.lock(mapped, device=device, progress=lambda done, total: said.append((done, total))):
+            assert {total for _, total in said} == {40 * MIB}
+            assert [done for done, _ in said] == sorted(done for done, _ in said)
+            assert said[-1][0] == 40 * MIB
+            assert len(said) > 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_progress_that_raises_leaves_nothing_locked(device: FakeDevice, error: type[BaseException]) -> None:
+    def stop(done: int, total: int) -> None:
+        raise error
+
+    mapped = mmap.mmap(-1, 40 * MIB)
+    with pytest.raises(error):
+        pinning.lock(mapped, device=device, progress=stop)
+    assert device.calls == []
+    mapped.close()
+
+
+def test_memory_pinned_by_someone_else(device: FakeDevice) -> None:
+    values = np.zeros(100)
+    device.foreign = {address_of(values): 800}
+    with pinning.lock(values[50:], device=device) as lock:
+        assert lock.device_ptr == address_of(values) + 400 + FOREIGN_OFFSET
+        assert lock.region is not None
+        assert (lock.region.size, lock.region.external) == (800, True)
+    assert pinning.regions(device) == []
+    assert device.count("data_unlock") == 0
+
+
+@pytest.mark.parametrize("method", ["data_lock", "data_unlock"])
+def test_ctrl_c_inside_the_vendor_call_leaves_nothing_locked(device: FakeDevice, method: str) -> None:
+    lock = None
+    with pytest.raises(KeyboardInterrupt):
+        device.fail(KeyboardInterrupt(), calls_before=0 if method == "data_lock" else 1)
+        lock = pinning.lock(bytearray(100), device=device)
+        lock.unlock()
+        threading.Event().wait(5)  # in data_unlock it is raised again once that has been settled
+    assert device.locked == {}
+    assert lock is None or not lock.held
