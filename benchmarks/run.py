@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
 from harness import machine
-from harness.compiler import BENCHMARKS, ROOT
+from harness.compiler import BENCHMARKS, CXX, ROOT
 from harness.plot import draw_lookups
 from harness.programs import ROWS, Run
 from harness.report import Report
+from rich.console import Console
 
 RESULTS = BENCHMARKS / "results"
 FIGURE = ROOT / "docs" / "figures" / "lookup.png"
@@ -35,6 +36,8 @@ def main(
     unknown = [row for row in rows or () if row not in ROWS]
     if unknown:
         raise typer.BadParameter(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    if shutil.which(CXX) is None:
+        raise typer.BadParameter(f"no C++ compiler: {CXX} is not found; install one, or name it in CXX")
     console = Console()
     run = Run(rows or list(ROWS), quick)
     command = shlex.join(["python", "benchmarks/run.py", *sys.argv[1:]])
@@ -52,8 +55,12 @@ def main(
         stem = f"{report.date}-{machine.slug()}"
         (RESULTS / f"{stem}.md").write_text(report.as_markdown())
         (RESULTS / f"{stem}.json").write_text(report.as_json())
-        draw_lookups(run.figures, machine.name(), FIGURE)
-        written += [RESULTS / f"{stem}.md", RESULTS / f"{stem}.json", FIGURE]
+        written += [RESULTS / f"{stem}.md", RESULTS / f"{stem}.json"]
+        if importlib.util.find_spec("matplotlib"):
+            draw_lookups(run.figures, machine.name(), FIGURE)
+            written.append(FIGURE)
+        else:
+            console.print("[yellow]no plot: matplotlib is missing; `pip install matplotlib` installs it.")
     for path in written:
         console.print(f"wrote {path}", highlight=False)
     if run.failed:

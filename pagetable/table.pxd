@@ -2,7 +2,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from pagetable.native cimport CPageTable, CRegion
+from pagetable.native cimport CPageTable
 
 
 cdef class Region:
@@ -17,6 +17,3 @@ cdef class PageTable:
     # Regions by id, as last handed out: a lookup should not have to make an object. Owned references, or null.
     cdef PyObject** made
     cdef uint32_t made_length
-
-    cdef Region wrap(self, CRegion found)
-    cdef Region make(self, CRegion found)

@@ -63,6 +63,38 @@ cdef uint64_t checked(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
         raise RangeError(f"{what} {value} is not in [0, 2**64)") from None
 
 
+# Functions rather than methods, which would be called through a table of pointers.
+
+cdef inline Region wrap(PageTable table, const CRegion& found):
+    cdef Region region
+    if found.id < table.made_length and table.made[found.id] != NULL:
+        region = <Region>table.made[found.id]
+        if region.start == found.start and region.size == found.size:
+            return region
+    return make(table, found)
+
+
+cdef Region make(PageTable table, const CRegion& found):
+    cdef uint32_t length
+    cdef PyObject** longer
+    if found.id >= table.made_length:
+        length = found.id + found.id // 2 + 16
+        longer = <PyObject**>realloc(table.made, length * sizeof(PyObject*))
+        if longer == NULL:
+            raise MemoryError
+        memset(longer + table.made_length, 0, (length - table.made_length) * sizeof(PyObject*))
+        table.made = longer
+        table.made_length = length
+    cdef Region region = Region.__new__(Region)
+    region.start = found.start
+    region.size = found.size
+    region.id = found.id
+    Py_INCREF(region)
+    Py_XDECREF(table.made[found.id])
+    table.made[found.id] = <PyObject*>region
+    return region
+
+
 cdef class PageTable:
     def __cinit__(self, *, cbool flat=True):
         self.table = new CPageTable(flat)
@@ -72,34 +104,6 @@ cdef class PageTable:
             Py_XDECREF(self.made[id])
         free(self.made)
         del self.table
-
-    cdef inline Region wrap(self, CRegion found):
-        cdef Region region
-        if found.id < self.made_length and self.made[found.id] != NULL:
-            region = <Region>self.made[found.id]
-            if region.start == found.start and region.size == found.size:
-                return region
-        return self.make(found)
-
-    cdef Region make(self, CRegion found):
-        cdef uint32_t length
-        cdef PyObject** longer
-        if found.id >= self.made_length:
-            length = found.id + found.id // 2 + 16
-            longer = <PyObject**>realloc(self.made, length * sizeof(PyObject*))
-            if longer == NULL:
-                raise MemoryError
-            memset(longer + self.made_length, 0, (length - self.made_length) * sizeof(PyObject*))
-            self.made = longer
-            self.made_length = length
-        cdef Region region = Region.__new__(Region)
-        region.start = found.start
-        region.size = found.size
-        region.id = found.id
-        Py_INCREF(region)
-        Py_XDECREF(self.made[found.id])
-        self.made[found.id] = <PyObject*>region
-        return region
 
     def insert(self, start, size):
         cdef uint64_t first = checked(start, "start")
@@ -112,7 +116,7 @@ cdef class PageTable:
         try:
             inserted = self.table.insert(first, count)
             try:
-                return self.wrap(inserted)
+                return wrap(self, inserted)
             except MemoryError:
                 self.table.remove(first)
                 raise
@@ -143,7 +147,7 @@ cdef class PageTable:
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.table.find(at)
-        return self.wrap(dereference(found)) if found.has_value() else None
+        return wrap(self, dereference(found)) if found.has_value() else None
 
     def find_range(self, start, size):
         cdef uint64_t at, count
@@ -153,7 +157,7 @@ cdef class PageTable:
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.table.find_range(at, count)
-        return self.wrap(dereference(found)) if found.has_value() else None
+        return wrap(self, dereference(found)) if found.has_value() else None
 
     def __contains__(self, address):
         cdef uint64_t at
@@ -171,7 +175,7 @@ cdef class PageTable:
         with nogil:
             found = self.table.regions()
         cdef CRegion region
-        return iter([self.wrap(region) for region in found])
+        return iter([wrap(self, region) for region in found])
 
     def overlapping(self, start, size):
         cdef uint64_t first = checked(start, "start")
@@ -185,7 +189,7 @@ cdef class PageTable:
         with nogil:
             found = self.table.overlapping(first, count)
         cdef CRegion region
-        return [self.wrap(region) for region in found]
+        return [wrap(self, region) for region in found]
 
     def contains_many(self, addresses, sizes=None):
         cdef const uint64_t[::1] at = words(addresses)

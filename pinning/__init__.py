@@ -12,7 +12,6 @@ that.
 from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir
-
 from pinning.devices import PluginReport, default_device, device, devices, pinned_map, plugins
 from pinning.errors import (
     AlreadyPinnedError,

@@ -188,4 +188,7 @@ class Hold:
         """Give it up; False when that has been done, or is being done by another thread."""
 
     def drop(self, owner: object) -> None:
-        """Give it up from a destructor: now, or when the device call that this thread is in has ended."""
+        """Give it up from a destructor: now, or when the device call that this thread is in has ended.
+
+        `owner`, of the memory, is kept until then.
+        """

@@ -462,6 +462,44 @@ def test_a_lock_in_a_cycle_warns_and_unlocks(device: FakeDevice) -> None:
     assert device.locked == {}
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_lock_dropped_inside_the_devices_own_code_is_unlocked_after_it(device: FakeDevice) -> None:
+    """The garbage collector can run anywhere, also where the device holds a mutex that its data_unlock needs."""
+
+    class Owned(np.ndarray[Any, Any]):
+        pass
+
+    class Collecting(FakeDevice):
+        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+            with self.mutex:
+                to_drop.clear()
+                seen.append((dict(self.locked), alive() is not None))
+                return super().data_lock(ptr, size, read_only)
+
+        def data_unlock(self, ptr: int) -> None:
+            assert self.mutex.acquire(timeout=5)
+            self.mutex.release()
+            super().data_unlock(ptr)
+
+        mutex = threading.Lock()
+
+    seen: list[tuple[dict[int, int], bool]] = []
+    to_drop: list[pinning.Lock] = []
+    values = np.zeros(100).view(Owned)
+    alive = weakref.ref(values)
+    collecting = Collecting("fake:collecting")
+    first = pinning.lock(values, device=collecting)
+    to_drop.append(first)
+    del first
+    before = dict(collecting.locked)
+    del values
+    with pinning.lock(bytearray(10), device=collecting) as lock:
+        assert seen[-1] == (before, True), "it is still locked, and its memory there, while the device is busy"
+        assert collecting.locked == {lock.host_ptr: 10}
+        assert alive() is None
+    assert collecting.wrong == []
+
+
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_an_unlocked_lock_is_dropped_in_silence(device: FakeDevice, recwarn: pytest.WarningsRecorder) -> None:
     lock = pinning.lock(bytearray(100), device=device)

@@ -227,7 +227,8 @@ void verify(Index const& index, std::span<Range const> ranges, workload::Random&
     auto const [handle, found] = index.find(workload::present({&range, 1}, random));
     if (handle == 0 || found.start - range.start >= 16 || range.end() - found.end() >= 16)
       throw std::logic_error(Index::name() + " gave a wrong answer");
-    if (index.find(workload::absent(ranges, random)).handle != 0) throw std::logic_error(Index::name() + " found a gap");
+    if (index.find(workload::absent(ranges, random)).handle != 0)
+      throw std::logic_error(Index::name() + " found a region in a gap");
   }
 }
 

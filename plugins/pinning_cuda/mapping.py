@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -20,7 +21,7 @@ class Mapping(NamedTuple):
 def mappings(ptr: int, size: int) -> list[Mapping]:
     """The mappings that hold bytes of ``[ptr, ptr + size)``, ascending."""
     found = []
-    with open("/proc/self/maps", "rb") as maps:
+    with Path("/proc/self/maps").open("rb") as maps:
         for line in maps:
             addresses, modes, _offset, _device, inode, *path = line.split(maxsplit=5)
             start, end = (int(address, 16) for address in addresses.split(b"-"))

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 sys.path.extend([str(HERE), str(HERE.parent)])
 
 from mapped_memory import PAGE, Memory  # noqa: E402
+
 from standins import libcuda  # noqa: E402
 
 

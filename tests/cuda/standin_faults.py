@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 from cuda.bindings import driver as cuda
 from mapped_memory import PAGE, Memory
+
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning_cuda import CudaDevice, plugin
 from standins.libcuda import StandIn

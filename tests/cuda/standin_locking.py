@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from mapped_memory import PAGE, READ_WRITE, Memory
+
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
 from pinning_cuda import plugin
 from standins.libcuda import StandIn

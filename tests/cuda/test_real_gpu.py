@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
-import pinning
 import pytest
+
+import pinning
 from pinning import AlreadyPinnedError, InvalidRangeError, PartialOverlapError, VendorError
 
 MIB = 1 << 20
@@ -127,9 +128,12 @@ def test_files(gpu: pinning.CopyDevice, tmp_path: Path) -> None:
         array = numpy.memmap(path, mode=mode)  # type: ignore[call-overload]
         with pinning.lock(array, device=gpu):
             assert (round_trip(gpu, numpy.asarray(array)) == array).all()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as private:
-        with pytest.raises(InvalidRangeError, match="private read-only mapping"):
-            pinning.lock(private, device=gpu)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as private,
+        pytest.raises(InvalidRangeError, match="private read-only mapping"),
+    ):
+        pinning.lock(private, device=gpu)
 
 
 def test_bytes_and_shared_memory(gpu: pinning.CopyDevice) -> None:

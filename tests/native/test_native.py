@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the C++ tests of the page table, plainly and with sanitizers, and runs them.
+"""Compiles the C++ tests of the page table and of the pinned map, plainly and with sanitizers, and runs them.
 
 Each program prints one line and takes its seconds and its seed as arguments, so that a failure can be repeated by hand.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-INCLUDE = HERE.parents[1] / "pagetable" / "include"
+INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "pinning")]
 CXX = os.environ.get("CXX", "g++")
-FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}"]
+FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES]
 VARIANTS = {
     "plain": ["-O2"],
     "thread": ["-O1", "-g1", "-fsanitize=thread"],
@@ -86,6 +86,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         ("page_table_stress", "plain", ["6", "1"]),
         ("page_table_stress", "thread", ["12", "2"]),
         ("page_table_stress", "address", ["10", "3"]),
+        ("pinned_map_stress", "plain", ["2", "1"]),
+        ("pinned_map_stress", "thread", ["5", "2"]),
+        ("pinned_map_stress", "address", ["4", "3"]),
     ],
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:

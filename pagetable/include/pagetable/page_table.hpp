@@ -76,7 +76,7 @@ class PageTable {
 
   /// The region that holds every byte of [start, start + size); none when size is 0.
   std::optional<Region> find_range(Address start, std::uint64_t size) const noexcept {
-    auto const region = find(start);
+    auto region = find(start);  // gcc keeps a const optional in memory
     return region && size != 0 && region->contains(start, size) ? region : std::nullopt;
   }
 

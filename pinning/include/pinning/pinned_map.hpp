@@ -98,7 +98,7 @@ class PinnedMap {
   void unlock(Address ptr) {
     std::unique_lock guard(mutex_);
     for (;;) {
-      auto const region = table_.find(ptr, [](Value const&) {});
+      auto region = table_.find(ptr, [](Value const&) {});
       if (!region) throw NotLocked(not_locked(ptr));
       Value& value = table_.value(region->id);
       if (value.in_transit()) {
@@ -133,7 +133,7 @@ class PinnedMap {
   /// Takes back `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
   void unregister(Address ptr) {
     std::lock_guard const guard(mutex_);
-    auto const region = table_.find(ptr, [](Value const&) {});
+    auto region = table_.find(ptr, [](Value const&) {});
     if (!region || (table_.value(region->id).flags.load(std::memory_order_relaxed) & registered) == 0) {
       throw NotLocked("no registered region holds 0x" + hex(ptr));
     }
@@ -148,7 +148,7 @@ class PinnedMap {
   std::optional<Region> find(Address ptr, std::uint64_t size = 1) const noexcept {
     Region region{};
     bool found = false;
-    auto const range = table_.find(ptr, [&](Value const& value) { found = value.read(region); });
+    auto range = table_.find(ptr, [&](Value const& value) { found = value.read(region); });
     if (!range || !found || size == 0 || !range->contains(ptr, size)) return std::nullopt;
     region.start = range->start;
     region.size = range->size;
@@ -166,7 +166,7 @@ class PinnedMap {
   /// `unlock` where it is not the last: no vendor call, no waiting.
   bool try_unlock(Address ptr) {
     std::lock_guard const guard(mutex_);
-    auto const region = table_.find(ptr, [](Value const&) {});
+    auto region = table_.find(ptr, [](Value const&) {});
     if (!region) return false;
     Value& value = table_.value(region->id);
     std::uint32_t const references = value.references.load(std::memory_order_relaxed);
@@ -198,7 +198,7 @@ class PinnedMap {
         while (!settle(guard, range.start, range.size)) {
         }
       }
-      auto const region = table_.find(range.start, [](Value const&) {});
+      auto region = table_.find(range.start, [](Value const&) {});
       if (!region || *region != range) continue;
       Value& value = table_.value(region->id);
       if (value.in_transit()) continue;
@@ -270,7 +270,7 @@ class PinnedMap {
   // ---- under the mutex ----
 
   std::optional<Address> count_one_more(Address ptr, std::uint64_t size) noexcept {
-    auto const region = table_.find(ptr, [](Value const&) {});
+    auto region = table_.find(ptr, [](Value const&) {});
     if (!region || !region->contains(ptr, size)) return std::nullopt;
     Value& value = table_.value(region->id);
     if (value.state.load(std::memory_order_relaxed) != State::locked) return std::nullopt;

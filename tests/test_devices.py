@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins found by entry points, sound and broken, and the devices and maps that come of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import pinning
+from fake_device import Background, FakeDevice
+from pinning import Device, LimitedDevice, PluginReport, PluginUnavailableError
+from pinning.plugin import ENTRY_POINT_GROUP
+
+Install = Callable[..., None]
+
+SOUND = """
+from fake_device import FakeDevice
+
+class Plugin:
+    name = "{name}"
+    def __init__(self):
+        self.found = [FakeDevice(f"{name}:{{index}}") for index in range({count})]
+    def device_count(self):
+        return len(self.found)
+    def device(self, index):
+        return self.found[index]
+
+plugin = Plugin()
+"""
+UNAVAILABLE = """
+from pinning.errors import PluginUnavailableError
+
+class plugin:
+    name = "gone"
+    @staticmethod
+    def device_count():
+        raise PluginUnavailableError("libgone.so.1 is missing: install gone-driver")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Makes distributions that announce a plugin, as pip would have installed them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+
+    def make(name: str, source: str | None, target: str = "{module}:plugin") -> None:
+        module = f"announced_{name}"
+        if source is not None:
+            (tmp_path / f"{module}.py").write_text(source)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{name} = {target.format(module=module)}\n")
+        pinning.plugins.cache_clear()
+
+    pinning.plugins.cache_clear()
+    yield make
+    for module in set(sys.modules) - before:
+        if module.startswith("announced_"):
+            del sys.modules[module]
+    pinning.plugins.cache_clear()
+
+
+def report_of(name: str) -> PluginReport:
+    (report,) = (report for report in pinning.plugins() if report.name == name)
+    return report
+
+
+def test_the_host_is_always_there_and_last() -> None:
+    reports = pinning.plugins()
+    assert reports[-1].name == "host"
+    assert reports[-1].problem is None
+    assert [device.name for device in reports[-1].devices] == ["host:0"]
+    assert pinning.devices()[-1].name == "host:0"
+    assert isinstance(pinning.devices()[-1], Device)
+    assert isinstance(pinning.devices()[-1], LimitedDevice)
+    assert pinning.device("host") is pinning.device("host:0") is pinning.devices()[-1]
+
+
+def test_a_third_partys_plugin_is_found(install: Install) -> None:
+    install("zebra", SOUND.format(name="zebra", count=2))
+    install("ape", SOUND.format(name="ape", count=1))
+    assert [report.name for report in pinning.plugins() if report.name != "cuda"] == ["ape", "zebra", "host"]
+    names = [device.name for device in pinning.devices() if not device.name.startswith("cuda")]
+    assert names == ["ape:0", "zebra:0", "zebra:1", "host:0"]
+    assert pinning.default_device() is pinning.devices()[0]
+    assert pinning.device("zebra").name == "zebra:0"
+    assert pinning.device("zebra:1") is report_of("zebra").devices[1]
+    assert pinning.devices() == pinning.devices(), "looked up once"
+    with pinning.lock(bytearray(10), device="zebra:1") as lock:
+        assert lock.device is pinning.device("zebra:1")
+        assert pinning.pinned_map("zebra:1").device is lock.device
+        assert len(pinning.regions("zebra:1")) == 1
+        assert pinning.regions("zebra:0") == []
+
+
+BROKEN = {
+    "no module": (None, "{module}:plugin", "ModuleNotFoundError: .*announced_broken"),
+    "no such name": ("", "{module}:plugin", "AttributeError: .*plugin"),
+    "syntax": ("def", "{module}:plugin", "SyntaxError"),
+    "import fails": ("import no_such_binding", "{module}:plugin", "ModuleNotFoundError: .*no_such_binding"),
+    "library fails": ("raise OSError('libx.so: no such file')", "{module}:plugin", "OSError: libx.so"),
+    "no plugin": ("plugin = 7", "{module}:plugin", "AttributeError: .*device_count"),
+    "count fails": ("class plugin:\n  def device_count(): raise RuntimeError('driver 35')", "{module}:plugin", "driver 35"),
+    "count is none": ("class plugin:\n  def device_count(): return None", "{module}:plugin", "TypeError"),
+    "device fails": (
+        "class plugin:\n  def device_count(): return 1\n  def device(index): raise ValueError(f'device {index} fell off')",
+        "{module}:plugin",
+        "ValueError: device 0 fell off",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_plugin_is_reported_and_never_fatal(install: Install, kind: str) -> None:
+    source, target, problem = BROKEN[kind]
+    install("broken", source, target)
+    install("sound", SOUND.format(name="sound", count=1))
+    report = report_of("broken")
+    assert report.devices == ()
+    assert report.problem is not None
+    assert re.search(problem, report.problem)
+    assert report_of("sound").problem is None
+    assert report_of("host").problem is None
+    with pytest.raises(PluginUnavailableError) as caught:
+        pinning.device("broken:0")
+    assert report.problem in str(caught.value)
+    with pinning.lock(bytearray(10), device="sound"):
+        pass
+
+
+def test_a_plugin_that_misses_its_driver_says_what_to_install(install: Install) -> None:
+    install("gone", UNAVAILABLE)
+    assert report_of("gone").problem == "libgone.so.1 is missing: install gone-driver"
+    with pytest.raises(PluginUnavailableError, match="install gone-driver"):
+        pinning.lock(bytearray(10), device="gone:3")
+
+
+def test_a_plugin_without_devices_is_no_default(install: Install) -> None:
+    install("aaa", SOUND.format(name="aaa", count=0))
+    assert report_of("aaa").devices == ()
+    assert report_of("aaa").problem
+    assert pinning.default_device().name != "aaa:0"
+
+
+@pytest.mark.parametrize("name", ["host:1", "nothing", "nothing:0", "", "host:0:0", "host:x"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    with pytest.raises(PluginUnavailableError, match="host:0") as caught:
+        pinning.device(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_a_device_needs_no_plugin() -> None:
+    device = FakeDevice()
+    pinned = pinning.pinned_map(device)
+    assert pinning.pinned_map(device) is pinned
+    assert pinning.pinned_map(FakeDevice()) is not pinned, "as many maps as devices, whatever they are called"
+    assert isinstance(device, LimitedDevice)
+
+
+def test_a_device_of_three_methods_is_enough() -> None:
+    plain = SimpleNamespace(
+        data_lock=lambda ptr, size, read_only: ptr, data_unlock=lambda ptr: None, is_pinned_ptr=lambda ptr: None
+    )
+    with pinning.lock(bytearray(10), device=plain) as lock:
+        assert lock.device_ptr == lock.host_ptr
+        assert "namespace" in repr(lock)
+
+
+def test_what_is_no_device_is_refused() -> None:
+    with pytest.raises(TypeError, match="data_lock"):
+        pinning.lock(bytearray(10), device=7)  # type: ignore[arg-type]
+
+
+def test_threads_that_ask_for_a_map_get_one() -> None:
+    for _ in range(50):
+        device = FakeDevice()
+        threads = [Background(lambda device=device: pinning.pinned_map(device)) for _ in range(4)]  # type: ignore[misc]
+        assert len({id(thread.result()) for thread in threads}) == 1
