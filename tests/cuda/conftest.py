@@ -24,7 +24,7 @@ def file_memory(tmp_path: Path) -> Callable[[int, int], Memory]:
     path.write_bytes(b"x" * 2 * PAGE)
 
     def map_file(prot: int, flags: int) -> Memory:
-        with open(path, "r+b") as file:
+        with path.open("r+b") as file:
             return Memory(2, prot, flags, file.fileno())
 
     return map_file
