@@ -7,6 +7,7 @@ import ctypes
 import operator
 import sys
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
 from pinning.errors import InvalidRangeError
@@ -67,8 +68,8 @@ def resolve(buffer: object, size: int | None = None) -> HostBuffer:
     TypeError
         The object is no buffer.
     """
-    if isinstance(buffer, int) and size is not None:
-        buffer, size = (buffer, size), None
+    if isinstance(buffer, Integral) and size is not None:  # NumPy's too, which otherwise are buffers of a few bytes
+        buffer, size = (int(buffer), size), None
     whole = _whole(buffer, size)
     if size is None:
         return whole

@@ -96,8 +96,9 @@ class Lock:
     def __del__(self) -> None:
         hold: Hold | None = getattr(self, "_hold", None)  # absent when the lock was refused
         if hold is not None and hold.held:
+            warning = f"{self!r} was dropped while held; unlock it, or use `with`"
             try:
-                warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
+                warnings.warn(warning, ResourceWarning, stacklevel=2, source=self)
             finally:
                 hold.drop(self._owner)
 

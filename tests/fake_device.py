@@ -108,7 +108,8 @@ class FakeDevice:
 
     def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
         self._attend(Call("is_pinned_ptr", ptr))
-        for ranges, offset in ((self.locked, LOCKED_OFFSET), (self.foreign if self.tells_foreign else {}, FOREIGN_OFFSET)):
+        foreign = self.foreign if self.tells_foreign else {}
+        for ranges, offset in ((self.locked, LOCKED_OFFSET), (foreign, FOREIGN_OFFSET)):
             for base, size in list(ranges.items()):
                 if base <= ptr < base + size:
                     return PinnedInfo(base, size, base + offset)

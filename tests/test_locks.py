@@ -10,7 +10,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -308,7 +308,8 @@ def test_an_unlock_refused_half_way_can_be_tried_again_by_buffer(device: FakeDev
 
 def test_unlock_takes_the_youngest_lock_of_exactly_this_buffer(device: FakeDevice) -> None:
     values = np.zeros(100)
-    outer, old, young, other = (pinning.lock(view, device=device) for view in (values, values[:9], values[:9], values[3:4]))
+    views = values, values[:9], values[:9], values[3:4]
+    outer, old, young, other = (pinning.lock(view, device=device) for view in views)
     pinning.unlock(values[:9], device=device)
     assert [lock.held for lock in (outer, old, young, other)] == [True, True, False, True]
     pinning.unlock(values[:9], device=device)
@@ -544,12 +545,13 @@ def test_more_memory_than_the_machine_has(device: FakeDevice) -> None:
 
 def test_progress_tells_of_pages_brought_in(device: FakeDevice) -> None:
     said: list[tuple[int, int]] = []
-    with closing(mmap.mmap(-1, 40 * MIB)) as mapped:
-        with pinning.lock(mapped, device=device, progress=lambda done, total: said.append((done, total))):
-            assert {total for _, total in said} == {40 * MIB}
-            assert [done for done, _ in said] == sorted(done for done, _ in said)
-            assert said[-1][0] == 40 * MIB
-            assert len(said) > 2
+    mapped = mmap.mmap(-1, 40 * MIB)
+    with pinning.lock(mapped, device=device, progress=lambda done, total: said.append((done, total))):
+        assert {total for _, total in said} == {40 * MIB}
+        assert [done for done, _ in said] == sorted(done for done, _ in said)
+        assert said[-1][0] == 40 * MIB
+        assert len(said) > 2
+    mapped.close()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

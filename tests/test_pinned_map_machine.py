@@ -127,10 +127,6 @@ class PinnedMapMachine(RuleBasedStateMachine):
             assert f"{pinned.start:#x}" in str(refused_too)
             inside = ptr in pinned and ptr + size <= pinned.stop
             assert not inside or self.meeting(pinned.start, len(pinned))
-        except StillLockedError:
-            pinned = self.named_by_the_vendor(ptr, size)
-            assert pinned is not None
-            assert any(entry.half_unlocked for entry in self.meeting(pinned.start, len(pinned)))
         else:
             assert not self.foreign_meets(ptr, size) or self.foreign_around(ptr)
             pinned = self.foreign_around(ptr)

@@ -57,6 +57,14 @@ def contenders(array: numpy.ndarray) -> dict[str, Callable[[], Undo]]:
     return found
 
 
+def make_context() -> None:
+    """The bare driver call wants one current in its thread."""
+    from cuda.bindings import driver
+
+    _, context = driver.cuDevicePrimaryCtxRetain(0)
+    driver.cuCtxSetCurrent(context)
+
+
 def measure(kind: str, size: int, rounds: int) -> None:
     case = Case("buffers", kind, 1)
 
@@ -81,5 +89,6 @@ if __name__ == "__main__":
     if not any(device.name.startswith("cuda:") for device in pinning.devices()):
         print("no CUDA GPU here", file=sys.stderr)
         sys.exit(77)
+    make_context()
     for kind, size in SIZES.items():
         measure(kind, size, rounds)

@@ -222,6 +222,54 @@ void clear_waits_or_leaves() {
   }
 }
 
+void unlock_while_another_unlocks() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  map.lock(0x1000, 0x1000);
+  vendor.hold(0x1000);
+  bool locked = true;
+  std::jthread last([&] { map.unlock(0x1000); });
+  vendor.wait_for_caller();
+  std::jthread late([&] {
+    try {
+      map.unlock(0x1000);
+    } catch (pinning::NotLocked const&) {
+      locked = false;
+    }
+  });
+  let_others_run();
+  vendor.release();
+  last.join(), late.join();
+  expect(!locked && vendor.unlocks == 1, "unlocked twice");
+}
+
+/// Of the errors that a clear meets it throws the first; the others it destroys.
+void clear_while_others_make_quick_calls() {
+  Vendor vendor(2);
+  PinnedMap map(vendor);
+  std::atomic<bool> stop = false;
+  std::jthread quick([&] {
+    while (!stop) {
+      std::lock_guard const guard(interpreter);
+      expect(!map.try_lock(0x100000, 1), "a range that nobody has locked is locked");
+    }
+  });
+  for (int round = 0; round < 200; ++round) {
+    for (Address ptr = 0x1000; ptr < 0x9000; ptr += 0x1000) {
+      try {
+        map.lock(ptr, 0x1000);
+      } catch (Refused const&) {
+      }
+    }
+    try {
+      map.clear();
+    } catch (Refused const&) {
+    }
+    expect(map.size() == vendor.held(), "clear and the vendor differ on what is left");
+  }
+  stop = true;
+}
+
 // ---- all at once ----
 
 constexpr Address arena = Address{1} << 32;
@@ -329,8 +377,10 @@ void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
       continue;
     }
     for (bool registered = true; registered;) {
-      auto const found = look(map, range.start, range.size);
-      if (!found || found->device_ptr != range.start + registered_offset) fail("a registration is not found");
+      for (int i = 0; i < 10000; ++i) {  // long enough for others to lock some of it
+        auto const found = look(map, range.start, range.size);
+        if (!found || found->device_ptr != range.start + registered_offset) fail("a registration is not found");
+      }
       try {
         map.unregister(range.start + 1);
         registered = false;
@@ -425,7 +475,9 @@ int main(int argc, char** argv) {
   the_next_tries_when_the_first_fails();
   lock_while_the_last_unlock_is_under_way(false);
   lock_while_the_last_unlock_is_under_way(true);
+  unlock_while_another_unlocks();
   clear_waits_or_leaves();
+  clear_while_others_make_quick_calls();
   flicker(time / 2);
   for (unsigned round = 0; round < 4; ++round) churn(time / 8, 4 * seed + round);
   std::puts("all right");

@@ -86,9 +86,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         ("page_table_stress", "plain", ["6", "1"]),
         ("page_table_stress", "thread", ["12", "2"]),
         ("page_table_stress", "address", ["10", "3"]),
-        ("pinned_map_stress", "plain", ["2", "1"]),
-        ("pinned_map_stress", "thread", ["5", "2"]),
-        ("pinned_map_stress", "address", ["4", "3"]),
+        ("pinned_map_stress", "plain", ["1", "1"]),
+        ("pinned_map_stress", "thread", ["3", "2"]),
+        ("pinned_map_stress", "address", ["2", "3"]),
     ],
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:

@@ -84,8 +84,10 @@ class PinnedMap {
       abandon(id, ptr, held);
       if (!pinned) std::rethrow_exception(refused);
       if (!contains(*pinned, ptr, size)) throw PartialOverlap(ptr, size, pinned->base, pinned->size);
-      // Another thread may be finding out the same about another part of it: then it enters the whole, or we do.
-      if (!settle(guard, pinned->base, pinned->size)) continue;
+      // Other threads may be finding out the same about other parts of it. One of us enters the whole; to try the vendor
+      // again instead would keep all of us in each other's way.
+      while (!settle(guard, pinned->base, pinned->size)) {
+      }
       if (auto const device_ptr = count_one_more(ptr, size)) return *device_ptr;
       refuse_overlap(pinned->base, pinned->size);
       publish(enter(pinned->base, pinned->size, State::entering, 0), pinned->device_ptr, 1, external);
