@@ -24,6 +24,7 @@ class Reservation {
 
   /// Reserves `bytes`; where the system refuses (`ulimit -v`), halves down to `least`. Test with `operator bool`.
   Reservation(std::size_t bytes, std::size_t least) {
+    committed_.resize((bytes + chunk - 1) / chunk);  // first: what throws here must leave no mapping behind
     for (; bytes >= least; bytes /= 2) {
       void* base = leave_headroom(bytes)
                        ? mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
@@ -32,7 +33,6 @@ class Reservation {
       munlock(base, bytes);  // under mlockall(MCL_FUTURE) the range is born locked, and commit would then populate it
       base_ = static_cast<std::byte*>(base);
       bytes_ = bytes;
-      committed_.resize((bytes + chunk - 1) / chunk);
       return;
     }
   }
