@@ -163,7 +163,7 @@ class World {
     }
     std::array<std::uint64_t, 6> const sizes = {
         cell, cell * (1 + random_.below(20)), 1 + random_.below(2 * cell), 1, cell - 1, std::uint64_t{1} << random_.below(spread_ - 7)};
-    if (random_.below(200) == 0) return {random_.below(2) * random_.below(1 << 20), ~std::uint64_t{0} - random_.below(2) * random_.below(1 << 30)};
+    if (random_.below(60) == 0) return {random_.below(2) * random_.below(1 << 20), ~std::uint64_t{0} - random_.below(2) * random_.below(1 << 30)};
     return {start, sizes[random_.below(sizes.size())]};
   }
 

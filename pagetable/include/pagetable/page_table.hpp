@@ -251,7 +251,6 @@ class PageTable {
     Region const region = records_.bounds(id);  // not [start, last], which may be less, nor be what is still to do
     if (wholes && region.start == node.first_of_cell(region.start) && region.size == node.cell_size() &&
         cells_.may_be_whole(node.level, start)) {
-      if (!records_.is_live(id)) records_.flip(id);
       store(node.cells + first, Cell::whole(id));
     } else {
       store_run(node.cells, first, end, Cell::region(id));
@@ -314,7 +313,7 @@ class PageTable {
     if (cell.is_split()) {
       Node const below = cells_.child(node, cell, start);
       drop(below, start, last, id);
-      if (below.level > 1 && below.empty_around(below.index(start))) {
+      if ((below.level > 1 || word != cells_.root().cells) && below.empty_around(below.index(start))) {
         store(word, Cell());
         cells_.release(below, cell, start);
       }

@@ -42,7 +42,7 @@ class Records {
     start = record.start.load(std::memory_order_acquire);
     size = record.size.load(std::memory_order_acquire);
     look(record.value);
-    if (version % 2 == 0 || record.version.load(std::memory_order_relaxed) != version) [[unlikely]] return false;
+    if (version % 2 == 0 || record.version.load(std::memory_order_acquire) != version) [[unlikely]] return false;
     return address - start < size;
   }
 
