@@ -171,7 +171,7 @@ class Cells {
   Line* line_at(std::size_t place) const noexcept { return reinterpret_cast<Line*>(pool_base_ + place * granule); }
 
   void reserve_flat() {
-    for (int level = 3; level >= 1; --level) {
+    for (int level = 1; level <= 3; ++level) {
       std::size_t const bytes = sizeof(CellWord) << (flat_bits - cell_bits[level]);
       reserved_[level] = Reservation(bytes, bytes);
       if (!reserved_[level]) return;
