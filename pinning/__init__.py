@@ -24,13 +24,25 @@ from pinning.errors import (
     StillLockedError,
     VendorError,
 )
-from pinning.kinds import MemoryKind
 from pinning.locks import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.map import PinnedMap, Region
-from pinning.plugin import CopyDevice, Device, LimitedDevice, LockLimit, PinnedInfo, Plugin
+from pinning.plugin import (
+    CoarseDevice,
+    CopyDevice,
+    Device,
+    LimitedDevice,
+    LockLimit,
+    MemoryConnection,
+    MemoryDevice,
+    MemoryInfo,
+    MemoryKind,
+    PinnedInfo,
+    Plugin,
+)
 
 __all__ = [
     "AlreadyPinnedError",
+    "CoarseDevice",
     "CopyDevice",
     "Device",
     "InvalidRangeError",
@@ -38,6 +50,9 @@ __all__ = [
     "Lock",
     "LockLimit",
     "LockLimitError",
+    "MemoryConnection",
+    "MemoryDevice",
+    "MemoryInfo",
     "MemoryKind",
     "NotLockedError",
     "PartialOverlapError",

@@ -210,11 +210,10 @@ for module in pkgutil.walk_packages(pinning.__path__, "pinning."):
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_needs_the_interface_alone(tmp_path: Path, name: str) -> None:
-    """It loads beside a `pinning` of these two modules."""
-    (tmp_path / "pinning").mkdir()
+    """It loads beside a `pinning` of the interface and the errors."""
+    shutil.copytree(ROOT / "pinning" / "plugin", tmp_path / "pinning" / "plugin")
     (tmp_path / "pinning" / "__init__.py").touch()
-    for file in ("plugin.py", "errors.py"):
-        shutil.copy(ROOT / "pinning" / file, tmp_path / "pinning")
+    shutil.copy(ROOT / "pinning" / "errors.py", tmp_path / "pinning")
     shutil.copytree(ROOT / "plugins" / name, tmp_path / name)
     paths = [str(tmp_path), sysconfig.get_path("purelib")]
     # -S: no .pth file, so nothing points back to this repository

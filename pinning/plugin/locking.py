@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vendor's plugin provides. Plugins import this module and `pinning.errors`, nothing else of ours.
-
-A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
-members of `Plugin`. `pinning_host` is the smallest example.
-"""
+"""A device as the pinned map sees it: something that locks host memory."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
-
-ENTRY_POINT_GROUP = "pinning.plugins"
 
 
 class PinnedInfo(NamedTuple):
@@ -85,32 +79,16 @@ class LimitedDevice(Device, Protocol):
 
 
 @runtime_checkable
-class CopyDevice(Device, Protocol):
-    """A device with memory of its own, for the copies of ``pinning demo`` and ``pinning bench``."""
+class CoarseDevice(Device, Protocol):
+    """A device that says whether locked memory is coherent, which is to say fine-grained.
+
+    Coherent: what the host writes, a running kernel can see, and what the kernel writes, the host can see before the
+    kernel has ended. Coarse-grained: either side is sure to see the other's writes only once the kernel has ended.
+    """
 
     @property
-    def description(self) -> str:
-        """What a person calls it, such as ``"NVIDIA H200"``."""
+    def coherence(self) -> frozenset[bool]:
+        """What can be had: True for coherent, False for coarse-grained. Without coherence nobody is promised any."""
 
-    def allocate(self, size: int) -> int:
-        """`size` bytes of device memory."""
-
-    def free(self, ptr: int) -> None:
-        """Give back what `allocate` returned."""
-
-    def copy(self, dst: int, src: int, size: int) -> None:
-        """Copy `size` bytes between host and device in either direction, and wait until it is done."""
-
-
-class Plugin(Protocol):
-    """A vendor. Importing its module must work without the vendor's driver."""
-
-    @property
-    def name(self) -> str:
-        """The first part of its devices' names, such as ``"cuda"``."""
-
-    def device_count(self) -> int:
-        """Number of devices present. Raises `PluginUnavailableError` when the driver is missing."""
-
-    def device(self, index: int) -> Device:
-        """The device `index`, the same object each time."""
+    def data_lock(self, ptr: int, size: int, read_only: bool | None, coherent: bool = True) -> int:
+        """As `Device.data_lock`. `coherent` is given as False, and only where `coherence` has it."""

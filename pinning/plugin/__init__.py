@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a vendor's plugin provides. Plugins import this package and `pinning.errors`, nothing else of ours.
+
+A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
+members of `Plugin`. `pinning_host` is the smallest example. A device is what it can do:
+
+- `Device` locks host memory, and that is all it must do; `LimitedDevice` and `CoarseDevice` say more about it;
+- `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
+"""
+
+from pinning.plugin.automatic import AutomaticLocking
+from pinning.plugin.locking import CoarseDevice, Device, LimitedDevice, LockLimit, PinnedInfo
+from pinning.plugin.memory import CopyDevice, MemoryConnection, MemoryDevice, MemoryInfo, MemoryKind
+from pinning.plugin.queues import VendorEvent, VendorQueue
+from pinning.plugin.vendor import ENTRY_POINT_GROUP, DescribedPlugin, Library, Plugin
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "AutomaticLocking",
+    "CoarseDevice",
+    "CopyDevice",
+    "DescribedPlugin",
+    "Device",
+    "Library",
+    "LimitedDevice",
+    "LockLimit",
+    "MemoryConnection",
+    "MemoryDevice",
+    "MemoryInfo",
+    "MemoryKind",
+    "PinnedInfo",
+    "Plugin",
+    "VendorEvent",
+    "VendorQueue",
+]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locking of buffers that a runtime maps, as methods of a device."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+
+class LocksMapped(Protocol):
+    """What does the work: `pinning.mapped`, which this interface does not know."""
+
+    def lock_mapped(self, device: object, buffer: object, size: int | None) -> int | None: ...
+
+    def unlock_unmapped(self, device: object, buffer: object) -> None: ...
+
+
+class AutomaticLocking:
+    """A base class for devices, with which they offer `lock_mapped` and `unlock_unmapped`."""
+
+    _locks_mapped: ClassVar[LocksMapped]  # pinning.mapped puts itself here: arrows point to the interface
+
+    def lock_mapped(self, buffer: object, size: int | None = None) -> int | None:
+        """Lock a buffer that is being mapped to this device, as ``PINNING_LOCK_MAPPED`` says; see `pinning.mapped`.
+
+        Parameters
+        ----------
+        buffer : object
+            Anything that `pinning.lock` takes, or an address.
+        size : int, optional
+            Bytes; needed with an address.
+
+        Returns
+        -------
+        int or None
+            The device-accessible pointer of its first byte; None where it is not locked now.
+        """
+        return self._locks_mapped.lock_mapped(self, buffer, size)
+
+    def unlock_unmapped(self, buffer: object) -> None:
+        """Undo one `lock_mapped` of a buffer with this address, if it locked anything."""
+        self._locks_mapped.unlock_unmapped(self, buffer)
