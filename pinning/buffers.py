@@ -37,12 +37,15 @@ class HostBuffer(NamedTuple):
     owner : object
         As long as this is referenced the object stays alive, and one with the buffer protocol can be neither resized
         nor closed. None for an ``(address, size)`` pair, whose memory the caller keeps.
+    contiguous : bool
+        Whether these are the object's bytes and no others, from the first to the last.
     """
 
     ptr: int
     size: int
     read_only: bool | None
     owner: object
+    contiguous: bool = True
 
 
 def resolve(buffer: object, size: int | None = None) -> HostBuffer:
@@ -137,9 +140,11 @@ def _exported(buffer: object) -> HostBuffer:
     except (ValueError, BufferError) as error:
         raise _no_access(buffer, error) from error
     ptr, size, dimensions = export.buf or 0, export.len, export.ndim
-    if size and export.strides:
-        ptr, size = _span(ptr, export.shape[:dimensions], export.strides[:dimensions], export.itemsize)
-    return _checked(ptr, size, bool(export.readonly), export)
+    if not size or not export.strides:
+        return _checked(ptr, size, bool(export.readonly), export)
+    shape, strides = export.shape[:dimensions], export.strides[:dimensions]
+    found = _checked(*_span(ptr, shape, strides, export.itemsize), bool(export.readonly), export)
+    return found._replace(contiguous=is_contiguous(shape, strides, export.itemsize))
 
 
 def _span(ptr: int, shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
@@ -151,6 +156,17 @@ def _span(ptr: int, shape: Iterable[int], strides: Iterable[int], itemsize: int)
         else:
             above += (length - 1) * stride
     return ptr + below, above - below
+
+
+def is_contiguous(shape: Iterable[int], strides: Iterable[int], itemsize: int) -> bool:
+    """Whether elements follow one another without gaps, in whatever order of dimensions; strides are in bytes."""
+    expected = itemsize
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if length != 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
 
 
 def _is_shared_memory(buffer: object) -> bool:
@@ -189,7 +205,8 @@ def _of_data_ptr(tensor: Any, size: int | None) -> HostBuffer:
         if 0 in shape:
             return _checked(ptr, 0, None, tensor)
         strides = [stride * itemsize for stride in tensor.stride()]
-        return _checked(*_span(ptr, shape, strides, itemsize), None, tensor)
+        found = _checked(*_span(ptr, shape, strides, itemsize), None, tensor)
+        return found._replace(contiguous=is_contiguous(shape, strides, itemsize))
     bytes_held = getattr(tensor, "nbytes", size)
     if callable(bytes_held):
         bytes_held = bytes_held()

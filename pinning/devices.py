@@ -26,11 +26,14 @@ class PluginReport(NamedTuple):
         Those present.
     problem : str or None
         Why there are none.
+    plugin : Plugin or None
+        Itself; None where it does not load.
     """
 
     name: str
     devices: tuple[Device, ...]
     problem: str | None
+    plugin: Plugin | None
 
 
 @cache
@@ -94,11 +97,12 @@ def _map_of(found: Device) -> PinnedMap:
 
 
 def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:
+    plugin = None
     try:
         plugin = load()
         present = tuple(plugin.device(index) for index in range(plugin.device_count()))
     except PluginUnavailableError as error:
-        return PluginReport(name, (), str(error))
+        return PluginReport(name, (), str(error), plugin)
     except Exception as error:  # a broken plugin must not take the others down
-        return PluginReport(name, (), f"{type(error).__name__}: {error}")
-    return PluginReport(name, present, None if present else "it finds no device")
+        return PluginReport(name, (), f"{type(error).__name__}: {error}", plugin)
+    return PluginReport(name, present, None if present else "it finds no device", plugin)

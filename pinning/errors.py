@@ -21,7 +21,16 @@ class NotLockedError(PinningError, LookupError):
 
 
 class StillLockedError(PinningError):
-    """A registration that someone holds a lock in cannot go; a range that is half unlocked cannot be locked."""
+    """What is locked forbids this: a registration that someone holds a lock in cannot go; a range that is half unlocked
+    cannot be locked; a lock inside a coarse-grained region cannot be coherent."""
+
+
+class StillInUseError(PinningError):
+    """Memory that a queue still uses cannot be freed; what still has allocations cannot be closed."""
+
+
+class PoolLimitError(PinningError, MemoryError):
+    """The allocation would take a pool over its maximum."""
 
 
 class LockLimitError(PinningError, MemoryError):

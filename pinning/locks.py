@@ -41,9 +41,16 @@ class Lock:
         Where it is locked.
     """
 
-    def __init__(self, on: PinnedMap, buffer: HostBuffer, read_only: bool | None, piece: int | None) -> None:
+    def __init__(
+        self,
+        on: PinnedMap,
+        buffer: HostBuffer,
+        read_only: bool | None,
+        piece: int | None,
+        coherent: bool | None,
+    ) -> None:
         self._map = on
-        self._hold = Hold(on, buffer.ptr, buffer.size, read_only, piece)
+        self._hold = Hold(on, buffer.ptr, buffer.size, read_only, piece, coherent)
         self._owner = buffer.owner
         self.host_ptr = buffer.ptr
         self.size = buffer.size
@@ -57,7 +64,10 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether it is still locked by this handle, in this process."""
+        """Whether it is still locked by this handle, in this process.
+
+        Not so for memory that someone else had pinned, once the map knows that its owner has unpinned it.
+        """
         return self._hold.held
 
     @property
@@ -115,6 +125,7 @@ def lock(
     device: Device | str | None = None,
     read_only: bool | None = None,
     piece: int | None = None,
+    coherent: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Lock:
     """Lock a buffer's memory for a device, or count one more lock of memory that is locked already.
@@ -137,6 +148,9 @@ def lock(
     piece : int, optional
         Lock in pieces of so many bytes. A GPU stands still while memory is locked, about 25 ms a GiB: pieces bound
         that. But other libraries' copies that cross a border between pieces then fail.
+    coherent : bool, optional
+        Whether the host and a running kernel must see each other's writes. By default they do wherever the vendor has
+        that. True: refused where they do not. False: not needed, and coarse-grained, which may be faster, will do.
     progress : callable, optional
         ``progress(done, total)`` in bytes, while the pages are brought in.
 
@@ -154,7 +168,10 @@ def lock(
     PartialOverlapError
         It shares bytes with a locked region without lying inside it.
     StillLockedError
-        It overlaps a region that is half unlocked, because the vendor refused; unlock that again first.
+        It overlaps a region that is half unlocked, because the vendor refused; unlock that again first. Or it is to be
+        coherent, and lies in a region that is not, or of which nobody knows.
+    PinningError
+        The device does not promise coherence, and it is required.
     LockLimitError
         Too much for this machine's limits.
     PluginUnavailableError
@@ -164,15 +181,17 @@ def lock(
     """
     found = resolve(buffer, size)
     on = pinned_map(device)
+    make_ready(found, on, progress)
+    return Lock(on, found, found.read_only if read_only is None else read_only, piece, coherent)
+
+
+def make_ready(buffer: HostBuffer, on: PinnedMap, progress: Callable[[int, int], object] | None = None) -> None:
+    """What goes before a vendor's lock: see that there is room, and bring the pages in. Raises as `lock`."""
     # Where either end is in a locked region, the map has the answer: one more lock, or an overlap.
-    if found.ptr not in on and found.ptr + found.size - 1 not in on and not on.closed:
-        resident = is_resident(found.ptr, found.size)
-        check_room(found.size, on.device, resident)
-        if not resident:
-            populate(found.ptr, found.size, progress=progress)
-        elif progress is not None:
-            progress(found.size, found.size)
-    return Lock(on, found, found.read_only if read_only is None else read_only, piece)
+    if buffer.ptr not in on and buffer.ptr + buffer.size - 1 not in on and not on.closed:
+        resident = is_resident(buffer.ptr, buffer.size)
+        check_room(buffer.size, on.device, resident)
+        populate(buffer.ptr, buffer.size, progress=progress, resident=resident)
 
 
 def unlock(buffer: object, *, device: Device | str | None = None) -> None:
@@ -195,7 +214,7 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
     if isinstance(buffer, Lock):
         buffer.unlock()
         return
-    ptr, size = _range(buffer)
+    ptr, size = range_of(buffer)
     for on in pinned_maps() if device is None else [pinned_map(device)]:
         # Where the vendor has refused half way no region is found, and the locks themselves say where they are.
         region = on.find(ptr)
@@ -213,11 +232,16 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
 
 @contextmanager
 def locked(
-    *buffers: object, device: Device | str | None = None, read_only: bool | None = None
+    *buffers: object,
+    device: Device | str | None = None,
+    read_only: bool | None = None,
+    coherent: bool | None = None,
 ) -> Iterator[tuple[Lock, ...]]:
     """Lock several buffers for the length of a ``with`` block: all of them or none. Raises what `lock` does."""
     with ExitStack() as stack:
-        yield tuple(stack.enter_context(lock(each, device=device, read_only=read_only)) for each in buffers)
+        yield tuple(
+            stack.enter_context(lock(each, device=device, read_only=read_only, coherent=coherent)) for each in buffers
+        )
 
 
 def is_locked(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> bool:
@@ -235,7 +259,7 @@ def find(buffer: object, size: int | None = None, *, device: Device | str | None
     device : Device or str, optional
         Where to look; in the maps of all devices by default.
     """
-    ptr, length = _range(buffer, size)
+    ptr, length = range_of(buffer, size)
     for on in pinned_maps() if device is None else [pinned_map(device)]:
         region = on.find(ptr, length)
         if region is not None:
@@ -248,7 +272,8 @@ def regions(device: Device | str | None = None) -> list[Region]:
     return [region for on in (pinned_maps() if device is None else [pinned_map(device)]) for region in on]
 
 
-def _range(buffer: object, size: int | None = None) -> tuple[int, int]:
+def range_of(buffer: object, size: int | None = None) -> tuple[int, int]:
+    """Address and bytes of a buffer, or of an address by itself: one byte, or `size`."""
     if isinstance(buffer, Integral):  # NumPy's too, which otherwise are buffers of their own few bytes
         return int(buffer), 1 if size is None else size
     found = resolve(buffer, size)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint32_t, uint64_t
 
-from pinning.native cimport CPinnedMap, PythonLocker
+from pinning.native cimport CHold, CPinnedMap, CRegion, Grain, MappedLocks, PythonLocker
 
 
 cdef class Region:
@@ -11,25 +11,33 @@ cdef class Region:
     cdef readonly uint64_t piece
     cdef readonly uint32_t references
     cdef readonly bint external
+    cdef readonly bint registered
+    cdef Grain grain
     cdef readonly object device
 
 
 cdef class PinnedMap:
     # The C++ map, for callers without the GIL. In a child process after fork it is another one.
     cdef CPinnedMap* map
+    cdef MappedLocks* mapped
     cdef PythonLocker* locker
     cdef uint64_t largest
+    cdef bint fine
+    cdef bint coarse
     cdef object __weakref__
     cdef readonly object device
     cdef readonly bint closed
     cdef readonly long generation
 
     cdef _make(self)
+    cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
+    cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
 
 
 cdef class Hold:
     cdef PinnedMap map
-    cdef uint64_t ptr
+    cdef CHold hold
     cdef bint counted
     cdef long generation
-    cdef readonly uint64_t device_ptr
+
+    cdef bint is_in_map(self) noexcept

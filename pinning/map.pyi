@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self, SupportsIndex
+from typing import Any, Literal, Protocol, Self, SupportsIndex
 
 class _Device(Protocol):
     def data_lock(self, ptr: int, size: int, read_only: bool | None, /) -> int: ...
@@ -23,6 +23,11 @@ class Region:
         Locks held. 0 for a registration that nobody has locked.
     external : bool
         Pinned by someone else, and so never unlocked by this map.
+    registered : bool
+        Entered by `PinnedMap.register`: external, and no lock keeps it there.
+    coherent : bool or None
+        Whether host and running kernel see each other's writes. None where nobody knows: the vendor promises nothing,
+        or someone else has pinned it and the vendor has both kinds.
     device : Device
     """
 
@@ -40,6 +45,10 @@ class Region:
     def references(self) -> int: ...
     @property
     def external(self) -> bool: ...
+    @property
+    def registered(self) -> bool: ...
+    @property
+    def coherent(self) -> bool | None: ...
     @property
     def device(self) -> Any: ...
     @property
@@ -68,7 +77,8 @@ class PinnedMap:
     ----------
     device : object
         Anything with ``data_lock(ptr, size, read_only)``, ``data_unlock(ptr)`` and ``is_pinned_ptr(ptr)``, see
-        `pinning.plugin.Device`. What these raise reaches the caller unchanged.
+        `pinning.plugin.Device`. What these raise reaches the caller unchanged. With ``coherence``, see
+        `pinning.plugin.CoarseDevice`, it says what locked memory can be.
     """
 
     def __init__(self, device: _Device) -> None: ...
@@ -80,7 +90,15 @@ class PinnedMap:
     def generation(self) -> int:
         """How many forks lie between this process and the one that made the map."""
 
-    def lock(self, ptr: int, size: int, read_only: bool | None = None, *, piece: int | None = None) -> int:
+    def lock(
+        self,
+        ptr: int,
+        size: int,
+        read_only: bool | None = None,
+        *,
+        piece: int | None = None,
+        coherent: bool | None = None,
+    ) -> int:
         """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
 
         Parameters
@@ -91,6 +109,9 @@ class PinnedMap:
             Whether the mapping may be read only; None when not known.
         piece : int, optional
             Bytes that one vendor call may take.
+        coherent : bool, optional
+            Whether host and running kernel must see each other's writes. True: required. None: wherever the vendor has
+            it. False: not needed, so that the lock is coarse-grained where the vendor has that.
 
         Returns
         -------
@@ -102,12 +123,14 @@ class PinnedMap:
         InvalidRangeError
             Null, empty, negative or past the top of the address space.
         PartialOverlapError
-            It shares bytes with a region of this map without lying inside it; no vendor call was made. Or the device
-            says that someone else has pinned a part of it.
+            It shares bytes with a region of this map without lying inside it; nothing was locked. Or the device says
+            that someone else has pinned a part of it.
         StillLockedError
-            It overlaps a region that is half unlocked, because the device refused; unlock that again first.
+            It overlaps a region that is half unlocked, because the device refused; unlock that again first. Or it is to
+            be coherent, and lies in a region that is not, or of which nobody knows.
         PinningError
-            The map is closed, or the pieces' device pointers are not contiguous.
+            The map is closed, the pieces' device pointers are not contiguous, or coherence is required of a device that
+            does not promise it.
 
         What the device raises comes through as well. After any error nothing has changed, unless the device also
         refused to undo the pieces before the one that failed; these are then a half unlocked region.
@@ -122,6 +145,40 @@ class PinnedMap:
             No lock is held there.
 
         What the device raises comes through as well; the count is then as before, and `unlock` can be called again.
+        """
+
+    def lock_mapped(
+        self, ptr: int, size: int, policy: Literal["off", "on", "mandatory"], read_only: bool | None = None
+    ) -> int | None:
+        """Lock a range that a runtime maps, as `policy` says; `pinning.lock_mapped` has the rules.
+
+        Returns
+        -------
+        int or None
+            The device-accessible address of `ptr`; None where it is not locked now.
+
+        Raises
+        ------
+        InvalidRangeError
+            Null, empty, negative or past the top of the address space.
+        PinningError
+            There is no such policy.
+
+        With the policy "mandatory" also what `lock` raises.
+        """
+
+    def unlock_unmapped(self, ptr: int) -> None:
+        """Undo one `lock_mapped` of `ptr`, if it locked anything. What the device raises comes through; try again."""
+
+    def refresh(self) -> list[Region]:
+        """Ask the device for each external region, and forget those that their owner has unpinned, even if locked.
+
+        Registrations are not asked for. What the device raises comes through; then nothing has changed.
+
+        Returns
+        -------
+        list of Region
+            Those forgotten, as they were.
         """
 
     def register(self, ptr: int, size: int, device_ptr: int) -> None:
@@ -151,6 +208,9 @@ class PinnedMap:
     def find(self, ptr: SupportsIndex, size: SupportsIndex = 1) -> Region | None:
         """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0."""
 
+    def overlapping(self, ptr: SupportsIndex, size: SupportsIndex) -> list[Region]:
+        """The regions that share bytes with ``[ptr, ptr + size)``, in address order, as of the call."""
+
     def __contains__(self, ptr: SupportsIndex) -> bool: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Region]:
@@ -179,13 +239,25 @@ class PinnedMap:
 class Hold:
     """One counted lock of a map, taken when made and given up by `unlock`, or when it is collected."""
 
-    def __init__(self, map: PinnedMap, ptr: int, size: int, read_only: bool | None, piece: int | None) -> None: ...
+    def __init__(
+        self,
+        map: PinnedMap,
+        ptr: int,
+        size: int,
+        read_only: bool | None,
+        piece: int | None,
+        coherent: bool | None,
+    ) -> None: ...
     @property
     def device_ptr(self) -> int: ...
     @property
-    def held(self) -> bool: ...
+    def held(self) -> bool:
+        """Whether it has not been given up, and its region is still in the map."""
     def unlock(self) -> bool:
-        """Give it up; False when that has been done, or is being done by another thread."""
+        """Give it up; False when that has been done, or is being done by another thread.
+
+        Nothing is unlocked where its region has left the map, perhaps for another one at the same place.
+        """
 
     def drop(self, owner: object) -> None:
         """Give it up from a destructor: now, or when the device call that this thread is in has ended.

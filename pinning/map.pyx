@@ -12,7 +12,20 @@ from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
-from pinning.native cimport Access, CLocker, CPinnedMap, CRegion, PythonLocker, destroy, device_calls
+from pinning.native cimport (
+    Access,
+    CHold,
+    CLocker,
+    CPinnedMap,
+    CRegion,
+    Grain,
+    LockMapped,
+    MappedLocks,
+    PythonLocker,
+    Wish,
+    destroy,
+    device_calls,
+)
 
 from collections import deque
 
@@ -28,6 +41,10 @@ cdef class Region:
     @property
     def borders(self):
         return tuple(range(int(self.start) + self.piece, self.end, self.piece))
+
+    @property
+    def coherent(self):
+        return None if self.grain == Grain.unknown else self.grain == Grain.fine
 
     def __contains__(self, ptr):
         return self.start <= ptr < self.end
@@ -48,13 +65,14 @@ cdef class Region:
     def __repr__(self):
         return (
             f"Region(start={self.start:#x}, size={self.size}, device_ptr={self.device_ptr:#x}, "
-            f"references={self.references}, external={bool(self.external)})"
+            f"references={self.references}, external={bool(self.external)}, "
+            f"coherent={self.coherent})"
         )
 
 
 cdef tuple fields(Region region):
     return (region.start, region.size, region.device_ptr, region.piece, region.references, region.external,
-            id(region.device))
+            region.registered, region.coherent, id(region.device))
 
 
 cdef Region wrap(const CRegion& found, object device):
@@ -65,6 +83,8 @@ cdef Region wrap(const CRegion& found, object device):
     region.piece = found.piece
     region.references = found.references
     region.external = found.external
+    region.registered = found.registered
+    region.grain = found.grain
     region.device = device
     return region
 
@@ -76,6 +96,16 @@ cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
         raise InvalidRangeError(f"{what} {value} is not in [0, 2**64)") from None
 
 
+cdef Wish wish(object read_only, object coherent):
+    cdef Wish made
+    made.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
+    made.grain = Grain.unknown if coherent is None else Grain.fine if coherent else Grain.coarse
+    return made
+
+
+_POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": <int>LockMapped.mandatory}
+
+
 @cython.no_gc_clear
 cdef class PinnedMap:
     def __cinit__(self, device):
@@ -84,12 +114,15 @@ cdef class PinnedMap:
                 raise TypeError(f"a device needs a method {method}; {device!r} has none")
         self.device = device
         self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
+        coherence = getattr(device, "coherence", ())
+        self.fine, self.coarse = True in coherence, False in coherence
         self._make()
         lifecycle.watch(self)
 
     cdef _make(self):
-        self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError)
+        self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError, self.fine, self.coarse)
         self.map = new CPinnedMap(dereference(<CLocker*>self.locker))
+        self.mapped = new MappedLocks(dereference(self.map))
 
     def __del__(self):
         # Here and not in __dealloc__: a device in a reference cycle with its map is still whole.
@@ -97,30 +130,35 @@ cdef class PinnedMap:
             self.close()
 
     def __dealloc__(self):
-        destroy(self.map, self.locker)
+        destroy(self.mapped, self.map, self.locker)
 
-    def lock(self, ptr, size, read_only=None, *, piece=None):
+    def lock(self, ptr, size, read_only=None, *, piece=None, coherent=None):
+        return self.hold(ptr, size, read_only, piece, coherent).device_ptr
+
+    cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
-        cdef optional[uint64_t] held = self.map.try_lock(first, count)
+        cdef Wish wanted = wish(read_only, coherent)
+        cdef optional[CHold] held = self.map.try_lock(first, count, wanted.grain)
         if held.has_value():
             return dereference(held)
         if self.closed:
             raise PinningError(f"the map of {self.device} is closed; nothing can be locked in it")
-        cdef Access access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
-        cdef uint64_t step = 0 if piece is None else word(piece, "piece")
-        if piece is not None and step == 0:
+        cdef uint64_t each = 0 if piece is None else word(piece, "piece")
+        if piece is not None and each == 0:
             raise InvalidRangeError("piece 0 locks nothing; give at least one byte, or None for one piece")
-        if count > self.largest and (step == 0 or step > self.largest):
-            step = self.largest
+        each = self.step(count, each)
         cdef CPinnedMap* map = self.map
-        cdef uint64_t device_ptr
+        cdef CHold made
         try:
             with nogil:
-                device_ptr = map.lock(first, count, access, step)
+                made = map.lock(first, count, wanted, each)
         finally:
             unlock_orphans()
-        return device_ptr
+        return made
+
+    cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept:
+        return self.largest if size > self.largest and (piece == 0 or piece > self.largest) else piece
 
     def unlock(self, ptr):
         cdef uint64_t at = word(ptr, "address")
@@ -131,6 +169,47 @@ cdef class PinnedMap:
                     map.unlock(at)
             finally:
                 unlock_orphans()
+
+    def lock_mapped(self, ptr, size, policy, read_only=None):
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        if policy not in _POLICIES:
+            raise PinningError(f"the policy {policy!r} is none; give one of {', '.join(map(repr, _POLICIES))}")
+        cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
+        if self.closed:
+            if chosen == LockMapped.mandatory:
+                raise PinningError(f"the map of {self.device} is closed; nothing can be locked in it")
+            return None
+        cdef Wish wanted = wish(read_only, None)
+        cdef uint64_t each = self.step(count, 0)
+        cdef MappedLocks* mapped = self.mapped
+        cdef optional[uint64_t] device_ptr
+        try:
+            with nogil:
+                device_ptr = mapped.lock_mapped(first, count, chosen, wanted, each)
+        finally:
+            unlock_orphans()
+        return dereference(device_ptr) if device_ptr.has_value() else None
+
+    def unlock_unmapped(self, ptr):
+        cdef uint64_t at = word(ptr, "address")
+        cdef MappedLocks* mapped = self.mapped
+        try:
+            with nogil:
+                mapped.unlock_unmapped(at)
+        finally:
+            unlock_orphans()
+
+    def refresh(self):
+        cdef CPinnedMap* map = self.map
+        cdef vector[CRegion] gone
+        cdef CRegion region
+        try:
+            with nogil:
+                gone = map.refresh()
+        finally:
+            unlock_orphans()
+        return [wrap(region, self.device) for region in gone]
 
     def register(self, ptr, size, device_ptr):
         cdef uint64_t first = word(ptr, "address")
@@ -154,6 +233,16 @@ cdef class PinnedMap:
             return None
         cdef optional[CRegion] found = self.map.find(first, count)
         return wrap(dereference(found), self.device) if found.has_value() else None
+
+    def overlapping(self, ptr, size):
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        cdef CPinnedMap* map = self.map
+        cdef vector[CRegion] found
+        with nogil:
+            found = map.overlapping(first, count)
+        cdef CRegion region
+        return [wrap(region, self.device) for region in found]
 
     def __contains__(self, ptr):
         cdef uint64_t at
@@ -205,25 +294,35 @@ cdef class PinnedMap:
 cdef class Hold:
     # In C, because Ctrl-C may raise between any two steps in Python: a lock just counted must have an owner already.
 
-    def __cinit__(self, PinnedMap map not None, ptr, size, read_only, piece):
+    def __cinit__(self, PinnedMap map not None, ptr, size, read_only, piece, coherent):
         self.map = map
-        self.ptr = word(ptr, "address")
         self.generation = map.generation
-        self.device_ptr = map.lock(ptr, size, read_only, piece=piece)
+        self.hold = map.hold(ptr, size, read_only, piece, coherent)
         self.counted = True
 
     @property
+    def device_ptr(self):
+        return self.hold.device_ptr
+
+    @property
     def held(self):
-        return self.counted and not self.map.closed and self.generation == self.map.generation
+        return self.counted and self.is_in_map()
+
+    cdef bint is_in_map(self) noexcept:
+        return not self.map.closed and self.generation == self.map.generation and self.map.map.holds(self.hold)
 
     def unlock(self):
         if not self.counted:
             return False
-        held = self.held
         self.counted = False  # first, so that of two threads only one unlocks
+        cdef CPinnedMap* map = self.map.map
         try:
-            if held:
-                self.map.unlock(self.ptr)
+            if self.is_in_map() and not map.try_unlock(self.hold):
+                try:
+                    with nogil:
+                        map.unlock(self.hold)
+                finally:
+                    unlock_orphans()
         except BaseException:
             self.counted = True
             raise

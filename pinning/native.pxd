@@ -18,6 +18,25 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         writable
         read_only
 
+    enum class Grain "pinning::Grain":
+        unknown
+        fine
+        coarse
+
+    cppclass Wish "pinning::Wish":
+        Access access
+        Grain grain
+
+    enum class LockMapped "pinning::LockMapped":
+        off
+        on
+        mandatory
+
+    cppclass CHold "pinning::Hold":
+        uint64_t ptr
+        uint64_t device_ptr
+        uint64_t serial
+
     cppclass CRegion "pinning::Region":
         uint64_t start
         uint64_t size
@@ -25,24 +44,38 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         uint64_t piece
         uint32_t references
         bool external
+        bool registered
+        Grain grain
 
     cppclass CLocker "pinning::Locker":
         pass
 
     cppclass PythonLocker(CLocker):
-        PythonLocker(PyObject* device, PyObject* already_pinned_error) except +
+        PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +
 
     cppclass CPinnedMap "pinning::PinnedMap":
         CPinnedMap(CLocker& locker) except +
-        uint64_t lock(uint64_t ptr, uint64_t size, Access access, uint64_t piece) except +raise_in_python
+        CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
+        bool unlock(const CHold& hold) except +raise_in_python
+        bool holds(const CHold& hold) noexcept
         void register_pinned(uint64_t ptr, uint64_t size, uint64_t device_ptr) except +raise_in_python
         void unregister(uint64_t ptr) except +raise_in_python
         optional[CRegion] find(uint64_t ptr, uint64_t size) noexcept
-        optional[uint64_t] try_lock(uint64_t ptr, uint64_t size) except +raise_in_python
+        optional[CHold] try_lock(uint64_t ptr, uint64_t size, Grain wish) except +raise_in_python
         bool try_unlock(uint64_t ptr) except +raise_in_python
+        bool try_unlock(const CHold& hold) except +raise_in_python
+        vector[CRegion] refresh() except +raise_in_python
         size_t size() noexcept
         vector[CRegion] regions() except +raise_in_python
+        vector[CRegion] overlapping(uint64_t ptr, uint64_t size) except +raise_in_python
         void clear(bool wait) except +raise_in_python
 
-    void destroy(CPinnedMap* map, PythonLocker* locker) noexcept
+    cppclass MappedLocks "pinning::MappedLocks":
+        MappedLocks(CPinnedMap& map) except +
+        optional[uint64_t] lock_mapped(
+            uint64_t ptr, uint64_t size, LockMapped policy, Wish wish, uint64_t piece
+        ) except +raise_in_python
+        void unlock_unmapped(uint64_t ptr) except +raise_in_python
+
+    void destroy(MappedLocks* mapped, CPinnedMap* map, PythonLocker* locker) noexcept

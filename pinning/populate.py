@@ -38,7 +38,14 @@ class _Mapping(NamedTuple):
     anonymous: bool
 
 
-def populate(ptr: int, size: int, *, progress: Callable[[int, int], object] | None = None, piece: int = PIECE) -> None:
+def populate(
+    ptr: int,
+    size: int,
+    *,
+    progress: Callable[[int, int], object] | None = None,
+    piece: int = PIECE,
+    resident: bool | None = None,
+) -> None:
     """Bring the pages of a range into memory, as huge pages where the system allows that; contents stay as they are.
 
     Returns at once when the pages seem to be there (see `is_resident`). Other threads may use the memory meanwhile.
@@ -53,6 +60,8 @@ def populate(ptr: int, size: int, *, progress: Callable[[int, int], object] | No
         raises ends the work and reaches the caller.
     piece : int, optional
         Bytes to touch at a time, rounded up to pages.
+    resident : bool, optional
+        What `is_resident` says, for a caller who has asked it.
 
     Raises
     ------
@@ -63,7 +72,7 @@ def populate(ptr: int, size: int, *, progress: Callable[[int, int], object] | No
     """
     if piece < 1:
         raise ValueError(f"piece is {piece}; it must be at least 1 byte")
-    if not is_resident(ptr, size):
+    if not (is_resident(ptr, size) if resident is None else resident):
         start, end = _pages(ptr, size)
         step = -(-piece // _PAGE) * _PAGE
         for mapping in _mappings(start, end):

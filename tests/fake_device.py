@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from pinning.errors import AlreadyPinnedError
-from pinning.plugin import LockLimit, PinnedInfo
+from pinning.plugin import AutomaticLocking, LockLimit, PinnedInfo
 
 LOCKED_OFFSET = 1 << 44
 FOREIGN_OFFSET = 2 << 44
@@ -22,6 +22,7 @@ class Call(NamedTuple):
     ptr: int
     size: int = 0
     read_only: bool | None = None
+    coherent: bool = True
 
 
 class Gate:
@@ -38,7 +39,7 @@ class Gate:
         self.opened.set()
 
 
-class FakeDevice:
+class FakeDevice(AutomaticLocking):
     """Locks on account, at device pointers that lie `LOCKED_OFFSET` above the host's.
 
     Attributes
@@ -91,7 +92,11 @@ class FakeDevice:
         return self.limit
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
-        self._attend(Call("data_lock", ptr, size, read_only))
+        return self._lock(Call("data_lock", ptr, size, read_only))
+
+    def _lock(self, call: Call) -> int:
+        ptr, size = call.ptr, call.size
+        self._attend(call)
         if any(_meet(ptr, size, base, length) for base, length in self.foreign.items()):
             raise AlreadyPinnedError("fakeRegister", 712, "FAKE_ALREADY_REGISTERED")
         if size < 1 or size > self.largest_lock:
@@ -127,6 +132,34 @@ class FakeDevice:
                     raise gate.error
         if number in self._failures:
             raise self._failures.pop(number)  # and kept in no variable: error and frame would keep each other alive
+
+
+class CoarseFakeDevice(FakeDevice):
+    """The same with a choice of coherence.
+
+    Attributes
+    ----------
+    coherence : frozenset of bool
+        What can be had.
+    coarse : set of int
+        Base addresses of what was locked coarse-grained.
+    """
+
+    def __init__(self, *coherence: bool, name: str = "fake:0", largest_lock: int = sys.maxsize) -> None:
+        super().__init__(name, largest_lock)
+        self.coherence = frozenset(coherence)
+        self.coarse: set[int] = set()
+
+    def data_lock(self, ptr: int, size: int, read_only: bool | None, coherent: bool = True) -> int:
+        # Three arguments ask for the coherent kind, which may be the only one, or nothing that anybody promises.
+        if self.coherence and coherent not in self.coherence:
+            self.wrong.append(f"lock of {ptr:#x} with coherent={coherent}")
+        device_ptr = self._lock(Call("data_lock", ptr, size, read_only, coherent))
+        if coherent:
+            self.coarse.discard(ptr)
+        else:
+            self.coarse.add(ptr)
+        return device_ptr
 
 
 class Background(threading.Thread):

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import pinning
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, FakeDevice
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, CoarseFakeDevice, FakeDevice
 from pinning import (
     InvalidRangeError,
     LockLimit,
@@ -27,6 +27,7 @@ from pinning import (
     NotLockedError,
     PartialOverlapError,
     PinningError,
+    StillLockedError,
     VendorError,
 )
 
@@ -203,6 +204,23 @@ def test_pieces(device: FakeDevice) -> None:
         assert device.count("data_lock") == 3
         assert lock.region is not None
         assert lock.region.borders == (lock.host_ptr + 4, lock.host_ptr + 8)
+
+
+def test_coherence_is_a_choice(device: FakeDevice) -> None:
+    coarse = CoarseFakeDevice(True, False, name="fake:coarse")
+    for wish, got in ((None, True), (True, True), (False, False)):
+        with (
+            pinning.lock(bytearray(10), device=coarse, coherent=wish) as lock,
+            pinning.locked(bytearray(20), bytearray(30), device=coarse, coherent=wish) as locks,
+        ):
+            assert [each.region.coherent for each in (lock, *locks) if each.region] == [got] * 3
+    buffer = bytearray(100)
+    with pinning.lock(buffer, device=coarse, coherent=False), pytest.raises(StillLockedError, match="coarse-grained"):
+        pinning.lock(buffer, device=coarse, coherent=True)
+    with pytest.raises(PinningError, match="does not promise"):
+        pinning.lock(buffer, device=device, coherent=True)
+    assert coarse.locked == {}
+    assert coarse.wrong == []
 
 
 # ---- several locks ----
@@ -575,6 +593,23 @@ def test_memory_pinned_by_someone_else(device: FakeDevice) -> None:
         assert (lock.region.size, lock.region.external) == (800, True)
     assert pinning.regions(device) == []
     assert device.count("data_unlock") == 0
+
+
+def test_a_lock_of_what_someone_else_has_unpinned_is_no_longer_held(device: FakeDevice) -> None:
+    values = np.zeros(100)
+    device.foreign = {address_of(values): 800}
+    stale = pinning.lock(values, device=device)
+    device.foreign.clear()
+    (gone,) = pinning.pinned_map(device).refresh()
+    assert (gone.start, gone.size) == (address_of(values), 800)
+    assert not stale.held
+    assert stale.region is None
+    with pytest.raises(NotLockedError):
+        pinning.unlock(values, device=device)
+    with pinning.lock(values, device=device) as lock:
+        stale.unlock()
+        assert lock.held
+        assert device.locked == {lock.host_ptr: 800}
 
 
 @pytest.mark.parametrize("method", ["data_lock", "data_unlock"])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, Call, FakeDevice
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, Call, CoarseFakeDevice, FakeDevice
 from pinning import (
     AlreadyPinnedError,
     InvalidRangeError,
@@ -24,6 +24,7 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
+from pinning.map import Hold
 
 BASE, SIZE = 0x10000, 0x1000
 TOP = 1 << 64
@@ -202,7 +203,7 @@ def test_find_wants_every_byte(pinned: PinnedMap) -> None:
 def test_a_registration_is_not_a_lock(device: FakeDevice, pinned: PinnedMap) -> None:
     pinned.register(BASE, SIZE, 0x77000)
     (region,) = pinned
-    assert (region.device_ptr, region.references, region.external) == (0x77000, 0, True)
+    assert (region.device_ptr, region.references, region.external, region.registered) == (0x77000, 0, True, True)
     with pytest.raises(NotLockedError):
         pinned.unlock(BASE)
     assert pinned.lock(BASE + 5, 10) == 0x77005
@@ -325,7 +326,8 @@ def test_what_someone_else_has_pinned_is_entered_whole_and_never_unlocked(
     device.foreign = {BASE: SIZE}
     assert pinned.lock(BASE + 16, 32) == BASE + 16 + FOREIGN_OFFSET
     (region,) = pinned
-    assert (region.start, region.size, region.references, region.external) == (BASE, SIZE, 1, True)
+    assert (region.start, region.size, region.references) == (BASE, SIZE, 1)
+    assert (region.external, region.registered) == (True, False)
     assert pinned.lock(BASE, SIZE) == BASE + FOREIGN_OFFSET
     assert device.count("data_lock") == 1
     pinned.unlock(BASE + 16)
@@ -374,6 +376,302 @@ def test_what_someone_else_has_pinned_reaches_into_a_region_of_ours(device: Fake
     with pytest.raises(PartialOverlapError, match=f"{BASE:#x}"):
         pinned.lock(BASE + SIZE, SIZE)
     assert [region.external for region in pinned] == [False]
+
+
+def test_pinned_by_someone_else_in_the_middle(device: FakeDevice, pinned: PinnedMap) -> None:
+    """Neither end is theirs, so the vendor is not asked where theirs is."""
+    device.foreign = {BASE + 10: 10}
+    with pytest.raises(AlreadyPinnedError):
+        pinned.lock(BASE, SIZE)
+    assert device.calls[1:] == [Call("is_pinned_ptr", BASE), Call("is_pinned_ptr", BASE + SIZE - 1)]
+    assert len(pinned) == 0
+
+
+# ---- memory that someone else has pinned, and unpins ----
+
+
+def hold(pinned: PinnedMap, ptr: int, size: int) -> Hold:
+    return Hold(pinned, ptr, size, None, None, None)
+
+
+def test_a_lock_in_what_someone_else_has_pinned_asks_again(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE}
+    pinned.lock(BASE + 16, 32)
+    device.calls.clear()
+    assert pinned.lock(BASE + 8, 8) == BASE + 8 + FOREIGN_OFFSET
+    assert device.calls == [Call("is_pinned_ptr", BASE)]
+    assert next(iter(pinned)).references == 2
+
+
+def test_a_lock_in_a_registration_asks_nobody(device: FakeDevice, pinned: PinnedMap) -> None:
+    pinned.register(BASE, SIZE, 0x77000)
+    pinned.lock(BASE, SIZE)
+    assert device.calls == []
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(-64, 64), (0, -32), (0, 64), (32, 0), (-64, 0), (8, -8)])
+def test_someone_else_has_pinned_it_anew_with_other_bounds(
+    device: FakeDevice, pinned: PinnedMap, lower: int, upper: int
+) -> None:
+    device.foreign = {BASE: SIZE}
+    before = hold(pinned, BASE, SIZE)
+    start, size = BASE + lower, SIZE + upper - lower
+    device.foreign = {start: size}
+    inside = BASE + SIZE // 2
+    assert pinned.lock(inside, 8) == inside + FOREIGN_OFFSET
+    (region,) = pinned
+    assert (region.start, region.size, region.references) == (start, size, 1)
+    assert not before.held
+    assert before.unlock()
+    assert next(iter(pinned)).references == 1, "the old lock has taken the new one's count"
+
+
+def test_what_someone_else_has_unpinned_is_locked_by_the_vendor(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE}
+    before = [hold(pinned, BASE, SIZE) for _ in range(2)]
+    device.foreign.clear()
+    assert pinned.find(BASE) is not None, "nobody has asked yet"
+    assert pinned.lock(BASE + 8, 8) == BASE + 8 + LOCKED_OFFSET
+    for each in before:
+        assert not each.held
+        each.unlock()
+    (region,) = pinned
+    assert (region.start, region.size, region.references, region.external) == (BASE + 8, 8, 1, False)
+    assert device.locked == {BASE + 8: 8}
+
+
+@pytest.mark.parametrize(("offset", "size"), OVERLAPS)
+def test_what_someone_else_has_unpinned_is_no_overlap(
+    device: FakeDevice, pinned: PinnedMap, offset: int, size: int
+) -> None:
+    device.foreign = {BASE: SIZE}
+    pinned.lock(BASE, SIZE)
+    with pytest.raises(PartialOverlapError, match="someone else"):
+        pinned.lock(BASE + offset, size)
+    assert len(pinned) == 1
+    device.foreign.clear()
+    assert pinned.lock(BASE + offset, size) == BASE + offset + LOCKED_OFFSET
+    assert [region.start for region in pinned] == [BASE + offset]
+
+
+def test_a_stale_region_counts_down_by_address(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE}
+    pinned.lock(BASE, SIZE)
+    device.foreign.clear()
+    device.calls.clear()
+    pinned.unlock(BASE + 5)
+    assert device.calls == []
+    assert len(pinned) == 0
+    with pytest.raises(NotLockedError):
+        pinned.unlock(BASE + 5)
+
+
+def test_the_vendor_fails_to_say_whether_it_is_still_pinned(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE}
+    pinned.lock(BASE, SIZE)
+    before = list(pinned)
+    for attempt in (lambda: pinned.lock(BASE, 1), pinned.refresh):
+        error = refusal()
+        device.fail(error)
+        with pytest.raises(VendorError) as caught:
+            attempt()  # type: ignore[operator]
+        assert caught.value is error
+        assert list(pinned) == before
+
+
+def test_refresh_forgets_what_others_have_unpinned(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE, BASE + SIZE: SIZE, BASE + 2 * SIZE: SIZE}
+    locks = [hold(pinned, base, 8) for base in device.foreign]
+    pinned.register(BASE + 3 * SIZE, SIZE, 1)
+    pinned.lock(BASE + 4 * SIZE, SIZE)
+    assert pinned.refresh() == []
+    del device.foreign[BASE]
+    device.foreign[BASE + SIZE] = SIZE // 2
+    expected = list(pinned)[:2]
+    assert pinned.refresh() == expected
+    assert [region.start for region in pinned] == [BASE + at * SIZE for at in (2, 3, 4)]
+    assert [each.held for each in locks] == [False, False, True]
+    assert pinned.refresh() == []
+
+
+def test_refresh_changes_nothing_when_the_vendor_fails_half_way(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE, BASE + SIZE: SIZE}
+    for base in device.foreign:
+        pinned.lock(base, 8)
+    before = list(pinned)
+    device.foreign.clear()
+    device.fail(refusal(), calls_before=1)
+    with pytest.raises(VendorError):
+        pinned.refresh()
+    assert list(pinned) == before
+    assert pinned.refresh() == before
+
+
+@pytest.mark.parametrize("asks", ["refresh", "lock"])
+def test_what_has_come_back_while_the_vendor_was_asked_stays(device: FakeDevice, pinned: PinnedMap, asks: str) -> None:
+    device.foreign = {BASE: SIZE}
+    pinned.lock(BASE, SIZE)
+    device.foreign.clear()
+    with device.stopping("is_pinned_ptr", BASE) as gate:
+        asking = Background(pinned.refresh if asks == "refresh" else lambda: pinned.lock(BASE, SIZE))
+        assert gate.reached.wait(5)
+        pinned.unlock(BASE)  # the old region goes by itself, and nobody waits for the vendor
+        with device.stopping("data_lock", BASE) as locking_gate:
+            locking = Background(lambda: pinned.lock(BASE, SIZE))
+            assert locking_gate.reached.wait(5)
+        locking.result()
+        gate.open()
+    assert asking.result() == ([] if asks == "refresh" else BASE + LOCKED_OFFSET)
+    (region,) = pinned
+    assert (region.external, region.references) == (False, 1 if asks == "refresh" else 2)
+
+
+def test_asking_whether_it_is_still_pinned_delays_nothing(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE}
+    pinned.lock(BASE, SIZE)
+    with device.stopping("is_pinned_ptr", BASE) as gate:
+        asking = Background(lambda: pinned.lock(BASE, 8))
+        assert gate.reached.wait(5)
+
+        def the_rest() -> None:
+            assert pinned.find(BASE) is not None
+            assert pinned.lock(BASE, 16) == BASE + FOREIGN_OFFSET
+            pinned.unlock(BASE)
+            pinned.lock(BASE + SIZE, SIZE)
+            pinned.unlock(BASE + SIZE)
+
+        Background(the_rest).result()
+        assert asking.is_alive()
+    asking.result()
+    assert next(iter(pinned)).references == 2
+
+
+def test_threads_that_lock_parts_of_what_someone_else_has_pinned_anew(device: FakeDevice, pinned: PinnedMap) -> None:
+    device.foreign = {BASE: SIZE // 2}
+    old = hold(pinned, BASE, 64)
+    device.foreign = {BASE: SIZE}
+    parts = [BASE + part * SIZE // 8 for part in range(8)]
+    with device.stopping("is_pinned_ptr", BASE) as gate:
+        threads = [Background(lambda ptr=ptr: pinned.lock(ptr, 64)) for ptr in parts]  # type: ignore[misc]
+        assert gate.reached.wait(5)
+        let_others_run()
+    assert [thread.result() for thread in threads] == [ptr + FOREIGN_OFFSET for ptr in parts]
+    old.unlock()
+    (region,) = pinned
+    assert (region.start, region.size, region.references) == (BASE, SIZE, len(parts))
+
+
+def test_a_hold_gives_up_its_own_lock_only(device: FakeDevice, pinned: PinnedMap) -> None:
+    first = hold(pinned, BASE, SIZE)
+    pinned.unlock(BASE)  # somebody has taken its count
+    assert not first.held
+    pinned.lock(BASE, SIZE)
+    assert first.unlock()
+    assert not first.unlock()
+    assert next(iter(pinned)).references == 1
+
+
+# ---- coherence ----
+
+FINE_AND_COARSE = (True, False)
+
+
+@pytest.mark.parametrize(
+    ("offered", "wish", "passed", "got"),
+    [
+        ((), None, True, None),
+        ((), False, True, None),
+        ((True,), None, True, True),
+        ((True,), True, True, True),
+        ((True,), False, True, True),
+        ((False,), None, False, False),
+        ((False,), False, False, False),
+        (FINE_AND_COARSE, None, True, True),
+        (FINE_AND_COARSE, True, True, True),
+        (FINE_AND_COARSE, False, False, False),
+    ],
+)
+def test_coherence_as_the_vendor_has_it(
+    offered: tuple[bool, ...], wish: bool | None, passed: bool, got: bool | None
+) -> None:
+    device = CoarseFakeDevice(*offered)
+    pinned = PinnedMap(device)
+    pinned.lock(BASE, 10, piece=4, coherent=wish)
+    assert [call.coherent for call in device.calls] == [passed] * 3
+    assert [region.coherent for region in pinned] == [got]
+    assert f"coherent={got}" in repr(next(iter(pinned)))
+    assert device.wrong == []
+
+
+@pytest.mark.parametrize("device", [FakeDevice(), CoarseFakeDevice(), CoarseFakeDevice(False)])
+def test_coherence_that_is_required_and_cannot_be_had(device: FakeDevice) -> None:
+    pinned = PinnedMap(device)
+    pinned.lock(BASE, SIZE)
+    for ptr, size in ((BASE, SIZE), (BASE + SIZE, 1), (BASE - 1, 2)):
+        with pytest.raises(PinningError, match=r"coherent=True.*does not promise.*coherent=None") as caught:
+            pinned.lock(ptr, size, coherent=True)
+        assert type(caught.value) is PinningError
+    assert len(pinned) == len(device.calls) == 1
+
+
+def test_a_device_that_does_not_say_is_asked_with_three_arguments(device: FakeDevice, pinned: PinnedMap) -> None:
+    for at, wish in enumerate((None, False)):
+        pinned.lock(BASE + at, 1, coherent=wish)
+    assert [region.coherent for region in pinned] == [None, None]
+
+
+def test_a_coherent_lock_in_a_coarse_region() -> None:
+    device = CoarseFakeDevice(*FINE_AND_COARSE)
+    pinned = PinnedMap(device)
+    pinned.lock(BASE, SIZE, coherent=False)
+    with pytest.raises(StillLockedError, match=rf"{BASE:#x}.*coarse-grained.*coherent=None"):
+        pinned.lock(BASE + 8, 8, coherent=True)
+    assert next(iter(pinned)).references == 1
+    for wish in (None, False):
+        pinned.lock(BASE + 8, 8, coherent=wish)
+    assert len(device.calls) == 1
+
+
+def test_any_lock_in_a_coherent_region() -> None:
+    device = CoarseFakeDevice(*FINE_AND_COARSE)
+    pinned = PinnedMap(device)
+    for wish in (None, True, False):
+        pinned.lock(BASE, SIZE, coherent=wish)
+    (region,) = pinned
+    assert (region.coherent, region.references, len(device.calls)) == (True, 3, 1)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_nobody_knows_how_coherent_others_memory_is(registered: bool) -> None:
+    device = CoarseFakeDevice(*FINE_AND_COARSE)
+    pinned = PinnedMap(device)
+    if registered:
+        pinned.register(BASE, SIZE, 1)
+    else:
+        device.foreign = {BASE: SIZE}
+        with pytest.raises(StillLockedError, match=rf"{BASE:#x}.*nobody knows.*coherent=None"):
+            pinned.lock(BASE + 8, 8, coherent=True)
+        assert len(pinned) == 0
+        pinned.lock(BASE, SIZE)
+    (before,) = pinned
+    assert before.coherent is None
+    with pytest.raises(StillLockedError, match=rf"{BASE:#x}.*nobody knows.*coherent=None"):
+        pinned.lock(BASE + 8, 8, coherent=True)
+    assert list(pinned) == [before]
+    for wish in (None, False):
+        pinned.lock(BASE + 8, 8, coherent=wish)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_others_memory_is_as_coherent_as_all_of_the_vendors(registered: bool) -> None:
+    device = CoarseFakeDevice(True)
+    pinned = PinnedMap(device)
+    if registered:
+        pinned.register(BASE, SIZE, 1)
+    else:
+        device.foreign = {BASE: SIZE}
+    pinned.lock(BASE, SIZE, coherent=True)
+    assert next(iter(pinned)).coherent is True
 
 
 # ---- pieces ----

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of a PinnedMap, the vendor failing at random, against a model that has one entry for each byte."""
+"""Random calls of a PinnedMap, the vendor failing at random and others pinning and unpinning, against a model."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, FakeDevice
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, CoarseFakeDevice
 from pinning import (
+    AlreadyPinnedError,
     InvalidRangeError,
     NotLockedError,
     PartialOverlapError,
     PinnedMap,
+    PinningError,
     StillLockedError,
     VendorError,
 )
+from pinning.map import Hold
+
+Policy = Literal["off", "on", "mandatory"]
 
 # A small space, so that ranges meet: BASE to BASE + SPACE, and one byte beyond at each side is always free.
 BASE, SPACE = 0x1000, 48
@@ -26,13 +33,16 @@ starts = st.integers(0, SPACE - 1)
 sizes = st.integers(1, 16)
 pieces = st.none() | st.integers(1, 6)
 failing_calls = st.sets(st.integers(0, 6), max_size=2)
+wishes = st.sampled_from([None, None, True, False])
+policies: st.SearchStrategy[Policy] = st.sampled_from(["off", "on", "mandatory"])
 
 
 class Entry:
     """What the map should know of one region."""
 
-    def __init__(self, start: int, size: int, offset: int, kind: str, references: int) -> None:
-        self.start, self.size, self.offset, self.kind, self.references = start, size, offset, kind, references
+    def __init__(self, start: int, size: int, kind: str, coherent: bool | None, references: int) -> None:
+        self.start, self.size, self.kind, self.coherent, self.references = start, size, kind, coherent, references
+        self.offset = {"locked": LOCKED_OFFSET, "foreign": FOREIGN_OFFSET, "registered": REGISTERED_OFFSET}[kind]
         self.half_unlocked = False
 
     @property
@@ -40,33 +50,43 @@ class Entry:
         return range(self.start, self.start + self.size)
 
 
+class RefusalError(Exception):
+    """The model's own: the error that the map should raise, and an address that it should name."""
+
+    def __init__(self, error: type[Exception], names: int | None = None) -> None:
+        self.error, self.names = error, names
+
+
 class PinnedMapMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.device = FakeDevice()
+        self.choose_the_device(7, set())
+
+    @initialize(largest=st.sampled_from([3, 7, 1 << 40]), coherence=st.sets(st.booleans()))
+    def choose_the_device(self, largest: int, coherence: set[bool]) -> None:
+        self.device = CoarseFakeDevice(*coherence, largest_lock=largest)
         self.map = PinnedMap(self.device)
         self.model: list[Entry] = []
+        self.holds: list[tuple[Hold, Entry]] = []
+        self.mapped: dict[int, list[Entry | None]] = {}
         self.error: VendorError | None = None
-
-    @initialize(largest=st.sampled_from([3, 7, 1 << 40]))
-    def choose_the_device(self, largest: int) -> None:
-        self.device = FakeDevice(largest_lock=largest)
-        self.map = PinnedMap(self.device)
 
     def teardown(self) -> None:
         self.device.fail_no_more()
         self.map.close()
+        for hold, _ in self.holds:
+            hold.unlock()
         assert self.device.locked == {}
         assert self.device.wrong == []
 
-    # ---- the model's view ----
+    # ---- the model ----
 
     def at(self, ptr: int) -> Entry | None:
         return next((entry for entry in self.model if ptr in entry.span), None)
 
-    def meeting(self, ptr: int, size: int) -> list[Entry]:
-        found = (entry for entry in self.model if ptr < entry.span.stop and entry.start < ptr + size)
-        return sorted(found, key=lambda entry: entry.start)
+    def first_meeting(self, ptr: int, size: int) -> Entry | None:
+        found = [entry for entry in self.model if ptr < entry.span.stop and entry.start < ptr + size]
+        return min(found, key=lambda entry: entry.start, default=None)
 
     def foreign_around(self, ptr: int) -> range | None:
         found = (range(base, base + size) for base, size in self.device.foreign.items())
@@ -79,63 +99,112 @@ class PinnedMapMachine(RuleBasedStateMachine):
     def foreign_meets(self, ptr: int, size: int) -> bool:
         return any(ptr < base + length and base < ptr + size for base, length in self.device.foreign.items())
 
+    def is_stale(self, entry: Entry) -> bool:
+        told = self.device.foreign.get(entry.start) if self.device.tells_foreign else None
+        return entry.kind == "foreign" and told != entry.size
+
+    @property
+    def others_coherence(self) -> bool | None:
+        (only,) = self.device.coherence if len(self.device.coherence) == 1 else (None,)
+        return only
+
+    def coherence_for(self, wish: bool | None) -> bool | None:
+        offered = self.device.coherence
+        if wish is True and True not in offered:
+            raise RefusalError(PinningError)
+        return next((each for each in (wish is not False, wish is False) if each in offered), None)
+
+    def refuse(self, entry: Entry, ptr: int, size: int) -> None:
+        raise RefusalError(StillLockedError if entry.half_unlocked else PartialOverlapError, entry.start)
+
+    def model_lock(self, ptr: int, size: int, wish: bool | None, vendor_locks: bool = True) -> Entry | None:
+        """Who is counted, once the model has changed as the map should have; None where nothing is locked."""
+        coherent = self.coherence_for(wish)
+        while entry := self.first_meeting(ptr, size):
+            if self.is_stale(entry):
+                self.model.remove(entry)
+                continue
+            if entry.half_unlocked or ptr not in entry.span or ptr + size > entry.span.stop:
+                self.refuse(entry, ptr, size)
+            if wish is True and not entry.coherent:
+                raise RefusalError(StillLockedError, entry.start)
+            entry.references += 1
+            return entry
+        if not self.foreign_meets(ptr, size) or not (vendor_locks or self.named_by_the_vendor(ptr, size)):
+            if vendor_locks:
+                self.model.append(Entry(ptr, size, "locked", coherent, 1))
+            return self.model[-1] if vendor_locks else None
+        pinned = self.named_by_the_vendor(ptr, size)
+        if pinned is None:
+            raise RefusalError(AlreadyPinnedError)
+        if ptr not in pinned or ptr + size > pinned.stop:
+            raise RefusalError(PartialOverlapError, pinned.start)
+        while entry := self.first_meeting(pinned.start, len(pinned)):
+            if not self.is_stale(entry):
+                self.refuse(entry, pinned.start, len(pinned))
+            self.model.remove(entry)
+        if wish is True and not self.others_coherence:
+            raise RefusalError(StillLockedError, pinned.start)
+        self.model.append(Entry(pinned.start, len(pinned), "foreign", self.others_coherence, 1))
+        return self.model[-1]
+
+    def model_count_down(self, entry: Entry) -> None:
+        entry.references -= 1
+        if entry.references == 0 and entry.kind != "registered":
+            self.model.remove(entry)
+
     def plan_failures(self, calls: set[int]) -> None:
         self.device.fail_no_more()
         self.error = VendorError("fakeCall", 1, "FAKE") if calls else None
+        self.references = {id(entry): entry.references for entry in self.model}
+        self.before = list(self.model), dict(self.device.locked)
         for call in calls:
             assert self.error is not None
             self.device.fail(self.error, call)
 
+    def after_a_vendors_error(self, ptr: int, size: int, wish: bool | None) -> None:
+        """Back to the model as it was, but for stale regions that have gone, and pieces that could not be undone."""
+        model, locked = self.before
+        self.model = [entry for entry in model if not self.is_stale(entry) or self.map.find(entry.start)]
+        for entry in self.model:
+            entry.references = self.references[id(entry)]
+        if any(base not in locked for base in self.device.locked):
+            entry = Entry(ptr, size, "locked", self.coherence_for(wish), 1)
+            entry.half_unlocked = True
+            self.model.append(entry)
+
     # ---- what a program does ----
 
-    @rule(at=starts, size=sizes, piece=pieces, failing=failing_calls)
-    def lock(self, at: int, size: int, piece: int | None, failing: set[int]) -> None:
+    @rule(at=starts, size=sizes, piece=pieces, wish=wishes, failing=failing_calls, keep=st.booleans())
+    def lock(self, at: int, size: int, piece: int | None, wish: bool | None, failing: set[int], keep: bool) -> None:
         ptr = BASE + at
         self.plan_failures(failing)
-        calls, locked = len(self.device.calls), dict(self.device.locked)
-        around = self.at(ptr)
-        if around and not around.half_unlocked and ptr + size <= around.span.stop:
-            assert self.map.lock(ptr, size, piece=piece) == ptr + around.offset
-            around.references += 1
-            assert len(self.device.calls) == calls
-            return
-        if meeting := self.meeting(ptr, size):
-            with pytest.raises(StillLockedError if meeting[0].half_unlocked else PartialOverlapError) as refused:
-                self.map.lock(ptr, size, piece=piece)
-            assert f"{meeting[0].start:#x}" in str(refused.value)
-            assert len(self.device.calls) == calls
-            return
+        calls = len(self.device.calls)
+        asks_nobody = (found := self.first_meeting(ptr, size)) is not None and found.kind != "foreign"
+        expected: Entry | RefusalError | None
         try:
-            device_ptr = self.map.lock(ptr, size, piece=piece)
+            expected = self.model_lock(ptr, size, wish)
+        except RefusalError as refusal:
+            expected = refusal
+        try:
+            hold = Hold(self.map, ptr, size, None, piece, wish) if keep else None
+            device_ptr = hold.device_ptr if hold else self.map.lock(ptr, size, piece=piece, coherent=wish)
         except VendorError as error:
-            left = {base: length for base, length in self.device.locked.items() if base not in locked}
-            if error is not self.error:  # already pinned: the vendor does not say by whom, or pieces of ours are left
+            if error is not self.error:
+                assert isinstance(error, AlreadyPinnedError)
                 assert self.foreign_meets(ptr, size)
-                assert left or not self.named_by_the_vendor(ptr, size)
-            if left:  # a piece was refused, and then to undo another
-                assert len(failing) == 2 or self.foreign_meets(ptr, size)
-                entry = Entry(ptr, size, LOCKED_OFFSET, "locked", 1)
-                entry.half_unlocked = True
-                self.model.append(entry)
-        except StillLockedError:  # what someone else pinned would enter over a region of which pieces are left
-            pinned = self.named_by_the_vendor(ptr, size)
-            assert pinned is not None
-            assert self.meeting(pinned.start, len(pinned))[0].half_unlocked
-        except PartialOverlapError as refused_too:
-            pinned = self.named_by_the_vendor(ptr, size)
-            assert pinned is not None
-            assert f"{pinned.start:#x}" in str(refused_too)
-            inside = ptr in pinned and ptr + size <= pinned.stop
-            assert not inside or self.meeting(pinned.start, len(pinned))
+                assert not isinstance(expected, Entry) or failing, "pieces of ours were left, so nobody was asked"
+            self.after_a_vendors_error(ptr, size, wish)
+        except PinningError as error:
+            assert isinstance(expected, RefusalError), error
+            assert type(error) is expected.error
+            assert expected.names is None or f"{expected.names:#x}" in str(error)
         else:
-            assert not self.foreign_meets(ptr, size) or self.foreign_around(ptr)
-            pinned = self.foreign_around(ptr)
-            if pinned is not None:
-                assert device_ptr == ptr + FOREIGN_OFFSET
-                self.model.append(Entry(pinned.start, len(pinned), FOREIGN_OFFSET, "foreign", 1))
-            else:
-                assert device_ptr == ptr + LOCKED_OFFSET
-                self.model.append(Entry(ptr, size, LOCKED_OFFSET, "locked", 1))
+            assert isinstance(expected, Entry)
+            assert device_ptr == ptr + expected.offset
+            if hold:
+                self.holds.append((hold, expected))
+        assert len(self.device.calls) == calls or not asks_nobody
 
     @rule(at=starts, failing=failing_calls)
     def unlock(self, at: int, failing: set[int]) -> None:
@@ -147,33 +216,127 @@ class PinnedMapMachine(RuleBasedStateMachine):
             with pytest.raises(NotLockedError, match=f"{ptr:#x}"):
                 self.map.unlock(ptr)
             assert len(self.device.calls) == calls
-        elif entry.references > 1 or entry.kind != "locked":
-            self.map.unlock(ptr)
-            assert len(self.device.calls) == calls
-            entry.references -= 1
-            if entry.references == 0 and entry.kind == "foreign":
-                self.model.remove(entry)
         else:
-            held = [base for base in self.device.locked if base in entry.span]
-            try:
-                self.map.unlock(ptr)
-            except VendorError as error:
-                assert error is self.error
-                left = [base for base in self.device.locked if base in entry.span]
-                assert left == held[: len(left)] and left, "the last piece goes first, and some piece was refused"
-                entry.half_unlocked = entry.half_unlocked or left != held
-            else:
-                self.model.remove(entry)
+            self.give_up(entry, lambda: self.map.unlock(ptr))
+
+    def give_up(self, entry: Entry, call: object) -> bool:
+        """One lock of an entry goes; False when the vendor has refused."""
+        assert callable(call)
+        calls = len(self.device.calls)
+        last = entry.references == 1 and entry.kind == "locked"
+        held = [base for base in self.device.locked if base in entry.span]
+        try:
+            call()
+        except VendorError as error:
+            assert last
+            assert error is self.error
+            left = [base for base in self.device.locked if base in entry.span]
+            assert left == held[: len(left)] and left, "the last piece goes first, and some piece was refused"
+            entry.half_unlocked = entry.half_unlocked or left != held
+            return False
+        assert last or len(self.device.calls) == calls
+        self.model_count_down(entry)
+        return True
+
+    @precondition(lambda self: self.holds)
+    @rule(which=st.integers(0, 1 << 16), failing=failing_calls)
+    def unlock_a_hold(self, which: int, failing: set[int]) -> None:
+        self.plan_failures(failing)
+        calls = len(self.device.calls)
+        hold, entry = self.holds[which % len(self.holds)]
+        assert hold.held == (entry in self.model)
+        if entry in self.model and entry.references:
+            done = self.give_up(entry, hold.unlock)
+        else:  # it has gone, or its count has: there may be others at the same place now
+            done = hold.unlock()
+            assert len(self.device.calls) == calls
+        if done:
+            assert not hold.held
+            assert hold.unlock() is False
+            self.holds.remove((hold, entry))
+
+    @rule(at=starts, size=sizes, policy=policies, failing=failing_calls)
+    def lock_mapped(self, at: int, size: int, policy: Policy, failing: set[int]) -> None:
+        ptr = BASE + at
+        self.plan_failures(failing)
+        locks = self.device.count("data_lock")
+        expected: Entry | RefusalError | None
+        try:
+            expected = self.model_lock(ptr, size, None, vendor_locks=False)
+            if expected is None and policy != "off":
+                expected = self.model_lock(ptr, size, None)
+        except RefusalError as refusal:
+            expected = refusal
+        try:
+            device_ptr = self.map.lock_mapped(ptr, size, policy)
+        except VendorError as error:
+            assert policy == "mandatory"
+            assert error is self.error or self.foreign_meets(ptr, size)
+            self.after_a_vendors_error(ptr, size, None)
+            return
+        except PinningError as error:
+            assert policy == "mandatory"
+            assert isinstance(expected, RefusalError), error
+            assert type(error) is expected.error
+            return
+        counted = expected if isinstance(expected, Entry) else None
+        if device_ptr is None and counted is not None:
+            assert failing and policy != "mandatory"
+            self.after_a_vendors_error(ptr, size, None)
+            counted = None
+        elif failing and device_ptr is None:
+            self.after_a_vendors_error(ptr, size, None)
+        assert device_ptr == (ptr + counted.offset if counted else None)
+        assert policy != "off" or self.device.count("data_lock") == locks
+        self.mapped.setdefault(ptr, []).append(counted)
+
+    @rule(at=starts, failing=failing_calls)
+    def unlock_unmapped(self, at: int, failing: set[int]) -> None:
+        ptr = BASE + at
+        there = self.mapped.get(ptr, [])
+        self.undo_a_mapping(ptr, there, failing)
+
+    @precondition(lambda self: any(self.mapped.values()))
+    @rule(which=st.integers(0, 1 << 16), failing=failing_calls)
+    def unlock_what_is_mapped(self, which: int, failing: set[int]) -> None:
+        mapped = [(ptr, there) for ptr, there in self.mapped.items() if there]
+        self.undo_a_mapping(*mapped[which % len(mapped)], failing)
+
+    def undo_a_mapping(self, ptr: int, there: list[Entry | None], failing: set[int]) -> None:
+        self.plan_failures(failing)
+        calls = len(self.device.calls)
+        idle = next((place for place, entry in enumerate(there) if entry not in self.model), None)
+        entry = there[-1] if there and idle is None else None
+        if entry is None or entry.references == 0:
+            self.map.unlock_unmapped(ptr)
+            assert len(self.device.calls) == calls
+            if there:
+                del there[-1 if idle is None else idle]
+        elif self.give_up(entry, lambda: self.map.unlock_unmapped(ptr)):
+            there.pop()
+
+    @rule(failing=failing_calls)
+    def refresh(self, failing: set[int]) -> None:
+        self.plan_failures(failing)
+        stale = [entry for entry in self.model if self.is_stale(entry)]
+        try:
+            gone = self.map.refresh()
+        except VendorError as error:
+            assert error is self.error
+            return
+        expected = sorted((entry.start, entry.size, entry.references) for entry in stale)
+        assert [(region.start, region.size, region.references) for region in gone] == expected
+        self.model = [entry for entry in self.model if entry not in stale]
 
     @rule(at=starts, size=sizes)
     def register(self, at: int, size: int) -> None:
         ptr = BASE + at
-        if meeting := self.meeting(ptr, size):
-            with pytest.raises(StillLockedError if meeting[0].half_unlocked else PartialOverlapError):
+        if meeting := self.first_meeting(ptr, size):
+            with pytest.raises(StillLockedError if meeting.half_unlocked else PartialOverlapError):
                 self.map.register(ptr, size, ptr + REGISTERED_OFFSET)
             return
         self.map.register(ptr, size, ptr + REGISTERED_OFFSET)
-        self.model.append(Entry(ptr, size, REGISTERED_OFFSET, "registered", 0))
+        self.model.append(Entry(ptr, size, "registered", self.others_coherence, 0))
 
     @rule(at=starts)
     def unregister(self, at: int) -> None:
@@ -199,18 +362,36 @@ class PinnedMapMachine(RuleBasedStateMachine):
     @rule(at=starts)
     def someone_else_unpins(self, at: int) -> None:
         around = self.foreign_around(BASE + at)
-        entry = self.at(BASE + at)
-        if around and (entry is None or entry.kind != "foreign"):
+        if around:
             del self.device.foreign[around.start]
+
+    @precondition(lambda self: any(entry.kind == "foreign" for entry in self.model))
+    @rule(which=st.integers(0, 1 << 16), lower=st.integers(-2, 2), longer=st.integers(-2, 2))
+    def someone_else_pins_anew(self, which: int, lower: int, longer: int) -> None:
+        """Perhaps with other bounds, where the map knows a range of theirs."""
+        known = [entry for entry in self.model if entry.kind == "foreign"]
+        entry = known[which % len(known)]
+        self.device.foreign.pop(entry.start, None)
+        ptr, size = max(entry.start - lower, BASE), max(entry.size + longer, 1)
+        if not self.foreign_meets(ptr, size) and not any(set(range(ptr, ptr + size)) & each for each in self.locked):
+            self.device.foreign[ptr] = size
+
+    @property
+    def locked(self) -> list[set[int]]:
+        return [set(range(base, base + size)) for base, size in self.device.locked.items()]
 
     @rule()
     def the_vendor_forgets_who(self) -> None:
         self.device.tells_foreign = not self.device.tells_foreign
 
-    @rule(at=starts, size=st.integers(-1, 0) | st.just(1 << 64))
-    def lock_what_is_no_range(self, at: int, size: int) -> None:
+    @rule(at=starts, size=st.integers(-1, 0) | st.just(1 << 64), policy=policies)
+    def lock_what_is_no_range(self, at: int, size: int, policy: Policy) -> None:
         calls = len(self.device.calls)
-        for attempt in (lambda: self.map.lock(BASE + at, size), lambda: self.map.register(BASE + at, size, 1)):
+        for attempt in (
+            lambda: self.map.lock(BASE + at, size),
+            lambda: self.map.register(BASE + at, size, 1),
+            lambda: self.map.lock_mapped(BASE + at, size, policy),
+        ):
             with pytest.raises(InvalidRangeError):
                 attempt()
         assert len(self.device.calls) == calls
@@ -229,7 +410,12 @@ class PinnedMapMachine(RuleBasedStateMachine):
             self.map.close()
         assert self.map.closed
         assert self.device.locked == {}
+        assert not any(hold.held for hold, _ in self.holds)
+        for ptr in self.mapped:
+            self.map.unlock_unmapped(ptr)
         self.model.clear()
+        self.holds.clear()
+        self.mapped.clear()
         self.map = PinnedMap(self.device)
 
     # ---- what must hold after each step ----
@@ -240,8 +426,12 @@ class PinnedMapMachine(RuleBasedStateMachine):
         found = list(self.map)
         assert len(self.map) == len(shown)
         assert [
-            (each.start, each.size, each.device_ptr - each.start, each.references, each.external) for each in found
-        ] == [(each.start, each.size, each.offset, each.references, each.kind != "locked") for each in shown]
+            (each.start, each.size, each.device_ptr - each.start, each.references, each.external, each.coherent)
+            for each in found
+        ] == [
+            (each.start, each.size, each.offset, each.references, each.kind != "locked", each.coherent)
+            for each in shown
+        ]
         by_start = {each.start: each for each in found}
         for ptr in range(BASE - 1, BASE + SPACE + 17):
             entry = self.at(ptr)
@@ -253,6 +443,8 @@ class PinnedMapMachine(RuleBasedStateMachine):
                 for size in (1, entry.size - 1, entry.size, entry.size + 1):
                     holder = next((e for e in shown if first in e.span and first + size <= e.span.stop and size), None)
                     assert self.map.find(first, size) == (by_start[holder.start] if holder else None)
+        for hold, of in self.holds:
+            assert hold.held == (of in self.model)
 
     @invariant()
     def the_vendor_has_locked_what_the_model_says(self) -> None:
@@ -267,6 +459,8 @@ class PinnedMapMachine(RuleBasedStateMachine):
             else:
                 assert mine == set(entry.span)
             locked -= mine
+            for base in self.device.locked:
+                assert base not in mine or (base in self.device.coarse) == (entry.coherent is False)
         assert not locked, "the vendor has locked what no region covers"
 
 

@@ -41,7 +41,7 @@ class Llvm {
 double pairs(pinning::PinnedMap& map, std::vector<Address> const& addresses) {
   double const begin = rounds::now();
   for (Address const address : addresses) {
-    rounds::keep(map.lock(address, part));
+    rounds::keep(map.lock(address, part).device_ptr);
     map.unlock(address);
   }
   return (rounds::now() - begin) / static_cast<double>(addresses.size());

@@ -19,7 +19,7 @@ class SlowVendor : public NoVendor {
  public:
   std::atomic<bool> calling = false;
 
-  Address lock(Address ptr, std::uint64_t size, pinning::Access) override {
+  Address lock(Address ptr, std::uint64_t size, pinning::Wish) override {
     if (size > 4096) {
       calling = true;
       calling.notify_one();
@@ -49,7 +49,7 @@ Times time_calls(pinning::PinnedMap& map, std::vector<Address> const& queries) {
     rounds::keep(region ? region->device_ptr_of(address) : 0);
   });
   double const pair = time([&](Address address) {
-    rounds::keep(map.lock(address, 1));
+    rounds::keep(map.lock(address, 1).device_ptr);
     map.unlock(address);
   });
   return {find, pair};

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that lock, unlock, register and look up at random, with a vendor that refuses at random and keeps account of
-// what it was told; and the cases in which one thread must wait for another, or must not: pinned_map_stress [SECONDS]
-// [SEED]
+// Threads that lock, unlock, map, register, refresh and look up at random, with someone else who pins and unpins, and a
+// vendor that refuses at random and keeps account of what it was told; and the cases in which one thread must wait for
+// another, or must not: pinned_map_stress [SECONDS] [SEED]
 #include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <map>
-#include <pinning/pinned_map.hpp>
+#include <pinning/mapped_locks.hpp>
 #include <random>
 #include <thread>
 
 namespace {
 
-using pinning::Access;
 using pinning::Address;
+using pinning::Hold;
+using pinning::LockMapped;
+using pinning::MappedLocks;
 using pinning::PinnedMap;
 using pinning::Region;
+using pinning::Wish;
 
 [[noreturn]] void fail(std::string const& what) {
   std::printf("VIOLATION: %s\n", what.c_str());
@@ -56,19 +59,17 @@ struct Range {
 /// Keeps account of what it has locked and stops the program when it is told nonsense.
 class Vendor : public pinning::Locker {
  public:
-  explicit Vendor(unsigned refuse_one_in = 0, std::optional<Range> foreign = {})
-      : refuse_one_in_(refuse_one_in), foreign_(foreign) {}
+  explicit Vendor(unsigned refuse_one_in = 0, std::optional<Range> where_others_pin = {})
+      : refuse_one_in_(refuse_one_in), where_others_pin_(where_others_pin) {}
 
-  Address lock(Address ptr, std::uint64_t size, Access) override {
+  Address lock(Address ptr, std::uint64_t size, Wish) override {
     attend(ptr);
     std::lock_guard const guard(interpreter);
     if (foreign_ && ptr < foreign_->end() && ptr + size > foreign_->start) throw Taken("taken");
-    if (refuse()) throw Refused("lock");
-    auto const above = locked_.lower_bound(ptr);
-    if (above != locked_.end() && above->first < ptr + size) fail("the vendor was asked to lock what is locked");
-    if (above != locked_.begin() && std::prev(above)->first + std::prev(above)->second > ptr) {
-      fail("the vendor was asked to lock what is locked");
+    if (refuse() || (where_others_pin_ && ptr - where_others_pin_->start < where_others_pin_->size && random_() % 8)) {
+      throw Refused("lock");
     }
+    if (locked_meets({ptr, size})) fail("the vendor was asked to lock what is locked");
     locked_[ptr] = size;
     ++locks;
     return ptr + locked_offset;
@@ -86,6 +87,14 @@ class Vendor : public pinning::Locker {
     if (refuse()) throw Refused("is_pinned");
     if (!foreign_ || ptr - foreign_->start >= foreign_->size) return std::nullopt;
     return pinning::Pinned{foreign_->start, foreign_->size, foreign_->start + foreign_offset};
+  }
+
+  /// Someone else pins a range, or unpins what they have; false where some of it is locked.
+  bool pin(std::optional<Range> range) {
+    std::lock_guard const guard(interpreter);
+    if (range && locked_meets(*range)) return false;
+    foreign_ = range;
+    return true;
   }
 
   std::size_t held() {
@@ -124,10 +133,16 @@ class Vendor : public pinning::Locker {
     turn_.wait(guard, [&] { return held_at_ != ptr; });
     if (std::exchange(failing_, false)) throw Refused("as told");
   }
+  bool locked_meets(Range range) {
+    auto const above = locked_.lower_bound(range.start);
+    return (above != locked_.end() && above->first < range.end()) ||
+           (above != locked_.begin() && std::prev(above)->first + std::prev(above)->second > range.start);
+  }
   bool refuse() { return refuse_one_in_ != 0 && random_() % refuse_one_in_ == 0; }
 
   std::atomic<unsigned> refuse_one_in_;
-  std::optional<Range> const foreign_;
+  std::optional<Range> const where_others_pin_;  // seldom locked for us, so that they have their turn
+  std::optional<Range> foreign_;
   std::map<Address, std::uint64_t> locked_;
   std::minstd_rand random_;
   std::mutex gate_;
@@ -151,7 +166,7 @@ void one_call_for_two_threads() {
   std::jthread part([&] { map.lock(0x1800, 0x10); });
   let_others_run();
   expect(!map.find(0x1000) && map.size() == 0, "a range is found before the vendor has locked it");
-  expect(map.lock(0x8000, 1) == 0x8000 + locked_offset && map.find(0x8000), "a vendor call delays another range");
+  expect(map.lock(0x8000, 1).device_ptr == 0x8000 + locked_offset && map.find(0x8000), "a vendor call delays another range");
   expect(!map.try_lock(0x1000, 1), "counted on a range that is not locked yet");
   vendor.release();
   first.join(), same.join(), part.join();
@@ -276,6 +291,9 @@ constexpr Address arena = Address{1} << 32;
 constexpr std::uint64_t slot_size = 1 << 16;
 constexpr int slots = 6, foreign_slot = 4, registered_slot = 5;
 constexpr Range slot(int i) { return {arena + i * slot_size, slot_size}; }
+/// What someone else pins: all of their slot, or some of it.
+constexpr Range foreign_ranges[] = {slot(foreign_slot), {slot(foreign_slot).start, slot_size / 2},
+                                    {slot(foreign_slot).start + 8192, slot_size - 8192}};
 
 /// One look at an address: what it finds must be something that can be there.
 std::optional<Region> look(PinnedMap const& map, Address ptr, std::uint64_t size) {
@@ -287,7 +305,9 @@ std::optional<Region> look(PinnedMap const& map, Address ptr, std::uint64_t size
     expect(region->external, "a registration that is not external");
   } else if (offset == foreign_offset) {
     expect(region->external && region->references > 0, "an external region that nobody holds");
-    expect(region->start == slot(foreign_slot).start && region->size == slot_size, "an external region of other bounds");
+    expect(std::any_of(std::begin(foreign_ranges), std::end(foreign_ranges),
+                       [&](Range range) { return range.start == region->start && range.size == region->size; }),
+           "an external region of other bounds");
   } else {
     if (offset != locked_offset) fail("a device pointer from nowhere: " + std::to_string(region->device_ptr));
     expect(!region->external && region->references > 0, "a locked region that nobody holds");
@@ -307,7 +327,9 @@ class Worker {
       unlock(random_() % held_.size());
     }
     for (Held const& lock : held_) {
-      if (!lock.refused && !look(map_, lock.range.start, lock.range.size)) fail("what this thread has locked is not found");
+      if (lock.refused || lock.of_others()) continue;
+      if (!look(map_, lock.range.start, lock.range.size)) fail("what this thread has locked is not found");
+      expect(map_.holds(lock.hold), "what this thread has locked is not held");
     }
     look(map_, arena + random_() % (slots * slot_size), 1 + random_() % 64);
   }
@@ -320,24 +342,30 @@ class Worker {
  private:
   struct Held {
     Range range;
+    Hold hold;
     bool refused;  // an unlock of it was refused, perhaps half way
+
+    bool of_others() const { return hold.device_ptr - hold.ptr == foreign_offset; }
   };
 
   void lock() {
-    Range range = slot(static_cast<int>(random_() % slots));
+    int const at = static_cast<int>(random_() % (slots + 4));
+    Range range = slot(at < slots ? at : foreign_slot);
     if (random_() % 2) range = {range.start + random_() % 16 * 4096, 1 + random_() % 4096};
     if (random_() % 8 == 0) range.start += slot_size / 2;  // across a border: it may overlap others
     std::uint64_t const piece = random_() % 4 == 0 ? slot_size / 3 : 0;
     try {
-      std::optional<Address> device_ptr;
+      std::optional<Hold> hold;
       {
         std::lock_guard const guard(interpreter);
-        device_ptr = map_.try_lock(range.start, range.size);
+        hold = map_.try_lock(range.start, range.size);
+        expect(!hold || hold->device_ptr - hold->ptr != foreign_offset, "what others have pinned is counted unasked");
       }
-      if (!device_ptr) device_ptr = map_.lock(range.start, range.size, Access::unknown, piece);
-      held_.push_back({range, false});
+      if (!hold) hold = map_.lock(range.start, range.size, {}, piece);
+      held_.push_back({range, *hold, false});
       auto const region = look(map_, range.start, range.size);
-      if (!region || region->device_ptr_of(range.start) != *device_ptr) fail("locked, but found otherwise");
+      if (held_.back().of_others()) return;
+      if (!region || region->device_ptr_of(range.start) != hold->device_ptr) fail("locked, but found otherwise");
     } catch (Refused const&) {
       refused_in_pieces_ |= piece != 0;
     } catch (Taken const&) {
@@ -351,9 +379,10 @@ class Worker {
       bool done;
       {
         std::lock_guard const guard(interpreter);
-        done = map_.try_unlock(held_[i].range.start);
+        done = map_.try_unlock(held_[i].hold);
       }
-      if (!done) map_.unlock(held_[i].range.start);
+      if (!done) done = map_.unlock(held_[i].hold);
+      expect(done || held_[i].of_others(), "someone has taken this thread's lock");
       held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
     } catch (Refused const&) {
       held_[i].refused = true;
@@ -365,6 +394,68 @@ class Worker {
   std::vector<Held> held_;
   bool refused_in_pieces_ = false;
 };
+
+/// A runtime that maps and unmaps, each buffer perhaps several times.
+class Mapper {
+ public:
+  Mapper(MappedLocks& locks, unsigned seed) : locks_(locks), random_(seed) {}
+
+  void step() {
+    if (mapped_.size() < 6 && random_() % 2 == 0) {
+      Address const ptr = slot(static_cast<int>(random_() % slots)).start + random_() % 2 * 4096;
+      try {
+        auto const policy = static_cast<LockMapped>(random_() % 3);
+        locks_.lock_mapped(ptr, 1 + random_() % 8192, policy);
+      } catch (std::runtime_error const&) {  // Refused, Taken
+        return;
+      } catch (std::logic_error const&) {  // overlaps
+        return;
+      }
+      mapped_.push_back(ptr);
+    } else if (!mapped_.empty()) {
+      unmap();
+    }
+  }
+  void unmap_all() {
+    while (!mapped_.empty()) unmap();
+  }
+
+ private:
+  void unmap() {
+    try {
+      locks_.unlock_unmapped(mapped_.back());
+      mapped_.pop_back();
+    } catch (Refused const&) {
+    }
+  }
+
+  MappedLocks& locks_;
+  std::minstd_rand random_;
+  std::vector<Address> mapped_;
+};
+
+/// Someone else pins and unpins, and at times the map is told to look; how many regions it then took out.
+long pin_and_unpin(PinnedMap& map, Vendor& vendor, unsigned seed, std::atomic<bool> const& stop) {
+  std::minstd_rand random(seed);
+  long gone = 0;
+  while (!stop) {
+    while (!stop && !vendor.pin(foreign_ranges[random() % std::size(foreign_ranges)])) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+    vendor.pin({});
+    if (random() % 2) continue;  // and perhaps pin anew what the map takes for the old one
+    try {
+      for (Region const& region : map.refresh()) {
+        ++gone;
+        expect(region.device_ptr - region.start == foreign_offset, "refresh has taken out what others have not pinned");
+      }
+      for (Region const& region : map.regions()) {
+        expect(region.references > 0 || region.registered, "a region that nobody holds");
+      }
+    } catch (Refused const&) {
+    }
+  }
+  return gone;
+}
 
 void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
   Range const range = slot(registered_slot);
@@ -394,10 +485,12 @@ void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
 void churn(std::chrono::duration<double> time, unsigned round) {
   Vendor vendor(7, slot(foreign_slot));
   PinnedMap map(vendor);
+  MappedLocks mapped(map);
   std::atomic<bool> stop = false;
-  std::atomic<long> steps = 0, looks = 0;
+  std::atomic<long> steps = 0, looks = 0, gone = 0;
   std::vector<Worker> workers;
   for (unsigned seed = 1; seed <= 3; ++seed) workers.emplace_back(map, seed + 10 * round);
+  Mapper mapper(mapped, 5 + round);
   {
     std::vector<std::jthread> threads;
     for (Worker& worker : workers) {
@@ -405,6 +498,10 @@ void churn(std::chrono::duration<double> time, unsigned round) {
         for (; !stop; ++steps) worker.step();
       });
     }
+    threads.emplace_back([&] {
+      while (!stop) mapper.step();
+    });
+    threads.emplace_back([&] { gone = pin_and_unpin(map, vendor, 7 + round, stop); });
     threads.emplace_back([&] { register_and_unregister(map, stop); });
     threads.emplace_back([&] {
       for (std::minstd_rand random(99); !stop; ++looks) {
@@ -427,6 +524,7 @@ void churn(std::chrono::duration<double> time, unsigned round) {
     worker.unlock_all();
     refused_in_pieces |= worker.refused_in_pieces();
   }
+  mapper.unmap_all();
   try {
     map.unregister(slot(registered_slot).start);
   } catch (pinning::NotLocked const&) {
@@ -436,13 +534,14 @@ void churn(std::chrono::duration<double> time, unsigned round) {
   map.clear();
   expect(vendor.held() == 0, "something half unlocked stays locked after clear");
   expect(vendor.locks == vendor.unlocks, "locks and unlocks of the vendor differ");
-  std::printf("%ld steps, %ld looks, %d vendor locks; ", steps.load(), looks.load(), vendor.locks.load());
+  std::printf("%ld steps, %ld looks, %d vendor locks, %ld unpinned by others; ", steps.load(), looks.load(),
+              vendor.locks.load(), gone.load());
 }
 
 /// Readers against the shortest life a region can have: nothing but the vendor's two calls.
 void flicker(std::chrono::duration<double> time) {
   struct Quick : pinning::Locker {
-    Address lock(Address ptr, std::uint64_t, Access) override { return ptr + locked_offset; }
+    Address lock(Address ptr, std::uint64_t, Wish) override { return ptr + locked_offset; }
     void unlock(Address) override {}
     std::optional<pinning::Pinned> is_pinned(Address) override { return std::nullopt; }
   } quick;

@@ -100,8 +100,8 @@ class PageTable {
     Node const node = descend(start, last);
     if (auto const region = next(node, start, last)) throw Overlap(*region);
     Id const id = records_.acquire(start, size);
-    fill(records_.value(id));
     try {
+      fill(records_.value(id));
       add(node, start, last, id);
     } catch (...) {
       drop(cells_.root(), start, last, id);
@@ -328,6 +328,8 @@ class PageTable {
   }
 
   void erase(Region const& region) noexcept {
+    // A whole cell is the answer, and must be cleared before its record flips, as `insert` sets it before. A reader that
+    // comes by an old cell sees only the record; having seen it flip, it must not find the region by the cell again.
     bool const whole = cells_.find(region.start).cell.is_whole();
     if (!whole) records_.flip(region.id);
     drop(cells_.root(), region.start, region.last(), region.id);

@@ -24,14 +24,21 @@ class InvalidRange : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// A range that shares bytes with a region where it may not.
+/// Who has pinned a range.
+enum class By : std::uint8_t { us, others };
+
+/// A range that shares bytes with a region, or with what others have pinned, where it may not.
 class PartialOverlap : public InvalidRange {
  public:
-  PartialOverlap(Address start, std::uint64_t size, Address region_start, std::uint64_t region_size)
-      : InvalidRange("the range " + describe(start, size) + " overlaps the locked region " +
-                     describe(region_start, region_size) +
-                     "; a lock must lie inside a locked region or clear of all, a registration clear of all: "
-                     "unlock that region first, or lock one range that covers both") {}
+  PartialOverlap(Address start, std::uint64_t size, Address region_start, std::uint64_t region_size, By by)
+      : InvalidRange("the range " + describe(start, size) + " overlaps the " +
+                     (by == By::us ? "locked region " + describe(region_start, region_size) +
+                                         "; a lock must lie inside a locked region or clear of all, a registration "
+                                         "clear of all: unlock that region first, or lock one range that covers both"
+                                   : "range " + describe(region_start, region_size) +
+                                         ", which someone else has pinned; a lock must lie inside it or clear of it, a "
+                                         "registration clear of it: lock the parts apart, or have its owner unpin it "
+                                         "first (and refresh the map)")) {}
 };
 
 /// No region is locked there.
@@ -40,10 +47,18 @@ class NotLocked : public std::out_of_range {
   using std::out_of_range::out_of_range;
 };
 
-/// Someone still holds a lock there.
+/// A region is there, in a way that forbids this: someone still holds a lock, it is half unlocked, it is not coherent.
 class StillLocked : public std::logic_error {
  public:
   using std::logic_error::logic_error;
+};
+
+/// Coherence was required of a device that does not promise it.
+class NotCoherent : public std::runtime_error {
+ public:
+  NotCoherent()
+      : std::runtime_error("coherent=True, but this device does not promise that locked memory is coherent; lock with "
+                           "coherent=None, and let host and kernel take turns") {}
 };
 
 /// A lock made of pieces whose device pointers do not follow one another, so that no single one serves the range.

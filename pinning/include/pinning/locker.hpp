@@ -13,10 +13,36 @@ struct Pinned {
   Address base;
   std::uint64_t size;
   Address device_ptr;
+
+  friend bool operator==(Pinned const&, Pinned const&) = default;
 };
 
 /// What the caller knows of the mapping under a range.
 enum class Access : std::uint8_t { unknown, writable, read_only };
+
+/// How fine-grained the coherence of locked memory is. Fine: host and running kernel see each other's writes. Coarse:
+/// only once the kernel has ended. Unknown: nobody promises either, or nobody asks for it.
+enum class Grain : std::uint8_t { unknown, fine, coarse };
+
+/// What a caller knows of the memory and wants of its lock.
+struct Wish {
+  Access access = Access::unknown;
+  Grain grain = Grain::unknown;  // coarse: fine is not needed
+};
+
+/// The grains that a vendor has; neither where it promises nothing.
+struct Grains {
+  bool fine = false, coarse = false;
+
+  /// What a lock gets: fine where the vendor has it, unless coarse will do. Throws NotCoherent.
+  Grain choose(Grain wish) const {
+    if (wish == Grain::fine && !fine) throw NotCoherent();
+    if (coarse && (wish == Grain::coarse || !fine)) return Grain::coarse;
+    return fine ? Grain::fine : Grain::unknown;
+  }
+  /// What memory has whoever locked it: known where the vendor has only one.
+  Grain only() const noexcept { return fine == coarse ? Grain::unknown : fine ? Grain::fine : Grain::coarse; }
+};
 
 /// One device's vendor calls. A map calls them from any thread, several at a time, and never under a lock of its own.
 /// What they throw reaches the map's caller unchanged.
@@ -25,13 +51,17 @@ class Locker {
   virtual ~Locker() = default;
 
   /// Page-locks [ptr, ptr + size) and returns its device pointer. Throws AlreadyPinned when the vendor says so.
-  virtual Address lock(Address ptr, std::uint64_t size, Access access) = 0;
+  /// `wish.grain` is what `grains().choose` has said.
+  virtual Address lock(Address ptr, std::uint64_t size, Wish wish) = 0;
 
   /// Undoes the `lock` of the range that starts at `ptr`. When it throws, the range is still locked.
   virtual void unlock(Address ptr) = 0;
 
   /// The pinned range around `ptr`, whoever pinned it.
   virtual std::optional<Pinned> is_pinned(Address ptr) = 0;
+
+  /// Always the same answer, and quickly.
+  virtual Grains grains() const noexcept { return {}; }
 };
 
 }  // namespace pinning

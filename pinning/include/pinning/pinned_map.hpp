@@ -26,8 +26,18 @@ struct Region {
   std::uint64_t piece;       // bytes a vendor call locked at a time; `size` when one call locked it all
   std::uint32_t references;  // locks held
   bool external;             // pinned by someone else: never unlocked by this map
+  bool registered;           // by `register_pinned`; external as well
+  Grain grain;
+  std::uint64_t serial;      // of this entry of the map: no other has it, before or after
 
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
+};
+
+/// One lock that a map has counted, by which it is given up, whatever has become of the region meanwhile.
+struct Hold {
+  Address ptr;
+  Address device_ptr;    // of `ptr`
+  std::uint64_t serial;  // of the region
 };
 
 /// The locked host memory of one device, counted.
@@ -48,77 +58,46 @@ class PinnedMap {
     }
   }
 
-  /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it; the device pointer of `ptr`.
-  ///
-  /// `piece`: bytes that one vendor call may take, 0 for all. Throws InvalidRange, PartialOverlap, StillLocked (half
-  /// unlocked by a failed `unlock`), or what the locker throws; then nothing has changed. (Where the vendor refuses
-  /// a piece, and then to undo the pieces before it, these are a half unlocked region, for `unlock` to try again.)
-  Address lock(Address ptr, std::uint64_t size, Access access = Access::unknown, std::uint64_t piece = 0) {
-    check(ptr, size);
-    std::exception_ptr refused;  // outlives `guard`: to destroy what a locker threw may need a lock of the locker's own
-    std::unique_lock guard(mutex_);
-    for (;;) {
-      if (auto const device_ptr = count_one_more(ptr, size)) return *device_ptr;
-      if (!settle(guard, ptr, size)) continue;
-      refuse_overlap(ptr, size);
-      Id const id = enter(ptr, size, State::entering, piece);
-      guard.unlock();
-      std::uint64_t held = 0;
-      std::optional<Pinned> pinned;
-      try {
-        try {
-          Address const device_ptr = lock_pieces(ptr, size, access, piece, held);
-          guard.lock();
-          publish(id, device_ptr, 1, 0);
-          return device_ptr;
-        } catch (AlreadyPinned const&) {
-          refused = std::current_exception();
-          if (held == 0) pinned = pinned_by_others(ptr, size);
-        }
-      } catch (...) {
-        guard.lock();
-        abandon(id, ptr, held);
-        throw;
-      }
-      guard.lock();
-      abandon(id, ptr, held);
-      if (!pinned) std::rethrow_exception(refused);
-      if (!contains(*pinned, ptr, size)) throw PartialOverlap(ptr, size, pinned->base, pinned->size);
-      // Other threads may be finding out the same about other parts of it. One of us enters the whole; to try the vendor
-      // again instead would keep all of us in each other's way.
-      while (!settle(guard, pinned->base, pinned->size)) {
-      }
-      if (auto const device_ptr = count_one_more(ptr, size)) return *device_ptr;
-      refuse_overlap(pinned->base, pinned->size);
-      publish(enter(pinned->base, pinned->size, State::entering, 0), pinned->device_ptr, 1, external);
-      return pinned->device_ptr + (ptr - pinned->base);
+  /// Throws InvalidRange for what cannot be locked, whatever the map holds.
+  static void check(Address ptr, std::uint64_t size) {
+    if (ptr == 0) throw InvalidRange("the null pointer cannot be locked");
+    if (size == 0) throw InvalidRange("the range at 0x" + hex(ptr) + " has 0 bytes; a lock needs at least one");
+    if (ptr + (size - 1) < ptr) {
+      throw InvalidRange("the range of " + std::to_string(size) + " bytes at 0x" + hex(ptr) +
+                         " runs past the top of the address space");
     }
+  }
+
+  /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it.
+  ///
+  /// `piece`: bytes that one vendor call may take, 0 for all. Throws InvalidRange, NotCoherent, PartialOverlap,
+  /// StillLocked (half unlocked by a failed `unlock`, or not known to be as fine-grained as wished), or what the locker
+  /// throws; then nothing has changed. (Where the vendor refuses a piece, and then to undo the pieces before it, these
+  /// are a half unlocked region, for `unlock` to try again.)
+  Hold lock(Address ptr, std::uint64_t size, Wish wish = {}, std::uint64_t piece = 0) {
+    return *acquire(ptr, size, wish, piece, true);
+  }
+
+  /// `lock` where a region holds the range already, or someone else has pinned it; nothing where it would take a lock
+  /// of the vendor's.
+  std::optional<Hold> track(Address ptr, std::uint64_t size, Wish wish = {}) {
+    return acquire(ptr, size, wish, 0, false);
   }
 
   /// Counts one lock less of the region around `ptr`; the last one unlocks it. Throws NotLocked, or what the locker
   /// throws: then the region stays, counted as before.
   void unlock(Address ptr) {
-    std::unique_lock guard(mutex_);
-    for (;;) {
-      auto region = table_.find(ptr, [](Value const&) {});
-      if (!region) throw NotLocked(not_locked(ptr));
-      Value& value = table_.value(region->id);
-      if (value.in_transit()) {
-        settled_.wait(guard);
-        continue;
-      }
-      std::uint32_t const references = value.references.load(std::memory_order_relaxed);
-      if (references == 0) throw NotLocked(not_locked(ptr));
-      std::uint8_t const flags = value.flags.load(std::memory_order_relaxed);
-      if (references > 1 || (flags & registered) != 0) {
-        value.references.store(references - 1, std::memory_order_release);
-      } else if ((flags & external) != 0) {
-        leave(region->start);
-      } else {
-        unlock_last(guard, *region, value);
-      }
-      return;
-    }
+    if (!count_down(ptr, any)) throw NotLocked("no locked region holds 0x" + hex(ptr));
+  }
+
+  /// The same for one lock; false when its region is no longer there. Throws what the locker throws.
+  bool unlock(Hold const& hold) { return count_down(hold.ptr, hold.serial); }
+
+  /// Whether the region of this lock is still there. Takes no lock and writes nothing.
+  bool holds(Hold const& hold) const noexcept {
+    std::uint64_t serial = any;
+    auto const look = [&](Value const& value) { serial = value.serial.load(std::memory_order_acquire); };
+    return table_.find(hold.ptr, look).has_value() && serial == hold.serial;
   }
 
   /// Enters memory that its owner has pinned: found like any other, never unlocked by this map. Not a lock, so no
@@ -128,8 +107,8 @@ class PinnedMap {
     std::unique_lock guard(mutex_);
     while (!settle(guard, ptr, size)) {
     }
-    refuse_overlap(ptr, size);
-    publish(enter(ptr, size, State::entering, 0), device_ptr, 0, external | registered);
+    if (auto const first = first_overlapping(ptr, size)) refuse(ptr, size, *first);
+    publish(enter(ptr, size, 0), {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()});
   }
 
   /// Takes back `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
@@ -158,23 +137,28 @@ class PinnedMap {
     return region;
   }
 
-  /// `lock` where a region holds the range already: no vendor call, no waiting.
-  std::optional<Address> try_lock(Address ptr, std::uint64_t size) {
+  /// `lock` where a region that can be relied on holds the range already: no vendor call, no waiting.
+  std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Grain wish = Grain::unknown) {
     if (size == 0) return std::nullopt;
     std::lock_guard const guard(mutex_);
-    return count_one_more(ptr, size);
+    return count_one_more(ptr, size, wish, none);
   }
 
   /// `unlock` where it is not the last: no vendor call, no waiting.
-  bool try_unlock(Address ptr) {
+  bool try_unlock(Address ptr) { return try_count_down(ptr, any); }
+  bool try_unlock(Hold const& hold) { return try_count_down(hold.ptr, hold.serial); }
+
+  /// Asks the vendor for every external region that was not registered, and takes out those that are no longer pinned
+  /// as they were entered, however many locks they have; returns them. When the locker throws, nothing has changed.
+  std::vector<Region> refresh() {
+    std::vector<Region> gone = regions();
+    std::erase_if(gone, [&](Region const& region) {
+      if (!region.external || region.registered) return true;
+      return locker_.is_pinned(region.start) == Pinned{region.start, region.size, region.device_ptr};
+    });
     std::lock_guard const guard(mutex_);
-    auto region = table_.find(ptr, [](Value const&) {});
-    if (!region) return false;
-    Value& value = table_.value(region->id);
-    std::uint32_t const references = value.references.load(std::memory_order_relaxed);
-    if (references < 2 || value.in_transit()) return false;
-    value.references.store(references - 1, std::memory_order_release);
-    return true;
+    std::erase_if(gone, [&](Region const& region) { return !drop(region.start, region.serial); });
+    return gone;
   }
 
   /// How many regions `find` shows.
@@ -185,6 +169,16 @@ class PinnedMap {
     std::lock_guard const guard(mutex_);
     std::vector<Region> found;
     for (auto const& range : table_.regions()) {
+      if (auto const region = find(range.start)) found.push_back(*region);
+    }
+    return found;
+  }
+
+  /// The regions that share bytes with [ptr, ptr + size), ascending, as of one instant.
+  std::vector<Region> overlapping(Address ptr, std::uint64_t size) const {
+    std::lock_guard const guard(mutex_);
+    std::vector<Region> found;
+    for (auto const& range : table_.overlapping(ptr, size)) {
       if (auto const region = find(range.start)) found.push_back(*region);
     }
     return found;
@@ -225,20 +219,25 @@ class PinnedMap {
   enum class State : std::uint8_t { entering, locked, leaving, half_unlocked };
   static constexpr std::uint8_t external = 1;
   static constexpr std::uint8_t registered = 2;
+  static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
 
   /// What the page table keeps with each region.
   struct Value {
     std::atomic<Address> device_ptr;
     std::atomic<std::uint64_t> piece;  // 0: one call
     std::atomic<std::uint64_t> held;   // bytes from the start that the vendor still has locked; for `unlock_last`
+    std::atomic<std::uint64_t> serial;
     std::atomic<std::uint32_t> references;
     std::atomic<State> state;
     std::atomic<std::uint8_t> flags;
+    std::atomic<Grain> grain;
 
     bool in_transit() const noexcept {
       State const now = state.load(std::memory_order_relaxed);
       return now == State::entering || now == State::leaving;
     }
+    /// Whether its owner may have unpinned it without this map's knowing.
+    bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == PinnedMap::external; }
     /// Copies all but the bounds; whether the region is to be found. The state comes first: what `publish` stores
     /// before it is then seen as well.
     bool read(Region& region) const noexcept {
@@ -246,38 +245,167 @@ class PinnedMap {
       region.device_ptr = device_ptr.load(std::memory_order_acquire);
       region.piece = piece.load(std::memory_order_acquire);
       region.references = references.load(std::memory_order_acquire);
-      region.external = (flags.load(std::memory_order_acquire) & PinnedMap::external) != 0;
+      std::uint8_t const what = flags.load(std::memory_order_acquire);
+      region.external = (what & PinnedMap::external) != 0;
+      region.registered = (what & PinnedMap::registered) != 0;
+      region.grain = grain.load(std::memory_order_acquire);
+      region.serial = serial.load(std::memory_order_acquire);
       return found;
     }
   };
 
-  static void check(Address ptr, std::uint64_t size) {
-    if (ptr == 0) throw InvalidRange("the null pointer cannot be locked");
-    if (size == 0) throw InvalidRange("the range at 0x" + hex(ptr) + " has 0 bytes; a lock needs at least one");
-    if (ptr + (size - 1) < ptr) {
-      throw InvalidRange("the range of " + std::to_string(size) + " bytes at 0x" + hex(ptr) +
-                         " runs past the top of the address space");
-    }
-  }
   static std::string hex(Address ptr) {
     char text[20];
     std::snprintf(text, sizeof text, "%llx", static_cast<unsigned long long>(ptr));
     return text;
   }
-  static std::string not_locked(Address ptr) { return "no locked region holds 0x" + hex(ptr); }
   static bool contains(Pinned const& pinned, Address ptr, std::uint64_t size) noexcept {
     return pagetable::Region{pinned.base, pinned.size, 0}.contains(ptr, size);
   }
 
+  Grain others_grain() const noexcept { return locker_.grains().only(); }
+
+  /// `lock`; without `vendor_locks`, `track`.
+  std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, std::uint64_t piece, bool vendor_locks) {
+    check(ptr, size);
+    std::exception_ptr refused;  // outlives `guard`: to destroy what a locker threw may need a lock of the locker's own
+    std::uint64_t confirmed = none;  // the region of others of which the vendor has said that it is still pinned
+    std::unique_lock guard(mutex_);
+    for (;;) {
+      if (auto const hold = count_one_more(ptr, size, wish.grain, confirmed)) return hold;
+      Grain const grain = locker_.grains().choose(wish.grain);
+      if (!settle(guard, ptr, size)) continue;
+      if (auto const first = first_overlapping(ptr, size)) {
+        if (confirm(guard, *first, confirmed)) continue;
+        if (first->contains(ptr, size)) refuse_grain(*first);
+        refuse(ptr, size, *first);
+      }
+      Id const id = enter(ptr, size, piece);
+      guard.unlock();
+      std::uint64_t held = 0;
+      std::optional<Pinned> pinned;
+      try {
+        try {
+          if (vendor_locks) {
+            Address const device_ptr = lock_pieces(ptr, size, {wish.access, grain}, piece, held);
+            guard.lock();
+            publish(id, {.device_ptr = device_ptr, .references = 1, .grain = grain});
+            return hold_of(id, ptr, ptr);
+          }
+          pinned = pinned_by_others(ptr, size);
+        } catch (AlreadyPinned const&) {
+          refused = std::current_exception();
+          if (held == 0) pinned = pinned_by_others(ptr, size);
+        }
+      } catch (...) {
+        guard.lock();
+        abandon(id, ptr, held);
+        throw;
+      }
+      guard.lock();
+      abandon(id, ptr, held);
+      if (!pinned) {
+        if (refused) std::rethrow_exception(refused);
+        return std::nullopt;
+      }
+      if (!contains(*pinned, ptr, size)) throw PartialOverlap(ptr, size, pinned->base, pinned->size, By::others);
+      // Other threads may be finding out the same about other parts of it. One of us enters the whole; to try the
+      // vendor again instead would keep all of us in each other's way.
+      while (!settle(guard, pinned->base, pinned->size)) {
+      }
+      if (auto const first = first_overlapping(pinned->base, pinned->size)) {
+        if (is(*first, *pinned)) {
+          confirmed = serial_of(*first);
+        } else if (!first->contains(ptr, size) && !confirm(guard, *first, confirmed)) {
+          refuse(pinned->base, pinned->size, *first);
+        }
+        continue;
+      }
+      if (!suits(others_grain(), wish.grain)) throw not_fine(pinned->base, pinned->size, others_grain());
+      Id const whole = enter(pinned->base, pinned->size, 0);
+      publish(whole, {.device_ptr = pinned->device_ptr, .references = 1, .flags = external, .grain = others_grain()});
+      return hold_of(whole, pinned->base, ptr);
+    }
+  }
+
+  static bool suits(Grain grain, Grain wish) noexcept { return wish != Grain::fine || grain == Grain::fine; }
+
+  static StillLocked not_fine(Address start, std::uint64_t size, Grain grain) {
+    return StillLocked("the region " + describe(start, size) +
+                       (grain == Grain::coarse
+                            ? " is locked coarse-grained, so that a lock inside it cannot be coherent; unlock it "
+                              "first, or lock with coherent=None"
+                            : " is pinned by someone else, and nobody knows whether it is coherent; lock with "
+                              "coherent=None, or have its owner unpin it first"));
+  }
+
   // ---- under the mutex ----
 
-  std::optional<Address> count_one_more(Address ptr, std::uint64_t size) noexcept {
+  /// A region of others counts only if it is the `confirmed` one.
+  std::optional<Hold> count_one_more(Address ptr, std::uint64_t size, Grain wish, std::uint64_t confirmed) noexcept {
     auto region = table_.find(ptr, [](Value const&) {});
     if (!region || !region->contains(ptr, size)) return std::nullopt;
     Value& value = table_.value(region->id);
     if (value.state.load(std::memory_order_relaxed) != State::locked) return std::nullopt;
+    if (value.of_others() && value.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
+    if (!suits(value.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
     value.references.store(value.references.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    return value.device_ptr.load(std::memory_order_relaxed) + (ptr - region->start);
+    return hold_of(region->id, region->start, ptr);
+  }
+
+  /// False when no lock of a region with this serial is held there.
+  bool count_down(Address ptr, std::uint64_t serial) {
+    std::unique_lock guard(mutex_);
+    for (;;) {
+      auto region = table_.find(ptr, [](Value const&) {});
+      if (!region || !is(*region, serial)) return false;
+      Value& value = table_.value(region->id);
+      if (value.in_transit()) {
+        settled_.wait(guard);
+        continue;
+      }
+      std::uint32_t const references = value.references.load(std::memory_order_relaxed);
+      if (references == 0) return false;
+      std::uint8_t const flags = value.flags.load(std::memory_order_relaxed);
+      if (references > 1 || (flags & registered) != 0) {
+        value.references.store(references - 1, std::memory_order_release);
+      } else if ((flags & external) != 0) {
+        leave(region->start);
+      } else {
+        unlock_last(guard, *region, value);
+      }
+      return true;
+    }
+  }
+
+  bool try_count_down(Address ptr, std::uint64_t serial) {
+    std::lock_guard const guard(mutex_);
+    auto region = table_.find(ptr, [](Value const&) {});
+    if (!region || !is(*region, serial)) return false;
+    Value& value = table_.value(region->id);
+    std::uint32_t const references = value.references.load(std::memory_order_relaxed);
+    if (references < 2 || value.in_transit()) return false;
+    value.references.store(references - 1, std::memory_order_release);
+    return true;
+  }
+
+  Hold hold_of(Id id, Address start, Address ptr) noexcept {
+    Value const& value = table_.value(id);
+    return {ptr, value.device_ptr.load(std::memory_order_relaxed) + (ptr - start),
+            value.serial.load(std::memory_order_relaxed)};
+  }
+
+  std::uint64_t serial_of(pagetable::Region const& region) noexcept {
+    return table_.value(region.id).serial.load(std::memory_order_relaxed);
+  }
+  bool is(pagetable::Region const& region, std::uint64_t serial) noexcept {
+    return serial == any || serial == serial_of(region);
+  }
+  /// Whether it was entered with what the vendor says of it now.
+  bool is(pagetable::Region const& region, Pinned const& pinned) noexcept {
+    Value const& value = table_.value(region.id);
+    return value.of_others() &&
+           pinned == Pinned{region.start, region.size, value.device_ptr.load(std::memory_order_relaxed)};
   }
 
   /// Whether no vendor call is under way in the range; if one is, waits for an outcome and must be asked again.
@@ -290,32 +418,76 @@ class PinnedMap {
     return true;
   }
 
-  void refuse_overlap(Address ptr, std::uint64_t size) {
-    for (auto const& region : table_.overlapping(ptr, size)) {
-      if (table_.value(region.id).state.load(std::memory_order_relaxed) == State::half_unlocked) {
-        throw StillLocked("the region " + describe(region.start, region.size) +
-                          " is half unlocked, because the vendor refused; unlock it again first");
-      }
-      throw PartialOverlap(ptr, size, region.start, region.size);
-    }
+  std::optional<pagetable::Region> first_overlapping(Address ptr, std::uint64_t size) const {
+    auto const found = table_.overlapping(ptr, size);
+    return found.empty() ? std::nullopt : std::optional(found.front());
   }
 
-  Id enter(Address ptr, std::uint64_t size, State state, std::uint64_t piece) {
+  /// Where a region of others is in the way that is not the `confirmed` one, asks the vendor for it, the mutex released
+  /// meanwhile: it goes, or it is the confirmed one now. False where there was nothing to ask.
+  bool confirm(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, std::uint64_t& confirmed) {
+    Value const& value = table_.value(region.id);
+    std::uint64_t const serial = serial_of(region);
+    if (!value.of_others() || serial == confirmed) return false;
+    Pinned const entered{region.start, region.size, value.device_ptr.load(std::memory_order_relaxed)};
+    guard.unlock();
+    bool const still = locker_.is_pinned(region.start) == entered;
+    guard.lock();
+    if (!still) drop(region.start, serial);
+    confirmed = serial;
+    return true;
+  }
+
+  /// Takes out a region of others, whatever its count; false when it is not there any more.
+  bool drop(Address start, std::uint64_t serial) noexcept {
+    auto const region = table_.find(start, [](Value const&) {});
+    if (!region || serial_of(*region) != serial) return false;
+    leave(start);
+    return true;
+  }
+
+  /// For a region around a lock that `count_one_more` would not count.
+  void refuse_grain(pagetable::Region const& region) {
+    Value const& value = table_.value(region.id);
+    if (value.state.load(std::memory_order_relaxed) != State::locked) return;
+    throw not_fine(region.start, region.size, value.grain.load(std::memory_order_relaxed));
+  }
+
+  /// Says why the region, which nobody is changing, forbids a lock or a registration of the range.
+  [[noreturn]] void refuse(Address ptr, std::uint64_t size, pagetable::Region const& region) {
+    Value const& value = table_.value(region.id);
+    if (value.state.load(std::memory_order_relaxed) == State::half_unlocked) {
+      throw StillLocked("the region " + describe(region.start, region.size) +
+                        " is half unlocked, because the vendor refused; unlock it again first");
+    }
+    throw PartialOverlap(ptr, size, region.start, region.size, value.of_others() ? By::others : By::us);
+  }
+
+  Id enter(Address ptr, std::uint64_t size, std::uint64_t piece) {
     return table_.insert(ptr, size, [&](Value& value) {
       value.device_ptr.store(0, std::memory_order_release);
       value.piece.store(piece, std::memory_order_release);
       value.held.store(size, std::memory_order_release);
+      value.serial.store(++last_serial_, std::memory_order_release);
       value.references.store(0, std::memory_order_release);
       value.flags.store(0, std::memory_order_release);
-      value.state.store(state, std::memory_order_release);
+      value.grain.store(Grain::unknown, std::memory_order_release);
+      value.state.store(State::entering, std::memory_order_release);
     }).id;
   }
 
-  void publish(Id id, Address device_ptr, std::uint32_t references, std::uint8_t flags) noexcept {
+  struct Facts {
+    Address device_ptr;
+    std::uint32_t references = 0;
+    std::uint8_t flags = 0;
+    Grain grain;
+  };
+  void publish(Id id, Facts const& facts) noexcept {
     Value& value = table_.value(id);
-    value.device_ptr.store(device_ptr, std::memory_order_release);
-    value.references.store(references, std::memory_order_release);
-    value.flags.store(flags, std::memory_order_release);
+    value.device_ptr.store(facts.device_ptr, std::memory_order_release);
+    value.references.store(facts.references, std::memory_order_release);
+    value.flags.store(facts.flags, std::memory_order_release);
+    value.grain.store(facts.grain, std::memory_order_release);
     settle_as(value, State::locked);
   }
 
@@ -344,13 +516,13 @@ class PinnedMap {
   // ---- vendor calls: without the mutex ----
 
   /// Locks all pieces or none; `held`, 0 at first, says how many bytes the vendor has locked when it is done.
-  Address lock_pieces(Address ptr, std::uint64_t size, Access access, std::uint64_t piece, std::uint64_t& held) {
+  Address lock_pieces(Address ptr, std::uint64_t size, Wish wish, std::uint64_t piece, std::uint64_t& held) {
     std::uint64_t const step = piece == 0 ? size : piece;
     Address device_ptr = 0;
     try {
       while (held < size) {
         std::uint64_t const next = std::min(step, size - held);
-        Address const piece_ptr = locker_.lock(ptr + held, next, access);
+        Address const piece_ptr = locker_.lock(ptr + held, next, wish);
         if (held == 0) device_ptr = piece_ptr;
         std::uint64_t const at = std::exchange(held, held + next);
         if (piece_ptr != device_ptr + at) throw NotContiguous();
@@ -404,6 +576,7 @@ class PinnedMap {
   pagetable::PageTable<Value> table_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;
+  std::uint64_t last_serial_ = none;
   std::atomic<std::size_t> size_ = 0;
 };
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <pinning/pinned_map.hpp>
+#include <pinning/mapped_locks.hpp>
 
 namespace pinning {
 
@@ -77,28 +77,47 @@ class Raised {
 struct PythonError : std::exception {
   Raised raised;
 };
+/// Ctrl-C and the like: no std::exception, because it is not for `MappedLocks` to tolerate.
+struct PythonInterrupt {
+  Raised raised;
+};
 struct PythonAlreadyPinned : AlreadyPinned {
   PythonAlreadyPinned() : AlreadyPinned("a Python exception") {}
   Raised raised;
 };
 
-/// A device object with `data_lock`, `data_unlock` and `is_pinned_ptr`.
+/// A device object with `data_lock`, `data_unlock`, `is_pinned_ptr`, and perhaps `coherence`.
 class PythonLocker : public Locker {
  public:
   /// `device` is borrowed and must outlive this: a reference that the garbage collector cannot see would keep a device
   /// in a cycle with its map forever. The GIL is held.
-  PythonLocker(PyObject* device, PyObject* already_pinned_error)
-      : device_(device), already_pinned_error_(Py_NewRef(already_pinned_error)) {}
+  PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse)
+      : device_(device), already_pinned_error_(Py_NewRef(already_pinned_error)), grains_{fine, coarse} {}
   ~PythonLocker() override {
     Gil const gil;
     Py_DECREF(already_pinned_error_);
   }
 
-  Address lock(Address ptr, std::uint64_t size, Access access) override {
+  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
     DeviceCall const during;
-    PyObject* const read_only = access == Access::unknown ? Py_None : access == Access::read_only ? Py_True : Py_False;
-    PyObject* const answer = PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
-                                                 static_cast<unsigned long long>(size), read_only);
+    PyObject* const read_only = wish.access == Access::unknown     ? Py_None
+                                : wish.access == Access::read_only ? Py_True
+                                                                   : Py_False;
+    if (wish.grain != Grain::coarse) {
+      return address_of(PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
+                                            static_cast<unsigned long long>(size), read_only));
+    }
+    // Only a device that has coarse grains knows of a fourth argument. (No destructor may give these objects back: it
+    // would run without the GIL where the call never returns, see `Gil`.)
+    PyObject* const method = PyObject_GetAttrString(device_, "data_lock");
+    PyObject* const arguments = Py_BuildValue("(KKO)", static_cast<unsigned long long>(ptr),
+                                              static_cast<unsigned long long>(size), read_only);
+    PyObject* const named = Py_BuildValue("{sO}", "coherent", Py_False);
+    bool const made = method != nullptr && arguments != nullptr && named != nullptr;
+    PyObject* const answer = made ? PyObject_Call(method, arguments, named) : nullptr;
+    Py_XDECREF(method);
+    Py_XDECREF(arguments);
+    Py_XDECREF(named);
     return address_of(answer);
   }
 
@@ -116,14 +135,14 @@ class PythonLocker : public Locker {
       }
       PyErr_SetInterrupt();
     }
-    if (answer == nullptr) throw PythonError();
+    if (answer == nullptr) throw_raised();
     Py_DECREF(answer);
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {
     DeviceCall const during;
     PyObject* const answer = call("is_pinned_ptr", ptr);
-    if (answer == nullptr) throw PythonError();
+    if (answer == nullptr) throw_raised();
     if (answer == Py_None) {
       Py_DECREF(answer);
       return std::nullopt;
@@ -133,25 +152,32 @@ class PythonLocker : public Locker {
     Py_DECREF(answer);
     bool const parsed = three != nullptr && PyArg_ParseTuple(three, "KKK", &base, &size, &device_ptr) != 0;
     Py_XDECREF(three);
-    if (!parsed) throw PythonError();
+    if (!parsed) throw_raised();
     return Pinned{base, size, device_ptr};
   }
 
+  Grains grains() const noexcept override { return grains_; }
+
  private:
+  [[noreturn]] static void throw_raised() {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonInterrupt();
+    throw PythonError();
+  }
   PyObject* call(char const* method, Address ptr) {
     return PyObject_CallMethod(device_, method, "K", static_cast<unsigned long long>(ptr));
   }
   Address address_of(PyObject* answer) {
     if (answer == nullptr && PyErr_ExceptionMatches(already_pinned_error_)) throw PythonAlreadyPinned();
-    if (answer == nullptr) throw PythonError();
+    if (answer == nullptr) throw_raised();
     Address const address = PyLong_AsUnsignedLongLong(answer);
     Py_DECREF(answer);
-    if (PyErr_Occurred() != nullptr) throw PythonError();
+    if (PyErr_Occurred() != nullptr) throw_raised();
     return address;
   }
 
   PyObject* device_;
   PyObject* already_pinned_error_;
+  Grains const grains_;
 };
 
 /// Raises in Python what C++ has just thrown. The GIL is held.
@@ -166,6 +192,8 @@ inline void raise_in_python() {
   try {
     throw;
   } catch (PythonError const& error) {
+    error.raised.raise_again();
+  } catch (PythonInterrupt const& error) {
     error.raised.raise_again();
   } catch (PythonAlreadyPinned const& error) {
     error.raised.raise_again();
@@ -185,9 +213,10 @@ inline void raise_in_python() {
 }
 
 /// Destroys a map, and with it the locks it still holds, without touching an exception that is on its way.
-inline void destroy(PinnedMap* map, PythonLocker* locker) noexcept {
+inline void destroy(MappedLocks* mapped, PinnedMap* map, PythonLocker* locker) noexcept {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
+  delete mapped;
   delete map;
   delete locker;
   PyErr_Restore(type, value, traceback);

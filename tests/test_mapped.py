@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Automatic locking of what a runtime maps: what PINNING_LOCK_MAPPED says, and whose locks are never taken away."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, Call, FakeDevice
+from pinning import InvalidRangeError, LockLimit, LockLimitError, PartialOverlapError, PinningError, VendorError
+
+POLICIES = ("off", "on", "mandatory")
+LOCKING = ("on", "mandatory")
+BASE, SIZE = 0x10000, 0x1000
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    device = FakeDevice()
+    yield device
+    gc.collect()
+    assert device.wrong == []
+    assert device.locked == {}, "a test has left something locked"
+    assert pinning.regions(device) == []
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets PINNING_LOCK_MAPPED."""
+    monkeypatch.delenv("PINNING_LOCK_MAPPED", raising=False)
+    return lambda value: monkeypatch.setenv("PINNING_LOCK_MAPPED", value)
+
+
+def refusal() -> VendorError:
+    return VendorError("fakeCall", 999, "FAKE_UNKNOWN")
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    return int(array.ctypes.data)
+
+
+# ---- the policy ----
+
+
+@pytest.mark.usefixtures("policy")
+def test_nothing_is_locked_by_default(device: FakeDevice) -> None:
+    values = np.zeros(100)
+    assert pinning.lock_mapped(values, device=device) is None
+    assert not device.count("data_lock")
+    pinning.unlock_unmapped(values, device=device)
+
+
+@pytest.mark.parametrize("value", ["on", "mandatory", "On", "MANDATORY"])
+def test_a_mapped_buffer_is_locked_until_it_is_unmapped(device: FakeDevice, policy: Any, value: str) -> None:
+    policy(value)
+    values = np.zeros(100)
+    assert pinning.lock_mapped(values, device=device) == address_of(values) + LOCKED_OFFSET
+    assert device.locked == {address_of(values): 800}
+    assert pinning.is_locked(values, device=device)
+    pinning.unlock_unmapped(values, device=device)
+    assert device.locked == {}
+
+
+def test_the_policy_is_read_at_each_call(device: FakeDevice, policy: Any) -> None:
+    first, second = np.zeros(100), np.zeros(100)
+    policy("on")
+    pinning.lock_mapped(first, device=device)
+    policy("OFF")
+    assert pinning.lock_mapped(second, device=device) is None
+    for values in (first, second):
+        pinning.unlock_unmapped(values, device=device)
+    assert device.locked == {}
+
+
+@pytest.mark.parametrize("value", ["", "yes", "1", "on ", "true"])
+def test_a_value_that_is_none_is_an_error(device: FakeDevice, policy: Any, value: str) -> None:
+    policy(value)
+    with pytest.raises(PinningError, match=f"PINNING_LOCK_MAPPED.*{value!r}.*off, on or mandatory.*unset"):
+        pinning.lock_mapped(np.zeros(1), device=device)
+    with pytest.raises(PinningError, match=f"{value!r}.*'mandatory'"):
+        pinning.pinned_map(device).lock_mapped(BASE, SIZE, value)  # type: ignore[arg-type]
+    assert device.calls == []
+
+
+@pytest.mark.parametrize("value", POLICIES)
+@pytest.mark.parametrize(
+    ("buffer", "error"), [(b"", InvalidRangeError), ((0, 10), InvalidRangeError), (None, TypeError), (3.0, TypeError)]
+)
+def test_what_is_no_buffer_is_refused_under_each_policy(
+    device: FakeDevice, policy: Any, value: str, buffer: object, error: type[Exception]
+) -> None:
+    policy(value)
+    for attempt in (pinning.lock_mapped, pinning.unlock_unmapped):
+        with pytest.raises(error):
+            attempt(buffer, device=device)  # type: ignore[operator]
+    assert device.calls == []
+
+
+def test_addresses_sizes_and_read_only_buffers(device: FakeDevice, policy: Any) -> None:
+    policy("on")
+    values, constant = np.zeros(100), bytes(100)
+    start = address_of(values)
+    pinning.lock_mapped((start, 10), device=device)
+    assert device.locked == {start: 10}
+    pinning.unlock_unmapped(start, device=device)
+    pinning.lock_mapped(values, 20, device=device)
+    assert device.locked == {start: 20}
+    pinning.unlock_unmapped(np.uint64(start), device=device)
+    pinning.lock_mapped(constant, device=device)
+    assert device.calls[-1].read_only is True
+    pinning.unlock_unmapped(constant, device=device)
+
+
+# ---- what is there already ----
+
+
+@pytest.mark.parametrize("value", POLICIES)
+def test_what_is_locked_already_is_counted(device: FakeDevice, policy: Any, value: str) -> None:
+    policy(value)
+    values = np.zeros(100)
+    with pinning.lock(values, device=device) as lock:
+        assert pinning.lock_mapped(values[10:], device=device) == lock.device_ptr + 80
+        assert lock.region is not None
+        assert lock.region.references == 2
+    assert pinning.is_locked(values, device=device), "the mapping still needs it"
+    pinning.unlock_unmapped(values[10:], device=device)
+    assert device.count("data_lock") == device.count("data_unlock") == 1
+
+
+@pytest.mark.parametrize("value", POLICIES)
+def test_what_someone_else_has_pinned_is_entered(device: FakeDevice, policy: Any, value: str) -> None:
+    policy(value)
+    values = np.zeros(100)
+    device.foreign = {address_of(values): 800}
+    assert pinning.lock_mapped(values[10:], device=device) == address_of(values) + 80 + FOREIGN_OFFSET
+    (region,) = pinning.regions(device)
+    assert (region.start, region.size, region.external) == (address_of(values), 800, True)
+    assert not device.count("data_lock"), "the vendor was not asked to lock it"
+    pinning.unlock_unmapped(values[10:], device=device)
+    assert not device.count("data_unlock")
+
+
+@pytest.mark.parametrize("value", POLICIES)
+def test_a_partial_overlap(device: FakeDevice, policy: Any, value: str) -> None:
+    policy(value)
+    values = np.zeros(100)
+    with pinning.lock(values[:50], device=device) as lock:
+        if value == "mandatory":
+            with pytest.raises(PartialOverlapError):
+                pinning.lock_mapped(values, device=device)
+        else:
+            assert pinning.lock_mapped(values, device=device) is None
+        assert device.count("data_lock") == 1
+        pinning.unlock_unmapped(values, device=device)
+        assert lock.held, "it was another's"
+        assert lock.region is not None
+
+
+# ---- failures ----
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_a_vendor_that_refuses(device: FakeDevice, policy: Any, calls_before: int) -> None:
+    values = np.zeros(100)
+    policy("on")
+    device.fail(refusal(), calls_before)
+    assert pinning.lock_mapped(values, device=device) is None
+    pinning.unlock_unmapped(values, device=device)
+    policy("mandatory")
+    error = refusal()
+    device.fail(error, calls_before)
+    with pytest.raises(VendorError) as caught:
+        pinning.lock_mapped(values, device=device)
+    assert caught.value is error
+    assert pinning.regions(device) == []
+
+
+@pytest.mark.parametrize("value", LOCKING)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_ctrl_c_is_no_refusal(
+    device: FakeDevice, policy: Any, value: str, error: type[BaseException], calls_before: int
+) -> None:
+    policy(value)
+    device.fail(error(), calls_before)
+    with pytest.raises(error):
+        pinning.lock_mapped(np.zeros(100), device=device)
+
+
+@pytest.mark.parametrize("value", POLICIES)
+def test_no_room(device: FakeDevice, policy: Any, value: str) -> None:
+    policy(value)
+    device.limit = LockLimit("RLIMIT_FAKE", 5000, 1000, "fakectl --raise")
+    values, pinned = np.zeros(1000), np.zeros(1000)
+    device.foreign = {address_of(pinned): 8000}
+    if value == "mandatory":
+        with pytest.raises(LockLimitError, match="RLIMIT_FAKE"):
+            pinning.lock_mapped(values, device=device)
+    else:
+        assert pinning.lock_mapped(values, device=device) is None
+        assert pinning.lock_mapped(pinned, device=device) == address_of(pinned) + FOREIGN_OFFSET
+        for each in (values, pinned):
+            pinning.unlock_unmapped(each, device=device)
+    assert not device.count("data_lock")
+
+
+@pytest.mark.parametrize("value", LOCKING)
+def test_an_unlock_that_is_refused_is_an_error_and_can_be_tried_again(
+    device: FakeDevice, policy: Any, value: str
+) -> None:
+    policy(value)
+    values = np.zeros(100)
+    pinning.lock_mapped(values, device=device)
+    device.fail(refusal())
+    with pytest.raises(VendorError):
+        pinning.unlock_unmapped(values, device=device)
+    assert pinning.is_locked(values, device=device)
+    pinning.unlock_unmapped(values, device=device)
+    assert device.locked == {}
+
+
+# ---- whose lock it is ----
+
+
+def test_a_mapping_that_locked_nothing_takes_nobodys_lock(device: FakeDevice, policy: Any) -> None:
+    values = np.zeros(100)
+    policy("off")
+    assert pinning.lock_mapped(values, device=device) is None
+    with pinning.lock(values, device=device) as lock:
+        for _ in range(3):  # of these only the first has a lock_mapped
+            pinning.unlock_unmapped(values, device=device)
+            assert lock.held
+            assert lock.region is not None
+            assert lock.region.references == 1
+
+
+def test_of_two_mappings_the_one_that_locked_keeps_its_lock(device: FakeDevice, policy: Any) -> None:
+    values = np.zeros(100)
+    policy("off")
+    pinning.lock_mapped(values, device=device)
+    policy("on")
+    pinning.lock_mapped(values, device=device)
+    policy("off")
+    pinning.unlock_unmapped(values, device=device)
+    assert device.locked
+    pinning.unlock_unmapped(values, device=device)
+    assert device.locked == {}
+    pinning.unlock_unmapped(values, device=device)
+
+
+def test_mappings_of_one_buffer_are_counted(device: FakeDevice, policy: Any) -> None:
+    policy("mandatory")
+    values = np.zeros(100)
+    for _ in range(3):
+        pinning.lock_mapped(values, device=device)
+    for left in (2, 1):
+        pinning.unlock_unmapped(values, device=device)
+        (region,) = pinning.regions(device)
+        assert region.references == left
+    pinning.unlock_unmapped(values, device=device)
+    assert device.count("data_lock") == device.count("data_unlock") == 1
+
+
+def test_a_mapping_whose_region_has_gone_takes_nobodys_lock(device: FakeDevice, policy: Any) -> None:
+    policy("on")
+    values = np.zeros(100)
+    device.foreign = {address_of(values): 800}
+    pinning.lock_mapped(values, device=device)
+    device.foreign.clear()
+    with pinning.lock(values, device=device) as lock:
+        pinning.unlock_unmapped(values, device=device)
+        assert lock.held
+    assert device.count("data_lock") == 1
+
+
+def test_the_vendor_is_asked_without_the_map_in_hand(device: FakeDevice) -> None:
+    pinned = pinning.PinnedMap(device)
+    with device.stopping("is_pinned_ptr", BASE) as gate:
+        mapping = Background(lambda: pinned.lock_mapped(BASE, SIZE, "off"))
+        assert gate.reached.wait(5)
+        Background(lambda: pinned.lock(BASE + SIZE, SIZE)).result()
+        same = Background(lambda: pinned.lock(BASE, SIZE))
+        threading.Event().wait(0.05)
+        assert pinned.find(BASE) is None
+        assert same.is_alive()
+    assert mapping.result() is None
+    assert same.result() == BASE + LOCKED_OFFSET
+    pinned.unlock_unmapped(BASE)
+    assert [region.references for region in pinned] == [1, 1]
+    pinned.close()
+
+
+def test_a_mapped_lock_larger_than_one_vendor_call(policy: Any) -> None:
+    policy("on")
+    device = FakeDevice("fake:small", largest_lock=500)
+    values = np.zeros(100)
+    pinning.lock_mapped(values, device=device)
+    assert sorted(device.locked.values()) == [300, 500]
+    pinning.unlock_unmapped(values, device=device)
+    assert device.locked == {}
+    assert device.wrong == []
+
+
+# ---- devices, and the ends of things ----
+
+
+def test_every_device_of_a_plugin_has_the_methods(policy: Any) -> None:
+    policy("mandatory")
+    host = pinning.device("host:0")
+    assert isinstance(host, pinning.AutomaticLocking)
+    values = np.zeros(100)
+    assert host.lock_mapped(values) == address_of(values)
+    assert pinning.is_locked(values, device="host:0")
+    host.unlock_unmapped(values)
+    assert not pinning.is_locked(values, device="host:0")
+    assert host.lock_mapped(address_of(values), 80) == address_of(values)
+    host.unlock_unmapped(address_of(values))
+    assert pinning.regions("host:0") == []
+
+
+def test_the_methods_of_a_device(device: FakeDevice, policy: Any) -> None:
+    policy("on")
+    values = np.zeros(100)
+    assert device.lock_mapped(values, 80) == address_of(values) + LOCKED_OFFSET
+    assert device.calls[-1] == Call("data_lock", address_of(values), 80, False)
+    device.unlock_unmapped(values)
+
+
+def test_a_mapped_buffer_is_not_kept_alive(device: FakeDevice, policy: Any) -> None:
+    policy("on")
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    pinning.lock_mapped(memory, device=device)
+    start = next(iter(pinning.regions(device))).start
+    memory.close()
+    assert len(pinning.regions(device)) == 1, "and nobody notices"
+    pinning.unlock_unmapped(start, device=device)
+
+
+@pytest.mark.parametrize("value", POLICIES)
+def test_a_closed_map(policy: Any, value: str) -> None:
+    other = FakeDevice("fake:closing")
+    values = np.zeros(100)
+    policy("on")
+    pinning.lock_mapped(values, device=other)
+    pinning.pinned_map(other).close()
+    assert other.locked == {}
+    policy(value)
+    if value == "mandatory":
+        with pytest.raises(PinningError, match="closed"):
+            pinning.lock_mapped(values, device=other)
+    else:
+        assert pinning.lock_mapped(values, device=other) is None
+    pinning.unlock_unmapped(values, device=other)
+    assert other.wrong == []
+
+
+def test_a_child_has_mapped_nothing(device: FakeDevice, policy: Any) -> None:
+    policy("mandatory")
+    values = np.zeros(100)
+    pinning.lock_mapped(values, device=device)
+
+    def in_child() -> None:
+        device.locked.clear()  # page locks are not inherited
+        pinning.unlock_unmapped(values, device=device)
+        assert pinning.regions(device) == []
+        pinning.lock_mapped(values, device=device)
+        pinning.unlock_unmapped(values, device=device)
+        assert device.wrong == []
+        assert (device.count("data_lock"), device.count("data_unlock")) == (2, 1)
+
+    run_in_child(in_child)
+    assert device.locked
+    pinning.unlock_unmapped(values, device=device)
