@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -198,15 +199,73 @@ def test_doctor_advises_an_ordinary_user(pinning: Pinning) -> None:
     assert "RLIMIT_MEMLOCK leaves 8 MiB to lock: sudo prlimit --memlock=unlimited --pid $$" in said
 
 
-def test_doctor_reports_a_plugin_that_does_not_load(pinning: Pinning, tmp_path: Path) -> None:
-    installed = tmp_path / "acme-1.0.dist-info"
+def announce(folder: Path, name: str, program: str | None) -> str:
+    """A distribution with a plugin, and its module unless `program` is None; where Python is to look for it."""
+    installed = folder / f"{name}-1.0.dist-info"
     installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[pinning.plugins]\nacme = pinning_acme:plugin\n")
-    report = pinning.json("doctor", python_path=str(tmp_path))
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[pinning.plugins]\n{name} = pinning_{name}:plugin\n")
+    if program is not None:
+        (folder / f"pinning_{name}.py").write_text(program)
+    return str(folder)
+
+
+def test_doctor_reports_a_plugin_that_does_not_load(pinning: Pinning, tmp_path: Path) -> None:
+    python_path = announce(tmp_path, "acme", None)
+    report = pinning.json("doctor", python_path=python_path)
     problem = next(row["problem"] for row in report["plugins"] if row["name"] == "acme")
     assert "pinning_acme" in problem
-    assert "pinning_acme" in pinning.text("doctor", python_path=str(tmp_path))
+    assert "pinning_acme" in pinning.text("doctor", python_path=python_path)
+
+
+def test_doctor_names_each_plugins_library(pinning: Pinning) -> None:
+    host = pinning.json("doctor")["plugins"][-1]
+    assert host["library"] == {"name": "Linux", "version": platform.release()}
+    assert (host["devices"], host["problem"], host["warnings"]) == (["host:0"], None, [])
+    assert f"host:0 Linux {platform.release()}" in pinning.text("doctor")
+
+
+ACME = """
+from pinning.errors import PluginUnavailableError
+from pinning.plugin import Library
+class plugin:
+    name = "acme"
+    device_count = staticmethod(lambda: DEVICES)
+    device = None
+    @staticmethod
+    def library():
+        LIBRARY
+        return Library("libacme.so.1", "4.2")
+    @staticmethod
+    def warnings():
+        return ["two drivers are installed: remove [one]"]
+"""
+
+
+def test_doctor_shows_the_warnings_of_a_plugin_without_devices(pinning: Pinning, tmp_path: Path) -> None:
+    program = ACME.replace("DEVICES", "0").replace("LIBRARY", "")
+    python_path = announce(tmp_path, "acme", program)
+    row = next(row for row in pinning.json("doctor", python_path=python_path)["plugins"] if row["name"] == "acme")
+    assert row == {
+        "name": "acme",
+        "library": {"name": "libacme.so.1", "version": "4.2"},
+        "devices": [],
+        "problem": "it finds no device",
+        "warnings": ["two drivers are installed: remove [one]"],
+    }
+    said = pinning.text("doctor", python_path=python_path)
+    assert "it finds no device (libacme.so.1 4.2)" in said
+    assert "! two drivers are installed: remove [one]" in said
+
+
+@pytest.mark.parametrize("error", ["PluginUnavailableError('install Acme')", "OSError('gone')"])
+def test_doctor_survives_a_plugin_that_cannot_describe_itself(pinning: Pinning, tmp_path: Path, error: str) -> None:
+    count = f"(_ for _ in ()).throw({error})"
+    python_path = announce(tmp_path, "acme", ACME.replace("DEVICES", count).replace("LIBRARY", f"raise {error}"))
+    row = next(row for row in pinning.json("doctor", python_path=python_path)["plugins"] if row["name"] == "acme")
+    assert row["library"] is None
+    assert row["problem"].endswith(error.split("'")[1])
+    assert row["warnings"] == ["two drivers are installed: remove [one]"]
 
 
 def test_bench_measures_lookups_locks_and_copies(pinning: Pinning) -> None:

@@ -94,7 +94,7 @@ def test_arrays(package: Installed, tmp_path: Path) -> None:
 
 
 def test_plugin_of_a_third_party(package: Installed, tmp_path: Path) -> None:
-    """Installed by pip beside `pinning`, it is found by its entry point."""
+    """Installed by pip beside `pinning`, it is found by its entry point, and passes the conformance suite."""
     folder, site = tmp_path / "plugin", tmp_path / "site"
     shutil.copytree(EXAMPLES / "plugin", folder)
     pip("install", "-q", "--no-deps", *no_isolation("setuptools>=70.1"), "--target", site, folder)
@@ -122,3 +122,7 @@ except pinning.PluginUnavailableError:
         [package.python, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.stdout == "good\n", done.stderr
+    suite = [package.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "pinning.conformance"]
+    done = subprocess.run([*suite, "--device", "fake:0"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout

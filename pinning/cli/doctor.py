@@ -7,14 +7,14 @@ import mmap
 import platform
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import pinning
 from pinning.buffers import resolve
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
-from pinning.plugin import Device, LockLimit
+from pinning.plugin import DescribedPlugin, Device, Library, LockLimit
 from pinning.populate import huge_page_mode
 from pinning.room import Room, cgroup_memory, system_memory
 
@@ -24,11 +24,16 @@ _POPULATES_SINCE = (5, 14)
 
 @dataclass(frozen=True)
 class PluginRow:
-    """An installed plugin: the names of its devices, or why there are none."""
+    """An installed plugin: the vendor's library, the names of its devices or why there are none, what is wrong with it.
+
+    `library` is None where there is none to be loaded, or where the plugin does not tell.
+    """
 
     name: str
+    library: Library | None
     devices: list[str]
     problem: str | None
+    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ class DoctorReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every device can lock memory, and there is one."""
-        return bool(self.devices) and all(row.locks for row in self.devices)
+        """Whether some device can lock memory."""
+        return any(row.locks for row in self.devices)
 
 
 def run() -> DoctorReport:
@@ -80,13 +85,28 @@ def run() -> DoctorReport:
         version=version("pinning"),
         python=platform.python_version(),
         kernel=platform.release(),
-        plugins=[PluginRow(each.name, [one.name for one in each.devices], each.problem) for each in pinning.plugins()],
+        plugins=[_plugin(each) for each in pinning.plugins()],
         devices=rows,
         memory=system_memory(),
         control_groups=groups,
         huge_pages=huge_page_mode(),
         advice=[*_limits(rows), *_memory(groups), *_pages()],
     )
+
+
+def _plugin(report: pinning.PluginReport) -> PluginRow:
+    row = PluginRow(report.name, None, [each.name for each in report.devices], report.problem, [])
+    if not isinstance(report.plugin, DescribedPlugin):
+        return row
+    library = None
+    warnings: list[str] = []
+    try:
+        warnings += report.plugin.warnings()
+        library = report.plugin.library()
+    except Exception as error:  # of whatever kind: a plugin may be anybody's
+        if report.problem is None:
+            warnings.append(f"it does not say which library it uses: {str(error) or type(error).__name__}")
+    return replace(row, library=library, warnings=warnings)
 
 
 def _device(device: Device, default: bool) -> DeviceRow:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from pinning.cli.doctor import DoctorReport
-from pinning.cli.output import BAD, GOOD, heading, table
+from pinning.cli.output import BAD, GOOD, WARNING, heading, table
 from pinning.cli.units import size
 
 _HUGE_PAGES = {
@@ -44,10 +44,18 @@ def show(report: DoctorReport, to: Console) -> None:
 
 
 def _plugins(report: DoctorReport) -> Table:
-    shown = table("plugin", "devices", left=2)
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    shown.add_column(no_wrap=True)
     for row in report.plugins:
-        found = ", ".join(row.devices) or f"[yellow]not usable:[/] {escape(row.problem or '')}"
-        shown.add_row(row.name, found)
+        library = escape(" ".join(row.library)) if row.library else ""
+        if row.problem is None:
+            found = ", ".join(row.devices)
+            shown.add_row(row.name, GOOD, f"{found}  [dim]{library}[/]" if library else found)
+        else:
+            # Not a fault of the machine: most have the hardware of one vendor.
+            shown.add_row(row.name, "[dim]-[/]", escape(row.problem) + (f" [dim]({library})[/]" if library else ""))
+        for warning in row.warnings:
+            shown.add_row("", WARNING, escape(warning))
     return shown
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 # step(what, done, total): what is being done, and how much of it; called from time to time.
 Step = Callable[[str, int, int], None]
 
-GOOD, BAD = "[green]✓[/]", "[red]✗[/]"
+GOOD, BAD, WARNING = "[green]✓[/]", "[red]✗[/]", "[yellow]![/]"
 
 
 def console(file: TextIO | None = None) -> Console:

@@ -3,15 +3,20 @@
 
 To write a plugin for another vendor, copy this package and replace its parts:
 
-- ``__init__.py`` names the plugin and its devices (`pinning.plugin.Plugin`);
+- ``__init__.py`` names the plugin and its devices (`pinning.plugin.Plugin`, `DescribedPlugin`);
 - ``device.py`` follows the rules of a device (`pinning.plugin.Device`);
 - ``kernel.py`` makes the vendor's calls, here those of the Linux kernel;
+- ``memory.py`` allocates, for a vendor that has memory to give;
 - ``page_counts.py`` is for mlock alone, whose locks do not nest. A vendor that counts needs nothing like it.
 """
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Sequence
+
 from pinning.errors import PluginUnavailableError
+from pinning.plugin import Library
 from pinning_host.device import HostDevice
 
 
@@ -32,6 +37,14 @@ class HostPlugin:
         if index != 0:
             raise PluginUnavailableError(f"there is no device host:{index}; the only one is host:0")
         return self._device
+
+    def library(self) -> Library:
+        """The kernel, whose mlock it is."""
+        return Library("Linux", platform.release())
+
+    def warnings(self) -> Sequence[str]:
+        """None: what bounds mlock is the device's limit."""
+        return []
 
 
 plugin = HostPlugin()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import sys
 import threading
@@ -12,13 +11,15 @@ from bisect import insort
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pinning.errors import InvalidRangeError, NotLockedError, VendorError
-from pinning.plugin import LockLimit, PinnedInfo
+from pinning.errors import NotLockedError
+from pinning.plugin import AutomaticLocking, Device, LockLimit, MemoryConnection, MemoryInfo, MemoryKind, PinnedInfo
 from pinning_host import kernel
+from pinning_host.memory import Memory
 from pinning_host.page_counts import PageCounts
+from pinning_host.queue import HostQueue, Queues
 
 
-class HostDevice:
+class HostDevice(AutomaticLocking):
     """Host memory, locked by mlock.
 
     mlock works on whole pages and does not nest: one munlock undoes every mlock of a page. So the locks on each page
@@ -31,10 +32,11 @@ class HostDevice:
 
     description = "host memory (mlock)"
     largest_lock = sys.maxsize
+    coherence = frozenset({True})
+    memory_kinds = frozenset(MemoryKind)
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._allocated: dict[int, int] = {}
         self._hold_nothing()
         # A child inherits no page locks, and perhaps a mutex that no thread of its own will release.
         os.register_at_fork(after_in_child=self._hold_nothing)
@@ -44,6 +46,8 @@ class HostDevice:
         self._changing: list[tuple[int, int]] = []
         self._counts = PageCounts()
         self._held: dict[int, list[int]] = {}  # base: the sizes locked there, ascending
+        self._memory = Memory(self)
+        self._queues = Queues()  # the threads of a parent's are not in its child
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
         """Lock the pages of ``[ptr, ptr + size)``; the device pointer is `ptr` itself.
@@ -61,7 +65,7 @@ class HostDevice:
                     self._counts.add(*pages)
                     insort(self._held.setdefault(ptr, []), size)
         except OSError as error:
-            raise _vendor_error("mlock", error, self._mlock_advice(pages)) from None
+            raise kernel.vendor_error("mlock", error, self._mlock_advice(pages)) from None
         return ptr
 
     def data_unlock(self, ptr: int) -> None:
@@ -82,7 +86,7 @@ class HostDevice:
                     with self._changed:
                         self._counts.remove(*pages)
         except OSError as error:
-            raise _vendor_error("munlock", error, "the range is still locked; try again") from None
+            raise kernel.vendor_error("munlock", error, "the range is still locked; try again") from None
 
     def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
         """The largest range around `ptr` that this device holds. Takes time in proportion to the ranges held."""
@@ -105,21 +109,57 @@ class HostDevice:
             remedy = "ulimit -l unlimited" if hard < 0 else f"ulimit -l {hard // 1024}"
         return LockLimit("RLIMIT_MEMLOCK", soft, used, remedy)
 
-    def allocate(self, size: int) -> int:
-        """`size` bytes of ordinary memory."""
-        try:
-            ptr = kernel.map_memory(size)
-        except OSError as error:
-            raise _vendor_error("mmap", error, f"asked for {size} bytes") from None
-        self._allocated[ptr] = size
-        return ptr
+    def allocate(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
+        """Exactly `size` bytes of zeroes, aligned to a page; those of kind HOST are locked.
 
-    def free(self, ptr: int) -> None:
-        """Give back what `allocate` returned."""
-        size = self._allocated.pop(ptr, None)
-        if size is None:
-            raise InvalidRangeError(f"{ptr:#x} is not memory that {self.name} has allocated")
-        kernel.unmap_memory(ptr, size)
+        Raises
+        ------
+        VendorError
+            The kernel refused; nothing is allocated.
+        """
+        return self._memory.allocate(size, kind)
+
+    def free(self, ptr: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        """Give back what `allocate` returned for this kind.
+
+        Raises
+        ------
+        InvalidRangeError
+            There is no such allocation.
+        VendorError
+            The kernel refused; it is still allocated.
+        """
+        self._memory.free(ptr, kind)
+
+    def memory_info(self, ptr: int) -> MemoryInfo | None:
+        """The allocation, or else the locked range, that holds the byte at `ptr`."""
+        allocated = self._memory.info(ptr)
+        if allocated is not None:
+            return allocated
+        locked = self.is_pinned_ptr(ptr)
+        return MemoryInfo(MemoryKind.HOST, locked.base, locked.size, None) if locked else None
+
+    def connection(self, other: Device) -> MemoryConnection:
+        """UNIFIED with the host itself; other devices reach host memory only where it is locked for them."""
+        return MemoryConnection.UNIFIED if other is self else MemoryConnection.NONE
+
+    def make_queue(self) -> HostQueue:
+        """A new in-order queue, which is a thread of its own.
+
+        Raises
+        ------
+        VendorError
+            There is no thread to be had.
+        """
+        return self._queues.make()
+
+    def adopt_queue(self, handle: int) -> HostQueue:
+        """Another queue over the thread of the one with this handle, which goes on when this one is closed."""
+        return self._queues.adopt(handle)
+
+    def synchronize(self) -> None:
+        """Wait until all queues are done."""
+        self._queues.synchronize()
 
     def copy(self, dst: int, src: int, size: int) -> None:
         """Copy `size` bytes, while other threads run."""
@@ -200,8 +240,3 @@ class HostDevice:
             f"the kernel cannot bring {where} into memory: memory is short, the mapping is not readable or reaches "
             "past the end of its file, or the process has more mappings than vm.max_map_count allows"
         )
-
-
-def _vendor_error(call: str, error: OSError, advice: str) -> VendorError:
-    code = error.errno or 0
-    return VendorError(call, code, errno.errorcode.get(code, "unknown"), advice)

@@ -7,10 +7,13 @@ Failing calls raise OSError. Every call releases the GIL.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import resource
 from pathlib import Path
+
+from pinning.errors import VendorError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _CAP_IPC_LOCK = 1 << 14
@@ -91,6 +94,12 @@ def lock_limit() -> tuple[int, int, int] | None:
     if int(_word_after(b"\nCapEff:", status), 16) & _CAP_IPC_LOCK and _in_first_user_namespace():
         return None
     return soft, hard, int(_word_after(b"\nVmLck:", status)) * 1024
+
+
+def vendor_error(call: str, error: OSError, advice: str) -> VendorError:
+    """What a failed call is to those who use this plugin."""
+    code = error.errno or 0
+    return VendorError(call, code, errno.errorcode.get(code, "unknown"), advice)
 
 
 def _word_after(label: bytes, text: bytes) -> bytes:

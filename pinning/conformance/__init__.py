@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every device must do, as tests that run on any installed plugin; they need pytest and hypothesis.
+
+    pip install 'pinning[conformance]'
+    pytest --pyargs pinning.conformance --device mydevice:0
+
+What is optional for a device, and absent, is skipped, and the skip says what it is: run with ``-rs`` to see them. A
+device that lacks what it takes to lock memory, say on an older driver, is tested with ``--refuses``: then it must say
+clearly what is missing, and what needs locked memory is skipped.
+
+The tests lock their own memory only, 64 MiB at most, and leave nothing locked.
+"""

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device under test, and the rule that a test leaves nothing locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+
+import pytest
+
+import pinning
+from pinning import Device, PinnedMap, PinningError, Plugin
+from pinning.conformance.held import Held
+from pinning.conformance.memory import PAGE, Pages
+from pinning.plugin import ENTRY_POINT_GROUP
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Device:
+    """The device named on the command line."""
+    name = request.config.getoption("--device")
+    try:
+        if name is None:
+            present = ", ".join(each.name for each in pinning.devices())
+            raise pinning.PluginUnavailableError(f"say which device to test: --device NAME; present are {present}")
+        return pinning.device(name)
+    except pinning.PluginUnavailableError as error:
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+@pytest.fixture(scope="session")
+def plugin(device: Device) -> Plugin:
+    """The plugin that the device is of."""
+    name = device.name.partition(":")[0]
+    (entry,) = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    found: Plugin = entry.load()
+    return found
+
+
+@pytest.fixture(scope="session")
+def refusal(device: Device) -> PinningError | None:
+    """Why the device does not lock a page of ordinary memory; None when it does."""
+    pages = Pages(1)
+    try:
+        device.data_lock(pages.ptr, PAGE, None)
+    except PinningError as error:
+        return error
+    device.data_unlock(pages.ptr)
+    return None
+
+
+@pytest.fixture
+def held(device: Device, refusal: PinningError | None) -> Iterator[Held]:
+    """Locks of the device itself. Skips where it cannot lock."""
+    if refusal is not None:
+        pytest.skip(f"{device.name} locks no memory")
+    held = Held(device)
+    yield held
+    left = held.release()
+    assert left == 0, f"the test left {left} locks behind"
+
+
+@pytest.fixture
+def pinned_map(device: Device, refusal: PinningError | None) -> Iterator[PinnedMap]:
+    """A map of its own, empty. Skips where the device cannot lock."""
+    if refusal is not None:
+        pytest.skip(f"{device.name} locks no memory")
+    with PinnedMap(device) as fresh:
+        yield fresh
+        left = [f"{region.references} locks of [{region.start:#x}, {region.end:#x})" for region in fresh]
+    assert not left, f"the test left {left} behind"
+
+
+@pytest.fixture
+def locking(device: Device, refusal: PinningError | None) -> Iterator[Device]:
+    """The device, for `pinning.lock`. Skips where it cannot lock."""
+    if refusal is not None:
+        pytest.skip(f"{device.name} locks no memory")
+    yield device
+    assert pinning.regions(device) == [], "the test left something locked"
+
+
+@pytest.fixture
+def tells(held: Held) -> Held:
+    """Locks of a device that can say what is pinned. Skips where it cannot."""
+    pages = Pages(1)
+    held.lock(pages.ptr, PAGE)
+    answer = held.device.is_pinned_ptr(pages.ptr)
+    held.unlock(pages.ptr)
+    if answer is None:
+        pytest.skip(f"{held.device.name} cannot say what is pinned: is_pinned_ptr gives None for locked memory")
+    return held

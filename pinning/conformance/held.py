@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test has locked by the device itself, so that it can be undone whatever happens."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+from pinning.errors import PinningError
+from pinning.plugin import CoarseDevice, Device
+
+
+class Held:
+    """The device's own calls, counted by base."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._count: dict[int, int] = {}
+        self._mutex = threading.Lock()
+
+    def lock(self, ptr: int, size: int, read_only: bool | None = None, *, coherent: bool = True) -> int:
+        """`Device.data_lock`; its device pointer."""
+        if coherent:
+            device_ptr = self.device.data_lock(ptr, size, read_only)
+        else:
+            assert isinstance(self.device, CoarseDevice)
+            device_ptr = self.device.data_lock(ptr, size, read_only, coherent=False)
+        with self._mutex:
+            self._count[ptr] = self._count.get(ptr, 0) + 1
+        return device_ptr
+
+    def unlock(self, ptr: int) -> None:
+        """`Device.data_unlock`."""
+        self.device.data_unlock(ptr)
+        with self._mutex:
+            self._count[ptr] -= 1
+
+    def release(self) -> int:
+        """Unlock what is left, as far as the device lets us; how many locks that were."""
+        left = [ptr for ptr, count in self._count.items() for _ in range(count)]
+        for ptr in left:
+            with suppress(PinningError):
+                self.device.data_unlock(ptr)
+        self._count.clear()
+        return len(left)

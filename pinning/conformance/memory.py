@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages to lock, with pages around them that nobody locks."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+
+PAGE = mmap.PAGESIZE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Pages:
+    """New private memory, every byte of it telling where it is.
+
+    Attributes
+    ----------
+    ptr, size : int
+        Address and bytes. One more page on either side is mapped too.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self.size = pages * PAGE
+        whole = self.size + 2 * PAGE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        start = _libc.mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        assert start != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+        self.ptr: int = start + PAGE
+        self.contents = bytes((at + at // PAGE) % 251 for at in range(self.size))
+        ctypes.memmove(self.ptr, self.contents, self.size)
+        self._free = weakref.finalize(self, _libc.munmap, start, whole)
+
+    def read(self) -> bytes:
+        """All that is in it now."""
+        return ctypes.string_at(self.ptr, self.size)
+
+    def write(self, at: int, value: bytes) -> None:
+        """Put `value` at offset `at`."""
+        assert at + len(value) <= self.size
+        ctypes.memmove(self.ptr + at, value, len(value))
+
+    def protect(self) -> None:
+        """Let nobody write it any more."""
+        assert _libc.mprotect(self.ptr, self.size, mmap.PROT_READ) == 0, os.strerror(ctypes.get_errno())
+
+    def unmap(self, first: int) -> None:
+        """Give back the pages from number `first` on; their addresses lie idle until something is mapped there."""
+        self._free.detach()
+        start = self.ptr + first * PAGE
+        assert _libc.munmap(start, self.ptr + self.size + PAGE - start) == 0, os.strerror(ctypes.get_errno())
+        self._free = weakref.finalize(self, _libc.munmap, self.ptr - PAGE, (first + 1) * PAGE)

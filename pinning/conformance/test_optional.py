@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device may offer besides locking: limits, coarse-grained memory, memory of its own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+
+from pinning import CoarseDevice, CopyDevice, Device, LimitedDevice, PinnedMap, PinningError
+from pinning.conformance.held import Held
+from pinning.conformance.memory import PAGE, Pages
+
+
+@pytest.fixture
+def limited(device: Device) -> LimitedDevice:
+    if not isinstance(device, LimitedDevice):
+        pytest.skip(f"{device.name} has no lock_limit and largest_lock: pinning.plugin.LimitedDevice")
+    return device
+
+
+@pytest.fixture
+def coarse(device: Device) -> CoarseDevice:
+    if not isinstance(device, CoarseDevice):
+        pytest.skip(f"{device.name} has no coherence: pinning.plugin.CoarseDevice")
+    return device
+
+
+@pytest.fixture
+def copies(device: Device) -> CopyDevice:
+    if not isinstance(device, CopyDevice):
+        pytest.skip(f"{device.name} has no memory of its own: pinning.plugin.CopyDevice")
+    return device
+
+
+# ---- limits ----
+
+
+def test_the_largest_lock_is_at_least_a_page(limited: LimitedDevice) -> None:
+    assert limited.largest_lock >= PAGE
+
+
+def test_the_limit_is_named_and_has_a_remedy(limited: LimitedDevice) -> None:
+    limit = limited.lock_limit()
+    if limit is None:
+        pytest.skip(f"no limit binds {limited.name} in this process")
+    assert limit.name and limit.remedy
+    assert limit.used >= 0
+    assert limit.limit >= 0
+
+
+def test_the_limit_counts_what_is_locked(limited: LimitedDevice, held: Held) -> None:
+    before = limited.lock_limit()
+    if before is None:
+        pytest.skip(f"no limit binds {limited.name} in this process")
+    pages = Pages(4)
+    held.lock(pages.ptr, pages.size)
+    during = limited.lock_limit()
+    held.unlock(pages.ptr)
+    assert during is not None
+    assert during.used >= before.used + pages.size
+
+
+# ---- coherence ----
+
+
+def test_coherence_is_a_set_of_truths(coarse: CoarseDevice) -> None:
+    assert coarse.coherence <= {True, False}
+
+
+def test_coarse_grained_memory(coarse: CoarseDevice, held: Held) -> None:
+    if False not in coarse.coherence:
+        pytest.skip(f"{coarse.name} has no coarse-grained memory")
+    pages = Pages(3)
+    assert held.lock(pages.ptr + 10, PAGE, coherent=False) > 0
+    assert held.lock(pages.ptr + 10 + PAGE, 100) > 0  # beside it a coherent lock, in the same page
+    held.unlock(pages.ptr + 10)
+    held.unlock(pages.ptr + 10 + PAGE)
+    assert pages.read() == pages.contents
+
+
+def test_memory_that_must_be_coherent(device: Device, pinned_map: PinnedMap) -> None:
+    pages = Pages(1)
+    if isinstance(device, CoarseDevice) and True in device.coherence:
+        pinned_map.lock(pages.ptr, 100, coherent=True)
+        pinned_map.unlock(pages.ptr)
+        return
+    with pytest.raises(PinningError, match="coheren"):
+        pinned_map.lock(pages.ptr, 100, coherent=True)
+
+
+@pytest.mark.parametrize("coherent", [None, False])
+def test_memory_that_need_not_be_coherent(pinned_map: PinnedMap, coherent: bool | None) -> None:
+    pages = Pages(1)
+    pinned_map.lock(pages.ptr, 100, coherent=coherent)
+    pinned_map.unlock(pages.ptr)
+
+
+# ---- memory of its own ----
+
+
+@pytest.fixture
+def there(copies: CopyDevice) -> Iterator[int]:
+    """16 pages of the device's memory."""
+    ptr = copies.allocate(16 * PAGE)
+    yield ptr
+    copies.free(ptr)
+
+
+def copy_there_and_back(copies: CopyDevice, there: int, source: int, size: int) -> bytes:
+    back = ctypes.create_string_buffer(size)
+    copies.copy(there, source, size)
+    ctypes.memset(back, 0xEE, size)
+    copies.copy(ctypes.addressof(back), there, size)
+    return back.raw
+
+
+SIZES = [1, 7, PAGE, PAGE + 1, 15 * PAGE + 3]
+
+
+def test_a_device_has_a_description(copies: CopyDevice) -> None:
+    assert copies.description
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pageable_memory_comes_back(copies: CopyDevice, there: int, size: int) -> None:
+    pages = Pages(16)
+    assert copy_there_and_back(copies, there, pages.ptr + 5, size) == pages.contents[5 : 5 + size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_locked_memory_comes_back(copies: CopyDevice, there: int, held: Held, size: int) -> None:
+    pages = Pages(16)
+    held.lock(pages.ptr + 5, size)
+    assert copy_there_and_back(copies, there, pages.ptr + 5, size) == pages.contents[5 : 5 + size]
+    held.unlock(pages.ptr + 5)
+
+
+def test_a_part_of_locked_memory_comes_back(copies: CopyDevice, there: int, held: Held) -> None:
+    pages = Pages(8)
+    held.lock(pages.ptr, pages.size)
+    assert copy_there_and_back(copies, there, pages.ptr + 999, 5000) == pages.contents[999:5999]
+    held.unlock(pages.ptr)
+
+
+def test_a_copy_writes_no_byte_too_many(copies: CopyDevice, there: int, held: Held) -> None:
+    pages = Pages(3)
+    held.lock(pages.ptr, pages.size)
+    copies.copy(there, pages.ptr, pages.size)
+    pages.write(0, bytes(pages.size))
+    copies.copy(pages.ptr + 100, there + 100, PAGE)
+    held.unlock(pages.ptr)
+    assert pages.read() == bytes(100) + pages.contents[100 : 100 + PAGE] + bytes(pages.size - PAGE - 100)
+
+
+def test_memory_that_cannot_be_had(copies: CopyDevice) -> None:
+    with pytest.raises(PinningError):
+        copies.allocate(1 << 60)
+
+
+def test_freeing_what_was_not_allocated(copies: CopyDevice, there: int) -> None:
+    for ptr in (there + 16, Pages(1).ptr):
+        with pytest.raises(PinningError):
+            copies.free(ptr)
+
+
+def test_allocations_are_apart(copies: CopyDevice) -> None:
+    pages = Pages(2)
+    ptrs = [copies.allocate(100) for _ in range(10)]
+    for index, ptr in enumerate(ptrs):
+        copies.copy(ptr, pages.ptr + index, 100)
+    for index, ptr in enumerate(ptrs):
+        copies.copy(pages.ptr + PAGE, ptr, 100)
+        assert pages.read()[PAGE : PAGE + 100] == pages.contents[index : index + 100]
+        copies.free(ptr)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fork, and the end of a process with locks held."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+import pinning
+from pinning import Device, PinningError
+from pinning.conformance.memory import PAGE, Pages
+
+
+def in_fork(function: Callable[[], object]) -> str:
+    """What `function` returns in a forked child, or the traceback of what it raises; the child is killed after 30 s."""
+    read_end, write_end = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is what is tested
+        child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            said = str(function())
+        except BaseException:
+            said = traceback.format_exc()
+        os.write(write_end, said.encode()[-4000:])
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, f"the child crashed or hung: {said}"
+    return said
+
+
+def test_a_child_holds_nothing_of_its_parent(locking: Device) -> None:
+    pages = Pages(2)
+    lock = pinning.lock((pages.ptr, pages.size), device=locking)
+
+    def look() -> object:
+        lock.unlock()
+        return lock.held, pinning.regions(locking), pages.read() == pages.contents
+
+    assert in_fork(look) == "(False, [], True)"
+    assert lock.held
+    lock.unlock()
+
+
+def test_the_parent_keeps_its_lock(locking: Device) -> None:
+    pages = Pages(1)
+    with pinning.lock((pages.ptr, PAGE), device=locking):
+        before = locking.is_pinned_ptr(pages.ptr)
+        in_fork(lambda: None)
+        assert locking.is_pinned_ptr(pages.ptr) == before
+        pages.write(0, b"still mine")
+    assert pages.read()[:10] == b"still mine"
+
+
+def test_a_child_locks_for_itself_or_is_told_that_it_cannot(locking: Device) -> None:
+    pages = Pages(2)
+
+    def lock_in_child() -> str:
+        try:
+            with pinning.lock((pages.ptr, PAGE), device=locking):
+                pages.write(PAGE - 5, b"child")
+            return "locked"
+        except PinningError as error:
+            return f"refused: {error}"
+
+    with pinning.lock((pages.ptr, pages.size), device=locking):
+        said = in_fork(lock_in_child)
+    assert pages.read() == pages.contents
+    assert said.startswith(("locked", "refused: "))
+    if said != "locked":
+        assert "fork" in said, f"the refusal must name the fork: {said}"
+        pytest.skip(f"{locking.name} does not work in a fork: {said}")
+
+
+PROGRAM = """
+import sys, threading, pinning
+device = pinning.device(sys.argv[1])
+buffer = bytearray(100_000)
+kept = pinning.lock(buffer, device=device)
+pinning.pinned_map(device).lock(kept.host_ptr + 10, 20)
+own = pinning.PinnedMap(device)
+other = bytearray(100_000)
+lock = pinning.lock(other, device=device)
+ptr = lock.host_ptr
+lock.unlock()
+own.lock(ptr, 100)
+print("locked", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["", "raise SystemExit(0)", "import os; os.fork(); pass"], ids=["at its end", "SystemExit", "and its fork's"]
+)
+def test_a_process_ends_with_locks_held(locking: Device, end: str) -> None:
+    command = [sys.executable, "-P", "-W", "error::ResourceWarning", "-c", PROGRAM + end, locking.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "locked\n"), done.stderr
+    assert "Error" not in done.stderr and "rror:" not in done.stderr, done.stderr

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules of this folder, and those that all tests share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.extend([str(HERE), str(HERE.parent)])

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance suite over every plugin, on its stand-in driver, and each driver's calls failing one by one.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from vendors import VENDORS
+
+from standins.child import run_pytest
+from standins.standin import HERE, MissingError
+
+SUITE = ["-rs", "--pyargs", "pinning.conformance"]
+VARIANTS = [(name, text) for name, vendor in VENDORS.items() for text in (vendor.configuration, *vendor.variants)]
+CPU = Path(sys.prefix) / "lib" / "libintelocl.so"
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Builds a vendor's stand-in, once, and says in which folder it is."""
+
+    @cache
+    def build(name: str) -> Path:
+        try:
+            return VENDORS[name].driver.build(tmp_path_factory.mktemp(name))
+        except MissingError as missing:
+            pytest.skip(str(missing))
+
+    return build
+
+
+Build = Callable[[str], Path]
+
+
+def run_suite(vendor: str, configuration: str, folder: Path, *more: str) -> None:
+    environment = VENDORS[vendor].driver.environment(folder, configuration)
+    print(run_pytest(*SUITE, "--device", f"{vendor}:0", *more, environment=environment, timeout=300))
+
+
+@pytest.mark.parametrize(("vendor", "configuration"), VARIANTS)
+def test_the_suite(build: Build, vendor: str, configuration: str) -> None:
+    run_suite(vendor, configuration, build(vendor))
+
+
+@pytest.mark.parametrize("vendor", [name for name, vendor in VENDORS.items() if vendor.refusing])
+def test_a_device_that_locks_no_memory_says_so(build: Build, vendor: str) -> None:
+    run_suite(vendor, VENDORS[vendor].refusing, build(vendor), "--refuses")
+    with pytest.raises(pytest.fail.Exception, match="cannot lock a page of ordinary memory"):
+        run_suite(vendor, VENDORS[vendor].refusing, build(vendor))
+
+
+def test_the_cpu_of_unified_runtime_says_that_it_locks_no_memory() -> None:
+    """The one real driver that needs no GPU."""
+    if not (CPU.exists() and (CPU.parent / "libur_adapter_opencl.so.0").exists()):
+        pytest.skip("needs the CPU of Unified Runtime: pip install 'pinning[ur-cpu]'")
+    environment = {**os.environ, "OCL_ICD_FILENAMES": str(CPU), "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}
+    print(run_pytest(*SUITE, "--device", "ur:0", "--refuses", environment=environment, timeout=300))
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_every_call_failing_at_every_point(build: Build, vendor: str) -> None:
+    environment = VENDORS[vendor].driver.environment(build(vendor), VENDORS[vendor].configuration)
+    faults = Path(__file__).parent / "standin_faults.py"
+    run_pytest(faults, environment={**environment, "CONFORMANCE_VENDOR": vendor}, timeout=300)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_wrong_prototype_does_not_compile(build: Build, vendor: str, tmp_path: Path) -> None:
+    build(vendor)
+    driver = VENDORS[vendor].driver
+    right, wrong = VENDORS[vendor].prototype
+    source = (HERE / driver.source).read_text()
+    assert source.count(right) == 1
+    function = right.partition("(")[0].split()[-1]
+    for changed, said in [(wrong, "conflicting types"), (right.replace(function, f"{function}X"), "no previous proto")]:
+        (tmp_path / "changed.c").write_text(source.replace(right, changed))
+        done = driver.compile(tmp_path / "changed.c", tmp_path / "changed.so")
+        assert done.returncode != 0
+        assert said in done.stderr
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(pytest.fail.Exception, match="there is no device 'nobody:0'"):
+        run_pytest(*SUITE, "--device", "nobody:0", environment=os.environ)
+
+
+def test_a_device_must_be_named() -> None:
+    with pytest.raises(pytest.fail.Exception, match="say which device to test"):
+        run_pytest(*SUITE, environment=os.environ)
+
+
+def test_other_runs_of_pytest_have_no_such_option(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="unrecognized arguments"):
+        run_pytest(tmp_path, "--device", "host:0", environment=os.environ)
+
+
+def test_a_device_that_locks_does_not_refuse() -> None:
+    with pytest.raises(pytest.fail.Exception, match="host:0 does lock memory: run it without --refuses"):
+        run_pytest(*SUITE, "--device", "host:0", "--refuses", "-k", "refuse", environment=os.environ)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs tests in a process of their own, because a process keeps the driver that it has loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+
+def run_pytest(*arguments: str | Path, environment: Mapping[str, str], timeout: int = 120) -> str:
+    """What ``pytest *arguments`` prints in a process with this environment; its failures are the caller's.
+
+    A stand-in's tests live in files named standin_*.py, which pytest does not collect by itself::
+
+        run_pytest(Path(__file__).parent / "standin_locking.py", environment=DRIVER.environment(folder, "devices=4"))
+    """
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, arguments)]
+    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=timeout)
+    if child.returncode:
+        pytest.fail(child.stdout + child.stderr, pytrace=False)
+    return child.stdout

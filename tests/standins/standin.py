@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds a vendor's stand-in driver and talks to it in a process that loaded it.
+
+Each vendor has a module beside this one, lib<name>.py, whose `DRIVER` says what is built from what:
+
+    folder = libcuda.DRIVER.build(tmp_path)                                # MissingError says what to install
+    subprocess.run(program, env=libcuda.DRIVER.environment(folder, "devices=2"))
+
+A process takes the stand-in for the driver when it is started with that environment, and no other process does, so
+tests on the stand-in and tests on a real driver can share a run. standin.h says what every stand-in understands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+# A function that the vendor's header does not declare fails to compile, as one declared otherwise does.
+STRICT = ["-Werror=missing-prototypes", "-Werror=implicit-function-declaration"]
+
+
+class MissingError(Exception):
+    """Something that building or using a stand-in needs is not installed; the message says what to install."""
+
+
+class StandIn:
+    """The stand-in in this process, logging to the file `log`."""
+
+    def __init__(self, library: str, log: Path) -> None:
+        self._library = ctypes.CDLL(library)
+        self._library.standin_configure.argtypes = [ctypes.c_char_p]
+        self._library.standin_registrations.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._library.standin_registrations.restype = ctypes.c_size_t
+        self._log = log
+
+    def configure(self, text: str = "") -> None:
+        """Begin anew: an empty log, no failures or delays but those in `text`; whoever is being delayed goes on."""
+        self._log.write_bytes(b"")
+        self._library.standin_configure(f"log={self._log};{text}".encode())
+
+    def calls(self, function: str = "") -> list[str]:
+        """The calls since `configure`, or those of one function: its name and arguments, parted by spaces."""
+        calls = self._log.read_text().splitlines()
+        return [call.strip() for call in calls if not function or call.split()[0] == function]
+
+    def registrations(self) -> set[tuple[int, int]]:
+        """Host address and size of everything registered."""
+        count = self._library.standin_registrations(None, 0)
+        pairs = (ctypes.c_uint64 * (2 * count))()
+        self._library.standin_registrations(pairs, count)
+        return set(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A stand-in driver.
+
+    Attributes
+    ----------
+    soname : str
+        What it goes by, as file and as SONAME, such as ``"libcuda.so.1"``.
+    source : str
+        Its C file, as seen from this folder.
+    variable : str
+        What configures it at load, such as ``"STANDIN_CUDA"``.
+    includes : callable
+        The vendor's include folders; raises MissingError.
+    options : sequence of str
+        More for the compiler, such as ``"-D__HIP_PLATFORM_AMD__"``.
+    variables : mapping of str to str
+        More for the environment of a process; ``{folder}`` in a value becomes the folder of the stand-in.
+    """
+
+    soname: str
+    source: str
+    variable: str
+    includes: Callable[[], Sequence[Path]]
+    options: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, folder: Path) -> Path:
+        """Compile it into `folder`, and return that."""
+        self.compile(HERE / self.source, folder / self.soname).check_returncode()
+        return folder
+
+    def compile(self, source: Path, library: Path) -> subprocess.CompletedProcess[str]:
+        """Compile `source` as if it were its own, perhaps in vain: what the compiler says is in `stderr`."""
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if not compiler:
+            raise MissingError(f"the stand-in {self.soname} needs a C compiler: apt-get install gcc")
+        folders = [
+            f"-I{HERE}",
+            f"-I{(HERE / self.source).parent}",
+            *(f"-isystem{folder}" for folder in self.includes()),
+        ]
+        strict = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-format-zero-length", *STRICT, *self.options, *folders]
+        shared = ["-O1", "-g", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{self.soname}", "-o", str(library)]
+        done = subprocess.run([compiler, *strict, str(source), *shared], text=True, stderr=subprocess.PIPE)
+        print(done.stderr, end="")
+        return done
+
+    def environment(self, folder: Path, text: str = "", base: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """The variables of a process whose driver is to be the stand-in in `folder`, configured by `text`."""
+        paths = [str(folder), *filter(None, [base.get("LD_LIBRARY_PATH")])]
+        more = {name: value.format(folder=folder) for name, value in self.variables.items()}
+        return {**base, "LD_LIBRARY_PATH": os.pathsep.join(paths), **more, self.variable: text}
+
+    def standin(self, log: Path) -> StandIn:
+        """The stand-in in this process, which was started with its environment."""
+        return StandIn(self.soname, log)
