@@ -6,11 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 WHEEL := $(VENV)/wheel
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-  $(shell find pagetable pinning plugins -type f -not -name '*.so' -not -path '*/__pycache__/*')
+  $(shell find pagetable pinning plugins pytest_pinning -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 # The CUDA plugin needs NVIDIA's bindings where there is a driver for them to bind.
 DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
 EXTRAS := $(if $(DRIVER)$(wildcard /usr/lib/wsl/lib/libcuda.so.1),[cuda])
+
+# Intel's OpenCL for CPUs, as in TEST_EXTRAS=test,plot,ur-cpu, is the one vendor's driver that needs no GPU; but 0.7 GB.
+TEST_EXTRAS := test,plot
 
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
@@ -63,5 +66,5 @@ $(VENV)/installed: $(WHEEL)
 
 $(VENV)/installed-for-tests: $(VENV)/installed
 	@echo "Installing what the tests need"
-	@$(PIP) install "$$(echo $(WHEEL)/*.whl)[test,plot]"
+	@$(PIP) install "$$(echo $(WHEEL)/*.whl)[$(TEST_EXTRAS)]"
 	@touch $@

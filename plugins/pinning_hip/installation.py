@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the installed packages although they work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+
+def installed(distribution: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def warnings() -> list[str]:
+    """What is found, each with the way out."""
+    found = []
+    release = installed("hip-python")
+    if release and int(release.split(".")[0]) < 10:
+        found.append(
+            f"hip-python {release} keeps Python's GIL during each call, so that all threads wait while memory is "
+            "locked: pip install 'hip-python>=10', of which pinning calls only what ROCm 6 and 7 have too"
+        )
+    if installed("hip-python-interop"):
+        found.append(
+            "hip-python-interop puts its files over those of NVIDIA's package cuda, and breaks it or is broken by it; "
+            "pinning does not need it: pip uninstall hip-python-interop, and install cuda-bindings anew if it is wanted"
+        )
+    return found

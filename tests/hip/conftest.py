@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in runtime for the tests of pinning_hip."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.extend([str(HERE.parent / "cuda"), str(HERE.parent)])  # mapped_memory, and standins
+
+from standins.libhip import DRIVER  # noqa: E402
+from standins.standin import MissingError, StandIn  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stand-in libamdhip64.so is, for programs started with `DRIVER.environment`."""
+    try:
+        importlib.metadata.distribution("hip-python")  # `import hip` could find the folder that this file is in
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs hip-python: pip install 'pinning[hip]'")
+    try:
+        return DRIVER.build(tmp_path_factory.mktemp("libamdhip64"))
+    except MissingError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def standin(tmp_path: Path) -> Iterator[StandIn]:
+    """The stand-in that is this process's runtime. A test leaves nothing registered."""
+    standin = DRIVER.standin(tmp_path / "calls")
+    standin.configure()
+    yield standin
+    standin.configure()
+    assert standin.registrations() == set()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `device_count` says when something is missing, and that importing pinning_hsa needs nothing.
+
+Each case is a process of its own, because a runtime once loaded stays.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from standins.libhsa import DRIVER
+
+KFD = Path("/dev/kfd")
+
+
+def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What `program` prints, in an interpreter of its own."""
+    command = [sys.executable, "-P", "-c", program]
+    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+COUNT = """
+from pinning.errors import PluginUnavailableError
+from pinning_hsa import plugin
+try:
+    print(plugin.device_count())
+except PluginUnavailableError as error:
+    print("unavailable:", error)
+"""
+
+
+def installed() -> bool:
+    """Whether a real runtime is installed; asked in another process, so that this one does not load it."""
+    return run("import ctypes.util; print(ctypes.util.find_library('hsa-runtime64'))") != "None\n"
+
+
+def test_importing_loads_no_runtime() -> None:
+    program = "import pinning_hsa; print('libhsa-runtime64' in open('/proc/self/maps').read())"
+    assert run(program) == "False\n"
+
+
+def without_runtime(tmp_path: Path, rocm: Path) -> dict[str, str]:
+    """Variables under which the loader finds no runtime, though one be installed: before it comes what is none."""
+    (tmp_path / "libhsa-runtime64.so.1").write_text("no library")
+    return {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "ROCM_PATH": str(rocm)}
+
+
+def test_a_runtime_that_is_not_installed(tmp_path: Path) -> None:
+    said = run(COUNT, without_runtime(tmp_path, rocm=tmp_path / "rocm"))
+    assert said.startswith("unavailable: libhsa-runtime64.so.1 cannot be loaded (")
+    assert [word for word in ("hsa-rocr", "libhsa-runtime64-1", "ROCM_PATH") if word not in said] == []
+
+
+def test_a_runtime_in_rocms_own_folder(standin_folder: Path, tmp_path: Path) -> None:
+    library = tmp_path / "rocm" / "lib" / "libhsa-runtime64.so.1"
+    library.parent.mkdir(parents=True)
+    library.symlink_to(standin_folder / library.name)
+    assert run(COUNT, without_runtime(tmp_path, rocm=tmp_path / "rocm")) == "1\n"
+
+
+def test_a_library_that_lacks_a_function(tmp_path: Path) -> None:
+    empty, source = tmp_path / "libhsa-runtime64.so.1", tmp_path / "empty.c"
+    source.write_text("int hsa_init(void) { return 0; }")
+    if subprocess.run(["cc", "-shared", "-o", str(empty), str(source)], capture_output=True).returncode:
+        pytest.skip("needs a C compiler: apt-get install gcc")
+    said = run(COUNT, {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert said.startswith("unavailable: libhsa-runtime64.so.1 is too old (")
+    assert "hsa_status_string" in said
+
+
+def test_the_real_runtime_without_the_kernel_driver() -> None:
+    if not installed():
+        pytest.skip("needs the real HSA runtime: apt-get install libhsa-runtime64-1")
+    if KFD.exists():
+        pytest.skip("this machine has a /dev/kfd")
+    said = run(COUNT)
+    assert said.startswith("unavailable: the HSA runtime does not start: hsa_init gives ")
+    wanted = ("HSA_STATUS_ERROR_OUT_OF_RESOURCES (0x1008)", "no /dev/kfd", "modprobe amdgpu", "--device=/dev/kfd")
+    assert [word for word in wanted if word not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("configuration", "words"),
+    [
+        ("gpus=0", ["no AMD GPU", "rocminfo", "ROCR_VISIBLE_DEVICES"]),
+        (f"fail=hsa_init:1:{0x1008}", ["HSA_STATUS_ERROR_OUT_OF_RESOURCES (0x1008)"]),
+        (f"fail=hsa_init:1:{0x1000}", ["HSA_STATUS_ERROR (0x1000)", "rocminfo", "dmesg"]),
+        ("fail=hsa_init:1:77", ["unknown (0x4d)"]),
+    ],
+)
+def test_a_runtime_that_does_not_start(standin_folder: Path, configuration: str, words: list[str]) -> None:
+    said = run(COUNT, DRIVER.environment(standin_folder, configuration))
+    assert said.startswith("unavailable:")
+    assert [word for word in words if word not in said] == []
+
+
+def test_the_library_is_unavailable_too(standin_folder: Path) -> None:
+    program = COUNT.replace("device_count()", "library()")
+    said = run(program, DRIVER.environment(standin_folder, f"fail=hsa_init:1:{0x1008}"))
+    assert said.startswith("unavailable: the HSA runtime does not start")
+
+
+def test_a_runtime_that_starts(standin_folder: Path) -> None:
+    assert run(COUNT, DRIVER.environment(standin_folder, "gpus=2")) == "2\n"
+
+
+def test_another_try_after_the_runtime_was_not_ready(standin_folder: Path) -> None:
+    environment = DRIVER.environment(standin_folder, f"fail=hsa_init:1:{0x1000}")
+    said = run(COUNT + "print(plugin.device_count())", environment)
+    assert said.splitlines()[0].startswith("unavailable:")
+    assert said.splitlines()[1:] == ["1"]

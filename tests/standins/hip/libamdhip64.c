@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A stand-in for AMD's HIP runtime, libamdhip64.so. It answers the calls that pinning makes, with the errors that
+// hip_runtime_api.h documents and, where that is silent, those of the runtime's source (projects/clr/hipamd of
+// ROCm/rocm-systems). It compiles only against the prototypes of the real header. It checks the ABI and the sequence of
+// calls; what a real runtime does with the memory, it can't know.
+//
+// The header may be that of any release from HIP 5.2 on, which is Debian 12's, whatever hip-python's is: what differs
+// between them, hipDeviceProp_t with its versioned functions, hipPointerAttribute_t and hipMemoryType, is not used.
+//
+// As the runtime does it, there is no call that must come first, and each failure becomes its thread's last error.
+//
+// standin.h says how it is configured; besides what every stand-in understands:
+//   devices=N          number of devices (at load only; 1 unless told)
+//   version=N          what hipRuntimeGetVersion says (at load only; HIP 7.2.0 unless told)
+//   silent_duplicates  as before mid 2026: memory that is pinned already is registered once more
+
+#define STANDIN "HIP"
+
+#include <hip/hip_runtime_api.h>
+
+#include "standin.h"
+
+static int device_count = 1, version = 70200000;
+static bool silent_duplicates;
+static _Atomic pid_t initialised_in;
+
+static _Thread_local int current_device;
+static _Thread_local hipError_t last_error;
+
+static bool standin_option(const char *entry) {
+    if (!entry) silent_duplicates = false;
+    else if (!strcmp(entry, "silent_duplicates")) silent_duplicates = true;
+    else return sscanf(entry, "devices=%d", &device_count) == 1 || sscanf(entry, "version=%d", &version) == 1;
+    return true;
+}
+
+// ---- what every call does first ----
+
+static hipError_t failed(hipError_t code) {
+    last_error = code;
+    return code;
+}
+
+static hipError_t start(void) {
+    REQUIRE(device_count, hipErrorInvalidDevice);  // seen without /dev/kfd, HIP 5.2
+    if (!initialised_in) initialised_in = getpid();
+    return initialised_in == getpid() ? hipSuccess : hipErrorNotInitialized;
+}
+
+#define DEMAND(condition, code) REQUIRE(condition, failed(code))
+#define ENTER_UNSTARTED(...)                         \
+    do {                                             \
+        hipError_t code = enter(__func__, __VA_ARGS__); \
+        DEMAND(!code, code);                         \
+    } while (0)
+#define ENTER(...)                      \
+    do {                                \
+        ENTER_UNSTARTED(__VA_ARGS__);   \
+        hipError_t unstarted = start(); \
+        DEMAND(!unstarted, unstarted);  \
+    } while (0)
+
+// ---- initialisation, errors and devices ----
+
+hipError_t hipInit(unsigned int flags) {
+    ENTER("%u", flags);
+    return hipSuccess;
+}
+
+hipError_t hipRuntimeGetVersion(int *runtimeVersion) {
+    ENTER_UNSTARTED("");
+    *runtimeVersion = version;
+    return hipSuccess;
+}
+
+hipError_t hipGetLastError(void) {
+    hipError_t code = last_error;
+    enter(__func__, "");
+    last_error = hipSuccess;
+    return code;
+}
+
+hipError_t hipGetDeviceCount(int *count) {
+    ENTER_UNSTARTED("");
+    *count = device_count;
+    DEMAND(device_count, hipErrorNoDevice);
+    return hipSuccess;
+}
+
+hipError_t hipGetDevice(int *deviceId) {
+    ENTER("");
+    *deviceId = current_device;
+    return hipSuccess;
+}
+
+hipError_t hipSetDevice(int deviceId) {
+    ENTER("%d", deviceId);
+    DEMAND(deviceId >= 0 && deviceId < device_count, hipErrorInvalidDevice);
+    current_device = deviceId;
+    return hipSuccess;
+}
+
+hipError_t hipDeviceGetName(char *name, int len, hipDevice_t device) {
+    ENTER("%d %d", len, device);
+    DEMAND(device >= 0 && device < device_count, hipErrorInvalidDevice);
+    snprintf(name, len, "Stand-in %d", device);
+    return hipSuccess;
+}
+
+// ---- ranges ----
+
+// Each device sees registered memory at another address, the first one at that which `holding` knows.
+static uintptr_t on_current_device(const struct range *r, uintptr_t offset) {
+    uintptr_t device = r->kind == REGISTRATION ? (uintptr_t)current_device << 52 : 0;
+    return r->host + r->shift + offset + device;
+}
+
+static bool pinned(uintptr_t host, size_t size) {
+    return overlapping(REGISTRATION, host, size) || overlapping(HOST_ALLOCATION, host, size) ||
+           overlapping(SHARED_ALLOCATION, host, size);
+}
+
+static hipError_t allocated(uintptr_t address, void **ptr) {
+    DEMAND(address, hipErrorOutOfMemory);
+    *ptr = (void *)address;
+    return hipSuccess;
+}
+
+static hipError_t freed(void *ptr, int first_kind, int last_kind) {
+    pthread_mutex_lock(&mutex);
+    bool found = !ptr || discard((uintptr_t)ptr, first_kind, last_kind);
+    pthread_mutex_unlock(&mutex);
+    DEMAND(found, hipErrorInvalidValue);
+    return hipSuccess;
+}
+
+// (mutex) The host address of the bytes of one end of a copy, or 0. As in the runtime, a copy that begins in a range
+// may not reach past its end.
+static uintptr_t reachable(uintptr_t address, size_t size) {
+    struct range *r = holding(address);
+    if (!r) return address < REGISTERED ? address : 0;
+    bool by_host_address = address - r->host < r->size;
+    uintptr_t host = by_host_address ? address : address - r->shift;
+    if (r->kind == DEVICE_ALLOCATION && by_host_address) return 0;
+    return size <= r->size - (host - r->host) ? host : 0;
+}
+
+// ---- host memory ----
+
+hipError_t hipHostRegister(void *hostPtr, size_t sizeBytes, unsigned int flags) {
+    ENTER("%p %zu %u", hostPtr, sizeBytes, flags);
+    uintptr_t host = (uintptr_t)hostPtr;
+    DEMAND(host && sizeBytes && host + sizeBytes > host && host + sizeBytes <= REGISTERED, hipErrorInvalidValue);
+    DEMAND(!(flags & ~(hipHostRegisterPortable | hipHostRegisterMapped | hipExtHostRegisterCoarseGrained)),
+           hipErrorInvalidValue);
+    hipError_t code = hipSuccess;
+    pthread_mutex_lock(&mutex);
+    if (!silent_duplicates && pinned(host, sizeBytes)) code = hipErrorHostMemoryAlreadyRegistered;
+    else if (!add(REGISTRATION, host, REGISTERED, sizeBytes, flags)) code = hipErrorInvalidValue;
+    pthread_mutex_unlock(&mutex);
+    DEMAND(!code, code);
+    return hipSuccess;
+}
+
+hipError_t hipHostUnregister(void *hostPtr) {
+    ENTER("%p", hostPtr);
+    DEMAND(hostPtr, hipErrorInvalidValue);
+    pthread_mutex_lock(&mutex);
+    bool found = discard((uintptr_t)hostPtr + REGISTERED, REGISTRATION, REGISTRATION);
+    pthread_mutex_unlock(&mutex);
+    DEMAND(found, hipErrorHostMemoryNotRegistered);
+    return hipSuccess;
+}
+
+hipError_t hipHostGetDevicePointer(void **devPtr, void *hstPtr, unsigned int flags) {
+    ENTER("%p %u", hstPtr, flags);
+    pthread_mutex_lock(&mutex);
+    struct range *r = holding((uintptr_t)hstPtr);
+    bool mapped = r && !flags && (uintptr_t)hstPtr - r->host < r->size;
+    if (mapped) *devPtr = (void *)on_current_device(r, (uintptr_t)hstPtr - r->host);
+    pthread_mutex_unlock(&mutex);
+    DEMAND(mapped, hipErrorInvalidValue);
+    return hipSuccess;
+}
+
+hipError_t hipHostMalloc(void **ptr, size_t size, unsigned int flags) {
+    ENTER("%zu %u", size, flags);
+    return allocated(allocate(HOST_ALLOCATION, 0, size), ptr);
+}
+
+hipError_t hipHostFree(void *ptr) {
+    ENTER("%p", ptr);
+    return freed(ptr, HOST_ALLOCATION, HOST_ALLOCATION);
+}
+
+// ---- device memory ----
+
+hipError_t hipMalloc(void **ptr, size_t size) {
+    ENTER("%zu", size);
+    return allocated(allocate(DEVICE_ALLOCATION, DEVICE, size), ptr);
+}
+
+hipError_t hipMallocManaged(void **dev_ptr, size_t size, unsigned int flags) {
+    ENTER("%zu %u", size, flags);
+    return allocated(allocate(SHARED_ALLOCATION, 0, size), dev_ptr);
+}
+
+hipError_t hipFree(void *ptr) {
+    ENTER("%p", ptr);
+    return freed(ptr, DEVICE_ALLOCATION, SHARED_ALLOCATION);
+}
+
+hipError_t hipMemcpy(void *dst, const void *src, size_t sizeBytes, hipMemcpyKind kind) {
+    ENTER("%p %p %zu %d", dst, src, sizeBytes, kind);
+    DEMAND(kind <= hipMemcpyDefault, hipErrorInvalidMemcpyDirection);
+    pthread_mutex_lock(&mutex);
+    uintptr_t to = reachable((uintptr_t)dst, sizeBytes), from = reachable((uintptr_t)src, sizeBytes);
+    pthread_mutex_unlock(&mutex);
+    DEMAND(to && from, hipErrorInvalidValue);
+    memmove((void *)to, (void *)from, sizeBytes);
+    return hipSuccess;
+}
+
+// ---- pointers ----
+
+// The base of registered memory is not told, which is how the runtime does it.
+hipError_t hipMemGetAddressRange(hipDeviceptr_t *pbase, size_t *psize, hipDeviceptr_t dptr) {
+    ENTER("%p", dptr);
+    pthread_mutex_lock(&mutex);
+    struct range *found = holding((uintptr_t)dptr), r = found ? *found : (struct range){0};
+    pthread_mutex_unlock(&mutex);
+    DEMAND(found, hipErrorNotFound);
+    *pbase = r.kind == REGISTRATION ? NULL : (void *)(r.host + r.shift);
+    *psize = r.size;
+    return hipSuccess;
+}
+
+hipError_t hipPointerGetAttribute(void *data, hipPointer_attribute attribute, hipDeviceptr_t ptr) {
+    ENTER("%d %p", attribute, ptr);
+    uintptr_t address = (uintptr_t)ptr;
+    pthread_mutex_lock(&mutex);
+    struct range *found = holding(address), r = found ? *found : (struct range){0};
+    pthread_mutex_unlock(&mutex);
+    DEMAND(found && address && data, hipErrorInvalidValue);
+    uintptr_t offset = address - r.host < r.size ? address - r.host : address - r.host - r.shift;
+    switch (attribute) {
+    case HIP_POINTER_ATTRIBUTE_HOST_POINTER:
+        *(uintptr_t *)data = r.kind == DEVICE_ALLOCATION ? 0 : r.host + offset;
+        DEMAND(r.kind != DEVICE_ALLOCATION, hipErrorInvalidValue);
+        return hipSuccess;
+    case HIP_POINTER_ATTRIBUTE_IS_MANAGED:
+        *(bool *)data = r.kind == SHARED_ALLOCATION;
+        return hipSuccess;
+    case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR:  // of registered memory the host's address, else the device's
+        *(uintptr_t *)data = r.kind == REGISTRATION ? r.host : r.host + r.shift;
+        return hipSuccess;
+    case HIP_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *(uint32_t *)data = r.size;
+        return hipSuccess;
+    default:
+        return failed(hipErrorInvalidValue);
+    }
+}

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in for the HIP runtime, libamdhip64.so; hip/libamdhip64.c says what it does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from standins.standin import Driver, MissingError
+
+
+def includes() -> list[Path]:
+    """The folder above the installed hip/hip_runtime_api.h: Debian's, or ROCm's own."""
+    for folder in (Path("/usr/include"), Path(os.environ.get("ROCM_PATH") or "/opt/rocm") / "include"):
+        if (folder / "hip" / "hip_runtime_api.h").is_file():
+            return [folder]
+    raise MissingError("the stand-in libamdhip64 needs hip/hip_runtime_api.h: apt-get install libamdhip64-dev")
+
+
+# hip-python from release 10 on looks into $ROCM_PATH/lib, and into /opt/rocm/lib without that, before it asks the
+# loader. The folder of the stand-in has no lib.
+DRIVER = Driver(
+    "libamdhip64.so",
+    "hip/libamdhip64.c",
+    "STANDIN_HIP",
+    includes,
+    options=["-D__HIP_PLATFORM_AMD__"],
+    variables={"ROCM_PATH": "{folder}"},
+)

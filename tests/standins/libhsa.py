@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in for the HSA runtime, libhsa-runtime64.so.1; hsa/libhsa_runtime64.c says what it does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from standins.standin import Driver, MissingError
+
+
+def includes() -> list[Path]:
+    """The folder above the installed hsa/hsa_ext_amd.h: Debian's, or ROCm's own."""
+    for folder in (Path("/usr/include"), Path(os.environ.get("ROCM_PATH") or "/opt/rocm") / "include"):
+        if (folder / "hsa" / "hsa_ext_amd.h").is_file():
+            return [folder]
+    raise MissingError("the stand-in libhsa-runtime64 needs hsa/hsa_ext_amd.h: apt-get install libhsa-runtime-dev")
+
+
+DRIVER = Driver("libhsa-runtime64.so.1", "hsa/libhsa_runtime64.c", "STANDIN_HSA", includes)

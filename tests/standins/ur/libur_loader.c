@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A stand-in for the loader of Unified Runtime, libur_loader.so.0, with adapters of its own. It answers the calls that
+// pinning makes, with the errors that ur_api.h documents, and it compiles only against the prototypes of the real
+// header. It checks the ABI and the sequence of calls; what a real adapter does with the memory, it can't know.
+//
+// Its first adapter is called Level Zero and can lock host memory. Where the header leaves the error open: a size that
+// is not of whole pages is INVALID_SIZE, pages that are not mapped or not aligned are INVALID_VALUE, and pages of which
+// some are registered or allocated already are OVERLAPPING_REGIONS. An import never fails: it pins what it can.
+//
+// With OLD defined it is the loader of 2025.2: urPlatformGet takes an array, and nothing can be registered.
+//
+// standin.h says how it is configured; besides what every stand-in understands:
+//   devices=N    number of Level Zero devices (at load only; 1 unless told)
+//   opencl       there is a second adapter, OpenCL, with one device for which nothing can be locked (at load only)
+//   adapters=N   number of adapters, 0 or 1 (at load only)
+//   no_register  the Level Zero adapter does not support urUSMHostAllocRegisterExp
+//   no_import    nor urUSMImportExp
+
+#define STANDIN "UR"
+
+#include <stdbool.h>  // which ur_api.h needs in C
+#include <unified-runtime/ur_api.h>
+#include <unified-runtime/ur_print.h>
+
+#include "standin.h"
+
+enum { MAX_DEVICES = 8, LEVEL_ZERO = 0, OPENCL = 1 };
+
+// Handles point to these; each knows its adapter, LEVEL_ZERO or OPENCL.
+struct ur_adapter_handle_t_ { int adapter; } adapters[] = {{LEVEL_ZERO}, {OPENCL}};
+struct ur_platform_handle_t_ { int adapter; } platforms[] = {{LEVEL_ZERO}, {OPENCL}};
+struct ur_device_handle_t_ { int adapter; } devices[MAX_DEVICES], opencl_device = {OPENCL};
+struct ur_context_handle_t_ { int adapter; };
+struct ur_queue_handle_t_ { ur_context_handle_t context; };
+
+static uint32_t device_count = 1, adapter_count = 1;
+static bool no_register, no_import;
+static _Atomic pid_t initialised_in;
+
+static bool standin_option(const char *entry) {
+    if (!entry) no_register = no_import = false;
+    else if (!strcmp(entry, "no_register")) no_register = true;
+    else if (!strcmp(entry, "no_import")) no_import = true;
+    else if (!strcmp(entry, "opencl")) adapter_count = 2;
+    else if (sscanf(entry, "adapters=%u", &adapter_count) != 1)
+        return sscanf(entry, "devices=%u", &device_count) == 1 && device_count <= MAX_DEVICES;
+    return true;
+}
+
+// ---- what every call does first ----
+
+#define ENTER(...)                                                                       \
+    do {                                                                                 \
+        int failure = enter(__func__, __VA_ARGS__);                                      \
+        if (failure) return failure;                                                     \
+        if (initialised_in != getpid()) return UR_RESULT_ERROR_UNINITIALIZED;            \
+    } while (0)
+#define REQUIRE_HANDLE(handle) REQUIRE(handle, UR_RESULT_ERROR_INVALID_NULL_HANDLE)
+#define REQUIRE_POINTER(pointer) REQUIRE(pointer, UR_RESULT_ERROR_INVALID_NULL_POINTER)
+
+// What every function that lists handles does with its last three arguments.
+#define LIST(count, handle, entries, list, total)                            \
+    do {                                                                     \
+        REQUIRE(!(list) == !(entries), UR_RESULT_ERROR_INVALID_SIZE);        \
+        REQUIRE((list) || (total), UR_RESULT_ERROR_INVALID_VALUE);           \
+        for (uint32_t i = 0; i < (entries) && i < (count); ++i) (list)[i] = (handle); \
+        if (total) *(total) = (count);                                       \
+        return UR_RESULT_SUCCESS;                                            \
+    } while (0)
+
+// What every function that tells a property does with its last three arguments.
+static ur_result_t tell(const void *property, size_t length, size_t size, void *value, size_t *size_ret) {
+    REQUIRE(!size == !value, size ? UR_RESULT_ERROR_INVALID_NULL_POINTER : UR_RESULT_ERROR_INVALID_SIZE);
+    REQUIRE(!value || size >= length, UR_RESULT_ERROR_INVALID_SIZE);
+    if (value) memcpy(value, property, length);
+    if (size_ret) *size_ret = length;
+    return UR_RESULT_SUCCESS;
+}
+
+// ---- the loader ----
+
+ur_result_t UR_APICALL urLoaderInit(ur_device_init_flags_t device_flags, ur_loader_config_handle_t hLoaderConfig) {
+    int failure = enter(__func__, "%u %p", device_flags, (void *)hLoaderConfig);
+    REQUIRE(!failure, failure);
+    REQUIRE(!(device_flags & UR_DEVICE_INIT_FLAGS_MASK), UR_RESULT_ERROR_INVALID_ENUMERATION);
+    initialised_in = getpid();
+    return UR_RESULT_SUCCESS;
+}
+
+// It is no call of a driver, so it is not logged and cannot be made to fail.
+ur_result_t UR_APICALL urPrintResult(enum ur_result_t value, char *buffer, const size_t buff_size, size_t *out_size) {
+    const char *name = "unknown enumerator";
+    switch (value) {
+#define NAMED(result) case result: name = #result; break
+    NAMED(UR_RESULT_ERROR_INVALID_VALUE);
+    NAMED(UR_RESULT_ERROR_INVALID_CONTEXT);
+    NAMED(UR_RESULT_ERROR_INVALID_PLATFORM);
+    NAMED(UR_RESULT_ERROR_DEVICE_LOST);
+    NAMED(UR_RESULT_ERROR_INVALID_DEVICE);
+    NAMED(UR_RESULT_ERROR_UNINITIALIZED);
+    NAMED(UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+    NAMED(UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    NAMED(UR_RESULT_ERROR_INVALID_NULL_HANDLE);
+    NAMED(UR_RESULT_ERROR_INVALID_NULL_POINTER);
+    NAMED(UR_RESULT_ERROR_INVALID_SIZE);
+    NAMED(UR_RESULT_ERROR_INVALID_ENUMERATION);
+    NAMED(UR_RESULT_ERROR_OVERLAPPING_REGIONS);
+    NAMED(UR_RESULT_ERROR_INVALID_USM_SIZE);
+    NAMED(UR_RESULT_ERROR_UNKNOWN);
+    default: break;
+    }
+    int length = snprintf(buffer, buff_size, "%s", name) + 1;
+    if (out_size) *out_size = length;
+    return (size_t)length <= buff_size ? UR_RESULT_SUCCESS : UR_RESULT_ERROR_INVALID_SIZE;
+}
+
+// ---- adapters, platforms and devices ----
+
+ur_result_t UR_APICALL urAdapterGet(uint32_t NumEntries, ur_adapter_handle_t *phAdapters, uint32_t *pNumAdapters) {
+    ENTER("%u", NumEntries);
+    LIST(adapter_count, &adapters[i], NumEntries, phAdapters, pNumAdapters);
+}
+
+ur_result_t UR_APICALL urAdapterGetInfo(ur_adapter_handle_t hAdapter, ur_adapter_info_t propName, size_t propSize,
+                                        void *pPropValue, size_t *pPropSizeRet) {
+    ENTER("%p %d", (void *)hAdapter, propName);
+    REQUIRE_HANDLE(hAdapter);
+    REQUIRE(propName == UR_ADAPTER_INFO_BACKEND, UR_RESULT_ERROR_INVALID_ENUMERATION);
+    ur_backend_t backend = hAdapter->adapter == OPENCL ? UR_BACKEND_OPENCL : UR_BACKEND_LEVEL_ZERO;
+    return tell(&backend, sizeof backend, propSize, pPropValue, pPropSizeRet);
+}
+
+#ifdef OLD
+void urGetGlobalProcAddrTable(void);
+void urGetGlobalProcAddrTable(void) {}
+
+ur_result_t old_platform_get(ur_adapter_handle_t *, uint32_t, uint32_t, ur_platform_handle_t *, uint32_t *)
+    __asm__("urPlatformGet");
+ur_result_t old_platform_get(ur_adapter_handle_t *phAdapters, uint32_t NumAdapters, uint32_t NumEntries,
+                             ur_platform_handle_t *phPlatforms, uint32_t *pNumPlatforms) {
+    REQUIRE_POINTER(phAdapters);
+    REQUIRE(NumAdapters == 1, UR_RESULT_ERROR_INVALID_SIZE);
+    ur_adapter_handle_t hAdapter = *phAdapters;
+#else
+ur_result_t UR_APICALL urPlatformGet(ur_adapter_handle_t hAdapter, uint32_t NumEntries,
+                                     ur_platform_handle_t *phPlatforms, uint32_t *pNumPlatforms) {
+#endif
+    int failure = enter("urPlatformGet", "%p %u", (void *)hAdapter, NumEntries);
+    REQUIRE(!failure, failure);
+    REQUIRE(initialised_in == getpid(), UR_RESULT_ERROR_UNINITIALIZED);
+    REQUIRE_HANDLE(hAdapter);
+    LIST(1u, &platforms[hAdapter->adapter + i], NumEntries, phPlatforms, pNumPlatforms);
+}
+
+ur_result_t UR_APICALL urPlatformGetApiVersion(ur_platform_handle_t hPlatform, ur_api_version_t *pVersion) {
+    ENTER("%p", (void *)hPlatform);
+    REQUIRE_HANDLE(hPlatform);
+    REQUIRE_POINTER(pVersion);
+    *pVersion = UR_API_VERSION_CURRENT;
+    return UR_RESULT_SUCCESS;
+}
+
+ur_result_t UR_APICALL urDeviceGetSelected(ur_platform_handle_t hPlatform, ur_device_type_t DeviceType,
+                                           uint32_t NumEntries, ur_device_handle_t *phDevices, uint32_t *pNumDevices) {
+    ENTER("%p %d %u", (void *)hPlatform, DeviceType, NumEntries);
+    REQUIRE_HANDLE(hPlatform);
+    REQUIRE(DeviceType == UR_DEVICE_TYPE_ALL, UR_RESULT_ERROR_INVALID_ENUMERATION);
+    bool opencl = hPlatform->adapter == OPENCL;
+    LIST(opencl ? 1 : device_count, opencl ? &opencl_device : &devices[i], NumEntries, phDevices, pNumDevices);
+}
+
+ur_result_t UR_APICALL urDeviceGetInfo(ur_device_handle_t hDevice, ur_device_info_t propName, size_t propSize,
+                                       void *pPropValue, size_t *pPropSizeRet) {
+    ENTER("%p %d", (void *)hDevice, propName);
+    REQUIRE_HANDLE(hDevice);
+    REQUIRE(propName == UR_DEVICE_INFO_NAME, UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION);
+    char name[32];
+    bool opencl = hDevice->adapter == OPENCL;
+    int length = snprintf(name, sizeof name, "Stand-in %d", opencl ? 0 : (int)(hDevice - devices)) + 1;
+    return tell(name, length, propSize, pPropValue, pPropSizeRet);
+}
+
+// ---- contexts and queues ----
+
+static _Atomic int contexts, queues;  // alive
+
+int standin_handles(void);
+int standin_handles(void) { return contexts + queues; }
+
+ur_result_t UR_APICALL urContextCreate(uint32_t DeviceCount, const ur_device_handle_t *phDevices,
+                                       const ur_context_properties_t *pProperties, ur_context_handle_t *phContext) {
+    ENTER("%u %p", DeviceCount, (void *)pProperties);
+    REQUIRE_POINTER(phDevices && phContext);
+    REQUIRE(DeviceCount, UR_RESULT_ERROR_INVALID_SIZE);
+    for (uint32_t i = 0; i < DeviceCount; ++i) {
+        REQUIRE_HANDLE(phDevices[i]);
+        REQUIRE(phDevices[i]->adapter == phDevices[0]->adapter, UR_RESULT_ERROR_INVALID_DEVICE);
+    }
+    *phContext = malloc(sizeof **phContext);
+    (*phContext)->adapter = phDevices[0]->adapter;
+    ++contexts;
+    return UR_RESULT_SUCCESS;
+}
+
+ur_result_t UR_APICALL urContextRelease(ur_context_handle_t hContext) {
+    ENTER("%p", (void *)hContext);
+    REQUIRE_HANDLE(hContext);
+    free(hContext);
+    --contexts;
+    return UR_RESULT_SUCCESS;
+}
+
+ur_result_t UR_APICALL urQueueCreate(ur_context_handle_t hContext, ur_device_handle_t hDevice,
+                                     const ur_queue_properties_t *pProperties, ur_queue_handle_t *phQueue) {
+    ENTER("%p %p %p", (void *)hContext, (void *)hDevice, (void *)pProperties);
+    REQUIRE_HANDLE(hContext && hDevice);
+    REQUIRE_POINTER(phQueue);
+    REQUIRE(hContext->adapter == hDevice->adapter, UR_RESULT_ERROR_INVALID_DEVICE);
+    *phQueue = malloc(sizeof **phQueue);
+    (*phQueue)->context = hContext;
+    ++queues;
+    return UR_RESULT_SUCCESS;
+}
+
+ur_result_t UR_APICALL urQueueRelease(ur_queue_handle_t hQueue) {
+    ENTER("%p", (void *)hQueue);
+    REQUIRE_HANDLE(hQueue);
+    free(hQueue);
+    --queues;
+    return UR_RESULT_SUCCESS;
+}
+
+// ---- locking of host memory ----
+
+static bool allocated(uintptr_t host, size_t size) {
+    return overlapping(HOST_ALLOCATION, host, size) || overlapping(SHARED_ALLOCATION, host, size);
+}
+
+#ifndef OLD
+ur_result_t UR_APICALL urUSMHostAllocRegisterExp(ur_context_handle_t hContext, void *pHostMem, size_t size,
+                                                 const ur_exp_usm_host_alloc_register_properties_t *pProperties) {
+    ENTER("%p %p %zu %d", (void *)hContext, pHostMem, size, pProperties ? (int)pProperties->flags : 0);
+    REQUIRE_HANDLE(hContext);
+    REQUIRE_POINTER(pHostMem);
+    uintptr_t host = (uintptr_t)pHostMem;
+    if (pProperties) {
+        bool right_type = pProperties->stype == UR_STRUCTURE_TYPE_EXP_USM_HOST_ALLOC_REGISTER_PROPERTIES;
+        REQUIRE(right_type && !pProperties->pNext, UR_RESULT_ERROR_INVALID_ENUMERATION);
+        REQUIRE(!(pProperties->flags & UR_EXP_USM_HOST_ALLOC_REGISTER_FLAGS_MASK), UR_RESULT_ERROR_INVALID_ENUMERATION);
+    }
+    REQUIRE(hContext->adapter == LEVEL_ZERO && !no_register, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    REQUIRE(size && host % PAGE == 0, UR_RESULT_ERROR_INVALID_VALUE);
+    REQUIRE(size % PAGE == 0, UR_RESULT_ERROR_INVALID_SIZE);
+    pthread_mutex_lock(&mutex);
+    ur_result_t result = UR_RESULT_SUCCESS;
+    if (overlapping(REGISTRATION, host, size) || allocated(host, size)) result = UR_RESULT_ERROR_OVERLAPPING_REGIONS;
+    else if (!add(REGISTRATION, host, 0, size, pProperties ? pProperties->flags : 0)) result = UR_RESULT_ERROR_INVALID_VALUE;
+    pthread_mutex_unlock(&mutex);
+    return result;
+}
+
+ur_result_t UR_APICALL urUSMHostAllocUnregisterExp(ur_context_handle_t hContext, void *pHostMem) {
+    ENTER("%p %p", (void *)hContext, pHostMem);
+    REQUIRE_HANDLE(hContext);
+    REQUIRE_POINTER(pHostMem);
+    REQUIRE(hContext->adapter == LEVEL_ZERO && !no_register, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    pthread_mutex_lock(&mutex);
+    bool found = discard((uintptr_t)pHostMem, REGISTRATION, REGISTRATION);
+    pthread_mutex_unlock(&mutex);
+    return found ? UR_RESULT_SUCCESS : UR_RESULT_ERROR_INVALID_VALUE;
+}
+#endif
+
+ur_result_t UR_APICALL urUSMImportExp(ur_context_handle_t hContext, void *pMem, size_t size) {
+    ENTER("%p %p %zu", (void *)hContext, pMem, size);
+    REQUIRE_HANDLE(hContext);
+    REQUIRE_POINTER(pMem);
+    REQUIRE(hContext->adapter == LEVEL_ZERO && !no_import, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    uintptr_t host = (uintptr_t)pMem;
+    pthread_mutex_lock(&mutex);
+    if (!overlapping(REGISTRATION, host, size) && !allocated(host, size)) add(REGISTRATION, host, 0, size, 0);
+    pthread_mutex_unlock(&mutex);
+    return UR_RESULT_SUCCESS;
+}
+
+ur_result_t UR_APICALL urUSMReleaseExp(ur_context_handle_t hContext, void *pMem) {
+    ENTER("%p %p", (void *)hContext, pMem);
+    REQUIRE_HANDLE(hContext);
+    REQUIRE_POINTER(pMem);
+    REQUIRE(hContext->adapter == LEVEL_ZERO && !no_import, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    pthread_mutex_lock(&mutex);
+    discard((uintptr_t)pMem, REGISTRATION, REGISTRATION);
+    pthread_mutex_unlock(&mutex);
+    return UR_RESULT_SUCCESS;
+}
+
+// ---- memory ----
+
+static ur_result_t allocate_usm(int kind, uintptr_t shift, size_t size, void **memory) {
+    REQUIRE_POINTER(memory);
+    REQUIRE(size && size < DEVICE, UR_RESULT_ERROR_INVALID_USM_SIZE);
+    uintptr_t address = allocate(kind, shift, size);
+    REQUIRE(address, UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+    *memory = (void *)address;
+    return UR_RESULT_SUCCESS;
+}
+
+ur_result_t UR_APICALL urUSMHostAlloc(ur_context_handle_t hContext, const ur_usm_desc_t *pUSMDesc,
+                                      ur_usm_pool_handle_t pool, size_t size, void **ppMem) {
+    ENTER("%p %p %p %zu", (void *)hContext, (void *)pUSMDesc, (void *)pool, size);
+    REQUIRE_HANDLE(hContext);
+    return allocate_usm(HOST_ALLOCATION, 0, size, ppMem);
+}
+
+ur_result_t UR_APICALL urUSMDeviceAlloc(ur_context_handle_t hContext, ur_device_handle_t hDevice,
+                                        const ur_usm_desc_t *pUSMDesc, ur_usm_pool_handle_t pool, size_t size,
+                                        void **ppMem) {
+    ENTER("%p %p %p %p %zu", (void *)hContext, (void *)hDevice, (void *)pUSMDesc, (void *)pool, size);
+    REQUIRE_HANDLE(hContext && hDevice);
+    return allocate_usm(DEVICE_ALLOCATION, DEVICE, size, ppMem);
+}
+
+ur_result_t UR_APICALL urUSMSharedAlloc(ur_context_handle_t hContext, ur_device_handle_t hDevice,
+                                        const ur_usm_desc_t *pUSMDesc, ur_usm_pool_handle_t pool, size_t size,
+                                        void **ppMem) {
+    ENTER("%p %p %p %p %zu", (void *)hContext, (void *)hDevice, (void *)pUSMDesc, (void *)pool, size);
+    REQUIRE_HANDLE(hContext && hDevice);
+    return allocate_usm(SHARED_ALLOCATION, 0, size, ppMem);
+}
+
+ur_result_t UR_APICALL urUSMFree(ur_context_handle_t hContext, void *pMem) {
+    ENTER("%p %p", (void *)hContext, pMem);
+    REQUIRE_HANDLE(hContext);
+    REQUIRE_POINTER(pMem);
+    pthread_mutex_lock(&mutex);
+    bool found = discard((uintptr_t)pMem, HOST_ALLOCATION, SHARED_ALLOCATION);
+    pthread_mutex_unlock(&mutex);
+    return found ? UR_RESULT_SUCCESS : UR_RESULT_ERROR_INVALID_VALUE;
+}
+
+ur_result_t UR_APICALL urUSMGetMemAllocInfo(ur_context_handle_t hContext, const void *pMem,
+                                            ur_usm_alloc_info_t propName, size_t propSize, void *pPropValue,
+                                            size_t *pPropSizeRet) {
+    ENTER("%p %p %d", (void *)hContext, pMem, propName);
+    REQUIRE_HANDLE(hContext);
+    REQUIRE_POINTER(pMem);
+    static const ur_usm_type_t types[] = {UR_USM_TYPE_HOST, UR_USM_TYPE_HOST, UR_USM_TYPE_DEVICE, UR_USM_TYPE_SHARED};
+    ur_usm_type_t type = UR_USM_TYPE_UNKNOWN;
+    uintptr_t base = 0;
+    size_t size = 0;
+    pthread_mutex_lock(&mutex);
+    struct range *range = holding((uintptr_t)pMem);
+    if (range) type = types[range->kind], base = range->host + range->shift, size = range->size;
+    pthread_mutex_unlock(&mutex);
+    switch (propName) {
+    case UR_USM_ALLOC_INFO_TYPE: return tell(&type, sizeof type, propSize, pPropValue, pPropSizeRet);
+    case UR_USM_ALLOC_INFO_BASE_PTR: return tell(&base, sizeof base, propSize, pPropValue, pPropSizeRet);
+    case UR_USM_ALLOC_INFO_SIZE: return tell(&size, sizeof size, propSize, pPropValue, pPropSizeRet);
+    default: return UR_RESULT_ERROR_INVALID_ENUMERATION;
+    }
+}
+
+// The host address of the bytes of one end of a copy, or 0 where they end beyond their allocation.
+static uintptr_t reachable(uintptr_t address, size_t size) {
+    struct range *r = holding(address);
+    if (!r || r->kind == REGISTRATION) return address < REGISTERED ? address : 0;
+    uintptr_t host = address - r->shift;
+    return size <= r->size - (host - r->host) ? host : 0;
+}
+
+ur_result_t UR_APICALL urEnqueueUSMMemcpy(ur_queue_handle_t hQueue, bool blocking, void *pDst, const void *pSrc,
+                                          size_t size, uint32_t numEventsInWaitList,
+                                          const ur_event_handle_t *phEventWaitList, ur_event_handle_t *phEvent) {
+    ENTER("%p %d %p %p %zu %u", (void *)hQueue, blocking, pDst, pSrc, size, numEventsInWaitList);
+    REQUIRE_HANDLE(hQueue);
+    REQUIRE_POINTER(pDst && pSrc);
+    REQUIRE(size, UR_RESULT_ERROR_INVALID_SIZE);
+    REQUIRE(blocking && !numEventsInWaitList && !phEventWaitList && !phEvent, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    pthread_mutex_lock(&mutex);
+    uintptr_t to = reachable((uintptr_t)pDst, size), from = reachable((uintptr_t)pSrc, size);
+    pthread_mutex_unlock(&mutex);
+    REQUIRE(to && from, UR_RESULT_ERROR_INVALID_VALUE);
+    memmove((void *)to, (void *)from, size);
+    return UR_RESULT_SUCCESS;
+}

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in loader for the tests of pinning_ur."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.extend([str(HERE), str(HERE.parent / "cuda"), str(HERE.parent)])  # usm, mapped_memory, and standins
+
+from standins.libur import DRIVER, OLD_DRIVER  # noqa: E402
+from standins.standin import Driver, MissingError, StandIn  # noqa: E402
+
+
+def _build(driver: Driver, folder: Path) -> Path:
+    try:
+        return driver.build(folder)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stand-in libur_loader.so.0 is, for programs started with `DRIVER.environment`."""
+    return _build(DRIVER, tmp_path_factory.mktemp("libur_loader"))
+
+
+@pytest.fixture(scope="session")
+def old_standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a stand-in for the loader of 2025.2 is."""
+    return _build(OLD_DRIVER, tmp_path_factory.mktemp("libur_loader-2025.2"))
+
+
+@pytest.fixture
+def standin(tmp_path: Path) -> Iterator[StandIn]:
+    """The stand-in that is this process's loader. A test leaves nothing registered."""
+    standin = DRIVER.standin(tmp_path / "calls")
+    standin.configure()
+    yield standin
+    standin.configure()
+    assert standin.registrations() == set()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call of the loader failing at every point, and a process that the loader does not work in.
+
+A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from mapped_memory import PAGE, Memory
+
+from pinning.errors import PluginUnavailableError, VendorError
+from pinning_ur import UrPlugin, plugin
+from pinning_ur.loader import SONAME
+from standins.standin import StandIn
+
+DEVICE_LOST = 20
+DEVICE = plugin.device(0)
+REGISTER, UNREGISTER, INFO = "urUSMHostAllocRegisterExp", "urUSMHostAllocUnregisterExp", "urUSMGetMemAllocInfo"
+
+Outcome = VendorError | None
+
+
+def each_failure(standin: StandIn, act: Callable[[], object]) -> Iterator[tuple[str, Outcome]]:
+    """Let the first call that `act` makes fail, then the second and so on: the call, and what `act` raised."""
+    for n in count(1):
+        standin.configure(f"fail=*:{n}:{DEVICE_LOST}")
+        outcome: Outcome = None
+        try:
+            act()
+        except VendorError as error:
+            outcome = error
+        calls = standin.calls()
+        standin.configure()
+        if n > len(calls):
+            assert outcome is None
+            return
+        yield calls[n - 1].split()[0], outcome
+
+
+def handles() -> int:
+    """Contexts and queues that have not been given back."""
+    count: int = ctypes.CDLL(SONAME).standin_handles()
+    return count
+
+
+def test_an_adapter_that_fails_is_left_out_and_named(standin: StandIn) -> None:
+    found = []
+    for n in count(1):
+        standin.configure(f"fail=*:{n}:{DEVICE_LOST}")
+        other = UrPlugin()
+        try:
+            devices, said = other.device_count(), "".join(other.warnings())
+        except PluginUnavailableError as error:
+            devices, said = 0, str(error)
+        found.append(devices)
+        calls = standin.calls()
+        if n > len(calls):
+            assert said == ""
+            break
+        assert f"{calls[n - 1].split()[0]} failed: UR_RESULT_ERROR_DEVICE_LOST (20)" in said
+    # The list of adapters, what Level Zero is asked, which has two devices, what OpenCL is asked, and all is well.
+    assert found == [0] * 2 + [1] * 7 + [2] * 6 + [3]
+
+
+def test_a_lock_fails_without_a_trace(standin: StandIn) -> None:
+    memory, before = Memory(3), handles()
+    fresh = [UrPlugin().device(0) for _ in range(5)]
+    devices = iter(fresh)
+    failed = []
+    for call, outcome in each_failure(standin, lambda: next(devices).data_lock(memory.ptr + 8, PAGE, None)):
+        failed.append(call)
+        assert outcome
+        assert (outcome.call, outcome.code, outcome.name) == (call, DEVICE_LOST, "UR_RESULT_ERROR_DEVICE_LOST")
+        assert standin.registrations() == set()
+        assert handles() == before + len(failed) - 1  # the context of each device, where it could be made
+    assert failed == ["urContextCreate", INFO, INFO, REGISTER]
+    fresh[-1].data_unlock(memory.ptr + 8)
+
+
+def test_an_unlock_that_fails_leaves_the_lock(standin: StandIn) -> None:
+    memory = Memory(1)
+    DEVICE.data_lock(memory.ptr, PAGE, False)
+    failed = []
+    for call, outcome in each_failure(standin, lambda: DEVICE.data_unlock(memory.ptr)):
+        failed.append(call)
+        assert outcome
+        assert standin.registrations() == {(memory.ptr, PAGE)}
+        assert DEVICE.is_pinned_ptr(memory.ptr) == (memory.ptr, PAGE, memory.ptr)
+    assert failed == [UNREGISTER]
+
+
+def test_an_unlock_beside_a_neighbour_fails_without_a_trace(standin: StandIn) -> None:
+    memory = Memory(4)
+    DEVICE.data_lock(memory.ptr, 3 * PAGE + 8, False)
+    DEVICE.data_lock(memory.ptr + 3 * PAGE + 8, 8, False)
+    failed = []
+    for call, outcome in each_failure(standin, lambda: DEVICE.data_unlock(memory.ptr)):
+        failed.append(call)
+        assert outcome
+        assert standin.registrations() == {(memory.ptr, 4 * PAGE)}
+    assert failed == [UNREGISTER, REGISTER]
+    assert standin.registrations() == {(memory.ptr + 3 * PAGE, PAGE)}
+    DEVICE.data_unlock(memory.ptr + 3 * PAGE + 8)
+
+
+def test_an_unlock_that_cannot_be_undone_can_be_repeated(standin: StandIn) -> None:
+    memory = Memory(2)
+    DEVICE.data_lock(memory.ptr, PAGE + 8, False)
+    DEVICE.data_lock(memory.ptr + PAGE + 8, 8, False)
+    standin.configure(f"fail={REGISTER}:1:{DEVICE_LOST};fail={REGISTER}:2:{DEVICE_LOST}")
+    with pytest.raises(VendorError, match=REGISTER):
+        DEVICE.data_unlock(memory.ptr)
+    assert standin.registrations() == set()
+    DEVICE.data_unlock(memory.ptr)
+    DEVICE.data_unlock(memory.ptr + PAGE + 8)
+
+
+def test_a_lock_in_two_parts_fails_without_a_trace(standin: StandIn) -> None:
+    memory = Memory(3)
+    DEVICE.data_lock(memory.ptr + PAGE, 8, False)
+    before = {(memory.ptr + PAGE, PAGE)}
+    failed = []
+    for call, outcome in each_failure(standin, lambda: DEVICE.data_lock(memory.ptr, 3 * PAGE, False)):
+        failed.append(call)
+        assert outcome
+        assert standin.registrations() == before
+    assert failed == [INFO, INFO, REGISTER, REGISTER]
+    DEVICE.data_unlock(memory.ptr)
+    assert standin.registrations() == before
+    DEVICE.data_unlock(memory.ptr + PAGE)
+
+
+def test_a_query_passes_on_every_failure(standin: StandIn) -> None:
+    outcomes = list(each_failure(standin, lambda: DEVICE.is_pinned_ptr(Memory(1).ptr)))
+    assert [call for call, _ in outcomes] == [INFO]
+    assert all(outcome for _, outcome in outcomes)
+
+
+def test_a_copy_fails_without_a_trace(standin: StandIn) -> None:
+    device, memory = UrPlugin().device(0), Memory(1)
+    there = device.allocate(PAGE)
+    before = handles()
+    failed = []
+    for call, outcome in each_failure(standin, lambda: device.copy(there, memory.ptr, PAGE)):
+        failed.append(call)
+        assert outcome
+        assert handles() == before + (call != "urQueueCreate")
+    assert failed == ["urQueueCreate", "urEnqueueUSMMemcpy"]
+    device.free(there)
+
+
+def test_device_memory_that_cannot_be_had(standin: StandIn) -> None:
+    with pytest.raises(VendorError, match=r"urUSMDeviceAlloc failed: UR_RESULT_ERROR_INVALID_USM_SIZE \(64\)"):
+        DEVICE.allocate(1 << 60)
+
+
+def test_a_fork_is_told_that_the_loader_does_not_work_in_it(standin: StandIn) -> None:
+    memory = Memory(1)
+    DEVICE.data_lock(memory.ptr, PAGE, False)
+    attempts: list[Callable[[], object]] = [
+        plugin.device_count,
+        plugin.library,
+        plugin.warnings,
+        lambda: plugin.device(0),
+        lambda: DEVICE.data_lock(memory.ptr + 64, 1, False),
+        lambda: DEVICE.data_unlock(memory.ptr),
+        lambda: DEVICE.is_pinned_ptr(memory.ptr),
+        lambda: DEVICE.allocate(1),
+        lambda: DEVICE.copy(memory.ptr, memory.ptr, 1),
+    ]
+    standin.configure()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for attempt in attempts:
+            try:
+                attempt()
+            except PluginUnavailableError as error:
+                refused += "fork" in str(error) and "spawn" in str(error)
+        os._exit(refused)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == len(attempts)
+    assert standin.calls() == []
+    DEVICE.data_unlock(memory.ptr)

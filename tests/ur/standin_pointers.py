@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `is_pinned_ptr` says, and what becomes of memory that someone else has pinned.
+
+A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
+"""
+
+from __future__ import annotations
+
+import pytest
+from mapped_memory import PAGE, Memory
+from usm import host_memory, registered, shared_memory
+
+import pinning
+from pinning.errors import AlreadyPinnedError, InvalidRangeError
+from pinning_ur import plugin
+from standins.standin import StandIn
+
+DEVICE, OTHER = plugin.device(0), plugin.device(1)
+
+
+def test_a_lock_is_found_by_every_byte_of_it_and_by_no_other(standin: StandIn) -> None:
+    memory = Memory(3)
+    start, size = memory.ptr + 100, 2 * PAGE
+    assert DEVICE.data_lock(start, size, None) == start
+    for byte in (start, start + 1, start + PAGE, start + size - 1):
+        assert DEVICE.is_pinned_ptr(byte) == (start, size, start)
+    for byte in (memory.ptr, start - 1, start + size, memory.ptr + 3 * PAGE):
+        assert DEVICE.is_pinned_ptr(byte) is None
+    DEVICE.data_unlock(start)
+    assert DEVICE.is_pinned_ptr(start) is None
+
+
+def test_the_largest_lock_around_an_address_is_told(standin: StandIn) -> None:
+    memory = Memory(2)
+    DEVICE.data_lock(memory.ptr, PAGE, None)
+    DEVICE.data_lock(memory.ptr, 2 * PAGE, None)
+    assert DEVICE.is_pinned_ptr(memory.ptr + 1) == (memory.ptr, 2 * PAGE, memory.ptr)
+    DEVICE.data_unlock(memory.ptr)
+    assert DEVICE.is_pinned_ptr(memory.ptr + 1) == (memory.ptr, 2 * PAGE, memory.ptr)
+    DEVICE.data_unlock(memory.ptr)
+
+
+def test_memory_that_the_vendor_allocated_is_found(standin: StandIn) -> None:
+    with host_memory(DEVICE, 5000) as ptr:
+        for byte in (ptr, ptr + 1, ptr + 4999):
+            assert DEVICE.is_pinned_ptr(byte) == (ptr, 5000, ptr)
+        assert DEVICE.is_pinned_ptr(ptr + 5000) is None
+
+
+def test_memory_of_a_device_is_not_pinned_host_memory(standin: StandIn) -> None:
+    there = DEVICE.allocate(PAGE)
+    assert DEVICE.is_pinned_ptr(there) is None
+    DEVICE.free(there)
+    with shared_memory(DEVICE, PAGE) as ptr:
+        assert DEVICE.is_pinned_ptr(ptr) is None
+
+
+def test_memory_that_someone_else_pinned_is_not_locked_again(standin: StandIn) -> None:
+    memory = Memory(4)
+    with registered(DEVICE, memory.ptr + PAGE, 2 * PAGE):
+        for first, size in ((1, 1), (1, 2), (0, 2), (2, 2)):
+            with pytest.raises(AlreadyPinnedError):
+                DEVICE.data_lock(memory.ptr + first * PAGE, size * PAGE, None)
+        assert DEVICE.is_pinned_ptr(memory.ptr + PAGE + 5) == (memory.ptr + PAGE, 2 * PAGE, memory.ptr + PAGE)
+        assert standin.registrations() == {(memory.ptr + PAGE, 2 * PAGE)}
+
+
+def test_memory_pinned_in_the_middle_of_a_range(standin: StandIn) -> None:
+    memory = Memory(3)
+    with (
+        registered(DEVICE, memory.ptr + PAGE, PAGE),
+        pytest.raises(AlreadyPinnedError, match=r"urUSMHostAllocRegisterExp.*OVERLAPPING"),
+    ):
+        DEVICE.data_lock(memory.ptr, 3 * PAGE, None)
+
+
+def test_an_import_does_not_take_what_someone_else_pinned(standin: StandIn) -> None:
+    with host_memory(DEVICE, PAGE) as ptr:
+        standin.configure("no_register")
+        with pytest.raises(AlreadyPinnedError):
+            DEVICE.data_lock(ptr, PAGE, None)
+        assert standin.calls("urUSMImportExp") == standin.calls("urUSMReleaseExp") == []
+
+
+def test_device_memory_and_shared_memory_cannot_be_locked(standin: StandIn) -> None:
+    there = DEVICE.allocate(PAGE)
+    with pytest.raises(InvalidRangeError, match=f"{there:#x}.*ur:0.*device memory"):
+        DEVICE.data_lock(there, PAGE, None)
+    DEVICE.free(there)
+    with shared_memory(DEVICE, PAGE) as ptr, pytest.raises(InvalidRangeError, match="shared with a device"):
+        DEVICE.data_lock(ptr, PAGE, None)
+    assert standin.calls("urUSMHostAllocRegisterExp") == []
+
+
+def test_the_map_takes_in_what_someone_else_pinned(standin: StandIn) -> None:
+    with host_memory(DEVICE, 2 * PAGE) as ptr:
+        table = pinning.PinnedMap(DEVICE)
+        assert table.lock(ptr + 10, PAGE) == ptr + 10
+        (region,) = table
+        assert (region.start, region.size, region.external) == (ptr, 2 * PAGE, True)
+        table.unlock(ptr + 10)
+        assert len(table) == 0
+        assert standin.calls("urUSMHostAllocUnregisterExp") == []
+
+
+def test_devices_of_one_platform_lock_the_same_memory(standin: StandIn) -> None:
+    memory = Memory(1)
+    for device in (DEVICE, OTHER):
+        device.data_lock(memory.ptr, PAGE, None)
+    assert len(standin.calls("urUSMHostAllocRegisterExp")) == 1
+    DEVICE.data_unlock(memory.ptr)
+    assert DEVICE.is_pinned_ptr(memory.ptr) is None
+    assert OTHER.is_pinned_ptr(memory.ptr) == (memory.ptr, PAGE, memory.ptr)
+    assert standin.registrations() == {(memory.ptr, PAGE)}
+    OTHER.data_unlock(memory.ptr)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs each standin_*.py of this folder in a process of its own, whose loader is the stand-in libur_loader.so.0.
+
+A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from standins.child import run_pytest
+from standins.libur import DRIVER
+
+
+@pytest.mark.parametrize(
+    "file", ["standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"]
+)
+def test_on_the_standin(file: str, standin_folder: Path) -> None:
+    run_pytest(Path(__file__).parent / file, environment=DRIVER.environment(standin_folder, "devices=2;opencl"))

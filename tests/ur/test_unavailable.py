@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `device_count` says when something is missing, that importing pinning_ur needs nothing, and older loaders.
+
+Each case is a process of its own, because a loader once loaded stays.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from standins.libur import DRIVER, OLD_DRIVER
+
+
+def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What `program` prints, in an interpreter of its own."""
+    command = [sys.executable, "-P", "-c", program]
+    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+COUNT = """
+from pinning.errors import PluginUnavailableError
+from pinning_ur import plugin
+try:
+    print(plugin.device_count())
+except PluginUnavailableError as error:
+    print("unavailable:", error)
+"""
+# Where pip puts the loader, as seen by a Python elsewhere: then only the library path can have one.
+ELSEWHERE = "import sys, site; sys.prefix = '/nowhere'; site.getuserbase = lambda: '/nowhere'"
+WITHOUT = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+
+
+def test_importing_loads_no_loader() -> None:
+    program = "import pinning_ur; print('libur_loader' in open('/proc/self/maps').read())"
+    assert run(program) == "False\n"
+
+
+def test_a_loader_that_is_not_installed() -> None:
+    said = run(f"{ELSEWHERE}\n{COUNT}", WITHOUT)
+    if not said.startswith("unavailable:"):
+        pytest.skip("this machine has libur_loader.so.0 on its library path")
+    assert "libur_loader.so.0" in said
+    assert "pip install 'pinning[ur]'" in said
+
+
+def test_a_loader_that_lacks_a_library(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libur_loader.so.0").write_bytes(b"no library")
+    said = run(f"{ELSEWHERE}\nsys.prefix = {str(tmp_path)!r}\n{COUNT}", WITHOUT)
+    assert said.startswith("unavailable: libur_loader.so.0")
+    assert f"{tmp_path}/lib/libur_loader.so.0: " in said, "the reason is that of the file that is there"
+
+
+def test_a_library_of_another_kind(tmp_path: Path) -> None:
+    source = tmp_path / "empty.c"
+    source.write_text("")
+    subprocess.run(["cc", "-shared", "-o", tmp_path / "libur_loader.so.0", source], check=True)
+    said = run(COUNT, {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert said.startswith("unavailable: libur_loader.so.0 is of a release without urLoaderInit")
+
+
+def test_the_loader_is_found_where_pip_puts_it(standin_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lib").symlink_to(standin_folder)
+    program = f"{ELSEWHERE}\nsys.prefix = {str(tmp_path)!r}\n{COUNT}"
+    assert run(program, {**WITHOUT, "STANDIN_UR": "devices=3"}) == "3\n"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "words"),
+    [
+        ("fail=urLoaderInit:1:37", ["urLoaderInit failed: UR_RESULT_ERROR_UNINITIALIZED (37)", "UR_LOG_LOADER"]),
+        ("fail=urAdapterGet:1:20", ["urAdapterGet failed: UR_RESULT_ERROR_DEVICE_LOST (20)"]),
+        ("fail=urAdapterGetInfo:1:20", ["urAdapterGetInfo failed: UR_RESULT_ERROR_DEVICE_LOST (20)"]),
+        ("adapters=0", ["no adapter", "UR_LOG_LOADER"]),
+        ("devices=0", ["no device", "(Level Zero)", "OCL_ICD_FILENAMES", "/dev/dri"]),
+    ],
+)
+def test_a_loader_without_a_device(standin_folder: Path, configuration: str, words: list[str]) -> None:
+    said = run(COUNT, DRIVER.environment(standin_folder, configuration))
+    assert said.startswith("unavailable:")
+    assert [word for word in words if word not in said] == []
+
+
+@pytest.mark.parametrize("function", ["urLoaderInit", "urAdapterGet", "urAdapterGetInfo", "urDeviceGetSelected"])
+def test_another_try_after_a_failure(standin_folder: Path, function: str) -> None:
+    program = f"{COUNT}print(plugin.device_count())"
+    said = run(program, DRIVER.environment(standin_folder, f"fail={function}:1:20"))
+    assert said.splitlines()[0].startswith("unavailable:")
+    assert said.splitlines()[1:] == ["1"]
+
+
+def test_a_loader_of_2025_2(old_standin_folder: Path, tmp_path: Path) -> None:
+    program = """
+import ctypes, mmap
+from pinning_ur import plugin
+memory = mmap.mmap(-1, 4096)
+ptr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+device = plugin.device(1)
+device.data_lock(ptr + 1, 7, None)
+print(device.name, device.is_pinned_ptr(ptr + 1) == (ptr + 1, 7, ptr + 1))
+device.data_unlock(ptr + 1)
+print(*plugin.warnings())
+"""
+    said = run(program, OLD_DRIVER.environment(old_standin_folder, f"devices=2;log={tmp_path}/calls"))
+    assert said.splitlines()[0] == "ur:1 True"
+    assert "no urUSMHostAllocRegisterExp" in said
+    calls = [line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert [call for call in calls if call in ("urUSMImportExp", "urUSMReleaseExp")] == [
+        *("urUSMImportExp", "urUSMReleaseExp")
+    ]

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that someone else has of Unified Runtime, in a context of ours, and whether a page is locked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pinning_ur import UrDevice
+from pinning_ur.loader import SONAME
+
+
+@contextmanager
+def host_memory(device: UrDevice, size: int) -> Iterator[int]:
+    """The address of host memory that the vendor has allocated."""
+    address = ctypes.c_void_p()
+    _call("urUSMHostAlloc", device.context, None, None, size, ctypes.byref(address))
+    yield address.value or 0
+    _call("urUSMFree", device.context, address)
+
+
+@contextmanager
+def shared_memory(device: UrDevice, size: int) -> Iterator[int]:
+    """The address of memory that moves between the host and the device."""
+    address = ctypes.c_void_p()
+    _call("urUSMSharedAlloc", device.context, device.handle, None, None, size, ctypes.byref(address))
+    yield address.value or 0
+    _call("urUSMFree", device.context, address)
+
+
+@contextmanager
+def registered(device: UrDevice, ptr: int, size: int) -> Iterator[None]:
+    """Host memory that someone else has registered."""
+    _call("urUSMHostAllocRegisterExp", device.context, ptr, size, None)
+    yield
+    _call("urUSMHostAllocUnregisterExp", device.context, ptr)
+
+
+def page_is_locked(ptr: int) -> bool:
+    """Whether the kernel holds the page at `ptr` in memory, by its entry in /proc/self/smaps."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            start, end = (int(address, 16) for address in words[0].split("-"))
+            inside = start <= ptr < end
+        elif inside and words[0] == "VmFlags:":
+            return "lo" in words
+    return False
+
+
+def _call(function: str, *arguments: object) -> None:
+    library = ctypes.CDLL(SONAME)  # the one that is loaded already, whose prototypes are not those of the plugin
+    sized = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
+    assert getattr(library, function)(*sized) == 0, function
