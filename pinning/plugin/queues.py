@@ -44,6 +44,20 @@ class VendorQueue(Protocol):
         Later work waits until it returns. It may wait for other threads of the host, not for work of the device.
         """
 
+    @property
+    def waits_for_values(self) -> bool:
+        """Whether it has `wait_value` and `write_value`; without them pageable memory cannot be staged."""
+
+    def wait_value(self, address: int, value: int) -> None:
+        """What is submitted from now on waits until the 32-bit word at a host address has reached `value`.
+
+        Reached, on a wrapping scale: ``(word - value) mod 2**32 < 2**31``. The word lies in this device's HOST memory
+        and is written by threads of the host or by `write_value`; a thread's atomic store with release order suffices.
+        """
+
+    def write_value(self, address: int, value: int) -> None:
+        """Write a 32-bit word of HOST memory in its turn, after all data of the work before it."""
+
     def record(self) -> VendorEvent:
         """An event after all that was submitted so far."""
 

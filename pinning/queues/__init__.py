@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work for a device, in order: queues, and the events that say how far they have come.
+
+- ``order``: what depends on what, without holding events;
+- ``event``: an operation, to be waited for;
+- ``submitter``: how operations get into the vendor's queues;
+- ``gate``: functions of the host that a vendor's queue calls;
+- ``pending``: what becomes of work while nobody looks, at exit and at fork;
+- ``queue``: `Queue`, the face of it all.
+"""
+
+from pinning.queues.event import Event, joined
+from pinning.queues.order import History, Line, Point
+from pinning.queues.pending import uses
+from pinning.queues.queue import Queue, as_queue, default_queue
+
+__all__ = ["Event", "History", "Line", "Point", "Queue", "as_queue", "default_queue", "joined", "uses"]

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
+from pinning.queues.order cimport Line
+
+
+cdef class Place:
+    """A place in a lane where nothing more is submitted, shared by the events that stand there.
+
+    The lane holds its last place weakly, and so knows whether anybody could still want a vendor's event of it.
+    """
+
+    cdef object __weakref__
+    cdef object lane  # a Lane: `record` makes the vendor's event of a place
+    cdef object vendor_event
+    cdef object error  # of work before it, which the vendor has told someone else
+
+
+cdef class Event:
+    cdef object __weakref__
+    cdef readonly object queue
+    cdef Place place
+    cdef Line line
+    cdef uint64_t position
+    cdef dict before  # what it comes after in other lines
+    cdef readonly object error
+    cdef object traceback
+    cdef bint settled
+    cdef tuple sources  # unsettled events of the wait list
+
+    cdef bint known_over(self)
+    cdef dict found(self)
+    cdef bint _ask(self, bint block) except *
+    cdef settle(self)
+    cdef learn_error(self, bint ask)
+    cdef recorded(self)
+    cdef raise_error(self)

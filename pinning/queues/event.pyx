@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Events. The stub says what each method does."""
+
+cimport cython
+
+from pinning.queues.order cimport Line, covers, history_of, key_of, merged, point_at
+
+from pinning.errors import PinningError
+
+
+cdef class Place:
+    pass
+
+
+@cython.trashcan(True)  # each holds those that it waits for, and such a chain can be long
+cdef class Event:
+    def __cinit__(self, *args, **kwargs):
+        self.sources = ()
+        self.settled = True  # until it is submitted
+
+    def __init__(self):
+        pass
+
+    @classmethod
+    def over(cls, queue=None, error=None):
+        cdef Event event = cls()
+        event.queue = queue
+        if error is not None:
+            event.fail(error)
+        return event
+
+    @property
+    def point(self):
+        return None if self.line is None else point_at(self.line, self.position)
+
+    @property
+    def history(self):
+        return history_of(self.found())
+
+    @property
+    def vendor_event(self):
+        return None if self.place is None else self.place.vendor_event
+
+    cdef dict found(self):
+        if self.line is None:
+            return {}
+        cdef dict found = dict(self.before)
+        found[key_of(self.line, self.position)] = self.position
+        return found
+
+    cdef bint known_over(self):
+        return self.line is None or self.line.reached >= self.position
+
+    def comes_after(self, point):
+        return point in history_of(self.found())
+
+    def fail(self, error):
+        if self.error is None:
+            self.error = error
+            self.traceback = error.__traceback__
+
+    def done(self):
+        if not self.settled and not self._ask(block=False):
+            return False
+        self.raise_error()
+        return True
+
+    def wait(self):
+        if not self.settled:
+            self._ask(block=True)
+        self.raise_error()
+
+    def elapsed(self, Event since not None):
+        since.wait()
+        self.wait()
+        return self.recorded().seconds_since(since.recorded())
+
+    cdef recorded(self):
+        """The vendor's event, made now if there is none."""
+        if self.place is None:
+            raise PinningError(f"{self!r} was over when it was made, and so it has no time; use queue.record()")
+        if self.place.vendor_event is None:
+            self.place.lane.record(self.place)
+        return self.place.vendor_event
+
+    cdef bint _ask(self, bint block) except *:
+        """Whether the operation is over; then it is settled."""
+        self.place.lane.check_process()
+        if self.place.vendor_event is None and self.place.error is None and not self.known_over():
+            self.recorded()
+        vendor_event = self.place.vendor_event
+        if vendor_event is not None:
+            try:
+                if block:
+                    vendor_event.wait()
+                elif not vendor_event.done():
+                    return False
+                self.line.reach(self.position)
+            except Exception as error:
+                self.fail(error)
+        self.settle()
+        return True
+
+    cdef settle(self):
+        """Find out how it went, and how that went which it waited for. It is over, and so these are."""
+        # Not by recursion, for the chain can be long.
+        cdef list path = [self]
+        cdef Event event, source
+        while path:
+            event = path[-1]
+            if event.error is None:
+                for source in event.sources:
+                    if not source.settled:
+                        path.append(source)
+                        break
+                if path[-1] is not event:
+                    continue
+            event.learn_error(event is not self)
+            event.sources = ()
+            event.settled = True
+            path.pop()
+
+    cdef learn_error(self, bint ask):
+        cdef Event source
+        if self.error is None and self.place is not None:
+            if self.place.error is not None:
+                self.fail(self.place.error)
+            elif ask and self.place.vendor_event is not None:
+                try:
+                    self.place.vendor_event.done()
+                except Exception as error:
+                    self.fail(error)
+        for source in self.sources:
+            if source.error is not None:
+                self.fail(source.error)
+
+    cdef raise_error(self):
+        if self.error is not None:
+            raise self.error.with_traceback(self.traceback)
+
+    def __repr__(self):
+        if self.error is not None:
+            state = f"failed: {self.error!r}"
+        elif self.settled or self.known_over():
+            state = "over"
+        else:
+            state = "pending"
+        return f"<{type(self).__name__} of {self.queue!r}: {state}>"
+
+
+def joined(events):
+    cdef dict found = {}
+    cdef Event event
+    for event in events:
+        found = merged(found, event.found())
+    return history_of(found)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Functions of the host that a vendor's queue calls: to wait for another vendor, and those of Python."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
+
+import threading
+import weakref
+
+
+cdef extern from *:
+    """
+    #include <pinning/python_locker.hpp>
+
+    // On a thread of the vendor's, which may be the first to come to Python.
+    static void call_in_python(void* turn) {
+      pinning::Gil const gil;
+      PyObject* const nothing = PyObject_CallNoArgs(static_cast<PyObject*>(turn));
+      if (nothing == nullptr) PyErr_WriteUnraisable(static_cast<PyObject*>(turn));
+      Py_XDECREF(nothing);
+    }
+    """
+    void call_in_python(void* turn) nogil
+
+
+cdef class Gate:
+    def __cinit__(self):
+        self.gate = new CGate()
+
+    def __dealloc__(self):
+        del self.gate
+
+    @property
+    def function(self):
+        return <uintptr_t>&CGate.pass_through
+
+    @property
+    def argument(self):
+        return <uintptr_t>self.gate
+
+    @property
+    def is_open(self):
+        return self.gate.is_open()
+
+    def open(self):
+        self.gate.open()
+
+
+cdef class Turn:
+    def __init__(self, function, event):
+        self.python = function
+        self.event = weakref.ref(event)
+
+    @property
+    def function(self):
+        return <uintptr_t>&call_in_python
+
+    @property
+    def argument(self):
+        return <uintptr_t><PyObject*>self
+
+    def __call__(self):
+        function, self.python = self.python, None  # what it holds can go
+        self.name = repr(function)
+        try:
+            function()
+        except BaseException as error:
+            event = self.event()
+            if event is None:
+                raise
+            event.fail(error)
+
+    def __repr__(self):
+        return f"<{self.name or self.python!r}, called by a queue; its event was dropped>"
+
+
+def gate_for(event):
+    gate = Gate()
+
+    def open_gate():
+        try:
+            event.wait()
+        except Exception:  # the event that waits here asks how it went
+            pass
+        finally:
+            gate.open()
+
+    threading.Thread(target=open_gate, name=f"pinning waits for {event.queue}", daemon=True).start()
+    return gate

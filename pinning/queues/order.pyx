@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""What depends on what. The stub says what each class is for."""
+
+from types import MappingProxyType
+
+
+cdef class Line:
+    def __init__(self, bint ordered):
+        self.ordered = ordered
+
+    cdef void reach(self, uint64_t position) noexcept:
+        if position > self.reached:
+            self.reached = position
+
+
+cdef class Point:
+    def __init__(self):
+        raise TypeError("a Point is had from an Event")
+
+    @property
+    def reached(self):
+        return self.line.reached >= self.position
+
+    def __eq__(self, other):
+        if not isinstance(other, Point):
+            return NotImplemented
+        return self.line is (<Point>other).line and self.position == (<Point>other).position
+
+    def __hash__(self):
+        return hash((self.line, self.position))
+
+    def __repr__(self):
+        return f"<Point {self.position} of {self.line}{', reached' if self.reached else ''}>"
+
+
+cdef class History:
+    def __init__(self):
+        raise TypeError("a History is had from an Event or a Queue")
+
+    def __contains__(self, Point point not None):
+        return point.line.reached >= point.position or covers(self.found, point.line, point.position)
+
+    @property
+    def positions(self):
+        return MappingProxyType(self.found)
+
+
+cdef object key_of(Line line, uint64_t position):
+    return line if line.ordered else (line, position)
+
+
+cdef bint covers(dict found, Line line, uint64_t position):
+    upto = found.get(line)
+    if upto is not None and upto >= position:
+        return True
+    return not line.ordered and (line, position) in found
+
+
+cdef dict merged(dict one, dict other):
+    # What is over needs no entry, and so histories do not grow for ever.
+    cdef dict result = {}
+    for found in (one, other):
+        for key, position in found.items():
+            if not is_over(key, position) and result.get(key, 0) < position:
+                result[key] = position
+    return result
+
+
+cdef bint is_over(object key, uint64_t position):
+    cdef Line line = key if isinstance(key, Line) else (<tuple>key)[0]
+    return line.reached >= position
+
+
+cdef Point point_at(Line line, uint64_t position):
+    cdef Point point = Point.__new__(Point)
+    point.line = line
+    point.position = position
+    return point
+
+
+cdef History history_of(dict found):
+    cdef History history = History.__new__(History)
+    history.found = found
+    return history

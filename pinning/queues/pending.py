@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of work while nobody looks: a daemon thread lets go of what finished work has kept.
+
+Queues that were dropped are given back once their work is over, also by this thread.
+
+exit: work is waited for, but not for ever. fork: queues belong to the parent; the child's handles do nothing, and say
+so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import warnings
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Protocol
+from weakref import WeakSet
+
+from pinning.queues.order import Point
+
+SHORTEST, LONGEST = 0.005, 0.1  # seconds between two looks
+EXIT_SECONDS = 10.0
+
+
+class Lane(Protocol):
+    """One vendor's queue: see submitter.pyx."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def retired(self) -> bool: ...
+    def poll(self) -> bool: ...
+    def unwatch(self) -> bool: ...
+    def retire(self) -> None: ...
+    def close(self) -> None: ...
+    def uses(self, thing: object) -> list[Point]: ...
+
+
+_lanes: WeakSet[Lane] = WeakSet()
+_news: SimpleQueue[Lane] = SimpleQueue()  # whose put is safe wherever the garbage collector strikes
+_thread: threading.Thread | None = None
+_abandoned: list[object] = []
+
+
+def know(lane: Lane) -> None:
+    """There is a new lane."""
+    global _thread
+    _lanes.add(lane)
+    if _thread is None:
+        _thread = threading.Thread(target=_look_after, args=(_news,), name="pinning queues", daemon=True)
+        _thread.start()
+
+
+def watch(lane: Lane) -> None:
+    """The lane keeps something from now on."""
+    _news.put(lane)
+
+
+def retire(lane: Lane) -> None:
+    """Nobody can submit to the lane any more."""
+    lane.retire()
+    _news.put(lane)
+
+
+def abandon(parents: object) -> None:
+    """Never destroy, in a child process, what belongs to its parent."""
+    _abandoned.append(parents)
+
+
+def uses(thing: object) -> tuple[Point, ...]:
+    """The operations that keep this very object and are not known to be over, after the vendors have been asked."""
+    found = []
+    for lane in list(_lanes):
+        if lane.uses(thing):
+            with suppress(Exception):  # then it says no more than before
+                lane.poll()
+            found += lane.uses(thing)
+    return tuple(found)
+
+
+def _look_after(news: SimpleQueue[Lane]) -> None:
+    busy: set[Lane] = set()
+    pause = SHORTEST
+    while True:
+        with suppress(Empty):
+            busy.add(news.get(timeout=pause if busy else None))
+            while True:
+                busy.add(news.get_nowait())
+        before = len(busy)
+        busy = {lane for lane in busy if not _is_finished(lane)}
+        pause = SHORTEST if len(busy) != before else min(2 * pause, LONGEST)
+
+
+def _is_finished(lane: Lane) -> bool:
+    over = lane.closed or lane.poll()
+    if over and lane.retired and not lane.closed:
+        with suppress(Exception):  # nobody is there to hear
+            lane.close()
+    return over and lane.unwatch()
+
+
+@atexit.register
+def _wait_for_all() -> None:
+    end = time.monotonic() + EXIT_SECONDS
+    for lane in list(_lanes):
+        while not (lane.closed or lane.poll()):
+            if time.monotonic() > end:
+                late = f"work is still in a queue {EXIT_SECONDS:g} s after the program's end"
+                warnings.warn(late, ResourceWarning, stacklevel=1)
+                return
+            time.sleep(0.0005)
+
+
+def _after_fork_in_child() -> None:
+    global _lanes, _news, _thread
+    abandon((list(_lanes), _news))
+    _lanes, _news, _thread = WeakSet(), SimpleQueue(), None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Protocol, Self
+from weakref import WeakValueDictionary
+
+from pinning import devices
+from pinning.errors import PinningError
+from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
+from pinning.queues.event import Event
+from pinning.queues.gate import Turn
+from pinning.queues.submitter import Submitter
+
+Order = Literal["in_order", "out_of_order"]
+
+
+class Pools(Protocol):
+    """What allocates in a queue's turn: `pinning.pools`, which this package does not know."""
+
+    def alloc_in(
+        self, queue: Queue, nbytes: int, kind: MemoryKind | None, pool: Any, wait_for: Iterable[Event]
+    ) -> tuple[Any, Event]: ...
+
+    def free_in(self, queue: Queue, allocation: Any, wait_for: Iterable[Event]) -> Event: ...
+
+
+class Queue(Submitter):
+    """Work for a device. Any thread may submit.
+
+    In order, each operation starts when all before it are over. Out of order, it starts when its wait list is over;
+    the vendor runs a few of them at a time, and the order in which it does is no promise.
+
+    A queue that is dropped is given back to the vendor once its work is over.
+
+    Parameters
+    ----------
+    device : MemoryDevice or str, optional
+        By itself or by name; the default device when None.
+    order : {"in_order", "out_of_order"}
+
+    Raises
+    ------
+    PinningError
+        The device has no queues, or there is no such order.
+    VendorError
+        The vendor refused.
+    """
+
+    _pools: ClassVar[Pools]  # pinning.pools puts itself here: arrows point from it to the queues
+    _adopted: ClassVar[WeakValueDictionary[tuple[int, int], Queue]] = WeakValueDictionary()
+
+    def __init__(self, device: Device | str | None = None, order: Order = "in_order") -> None:
+        if order not in ("in_order", "out_of_order"):
+            raise PinningError(f"there is no order {order!r}; give 'in_order' or 'out_of_order'")
+        self._stream: object = None
+        super().__init__(_memory_device(device), order == "in_order")
+
+    @classmethod
+    def adopt(cls, stream: object, device: Device | str | None = None) -> Queue:
+        """A queue over one that somebody else has made, and who also goes on using it.
+
+        Parameters
+        ----------
+        stream : object or int
+            Anything with ``__cuda_stream__``, which is kept alive; or the vendor's handle, such as a cudaStream_t,
+            which the caller keeps valid. The same object gives the same queue as long as that is in use.
+        device : MemoryDevice or str, optional
+            The device of the stream; the default device when None.
+
+        Raises
+        ------
+        PinningError
+            It speaks another version of the protocol, or the device has no queues.
+        VendorError
+            The vendor refused, perhaps because there is no such stream.
+        """
+        on = _memory_device(device)
+        if isinstance(stream, int):
+            return cls._over(on, on.adopt_queue(stream), None)
+        handle = _handle_of(stream)
+        known = cls._adopted.get((id(on), handle))
+        if known is None or known.closed:
+            known = cls._adopted[id(on), handle] = cls._over(on, on.adopt_queue(handle), stream)
+        return known
+
+    @classmethod
+    def _over(cls, device: MemoryDevice, vendor: VendorQueue, stream: object) -> Queue:
+        queue = cls.__new__(cls)
+        queue._stream = stream
+        Submitter.__init__(queue, device, True, vendor)
+        return queue
+
+    @property
+    def handle(self) -> int:
+        """The vendor's handle, such as a cudaStream_t, for others to submit to; 0 where there is none.
+
+        An out-of-order queue has several; then it is that of the first. Once somebody has asked, others may submit, and
+        so each operation's vendor event is made at once.
+        """
+        return self.share()
+
+    def alloc(
+        self, nbytes: int, kind: MemoryKind | None = None, pool: Any = None, wait_for: Iterable[Event] = ()
+    ) -> tuple[Any, Event]:
+        """Memory, usable by whatever comes after the event, such as later work in this in-order queue.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes, at least one.
+        kind : MemoryKind
+            Who can reach it; by default as `pool`, or else DEVICE.
+        pool : Pool, optional
+            Where it comes from; by default the pool of this kind of the device's default context.
+        wait_for : iterable of Event
+            What must be over before the memory is used. A block whose free is among them, or before any of them, can
+            be reused.
+
+        Returns
+        -------
+        (Allocation, Event)
+            The pointer is known at once. Over the pool's maximum, the event fails, and the pointer raises its error.
+        """
+        return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
+
+    def free(self, allocation: Any, wait_for: Iterable[Event] = ()) -> Event:
+        """Give memory back to its pool, once all before this is over."""
+        return self._pools.free_in(self, allocation, wait_for)
+
+    def call(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
+        """Call a Python function in its turn, on a thread of the vendor's.
+
+        What it raises reaches the event, and the queue goes on. It must not wait for work of the device; it is called
+        also when what it waits for has failed. If the event is dropped, an error goes to `sys.unraisablehook`.
+        """
+        if not callable(function):
+            raise TypeError(f"a queue calls functions, and {function!r} is none")
+        event = Event()
+        turn = Turn(function, event)
+
+        def work(queue: VendorQueue) -> None:
+            queue.call(turn.function, turn.argument)
+
+        return self.submit(work, wait_for, (turn,), lambda: event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = getattr(self.device, "name", self.device)
+        return f"<Queue of {name}, {self.order}{', closed' if self.closed else ''}>"
+
+
+_defaults: dict[int, Queue] = {}  # by id of the device, which its queue keeps alive
+
+
+def default_queue(device: Device | str | None = None) -> Queue:
+    """The in-order queue of a device that is used where none is given. One for each, made on demand.
+
+    Raises
+    ------
+    PinningError
+        The device has no queues.
+    """
+    on = _memory_device(device)
+    known = _defaults.get(id(on))
+    if known is None or not known.usable:
+        known = _defaults[id(on)] = Queue(on)
+    return known
+
+
+def as_queue(queue: object, device: Device | str | None = None) -> Queue:
+    """The queue meant: itself, one over an object with ``__cuda_stream__``, or the default queue for None."""
+    if isinstance(queue, Queue):
+        return queue
+    return default_queue(device) if queue is None else Queue.adopt(queue, device)
+
+
+def _memory_device(device: Device | str | None) -> MemoryDevice:
+    on: Any = device
+    if device is None or isinstance(device, str):
+        on = devices.default_device() if device is None else devices.device(device)
+    if not callable(getattr(on, "make_queue", None)):
+        raise PinningError(f"{getattr(on, 'name', on)} has no queues; its plugin offers locks only")
+    return on  # type: ignore[no-any-return]
+
+
+def _handle_of(stream: object) -> int:
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if not callable(protocol):
+        raise TypeError(f"{stream!r} is no queue: neither a pinning.Queue nor an object with __cuda_stream__")
+    version, handle = protocol()
+    if version != 0:
+        raise PinningError(f"{stream!r} speaks version {version} of __cuda_stream__; known is version 0")
+    return int(handle)

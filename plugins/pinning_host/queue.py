@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of the host: a thread for each, which copies while other threads run Python."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+
+from pinning.errors import InvalidRangeError, VendorError
+from pinning.plugin import VendorEvent
+
+_CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # without the GIL, as are memmove and memset of ctypes
+_EAGAIN = 11
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at a word
+
+Job = Callable[[], object]
+
+
+class HostEvent:
+    """A point in a `HostQueue`."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._time = 0.0
+
+    def reach(self) -> None:
+        """The queue's thread is here."""
+        self._time = time.perf_counter()
+        self._reached.set()
+
+    def done(self) -> bool:
+        """Whether the queue's thread has come here."""
+        return self._reached.is_set()
+
+    def wait(self) -> None:
+        """Block until the queue's thread comes here."""
+        self._reached.wait()
+
+    def seconds_since(self, earlier: VendorEvent) -> float:
+        """Seconds between two points that are reached, by the host's clock."""
+        if not isinstance(earlier, HostEvent):
+            raise InvalidRangeError(f"{earlier!r} is no event of the host; times of two vendors cannot be compared")
+        return self._time - earlier._time
+
+
+class Worker:
+    """A thread that does one job after another."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._put = self._done = 0
+        try:
+            threading.Thread(target=self._run, name="pinning host queue", daemon=True).start()
+        except RuntimeError as error:
+            raise VendorError("pthread_create", _EAGAIN, "EAGAIN", f"{error}; close queues that are idle") from None
+
+    def put(self, job: Job) -> None:
+        """Do this after all that was put before."""
+        with self._lock:
+            self._put += 1
+            self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End the thread when all jobs are done. Safe wherever the garbage collector calls it."""
+        self._jobs.put(None)
+
+    def idle(self) -> bool:
+        """Whether all jobs are done."""
+        return self._done == self._put
+
+    def event(self) -> HostEvent:
+        """A point after all jobs that were put so far."""
+        event = HostEvent()
+        self.put(event.reach)
+        return event
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # and what it holds, before the next one comes
+            self._done += 1
+
+
+class HostQueue:
+    """An in-order queue; `handle` is a number of our own, by which the device finds it again."""
+
+    waits_for_values = True
+    _handles = itertools.count(1)
+
+    def __init__(self, shared: HostQueue | None = None) -> None:
+        self._worker: Worker = shared._worker if shared else Worker()
+        self.handle: int = shared.handle if shared else next(self._handles)
+        self._stop = None if shared else weakref.finalize(self, self._worker.stop)
+        if self._stop:
+            self._stop.atexit = False  # a thread that is still at work then ends with the process
+
+    def copy(self, dst: int, src: int, size: int) -> None:
+        """memmove."""
+        self._worker.put(partial(ctypes.memmove, dst, src, size))
+
+    def copy_2d(self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int) -> None:
+        """memmove of each row."""
+        self._worker.put(partial(_copy_rows, dst, dst_pitch, src, src_pitch, width, height))
+
+    def fill(self, ptr: int, value: bytes, count: int) -> None:
+        """Write `value` `count` times."""
+        self._worker.put(partial(_fill, ptr, value, count))
+
+    def call(self, function: int, argument: int) -> None:
+        """Call a C function on the queue's thread."""
+        self._worker.put(partial(_CALL(function), argument))
+
+    def wait_value(self, address: int, value: int) -> None:
+        """Look at the word again and again, ever less often."""
+        self._worker.put(partial(_wait_value, address, value))
+
+    def write_value(self, address: int, value: int) -> None:
+        """Write the word in its turn."""
+        self._worker.put(partial(_write_value, address, value))
+
+    def record(self) -> HostEvent:
+        """An event after all that was submitted so far."""
+        return self._worker.event()
+
+    def wait(self, event: VendorEvent) -> None:
+        """The queue's thread waits for an event of another one's."""
+        self._worker.put(event.wait)
+
+    def done(self) -> bool:
+        """Whether all that was submitted is done."""
+        return self._worker.idle()
+
+    def synchronize(self) -> None:
+        """Block until all is done."""
+        self._worker.event().wait()
+
+    def close(self) -> None:
+        """End the thread once its work is done; one that was adopted stays."""
+        if self._stop:
+            self._stop()
+
+
+class Queues:
+    """The queues of the device that are in use."""
+
+    def __init__(self) -> None:
+        self._by_handle: weakref.WeakValueDictionary[int, HostQueue] = weakref.WeakValueDictionary()
+
+    def make(self) -> HostQueue:
+        """A new one.
+
+        Raises
+        ------
+        VendorError
+            There is no thread to be had.
+        """
+        queue = HostQueue()
+        self._by_handle[queue.handle] = queue
+        return queue
+
+    def adopt(self, handle: int) -> HostQueue:
+        """Another one over the same thread.
+
+        Raises
+        ------
+        InvalidRangeError
+            There is no queue with this handle.
+        """
+        queue = self._by_handle.get(handle)
+        if queue is None:
+            raise InvalidRangeError(f"the host has no queue with the handle {handle}; take it from a queue's `handle`")
+        return HostQueue(queue)
+
+    def synchronize(self) -> None:
+        """Wait until all work of all queues is done."""
+        for event in [queue.record() for queue in list(self._by_handle.values())]:
+            event.wait()
+
+
+def _copy_rows(dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int) -> None:
+    for row in range(height):
+        ctypes.memmove(dst + row * dst_pitch, src + row * src_pitch, width)
+
+
+def _fill(ptr: int, value: bytes, count: int) -> None:
+    if len(value) == 1:
+        ctypes.memset(ptr, value[0], count)
+        return
+    size = len(value) * count
+    filled = min(len(value), size)
+    ctypes.memmove(ptr, value, filled)
+    while filled < size:
+        step = min(filled, size - filled)
+        ctypes.memmove(ptr + filled, ptr, step)
+        filled += step
+
+
+def _wait_value(address: int, value: int) -> None:
+    word = ctypes.c_uint32.from_address(address)
+    pause = _SHORTEST
+    while (word.value - value) % 2**32 >= 2**31:
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+
+
+def _write_value(address: int, value: int) -> None:
+    ctypes.c_uint32.from_address(address).value = value

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events: when they are made, what they say, how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fake_device import Background
+from fake_memory import FakeMemoryDevice
+from pinning import PinningError, VendorError
+from pinning.queues import Event, Queue
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    device = FakeMemoryDevice()
+    yield device
+    device.let_go()
+    device.check()
+
+
+def work(vendor: object) -> None:
+    vendor.mark(lambda: None)  # type: ignore[attr-defined]
+
+
+def test_events_that_nobody_needs_are_not_made(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        for _ in range(50):
+            queue.submit(work)
+        queue.submit(None)
+        device.release()
+        queue.synchronize()
+    assert device.events_made == 0
+
+
+def test_a_vendor_event_stands_right_after_its_operation(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        kept = queue.submit(work)
+        assert device.events_made == 0, "nobody has asked yet"
+        queue.submit(work)
+        device.release(steps=2)
+        assert device.queues[0].done_steps == ["mark", "record"]
+        assert kept.done(), "although later work is held"
+        device.let_go()
+
+
+def test_events_at_one_place_share_what_the_vendor_has(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        events = [queue.submit(work), queue.submit(None), queue.submit(None)]
+        queue.submit(work)
+        assert device.events_made == 1
+        device.let_go()
+        assert all(event.done() for event in events)
+        assert device.events_made == 1
+
+
+def test_waiting_in_the_same_queue_needs_no_event(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        queue.submit(work, [queue.submit(work)])
+        assert [step.method for step in device.queues[0].pending()] == ["mark", "record", "mark"]
+        device.let_go()
+
+
+def test_another_queue_waits_and_is_not_told_twice(device: FakeMemoryDevice) -> None:
+    with Queue(device) as one, Queue(device) as other:
+        first = one.submit(work)
+        other.submit(work, [first])
+        other.submit(work, [first])
+        assert [step.method for step in device.queues[1].pending()] == ["wait", "mark", "mark"]
+        device.release(queue=device.queues[1])
+        assert device.queues[1].done_steps == []
+        device.let_go()
+
+
+def test_done_and_wait(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        event = queue.submit(work)
+        assert not event.done()
+        waiter = Background(event.wait)
+        device.let_go()
+        waiter.result()
+        assert event.done()
+        assert event.error is None
+
+
+def test_an_event_made_by_itself_is_over() -> None:
+    event = Event()
+    assert event.done()
+    event.wait()
+    assert (event.point, event.queue, dict(event.history.positions)) == (None, None, {})
+    with pytest.raises(PinningError, match="has no time"):
+        event.elapsed(event)
+
+
+def test_an_event_that_failed_from_the_start(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        event = Event.over(queue, MemoryError("too much"))
+        assert event.queue is queue
+        for ask in (event.done, event.wait):
+            with pytest.raises(MemoryError, match="too much"):
+                ask()
+        after = queue.submit(work, [event])
+        device.let_go()
+        with pytest.raises(MemoryError, match="too much"):
+            after.wait()
+
+
+def test_a_failure_reaches_those_that_wait_for_it_and_no_others(device: FakeMemoryDevice) -> None:
+    with Queue(device) as one, Queue(device) as other:
+        device.queues[0].fail_step()
+        failing = one.submit(work)
+        next_in_queue = one.submit(work)
+        across = other.submit(work, [failing])
+        further = other.submit(work, [across])
+        unrelated = other.submit(work)
+        device.let_go()
+        for event in (further, across, failing):
+            with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+                event.wait()
+            assert isinstance(event.error, VendorError)
+        next_in_queue.wait()
+        unrelated.wait()
+
+
+def test_the_error_is_not_lost_when_the_vendor_was_asked_by_others(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        device.queues[0].fail_step()
+        event = queue.submit(work)
+        device.release()
+        assert not queue.poll(), "the vendor tells an error, and no more"
+        with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+            event.wait()
+        device.queues[0].fail_step()
+        queue.submit(work)
+        device.release()
+        queue.poll()
+        with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+            queue.synchronize()
+        queue.synchronize()
+
+
+def test_time(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        start = queue.record()
+        for _ in range(5):
+            queue.submit(work)
+        end = queue.record()
+        device.let_go()
+        assert end.elapsed(start) == 6.0, "five and the record: one second a step"
+        assert start.elapsed(end) == -6.0
+
+
+def test_a_long_chain_is_no_burden(device: FakeMemoryDevice) -> None:
+    with Queue(device) as one, Queue(device) as other:
+        event = one.submit(work)
+        for _ in range(5_000):
+            event = other.submit(None, [one.submit(None, [event])])
+        assert len(event.history.positions) == 2
+        device.let_go()
+        event.wait()
+        del event
+
+
+def test_an_event_outlives_its_queue(device: FakeMemoryDevice) -> None:
+    queue = Queue(device)
+    event = queue.submit(work)
+    device.let_go()
+    device.queues[0].fail_step()
+    failing = queue.submit(work)
+    with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+        queue.close()
+    assert queue.closed
+    assert event.done()
+    with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+        failing.wait()
+
+
+def test_history_does_not_grow_for_ever(device: FakeMemoryDevice) -> None:
+    with Queue(device, "out_of_order") as queue:
+        event = queue.submit(work)
+        for _ in range(1000):
+            event = queue.submit(work, [event, queue.submit(work)])
+            device.release()
+        assert len(event.history.positions) < 200
+        device.let_go()

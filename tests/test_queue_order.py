@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What depends on what: random operations over queues of both orders, against a graph searched by brute force."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fake_memory import FakeMemoryDevice
+from pinning.queues import Event, Point, Queue
+
+SOME = st.lists(st.integers(0, 200), max_size=4)
+
+
+class Operations(RuleBasedStateMachine):
+    """Numbered operations; `before[i]` are those that operation `i` must come after directly."""
+
+    @initialize(orders=st.lists(st.booleans(), min_size=1, max_size=4))
+    def begin(self, orders: list[bool]) -> None:
+        self.device = FakeMemoryDevice()
+        self.queues = [Queue(self.device, "in_order" if ordered else "out_of_order") for ordered in orders]
+        self.before: list[set[int]] = []
+        self.points: list[Point] = []
+        self.events: dict[int, Event] = {}  # those still there
+        self.of: list[list[int]] = [[] for _ in orders]  # the operations of each queue
+        self.barriers: list[set[int]] = [set() for _ in orders]
+        self.ran: list[int] = []
+
+    def chosen(self, numbers: list[int]) -> list[int]:
+        alive = sorted(self.events)
+        return [alive[number % len(alive)] for number in numbers] if alive else []
+
+    def waits_of(self, queue: int, waits: list[int]) -> set[int]:
+        """What an operation comes after directly that is submitted now."""
+        ordered = self.queues[queue].order == "in_order"
+        return {*waits, *self.barriers[queue], *(self.of[queue][-1:] if ordered else [])}
+
+    def all_before(self, direct: set[int]) -> set[int]:
+        found, todo = set(), list(direct)
+        while todo:
+            number = todo.pop()
+            if number not in found:
+                found.add(number)
+                todo += self.before[number]
+        return found
+
+    def enter(self, queue: int, event: Event, direct: set[int]) -> None:
+        number = len(self.before)
+        self.before.append(direct)
+        self.of[queue].append(number)
+        self.events[number] = event
+        assert event.point is not None
+        self.points.append(event.point)
+
+    def run(self, number: int) -> None:
+        assert self.all_before(self.before[number]) <= set(self.ran), f"{number} ran too early"
+        self.ran.append(number)
+
+    @rule(at=st.integers(0, 3), some=SOME, empty=st.booleans())
+    def submit(self, at: int, some: list[int], empty: bool) -> None:
+        queue, waits, number = at % len(self.queues), self.chosen(some), len(self.before)
+        direct = self.waits_of(queue, waits)
+        wait_for = [self.events[each] for each in waits]
+        history = self.queues[queue].history(wait_for)
+        assert {each for each, point in enumerate(self.points) if point in history} - set(self.ran) == self.all_before(
+            direct
+        ) - set(self.ran)
+        if empty:
+            event = self.queues[queue].submit(None, wait_for)
+            self.enter(queue, event, direct)
+            self.ran.append(number)  # there is nothing to run; what comes after it comes after what it comes after
+        else:
+            event = self.queues[queue].submit(lambda vendor: vendor.mark(lambda: self.run(number)), wait_for)
+            self.enter(queue, event, direct)
+
+    @rule(at=st.integers(0, 3), some=SOME)
+    def wait_for(self, at: int, some: list[int]) -> None:
+        queue, waits = at % len(self.queues), self.chosen(some)
+        self.queues[queue].wait_for(*(self.events[each] for each in waits))
+        self.barriers[queue] |= set(waits)
+
+    @rule(at=st.integers(0, 3))
+    def record(self, at: int) -> None:
+        queue = at % len(self.queues)
+        everything = set(self.of[queue]) | self.barriers[queue]
+        self.enter(queue, self.queues[queue].record(), everything)
+        self.ran.append(len(self.before) - 1)
+
+    @precondition(lambda self: self.events)
+    @rule(some=SOME)
+    def drop(self, some: list[int]) -> None:
+        for number in set(self.chosen(some)):
+            del self.events[number]
+
+    @rule(steps=st.integers(1, 8), at=st.integers(0, 20))
+    def release(self, steps: int, at: int) -> None:
+        self.device.release(steps, self.device.queues[at] if at < len(self.device.queues) else None)
+
+    @rule(some=SOME)
+    def ask(self, some: list[int]) -> None:
+        for number in self.chosen(some):
+            if self.events[number].done():
+                assert self.all_before({number}) <= set(self.ran)
+
+    @rule(at=st.integers(0, 3))
+    def poll(self, at: int) -> None:
+        queue = at % len(self.queues)
+        if self.queues[queue].poll():
+            assert set(self.of[queue]) <= set(self.ran)
+
+    @invariant()
+    def histories_are_those_of_the_graph(self) -> None:
+        ran = set(self.ran)
+        for number, event in getattr(self, "events", {}).items():
+            expected = self.all_before({number})
+            found = {each for each, point in enumerate(self.points) if event.comes_after(point)}
+            assert found >= expected
+            assert found - expected <= ran, "only what is over may be in every history"
+            assert all(point.reached for each, point in enumerate(self.points) if each in found - expected)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "device"):
+            return
+        self.device.release()
+        assert sorted(self.ran) == list(range(len(self.before))), "something waits for ever"
+        self.device.let_go()
+        self.finish()
+        self.device.check()
+
+    def finish(self) -> None:
+        for event in self.events.values():
+            event.wait()
+            assert event.done()
+        self.events.clear()
+        for queue in self.queues:
+            queue.close()
+
+
+Operations.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestOperations = Operations.TestCase

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues: submitting, waiting, calling Python, keeping alive, closing, failing, threads, fork and exit."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import WAIT, Background, FakeDevice
+from fake_memory import FakeMemoryDevice
+from pinning import PinningError, VendorError
+from pinning.queues import Event, Queue, as_queue, default_queue, uses
+
+HOST = pinning.device("host:0")
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    device = FakeMemoryDevice()
+    yield device
+    device.let_go()
+    device.check()
+
+
+class Thing:
+    """Something to keep alive."""
+
+
+def work(vendor: object) -> None:
+    vendor.mark(lambda: None)  # type: ignore[attr-defined]
+
+
+def eventually(true: object) -> bool:
+    end = time.monotonic() + WAIT
+    while not true():  # type: ignore[operator]
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+# ---- order ----
+
+
+def test_an_in_order_queue_runs_in_order_on_the_host() -> None:
+    ran: list[int] = []
+    with Queue(HOST) as queue:
+        for number in range(100):
+            queue.call(lambda number=number: ran.append(number))
+        queue.synchronize()
+        assert queue.done()
+    assert ran == list(range(100))
+
+
+def test_unrelated_work_overtakes_in_an_out_of_order_queue() -> None:
+    go = threading.Event()
+    with Queue(HOST, "out_of_order") as queue:
+        first = queue.call(lambda: go.wait(WAIT))
+        second = queue.call(lambda: None)
+        third = queue.call(lambda: None, [first])
+        second.wait()
+        assert (first.done(), third.done()) == (False, False)
+        go.set()
+        third.wait()
+
+
+def test_a_barrier(device: FakeMemoryDevice) -> None:
+    with Queue(device) as one, Queue(device, "out_of_order") as other:
+        first = one.submit(work)
+        other.wait_for(first)
+        events = [other.submit(work) for _ in range(5)]
+        for queue in device.queues[1:]:
+            device.release(queue=queue)
+            assert queue.done_steps == []
+        device.let_go()
+        assert all(event.comes_after(first.point) for event in events if first.point)
+
+
+def test_copies_between_queues_of_the_host() -> None:
+    values, copy = np.arange(1 << 18), np.zeros(1 << 18, np.int64)
+    here, there, size = values.ctypes.data, copy.ctypes.data, values.nbytes
+    with Queue(HOST) as one, Queue(HOST) as other:
+        copied = one.submit(lambda q: q.copy(there, here, size), (), (values, copy))
+        filled = other.submit(lambda q: q.fill(here, b"\1\2\3\4", size // 4), [copied], (values,))
+        filled.wait()
+        assert filled.elapsed(copied) >= 0
+    assert (copy == np.arange(1 << 18)).all()
+    assert (values == 0x0403020104030201).all()
+
+
+def test_host_rows_single_bytes_and_words() -> None:
+    matrix, part, word = np.arange(100, dtype=np.uint8).reshape(10, 10), np.zeros((4, 3), np.uint8), np.zeros(1, "u4")
+    with Queue(HOST) as queue:
+        queue.submit(lambda q: q.copy_2d(part.ctypes.data, 3, matrix[2:, 5:].ctypes.data, 10, 3, 4))
+        queue.submit(lambda q: q.fill(matrix.ctypes.data, b"\7", 7))
+        queue.submit(lambda q: q.wait_value(word.ctypes.data, 2))
+        last = queue.submit(lambda q: q.write_value(word.ctypes.data, 9))
+        for value in (2**31 + 3, 1):  # both are before 2 on the wrapping scale
+            word[0] = value
+            assert not last.done()
+        word[0] = 3
+        last.wait()
+    assert word[0] == 9
+    assert part.tolist() == [[25, 26, 27], [35, 36, 37], [45, 46, 47], [55, 56, 57]]
+    assert matrix[0].tolist() == [7] * 7 + [7, 8, 9]
+
+
+# ---- functions ----
+
+
+def test_a_function_that_raises_fails_its_event_and_the_queue_goes_on() -> None:
+    with Queue(HOST) as queue:
+        failing = queue.call(lambda: 1 / 0)
+        after = queue.call(lambda: None)
+        dependent = queue.call(lambda: None, [failing])
+        with pytest.raises(ZeroDivisionError):
+            failing.wait()
+        after.wait()
+        with pytest.raises(ZeroDivisionError):
+            dependent.wait()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_error_that_nobody_waits_for_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: heard.append(unraisable.exc_type))
+    with Queue(HOST) as queue:
+        go = threading.Event()
+        queue.call(lambda: go.wait(WAIT))
+        queue.call(lambda: 1 / 0)
+        go.set()
+    assert heard == [ZeroDivisionError]
+
+
+def test_what_is_no_function(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue, pytest.raises(TypeError, match="is none"):
+        queue.call(3)  # type: ignore[arg-type]
+
+
+# ---- what is kept ----
+
+
+@pytest.mark.parametrize("order", ["in_order", "out_of_order"])
+def test_objects_are_kept_until_the_work_is_over_and_no_longer(device: FakeMemoryDevice, order: str) -> None:
+    thing = Thing()
+    gone = weakref.ref(thing)
+    with Queue(device, order) as queue:  # type: ignore[arg-type]
+        queue.submit(work, (), (thing,))
+        assert len(uses(thing)) == 1
+        del thing
+        gc.collect()
+        assert gone() is not None
+        device.let_go()
+        assert eventually(lambda: gone() is None), "on an idle queue too"
+
+
+def test_a_busy_queue_lets_go_too(device: FakeMemoryDevice) -> None:
+    gone = []
+    with Queue(device) as queue:
+        for _ in range(300):
+            thing = Thing()
+            gone.append(weakref.ref(thing))
+            queue.submit(work, (), [thing])
+        del thing
+        assert device.events_made == 4, "marks, so that it can be told how far it is"
+        device.release(steps=200)
+        assert not device.queues[0].idle
+        assert eventually(lambda: sum(each() is None for each in gone) > 100)
+        assert sum(each() is None for each in gone) <= 200
+        device.let_go()
+
+
+def test_what_failed_work_may_have_submitted_is_kept(device: FakeMemoryDevice) -> None:
+    thing = Thing()
+    gone = weakref.ref(thing)
+
+    def half(vendor: object) -> None:
+        work(vendor)
+        raise VendorError("fakeSecond", 1, "FAKE")
+
+    with Queue(device) as queue:
+        with pytest.raises(VendorError, match="fakeSecond"):
+            queue.submit(half, (), (thing,))
+        del thing
+        gc.collect()
+        assert not queue.poll()
+        assert gone() is not None
+        device.let_go()
+        assert eventually(lambda: gone() is None)
+
+
+def test_a_dropped_queue_is_given_back_after_its_work(device: FakeMemoryDevice) -> None:
+    thing = Thing()
+    gone = weakref.ref(thing)
+    queue = Queue(device)
+    queue.submit(work, (), (thing,))
+    del queue, thing
+    gc.collect()
+    assert (gone() is None, device.queues_alive) == (False, 1)
+    device.let_go()
+    assert eventually(lambda: device.queues_alive == 0 and gone() is None)
+
+
+# ---- the end of a queue, and faults ----
+
+
+def test_close_waits_and_then_nothing_can_be_submitted(device: FakeMemoryDevice) -> None:
+    queue = Queue(device)
+    event = queue.submit(work)
+    closing = Background(queue.close)
+    device.let_go()
+    closing.result()
+    queue.close()
+    assert queue.closed
+    assert event.done()
+    for attempt in (lambda: queue.submit(work), queue.record, lambda: queue.call(lambda: None)):
+        with pytest.raises(PinningError, match="closed"):
+            attempt()
+
+
+def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice) -> None:
+    def everything() -> list[Event]:
+        ran.clear()
+        with Queue(device) as one, Queue(device, "out_of_order") as other:
+            first = one.submit(lambda vendor: vendor.mark(lambda: ran.append(1)))  # type: ignore[attr-defined]
+            second = other.submit(lambda vendor: vendor.mark(lambda: ran.append(2)), [first], (Thing(),))  # type: ignore[attr-defined]
+            third = other.record()
+            one.wait_for(third)
+            fourth = one.submit(lambda vendor: vendor.mark(lambda: ran.append(4)), [second])  # type: ignore[attr-defined]
+            events = [first, second, third, fourth]
+            for event in events:
+                event.wait()
+            fourth.elapsed(third)
+        return events
+
+    ran: list[int] = []
+    device.let_go()
+    everything()
+    failures, point = 0, 0
+    while True:
+        device.fail_call(VendorError("fakeInjected", 7, "FAKE_INJECTED"), calls_before=point)
+        try:
+            everything()
+        except VendorError as error:
+            assert error.name == "FAKE_INJECTED"
+            failures += 1
+        device.release()
+        pending_failures = bool(device._call_failures)
+        device.fail_no_more()
+        if pending_failures:
+            break
+        point += 1
+    assert failures > 10
+    everything()
+    assert ran == [1, 2, 4]
+
+
+def test_a_lost_device(device: FakeMemoryDevice) -> None:
+    thing = Thing()
+    gone = weakref.ref(thing)
+    queue, other = Queue(device), Queue(device, "out_of_order")
+    event = queue.submit(work, (), (thing,))
+    after = other.submit(work, [event])
+    device.lose()
+    for ask in (event.wait, after.done, queue.synchronize, lambda: queue.submit(work, (), (Thing(),))):
+        with pytest.raises(VendorError, match="LOST"):
+            ask()
+    for each in (queue, other):
+        with pytest.raises(VendorError, match="LOST"):
+            each.close()
+        assert each.closed
+    del thing
+    gc.collect()
+    assert gone() is None
+
+
+def test_bad_input(device: FakeMemoryDevice) -> None:
+    with pytest.raises(PinningError, match="sideways"):
+        Queue(device, "sideways")  # type: ignore[arg-type]
+    with pytest.raises(PinningError, match="has no queues"):
+        Queue(FakeDevice())
+    with Queue(device) as queue:
+        with pytest.raises(TypeError, match="list of events"):
+            queue.submit(work, [3])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="no queue"):
+            as_queue("stream", device)
+        assert as_queue(queue) is queue
+
+
+# ---- queues of others ----
+
+
+class Stream:
+    def __init__(self, handle: int, version: int = 0) -> None:
+        self.handle, self.version = handle, version
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return self.version, self.handle
+
+
+def test_adopted_queues_record_at_once_and_stay_open(device: FakeMemoryDevice) -> None:
+    theirs = device.make_queue()
+    stream = Stream(theirs.handle)
+    queue = Queue.adopt(stream, device)
+    assert Queue.adopt(stream, device) is queue
+    event = queue.submit(work)
+    assert [step.method for step in theirs.pending()] == ["mark", "record"]
+    theirs.mark(lambda: None)
+    device.release(steps=2)
+    assert event.done()
+    device.let_go()
+    queue.close()
+    assert not theirs.closed
+    assert Queue.adopt(stream, device) is not queue
+    with pytest.raises(VendorError, match="INVALID_HANDLE"):
+        Queue.adopt(1, device)
+    with pytest.raises(PinningError, match="version 1"):
+        Queue.adopt(Stream(theirs.handle, 1), device)
+    theirs.close()
+
+
+def test_a_handle_given_away(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        event = queue.submit(work)
+        assert queue.handle == device.queues[0].handle
+        assert event.vendor_event is not None, "made before others submit"
+        assert queue.submit(work).vendor_event is not None
+        device.let_go()
+
+
+def test_queues_of_two_vendors_wait_for_each_other() -> None:
+    device = FakeMemoryDevice()
+    ran: list[str] = []
+    with Queue(HOST) as host, Queue(device) as theirs:
+        first = theirs.submit(lambda vendor: vendor.mark(lambda: ran.append("theirs")))  # type: ignore[attr-defined]
+        second = host.call(lambda: ran.append("host"), [first])
+        third = theirs.submit(lambda vendor: vendor.mark(lambda: ran.append("theirs again")), [second])  # type: ignore[attr-defined]
+        assert not second.done()
+        releasing = Background(device.let_go)  # its queue waits at a gate meanwhile
+        third.wait()
+        releasing.result()
+    assert ran == ["theirs", "host", "theirs again"]
+    del first, second, third
+    assert eventually(lambda: gc.collect() >= 0 and device.events_alive == 0), "the thread that waited has let go"
+    device.check()
+
+
+def test_the_default_queue() -> None:
+    queue = default_queue("host")
+    assert default_queue(HOST) is queue
+    assert as_queue(None, HOST) is queue
+    assert queue.order == "in_order"
+    queue.close()
+    assert default_queue(HOST) is not queue
+
+
+# ---- threads, fork, exit ----
+
+
+def test_many_threads_submit_at_once() -> None:
+    device = FakeMemoryDevice(held=False)
+    queues = [Queue(device), Queue(device, "out_of_order"), Queue(device)]
+    ran = [0] * 4
+
+    def submit(number: int) -> None:
+        event = Event()
+        for turn in range(200):
+            queue = queues[(turn + number) % 3]
+
+            def count(number: int = number) -> None:
+                ran[number] += 1
+
+            event = queue.submit(lambda vendor, count=count: vendor.mark(count), [event], (Thing(),))
+        event.wait()
+
+    for thread in [Background(lambda number=number: submit(number)) for number in range(4)]:  # type: ignore[misc]
+        thread.result()
+    assert ran == [200] * 4
+    for queue in queues:
+        queue.close()
+    device.check()
+
+
+def test_an_object_that_submits_when_it_is_collected_during_a_submission(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+
+        class Last:
+            def __del__(self) -> None:
+                events.append(queue.submit(work))
+
+        def drops(vendor: object) -> None:
+            work(vendor)
+            things.clear()
+            work(vendor)
+
+        events: list[Event] = []
+        things = [Last()]
+        outer = queue.submit(drops, (), (Thing(),))
+        assert [step.method for step in device.queues[0].pending()] == ["mark", "mark", "record", "mark"]
+        device.let_go()
+        outer.wait()
+        events.pop().wait()
+
+
+def test_the_child_of_a_fork(device: FakeMemoryDevice) -> None:
+    queue = Queue(device)
+    event, over = queue.submit(work, (), (Thing(),)), Event()
+
+    def child() -> None:
+        calls = len(device.vendor_calls)
+        for ask in (lambda: queue.submit(work), queue.close, queue.synchronize, event.wait, event.done):
+            with pytest.raises(PinningError, match="fork"):
+                ask()
+        over.wait()
+        assert len(device.vendor_calls) == calls
+        ran: list[int] = []
+        with Queue(HOST) as own:
+            own.call(lambda: ran.append(1))
+        assert ran == [1]
+
+    run_in_child(child)
+    device.let_go()
+    event.wait()
+    queue.close()
+
+
+def test_the_child_drops_the_parents_queues_in_silence() -> None:
+    device = FakeMemoryDevice()
+    queues = [Queue(device)]
+    queues[0].submit(work, (), (Thing(),))
+
+    def child() -> None:
+        calls = len(device.vendor_calls)
+        queues.clear()
+        gc.collect()
+        Queue(HOST).close()
+        assert len(device.vendor_calls) == calls
+
+    run_in_child(child)
+    device.let_go()
+    queues.pop().close()
+    device.check()
+
+
+def program(text: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONFAULTHANDLER": "1"}
+    prelude = "import os, sys, threading, time\nimport pinning\nfrom pinning.queues import Queue\n"
+    command = [sys.executable, "-X", "dev", "-c", prelude + textwrap.dedent(text)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_exit_waits_for_work() -> None:
+    done = program("""
+        queue = Queue("host")
+        queue.call(lambda: time.sleep(0.2))
+        queue.call(lambda: os.write(1, b"done"))
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done", "")
+
+
+def test_exit_does_not_wait_for_ever() -> None:
+    done = program("""
+        from pinning.queues import pending
+        pending.EXIT_SECONDS = 0.1
+        queue = Queue("host")
+        queue.call(lambda: time.sleep(1000))
+        queue.call(lambda: os.write(1, b"done"))
+    """)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "work is still in a queue" in done.stderr
