@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose memory a device can use."""
+
+from __future__ import annotations
+
+from pinning.devices import HOST
+from pinning.devices import device as device_of_name
+from pinning.memory.context import Context
+from pinning.plugin import Device, MemoryConnection, MemoryDevice
+
+Place = tuple[Device | str, Context]
+
+
+def memory_connection(memory: Place, user: Place) -> MemoryConnection:
+    """What one device can do with DEVICE memory of another.
+
+    Parameters
+    ----------
+    memory : (Device or str, Context)
+        Where the memory is, and who owns it.
+    user : (Device or str, Context)
+        Who wants to use it. The host is in every context.
+
+    Returns
+    -------
+    MemoryConnection
+        UNIFIED: the user can use it as it is. MIGRATABLE: not that, but a copy between the two does without the host.
+        NONE: copies go through the host.
+
+    Raises
+    ------
+    PinningError
+        A device is not in its context.
+    PluginUnavailableError
+        There is no device of a name.
+    """
+    source, target = _member(*memory), _member(*user)
+    if not isinstance(source, MemoryDevice):
+        return MemoryConnection.NONE
+    return source.connection(target)
+
+
+def _member(device: Device | str, context: Context) -> Device:
+    name = device if isinstance(device, str) else device.name
+    if name.partition(":")[0] != HOST:
+        return context.member(device)
+    return device_of_name(device) if isinstance(device, str) else device

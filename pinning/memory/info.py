@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an address is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple, SupportsIndex
+
+from pinning.devices import devices
+from pinning.memory import owned
+from pinning.memory.context import Context
+from pinning.plugin import Device, MemoryDevice, MemoryInfo, MemoryKind
+
+
+class AllocationInfo(NamedTuple):
+    """The allocation around an address.
+
+    Attributes
+    ----------
+    kind : MemoryKind
+        HOST also for host memory that was locked.
+    base : int
+        Its first byte: the host's address of HOST memory, else the device's.
+    size : int
+        Bytes.
+    device : Device or None
+        Where it is; None for HOST memory that is not ours.
+    context : Context or None
+        Who owns it; None for memory that others allocated, or that was only locked.
+    pool : Pool or None
+        Where it came from.
+    """
+
+    kind: MemoryKind
+    base: int
+    size: int
+    device: Device | None
+    context: Context | None
+    pool: Any
+
+
+def memory_info(ptr: SupportsIndex) -> AllocationInfo | None:
+    """The allocation that holds the byte at an address, whoever made it, as far as a vendor can tell.
+
+    Parameters
+    ----------
+    ptr : int
+        Any address, also within an allocation.
+
+    Returns
+    -------
+    AllocationInfo or None
+        None for ordinary host memory and for addresses that nobody knows.
+    """
+    address = operator.index(ptr)
+    ours = owned.find(address)
+    if ours is not None:
+        return AllocationInfo(ours.kind, ours.ptr, ours.size, ours.device, ours.context, ours.pool)
+    for device in _one_of_each_plugin():
+        info = device.memory_info(address)
+        if info is not None:
+            return AllocationInfo(info.kind, info.base, info.size, _located(info, device), None, None)
+    return None
+
+
+def _one_of_each_plugin() -> Iterator[MemoryDevice]:
+    asked: set[str] = set()  # one device of a plugin answers for all
+    for device in (*devices(), *owned.owners()):
+        plugin = device.name.partition(":")[0]
+        if plugin not in asked and isinstance(device, MemoryDevice):
+            asked.add(plugin)
+            yield device
+
+
+def _located(info: MemoryInfo, asked: Device) -> Device | None:
+    if info.device is None:
+        return None
+    name = f"{asked.name.partition(':')[0]}:{info.device}"
+    return next((each for each in (asked, *devices(), *owned.owners()) if each.name == name), None)
