@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pinning.errors import PluginUnavailableError
+from pinning.plugin import Library
 from pinning_cuda.device import CudaDevice
 from pinning_cuda.driver import call, initialise
+from pinning_cuda.installation import version_warnings
 
 __all__ = ["CudaDevice", "plugin"]
 
 
 class CudaPlugin:
-    """The `pinning.plugin.Plugin` of the CUDA driver."""
+    """The `pinning.plugin.Plugin` and `DescribedPlugin` of the CUDA driver."""
 
     name = "cuda"
 
@@ -44,6 +48,22 @@ class CudaPlugin:
         if index not in self._devices:
             self._devices.setdefault(index, CudaDevice(index))
         return self._devices[index]
+
+    def library(self) -> Library:
+        """The driver, with the version of CUDA that it is for.
+
+        Raises
+        ------
+        PluginUnavailableError
+            As `device_count`.
+        """
+        initialise()
+        (version,) = call("cuDriverGetVersion")
+        return Library("libcuda.so.1", f"{version // 1000}.{version % 1000 // 10}")
+
+    def warnings(self) -> Sequence[str]:
+        """That the bindings are made for a newer driver, if so."""
+        return version_warnings(self.library)
 
 
 plugin = CudaPlugin()

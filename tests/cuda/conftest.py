@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ sys.path.extend([str(HERE), str(HERE.parent)])
 
 from mapped_memory import PAGE, Memory  # noqa: E402
 
-from standins import libcuda  # noqa: E402
+from standins.libcuda import DRIVER, live  # noqa: E402
+from standins.standin import MissingError, StandIn  # noqa: E402
 
 
 @pytest.fixture
@@ -32,18 +34,21 @@ def file_memory(tmp_path: Path) -> Callable[[int, int], Memory]:
 
 @pytest.fixture(scope="session")
 def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the stand-in libcuda.so.1 is, for programs started with `libcuda.environment`."""
+    """Where the stand-in libcuda.so.1 is, for programs started with `DRIVER.environment`."""
     pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
     try:
-        return libcuda.build(tmp_path_factory.mktemp("libcuda"))
-    except libcuda.MissingError as missing:
+        return DRIVER.build(tmp_path_factory.mktemp("libcuda"))
+    except MissingError as missing:
         pytest.skip(str(missing))
 
 
 @pytest.fixture
-def standin(tmp_path: Path) -> Iterator[libcuda.StandIn]:
-    """The stand-in that is this process's driver. A test leaves nothing registered."""
-    standin = libcuda.StandIn(tmp_path / "calls")
+def standin(tmp_path: Path) -> Iterator[StandIn]:
+    """The stand-in that is this process's driver. A test leaves nothing registered, allocated or made."""
+    standin = DRIVER.standin(tmp_path / "calls")
     standin.configure()
     yield standin
+    standin.configure()
+    gc.collect()
     assert standin.registrations() == set()
+    assert live() == {"streams": 0, "events": 0, "allocations": 0}

@@ -16,7 +16,7 @@ from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning.plugin import CopyDevice, LimitedDevice
 from pinning_cuda import CudaDevice, plugin
-from standins.libcuda import StandIn
+from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
 

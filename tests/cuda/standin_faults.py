@@ -7,40 +7,17 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 
 import pytest
-from cuda.bindings import driver as cuda
+from failures import UNKNOWN, each_failure
 from mapped_memory import PAGE, Memory
 
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning_cuda import CudaDevice, plugin
-from standins.libcuda import StandIn
+from standins.standin import StandIn
 
-UNKNOWN = 999
 DEVICE = plugin.device(0)
-
-Outcome = VendorError | None
-
-
-def each_failure(standin: StandIn, act: Callable[[], object]) -> Iterator[tuple[str, Outcome]]:
-    """Let the first call that `act` makes fail, then the second and so on: the call, and what `act` raised."""
-    for n in count(1):
-        standin.configure(f"fail=*:{n}:{UNKNOWN}")
-        outcome: Outcome = None
-        try:
-            act()
-        except VendorError as error:
-            outcome = error
-        calls = standin.calls()
-        standin.configure()
-        while int(cuda.cuCtxGetCurrent()[1]):  # nothing can be done about a pop that fails
-            cuda.cuCtxPopCurrent()
-        if n > len(calls):
-            assert outcome is None
-            return
-        yield calls[n - 1].split()[0], outcome
 
 
 def test_a_lock_fails_without_a_trace(standin: StandIn) -> None:

@@ -20,7 +20,7 @@ from mapped_memory import PAGE, READ_WRITE, Memory
 
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
 from pinning_cuda import plugin
-from standins.libcuda import StandIn
+from standins.standin import StandIn
 
 PORTABLE_AND_MAPPED = 1 | 2
 READ_ONLY = 8

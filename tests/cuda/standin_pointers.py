@@ -16,8 +16,8 @@ from mapped_memory import PAGE, Memory
 
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin import PinnedInfo
-from pinning_cuda import plugin
-from standins.libcuda import StandIn
+from pinning_cuda import memory, plugin
+from standins.standin import StandIn
 
 SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
 PAGES = 4
@@ -83,7 +83,7 @@ def test_asking_makes_no_context(standin: StandIn) -> None:
     standin.configure()
     assert fresh.is_pinned_ptr(MEMORY.ptr) == PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + SHIFT)
     assert fresh.is_pinned_ptr(MEMORY.ptr + 100) is None
-    assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttribute"}
+    assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
     assert cuda.cuDevicePrimaryCtxGetState(1)[2] == 0
     DEVICE.data_unlock(MEMORY.ptr)
 
@@ -98,8 +98,12 @@ def test_asking_works_in_a_thread_without_a_context(standin: StandIn) -> None:
     DEVICE.data_unlock(MEMORY.ptr)
 
 
-def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(standin: StandIn) -> None:
+def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
+    standin: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     DEVICE.data_lock(MEMORY.ptr, 100, False)
-    standin.configure("fail=cuPointerGetAttribute:3:1")
-    assert DEVICE.is_pinned_ptr(MEMORY.ptr) is None
+    seen = memory.range_around(MEMORY.ptr)
     DEVICE.data_unlock(MEMORY.ptr)
+    monkeypatch.setattr(memory, "range_around", lambda ptr: seen)
+    assert DEVICE.is_pinned_ptr(MEMORY.ptr) is None
+    assert DEVICE.memory_info(MEMORY.ptr) is None

@@ -6,21 +6,20 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from standins import libcuda
+from standins.child import run_pytest
+from standins.libcuda import DRIVER
 
 
 @pytest.mark.parametrize(
-    "file", ["standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"]
+    "file",
+    [
+        *("standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"),
+        *("standin_memory.py", "standin_queues.py"),
+    ],
 )
 def test_on_the_standin(file: str, standin_folder: Path) -> None:
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent / file)]
-    environment = libcuda.environment(standin_folder, "devices=4")
-    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120)
-    if child.returncode:
-        pytest.fail(child.stdout + child.stderr, pytrace=False)
+    run_pytest(Path(__file__).parent / file, environment=DRIVER.environment(standin_folder, "devices=4"))

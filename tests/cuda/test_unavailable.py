@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from standins import libcuda
+from standins.libcuda import DRIVER
 
 
 def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -72,16 +72,16 @@ def test_a_driver_that_is_not_installed() -> None:
     ],
 )
 def test_a_driver_that_does_not_start(standin_folder: Path, configuration: str, words: list[str]) -> None:
-    said = run(COUNT, libcuda.environment(standin_folder, configuration))
+    said = run(COUNT, DRIVER.environment(standin_folder, configuration))
     assert said.startswith("unavailable:")
     assert [word for word in words if word not in said] == []
 
 
 def test_a_driver_that_starts(standin_folder: Path) -> None:
-    assert run(COUNT, libcuda.environment(standin_folder, "devices=2")) == "2\n"
+    assert run(COUNT, DRIVER.environment(standin_folder, "devices=2")) == "2\n"
 
 
 def test_another_try_after_the_driver_was_not_ready(standin_folder: Path) -> None:
-    said = run(COUNT + "print(plugin.device_count())", libcuda.environment(standin_folder, "fail=cuInit:1:999"))
+    said = run(COUNT + "print(plugin.device_count())", DRIVER.environment(standin_folder, "fail=cuInit:1:999"))
     assert said.splitlines()[0].startswith("unavailable:")
     assert said.splitlines()[1:] == ["1"]

@@ -4,198 +4,105 @@
 // documents, and it compiles only against the prototypes of the real header. It checks the ABI and the sequence of
 // calls; what a real driver does with the memory, it can't know.
 //
-// Device addresses differ from host addresses in their top bits, so that a mix-up is caught: REGISTERED is added to the
-// host address of registered memory, DEVICE to that of device memory. Both lie above every address of a process.
-//
-// The variable STANDIN_CUDA, or a call of standin_configure, tells it what to do; entries are separated by ';':
-//   log=PATH              append one line for each call: the function and its arguments, before the call takes effect
+// standin.h says how it is configured; besides what every stand-in understands:
 //   devices=N             number of devices (at load only; 1 unless told)
 //   no_read_only          the devices do not support CU_MEMHOSTREGISTER_READ_ONLY
-//   fail=FUNCTION:N:CODE  the N-th call of FUNCTION, or of any function for '*', returns CODE and has no effect
-//   delay=FUNCTION:MS     each call of FUNCTION takes MS longer, or until the next standin_configure
+//   no_managed            nor managed memory
+//   no_peers              nor can they reach one another's memory
+//   streams_want_context  a stream's handle works only where its context is current, as with older drivers
+//   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that has to do with memory,
+//                         streams or events; FUNCTION "work": a piece of work in a stream, whose failure shows later
+
+#define STANDIN "CUDA"
 
 #include <cuda.h>
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "standin.h"
 
-#define REGISTERED ((uintptr_t)1 << 47)
-#define DEVICE ((uintptr_t)1 << 48)
+enum { MAX_DEVICES = 8, MAX_DEPTH = 16 };
 
-enum { MAX_DEVICES = 8, MAX_DEPTH = 16, MAX_RULES = 16 };
-
-// ---- state, all of it under `mutex` except the threads' own context stacks ----
-
-struct range {
-    enum { REGISTRATION, HOST_ALLOCATION, DEVICE_ALLOCATION, MANAGED_ALLOCATION } kind;
-    uintptr_t host, shift;  // the device address of a byte is its host address plus shift
-    size_t size;
-    unsigned flags;
-    struct range *next;
-};
-
-struct rule {
-    char function[48];
-    int nth, code, milliseconds, seen;  // nth is 0 for a delay
-};
-
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct range *ranges;
-static struct rule rules[MAX_RULES];
-static int rule_count, configuration;  // `configuration` tells a delayed call that it is over
-static int log_file = -1, device_count = 1, read_only_supported = 1;
+static int device_count = 1, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
+static struct rule loss;  // when the device is to be lost
 static _Atomic pid_t initialised_in;
-static struct CUctx_st { _Atomic int retained; } primary[MAX_DEVICES];
+static struct CUctx_st {
+    _Atomic int retained;
+    CUstream streams[2];  // the default streams
+    bool reaches[MAX_DEVICES];
+} primary[MAX_DEVICES];
 
 static _Thread_local CUcontext stack[MAX_DEPTH];
 static _Thread_local int depth;
 
-// ---- the controls of the tests ----
+#include "streams.h"
 
-void standin_configure(const char *text);
-size_t standin_registrations(uint64_t *pairs, size_t room);
-
-void standin_configure(const char *text) {
-    char *copy = strdup(text), *rest = copy, *entry;
-    pthread_mutex_lock(&mutex);
-    rule_count = 0;
-    read_only_supported = 1;
-    ++configuration;
-    while ((entry = strsep(&rest, ";"))) {
-        struct rule rule = {0};
-        if (!strncmp(entry, "log=", 4)) {
-            if (log_file >= 0) close(log_file);
-            log_file = open(entry + 4, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-        } else if (sscanf(entry, "devices=%d", &device_count) == 1) {
-        } else if (!strcmp(entry, "no_read_only")) {
-            read_only_supported = 0;
-        } else if (sscanf(entry, "fail=%47[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3 ||
-                   sscanf(entry, "delay=%47[^:]:%d", rule.function, &rule.milliseconds) == 2) {
-            if (rule_count < MAX_RULES) rules[rule_count++] = rule;
-        } else if (*entry) {
-            fprintf(stderr, "libcuda stand-in: cannot understand '%s'\n", entry);
-            abort();
-        }
-    }
-    pthread_mutex_unlock(&mutex);
-    free(copy);
+static bool standin_option(const char *entry) {
+    struct rule rule = {0};
+    if (!entry) {
+        read_only_supported = managed_supported = peers_supported = 1;
+        loss = rule;
+        lost = want_context = 0;
+    } else if (!strcmp(entry, "no_read_only")) read_only_supported = 0;
+    else if (!strcmp(entry, "no_managed")) managed_supported = 0;
+    else if (!strcmp(entry, "no_peers")) peers_supported = 0;
+    else if (!strcmp(entry, "streams_want_context")) want_context = 1;
+    else if (sscanf(entry, "lost=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3) loss = rule;
+    else return sscanf(entry, "devices=%d", &device_count) == 1;
+    return true;
 }
 
-// Host address and size of each registration, in pairs; returns how many there are.
-size_t standin_registrations(uint64_t *pairs, size_t room) {
+// What is alive, for the tests to see that nothing is left.
+size_t standin_live(const char *what);
+
+size_t standin_live(const char *what) {
     size_t count = 0;
     pthread_mutex_lock(&mutex);
-    for (struct range *r = ranges; r; r = r->next) {
-        if (r->kind != REGISTRATION) continue;
-        if (count < room) pairs[2 * count] = r->host, pairs[2 * count + 1] = r->size;
-        ++count;
-    }
+    if (!strcmp(what, "streams")) count = live_streams;
+    else if (!strcmp(what, "events")) count = live_events;
+    else for (struct range *r = ranges; r; r = r->next) count += r->kind != REGISTRATION;
     pthread_mutex_unlock(&mutex);
     return count;
 }
 
-__attribute__((constructor)) static void load(void) {
-    const char *text = getenv("STANDIN_CUDA");
-    if (text) standin_configure(text);
-}
-
 // ---- what every call does first ----
 
-static CUresult enter(const char *symbol, bool needs_init, bool needs_context, const char *format, ...) {
-    char line[256], function[48];
-    snprintf(function, sizeof function, "%s", symbol);
-    char *version = strstr(function, "_v");
-    if (version) *version = 0;
-    int length = snprintf(line, sizeof line, "%s ", function);
-    va_list arguments;
-    va_start(arguments, format);
-    length += vsnprintf(line + length, sizeof line - length - 1, format, arguments);
-    va_end(arguments);
-    line[length++] = '\n';
+static CUcontext current(void) {
+    return depth && stack[depth - 1] && stack[depth - 1]->retained ? stack[depth - 1] : NULL;
+}
 
-    CUresult failure = CUDA_SUCCESS;
-    int milliseconds = 0;
+static int ordinal(void) { return (int)(current() - primary); }
+
+static bool lose(const char *function) {
+    size_t length = strlen(loss.function);
+    if (!loss.nth || strncmp(function, loss.function, length) || (function[length] && function[length] != '_')) return false;
     pthread_mutex_lock(&mutex);
-    int current = configuration;
-    if (log_file >= 0 && write(log_file, line, length) != length) abort();
-    for (struct rule *rule = rules; rule < rules + rule_count; ++rule) {
-        if (strcmp(rule->function, function) && strcmp(rule->function, "*")) continue;
-        if (rule->nth == 0) milliseconds += rule->milliseconds;
-        else if (++rule->seen == rule->nth) failure = rule->code;
+    bool now = ++loss.seen == loss.nth;
+    if (now) {
+        lost = loss.code;
+        pthread_cond_broadcast(&progress);
     }
-    bool over = !milliseconds;
     pthread_mutex_unlock(&mutex);
-    while (!over) {
-        usleep(1000);
-        pthread_mutex_lock(&mutex);
-        over = --milliseconds <= 0 || configuration != current;
-        pthread_mutex_unlock(&mutex);
-    }
-    if (failure) return failure;
-    if (needs_init && initialised_in != getpid()) return CUDA_ERROR_NOT_INITIALIZED;
-    if (needs_context && (!depth || !stack[depth - 1] || !stack[depth - 1]->retained)) return CUDA_ERROR_INVALID_CONTEXT;
+    return now;
+}
+
+// How much a function needs: nothing, the driver initialised, a device that is not lost, and a current context there.
+enum needs { NOTHING, DRIVER, WORKING, CONTEXT };
+
+static CUresult check(const char *function, enum needs needs) {
+    if (needs >= DRIVER && initialised_in != getpid()) return CUDA_ERROR_NOT_INITIALIZED;
+    lose(function);
+    if (needs >= WORKING && lost) return lost;
+    if (needs >= CONTEXT && !current()) return CUDA_ERROR_INVALID_CONTEXT;
     return CUDA_SUCCESS;
 }
 
-#define ENTER(init, context, ...)                                   \
-    do {                                                            \
-        CUresult code = enter(__func__, init, context, __VA_ARGS__); \
-        if (code) return code;                                      \
-    } while (0)
-#define REQUIRE(condition, code) \
-    do {                         \
-        if (!(condition)) return code; \
+#define ENTER(needs, ...)                             \
+    do {                                              \
+        CUresult code = enter(__func__, __VA_ARGS__); \
+        if (!code) code = check(__func__, needs);     \
+        if (code) return code;                        \
     } while (0)
 
 // ---- ranges ----
-
-static struct range *holding(uintptr_t address) {  // by host or by device address
-    for (struct range *r = ranges; r; r = r->next)
-        if (address - r->host < r->size || address - (r->host + r->shift) < r->size) return r;
-    return NULL;
-}
-
-static bool overlapping(int kind, uintptr_t host, size_t size) {
-    for (struct range *r = ranges; r; r = r->next)
-        if ((int)r->kind == kind && host < r->host + r->size && r->host < host + size) return true;
-    return false;
-}
-
-static void add(int kind, uintptr_t host, uintptr_t shift, size_t size, unsigned flags) {
-    struct range *r = malloc(sizeof *r);
-    *r = (struct range){kind, host, shift, size, flags, ranges};
-    ranges = r;
-}
-
-static bool discard(uintptr_t address, int first_kind, int last_kind) {  // `address`: the device address of the base
-    for (struct range **link = &ranges; *link; link = &(*link)->next) {
-        struct range *r = *link;
-        if (r->host + r->shift != address || (int)r->kind < first_kind || (int)r->kind > last_kind) continue;
-        *link = r->next;
-        if (r->kind != REGISTRATION) free((void *)r->host);
-        free(r);
-        return true;
-    }
-    return false;
-}
-
-static CUresult allocate(int kind, uintptr_t shift, size_t size, uintptr_t *address) {
-    REQUIRE(size, CUDA_ERROR_INVALID_VALUE);
-    void *host = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-    REQUIRE(host, CUDA_ERROR_OUT_OF_MEMORY);
-    pthread_mutex_lock(&mutex);
-    add(kind, (uintptr_t)host, shift, size, 0);
-    pthread_mutex_unlock(&mutex);
-    *address = (uintptr_t)host + shift;
-    return CUDA_SUCCESS;
-}
 
 // The host address of the bytes of one end of a copy, or 0. As on the real driver, a copy may not cross the border of
 // a pinned or an allocated range.
@@ -212,7 +119,7 @@ static uintptr_t reachable(uintptr_t address, size_t size) {
 // ---- initialisation and devices ----
 
 CUresult CUDAAPI cuInit(unsigned int Flags) {
-    ENTER(false, false, "%u", Flags);
+    ENTER(NOTHING, "%u", Flags);
     REQUIRE(device_count, CUDA_ERROR_NO_DEVICE);
     REQUIRE(!initialised_in || initialised_in == getpid(), CUDA_ERROR_NOT_INITIALIZED);
     initialised_in = getpid();
@@ -220,43 +127,45 @@ CUresult CUDAAPI cuInit(unsigned int Flags) {
 }
 
 CUresult CUDAAPI cuDriverGetVersion(int *driverVersion) {
-    ENTER(false, false, "");
+    ENTER(NOTHING, "");
     *driverVersion = CUDA_VERSION;
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuDeviceGetCount(int *count) {
-    ENTER(true, false, "");
+    ENTER(DRIVER, "");
     *count = device_count;
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal) {
-    ENTER(true, false, "%d", ordinal);
+    ENTER(DRIVER, "%d", ordinal);
     REQUIRE(ordinal >= 0 && ordinal < device_count, CUDA_ERROR_INVALID_DEVICE);
     *device = ordinal;
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev) {
-    ENTER(true, false, "%d", dev);
+    ENTER(DRIVER, "%d", dev);
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
     snprintf(name, len, "Stand-in %d", dev);
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev) {
-    ENTER(true, false, "%d %d", attrib, dev);
+    ENTER(DRIVER, "%d %d", attrib, dev);
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
-    REQUIRE(attrib == CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, CUDA_ERROR_INVALID_VALUE);
-    *pi = read_only_supported;
-    return CUDA_SUCCESS;
+    switch (attrib) {
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: *pi = read_only_supported; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: *pi = managed_supported; return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
 }
 
 // ---- contexts ----
 
 CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
-    ENTER(true, false, "%d", dev);
+    ENTER(DRIVER, "%d", dev);
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
     pthread_mutex_lock(&mutex);
     ++primary[dev].retained;
@@ -266,7 +175,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev) {
-    ENTER(true, false, "%d", dev);
+    ENTER(DRIVER, "%d", dev);
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
     pthread_mutex_lock(&mutex);
     bool held = primary[dev].retained > 0;
@@ -276,7 +185,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev) {
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
-    ENTER(true, false, "%d", dev);
+    ENTER(DRIVER, "%d", dev);
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
     *flags = 0;
     *active = primary[dev].retained > 0;
@@ -284,14 +193,14 @@ CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, i
 }
 
 CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx) {
-    ENTER(true, false, "%p", (void *)ctx);
+    ENTER(DRIVER, "%p", (void *)ctx);
     REQUIRE(ctx && ctx->retained && depth < MAX_DEPTH, CUDA_ERROR_INVALID_CONTEXT);
     stack[depth++] = ctx;
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuCtxPopCurrent(CUcontext *pctx) {
-    ENTER(true, false, "");
+    ENTER(DRIVER, "");
     REQUIRE(depth, CUDA_ERROR_INVALID_CONTEXT);
     CUcontext popped = stack[--depth];
     if (pctx) *pctx = popped;
@@ -299,27 +208,56 @@ CUresult CUDAAPI cuCtxPopCurrent(CUcontext *pctx) {
 }
 
 CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx) {
-    ENTER(true, false, "%p", (void *)ctx);
+    ENTER(DRIVER, "%p", (void *)ctx);
     if (depth) --depth;
     if (ctx) stack[depth++] = ctx;
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx) {
-    ENTER(true, false, "");
+    ENTER(DRIVER, "");
     *pctx = depth ? stack[depth - 1] : NULL;
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuStreamSynchronize(CUstream hStream) {
-    ENTER(true, true, "%p", (void *)hStream);
+CUresult CUDAAPI cuCtxGetDevice(CUdevice *device) {
+    ENTER(CONTEXT, "");
+    *device = ordinal();
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority) {
+    ENTER(CONTEXT, "");
+    *leastPriority = 0, *greatestPriority = -5;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxSynchronize(void) {
+    ENTER(CONTEXT, "");
+    drain();
+    return lost;
+}
+
+CUresult CUDAAPI cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev) {
+    ENTER(DRIVER, "%d %d", dev, peerDev);
+    REQUIRE(dev >= 0 && dev < device_count && peerDev >= 0 && peerDev < device_count, CUDA_ERROR_INVALID_DEVICE);
+    *canAccessPeer = peers_supported && dev != peerDev;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {
+    ENTER(CONTEXT, "%p %u", (void *)peerContext, Flags);
+    REQUIRE(peerContext && peerContext != current() && peers_supported, CUDA_ERROR_INVALID_DEVICE);
+    bool *reaches = &current()->reaches[peerContext - primary];
+    REQUIRE(!*reaches, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+    *reaches = true;
     return CUDA_SUCCESS;
 }
 
 // ---- host memory ----
 
 CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags) {
-    ENTER(true, true, "%p %zu %u", p, bytesize, Flags);
+    ENTER(CONTEXT, "%p %zu %u", p, bytesize, Flags);
     uintptr_t host = (uintptr_t)p;
     REQUIRE(host && bytesize && host + bytesize > host && host + bytesize <= REGISTERED, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(Flags < 16, CUDA_ERROR_INVALID_VALUE);
@@ -329,13 +267,13 @@ CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
     if (overlapping(REGISTRATION, host, bytesize)) code = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     // Of memory that the driver itself has allocated it says this (seen on an H200, driver 580.159).
     else if (overlapping(HOST_ALLOCATION, host, bytesize)) code = CUDA_ERROR_INVALID_VALUE;
-    else add(REGISTRATION, host, REGISTERED, bytesize, Flags);
+    else if (!add(REGISTRATION, host, REGISTERED, bytesize, Flags)) code = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&mutex);
     return code;
 }
 
 CUresult CUDAAPI cuMemHostUnregister(void *p) {
-    ENTER(true, true, "%p", p);
+    ENTER(CONTEXT, "%p", p);
     REQUIRE(p, CUDA_ERROR_INVALID_VALUE);
     pthread_mutex_lock(&mutex);
     bool found = discard((uintptr_t)p + REGISTERED, REGISTRATION, REGISTRATION);
@@ -344,7 +282,7 @@ CUresult CUDAAPI cuMemHostUnregister(void *p) {
 }
 
 CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned int Flags) {
-    ENTER(true, true, "%p %u", p, Flags);
+    ENTER(CONTEXT, "%p %u", p, Flags);
     uintptr_t address = (uintptr_t)p;
     pthread_mutex_lock(&mutex);
     struct range *r = holding(address);
@@ -356,12 +294,15 @@ CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned
 }
 
 CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags) {
-    ENTER(true, true, "%zu %u", bytesize, Flags);
-    return allocate(HOST_ALLOCATION, 0, bytesize, (uintptr_t *)pp);
+    ENTER(CONTEXT, "%zu %u", bytesize, Flags);
+    REQUIRE(bytesize, CUDA_ERROR_INVALID_VALUE);
+    *pp = (void *)allocate(HOST_ALLOCATION, 0, bytesize);
+    return *pp ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult CUDAAPI cuMemFreeHost(void *p) {
-    ENTER(true, true, "%p", p);
+    ENTER(WORKING, "%p", p);
+    drain();
     pthread_mutex_lock(&mutex);
     bool found = discard((uintptr_t)p, HOST_ALLOCATION, HOST_ALLOCATION);
     pthread_mutex_unlock(&mutex);
@@ -370,32 +311,39 @@ CUresult CUDAAPI cuMemFreeHost(void *p) {
 
 // ---- device memory ----
 
+static uintptr_t on_device(uintptr_t address) {  // remembers the current one as the memory's `flags`
+    pthread_mutex_lock(&mutex);
+    if (address) holding(address)->flags = ordinal();
+    pthread_mutex_unlock(&mutex);
+    return address;
+}
+
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytesize) {
-    ENTER(true, true, "%zu", bytesize);
-    uintptr_t address;
-    CUresult code = allocate(DEVICE_ALLOCATION, DEVICE, bytesize, &address);
-    if (!code) *dptr = address;
-    return code;
+    ENTER(CONTEXT, "%zu", bytesize);
+    REQUIRE(bytesize, CUDA_ERROR_INVALID_VALUE);
+    *dptr = on_device(allocate(DEVICE_ALLOCATION, DEVICE, bytesize));
+    return *dptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
-    ENTER(true, true, "%zu %u", bytesize, flags);
-    uintptr_t address;
-    CUresult code = allocate(MANAGED_ALLOCATION, 0, bytesize, &address);
-    if (!code) *dptr = address;
-    return code;
+    ENTER(CONTEXT, "%zu %u", bytesize, flags);
+    REQUIRE(bytesize, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(managed_supported, CUDA_ERROR_NOT_SUPPORTED);
+    *dptr = on_device(allocate(SHARED_ALLOCATION, 0, bytesize));
+    return *dptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr dptr) {
-    ENTER(true, true, "%#llx", dptr);
+    ENTER(WORKING, "%#llx", dptr);
+    drain();
     pthread_mutex_lock(&mutex);
-    bool found = discard(dptr, DEVICE_ALLOCATION, MANAGED_ALLOCATION);
+    bool found = discard(dptr, DEVICE_ALLOCATION, SHARED_ALLOCATION);
     pthread_mutex_unlock(&mutex);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
-    ENTER(true, true, "%#llx %#llx %zu", dst, src, ByteCount);
+    ENTER(CONTEXT, "%#llx %#llx %zu", dst, src, ByteCount);
     pthread_mutex_lock(&mutex);
     uintptr_t to = reachable(dst, ByteCount), from = reachable(src, ByteCount);
     pthread_mutex_unlock(&mutex);
@@ -406,9 +354,7 @@ CUresult CUDAAPI cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
 
 // ---- pointers ----
 
-CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {
-    // Only the device pointer is a question to the current context.
-    ENTER(true, attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER, "%d %#llx", attribute, ptr);
+static CUresult tell(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {
     pthread_mutex_lock(&mutex);
     struct range *found = holding(ptr), r = found ? *found : (struct range){0};
     pthread_mutex_unlock(&mutex);
@@ -416,10 +362,10 @@ CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute
     uintptr_t host = ptr - (ptr - r.host < r.size ? 0 : r.shift);
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)data = r.kind == DEVICE_ALLOCATION ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+        *(unsigned *)data = r.kind >= DEVICE_ALLOCATION ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned char *)data = r.kind == MANAGED_ALLOCATION;
+        *(unsigned char *)data = r.kind == SHARED_ALLOCATION;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
         *(CUdeviceptr *)data = host + r.shift;
@@ -434,10 +380,56 @@ CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
         *(size_t *)data = r.size;
         return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)data = r.kind >= DEVICE_ALLOCATION ? (int)r.flags : 0;
+        return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_INVALID_VALUE;
     }
 }
+
+CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {
+    // Only the device pointer is a question to the current context.
+    bool asks_context = attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+    ENTER(asks_context ? CONTEXT : DRIVER, "%d %#llx", attribute, ptr);
+    return tell(data, attribute, ptr);
+}
+
+// Of a pointer that is unknown, and of what a pointer has not, it says 0 and no error (seen on an H200).
+CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data,
+                                        CUdeviceptr ptr) {
+    ENTER(DRIVER, "%u %#llx", numAttributes, ptr);
+    for (unsigned i = 0; i < numAttributes; ++i) {
+        if (!tell(data[i], attributes[i], ptr)) continue;
+        switch (attributes[i]) {
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(unsigned *)data[i] = 0; break;
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned char *)data[i] = 0; break;
+        default: *(uintptr_t *)data[i] = 0;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+#include "stream_calls.h"
+
+// ---- what failures are called ----
+
+CUresult CUDAAPI cuGetErrorName(CUresult error, const char **pStr) {
+    switch (error) {
+#define NAMED(name) case name: *pStr = #name; return CUDA_SUCCESS
+    NAMED(CUDA_ERROR_INVALID_VALUE);
+    NAMED(CUDA_ERROR_OUT_OF_MEMORY);
+    NAMED(CUDA_ERROR_NOT_INITIALIZED);
+    NAMED(CUDA_ERROR_INVALID_CONTEXT);
+    NAMED(CUDA_ERROR_INVALID_HANDLE);
+    NAMED(CUDA_ERROR_ILLEGAL_ADDRESS);
+    NAMED(CUDA_ERROR_UNKNOWN);
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult CUDAAPI cuGetErrorString(CUresult error, const char **pStr) { return cuGetErrorName(error, pStr); }
 
 // ---- the one export that cuda.bindings looks up ----
 
@@ -460,7 +452,32 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
         FUNCTION(cuCtxPopCurrent, 4000),
         FUNCTION(cuCtxSetCurrent, 4000),
         FUNCTION(cuCtxGetCurrent, 4000),
+        FUNCTION(cuCtxGetDevice, 2000),
+        FUNCTION(cuCtxGetStreamPriorityRange, 5050),
+        FUNCTION(cuCtxSynchronize, 2000),
+        FUNCTION(cuCtxEnablePeerAccess, 4000),
+        FUNCTION(cuDeviceCanAccessPeer, 4000),
+        FUNCTION(cuStreamCreate, 2000),
+        FUNCTION(cuStreamCreateWithPriority, 5050),
+        FUNCTION(cuStreamDestroy, 4000),
+        FUNCTION(cuStreamGetCtx, 9020),
+        FUNCTION(cuStreamQuery, 2000),
         FUNCTION(cuStreamSynchronize, 2000),
+        FUNCTION(cuStreamWaitEvent, 3020),
+        FUNCTION(cuStreamWaitValue32, 11070),
+        FUNCTION(cuStreamWriteValue32, 11070),
+        FUNCTION(cuEventCreate, 2000),
+        FUNCTION(cuEventDestroy, 4000),
+        FUNCTION(cuEventElapsedTime, 2000),
+        FUNCTION(cuEventQuery, 2000),
+        FUNCTION(cuEventRecord, 2000),
+        FUNCTION(cuEventSynchronize, 2000),
+        FUNCTION(cuLaunchHostFunc, 10000),
+        FUNCTION(cuMemcpyAsync, 4000),
+        FUNCTION(cuMemcpy2DAsync, 3020),
+        FUNCTION(cuMemsetD8Async, 3020),
+        FUNCTION(cuMemsetD16Async, 3020),
+        FUNCTION(cuMemsetD32Async, 3020),
         FUNCTION(cuMemHostRegister, 6050),
         FUNCTION(cuMemHostUnregister, 4000),
         FUNCTION(cuMemHostGetDevicePointer, 3020),
@@ -471,6 +488,9 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
         FUNCTION(cuMemFree, 3020),
         FUNCTION(cuMemcpy, 4000),
         FUNCTION(cuPointerGetAttribute, 4000),
+        FUNCTION(cuPointerGetAttributes, 7000),
+        FUNCTION(cuGetErrorName, 6000),
+        FUNCTION(cuGetErrorString, 6000),
         FUNCTION(cuGetProcAddress, 12000),
     };
     for (size_t i = 0; i < sizeof functions / sizeof *functions; ++i) {

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets each call of the stand-in driver fail in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from cuda.bindings import driver as cuda
+
+from pinning.errors import VendorError
+from standins.standin import StandIn
+
+UNKNOWN = 999
+
+Outcome = VendorError | None
+
+
+def each_failure(standin: StandIn, act: Callable[[], object]) -> Iterator[tuple[str, Outcome]]:
+    """Let the first call that `act` makes fail, then the second and so on: the call, and what `act` raised.
+
+    At last `act` is called without any failure, and there is nothing to yield.
+    """
+    for n in count(1):
+        standin.configure(f"fail=*:{n}:{UNKNOWN}")
+        outcome: Outcome = None
+        try:
+            act()
+        except VendorError as error:
+            outcome = error
+        calls = standin.calls()
+        standin.configure()
+        while int(cuda.cuCtxGetCurrent()[1]):  # nothing can be done about a pop that fails
+            cuda.cuCtxPopCurrent()
+        if n > len(calls):
+            assert outcome is None
+            return
+        yield calls[n - 1].split()[0], outcome

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work in a queue that goes on only when it is told to, and host memory with an address."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import TracebackType
+from typing import Any
+
+from pinning.plugin import VendorQueue
+
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Held:
+    """Holds a queue from the end of what was submitted before, until `release` or the end of the block.
+
+    ``with Held(queue) as held:``  `begun` is set once the queue has come there.
+    """
+
+    def __init__(self, queue: VendorQueue) -> None:
+        self.begun, self._released, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._function = _FUNCTION(self._hold)
+        address = ctypes.cast(self._function, ctypes.c_void_p).value
+        assert address
+        queue.call(address, 0)
+
+    def _hold(self, _: Any) -> None:
+        self.begun.set()
+        self._released.wait(60)
+        self._ended.set()
+
+    def release(self) -> None:
+        self._released.set()
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.release()
+        if error is None:
+            assert self._ended.wait(60)
+
+
+class Buffer:
+    """Pageable host memory of so many bytes, as `bytes_` tells them."""
+
+    def __init__(self, data: bytes) -> None:
+        self._buffer = ctypes.create_string_buffer(data, len(data))
+        self.ptr, self.size = ctypes.addressof(self._buffer), len(data)
+
+    @property
+    def bytes_(self) -> bytes:
+        return self._buffer.raw
+
+
+def host_bytes(ptr: int, size: int) -> bytes:
+    """What is at a host address now."""
+    return ctypes.string_at(ptr, size)

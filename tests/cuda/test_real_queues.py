@@ -1,0 +1,604 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues, events and kinds of memory against a real NVIDIA driver: what a stand-in cannot prove."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+from holding import Buffer, Held, host_bytes
+
+from pinning.errors import PinningError, PluginUnavailableError, VendorError
+from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
+from pinning_cuda import CudaDevice, plugin
+from pinning_cuda.queue import CudaQueue
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def gpu() -> CudaDevice:
+    try:
+        return plugin.device(0)
+    except PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+
+
+@pytest.fixture
+def queue(gpu: CudaDevice) -> Iterator[CudaQueue]:
+    queue = gpu.make_queue()
+    yield queue
+    queue.synchronize()
+    queue.close()
+
+
+class Allocations:
+    """Memory that goes at the end of a test."""
+
+    def __init__(self, gpu: CudaDevice) -> None:
+        self._gpu = gpu
+        self._made: list[tuple[int, MemoryKind]] = []
+
+    def __call__(self, kind: MemoryKind, size: int) -> int:
+        ptr = self._gpu.allocate(size, kind)
+        self._made.append((ptr, kind))
+        return ptr
+
+    def array(self, size: int, kind: MemoryKind = HOST) -> Any:
+        """The host's view of HOST or SHARED memory, zeroed."""
+        array = numpy.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self(kind, size)))
+        array[:] = 0
+        return array
+
+    def fives(self, size: int) -> int:
+        """DEVICE memory of so many bytes, each of them 5."""
+        ptr, buffer = self(DEVICE, size), Buffer(b"\5" * size)
+        self._gpu.copy(ptr, buffer.ptr, size)
+        return ptr
+
+    def free(self) -> None:
+        for ptr, kind in self._made:
+            self._gpu.free(ptr, kind)
+
+
+@pytest.fixture
+def memory(gpu: CudaDevice) -> Iterator[Allocations]:
+    memory = Allocations(gpu)
+    yield memory
+    memory.free()
+
+
+def noise(size: int) -> Any:
+    return numpy.random.default_rng(size).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def in_thread(act: Callable[[], object]) -> None:
+    """Call it in a thread that has never seen CUDA."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:  # to be shown by the main thread
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+# ---- memory ----
+
+
+@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("size", [1, 1000, 3 * MIB + 5])
+def test_memory_is_told_exactly(gpu: CudaDevice, kind: MemoryKind, size: int) -> None:
+    ptr = gpu.allocate(size, kind)
+    info = MemoryInfo(kind, ptr, size, None if kind is HOST else 0)
+    assert [gpu.memory_info(ptr + at) for at in (0, size // 2, size - 1)] == [info] * 3
+    assert ptr % 16 == 0
+    pinned = gpu.is_pinned_ptr(ptr + size - 1)
+    assert pinned == ((ptr, size, ptr) if kind is HOST else None)
+    in_thread(lambda: gpu.free(ptr, kind))
+    assert gpu.memory_info(ptr) is None
+
+
+def test_memory_of_other_libraries_is_told(gpu: CudaDevice) -> None:
+    torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")
+    tensor = torch.zeros(1000, dtype=torch.uint8, device="cuda")
+    pinned = torch.zeros(1000, dtype=torch.uint8).pin_memory()
+    array = cupy.zeros(1000, dtype=cupy.uint8)
+    managed = cupy.cuda.malloc_managed(1000)
+    for ptr, kind in [
+        (tensor.data_ptr(), DEVICE),
+        (pinned.data_ptr(), HOST),
+        (array.data.ptr, DEVICE),
+        (managed.ptr, SHARED),
+    ]:
+        info = gpu.memory_info(ptr + 999)
+        assert info
+        assert info.kind is kind
+        assert info.base <= ptr < ptr + 1000 <= info.base + info.size
+        assert info.device == (None if kind is HOST else 0)
+
+
+def test_registered_and_ordinary_memory_is_told(gpu: CudaDevice) -> None:
+    array = noise(10_000)
+    ptr = array.ctypes.data
+    gpu.data_lock(ptr + 10, 5000, False)
+    assert gpu.memory_info(ptr + 5009) == MemoryInfo(HOST, ptr + 10, 5000, None)
+    assert gpu.memory_info(ptr + 9) is gpu.memory_info(ptr + 5010) is None
+    gpu.data_unlock(ptr + 10)
+    for address in (0, 1, ptr, 1 << 47, (1 << 64) - 1):
+        assert gpu.memory_info(address) is None
+
+
+def test_more_memory_than_there_is(gpu: CudaDevice) -> None:
+    for kind in (DEVICE, HOST):
+        with pytest.raises(VendorError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+            gpu.allocate(1 << 46, kind)
+
+
+def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: CudaQueue, memory: Allocations) -> None:
+    source, there, order = memory.array(64 * MIB), gpu.allocate(64 * MIB), memory.array(1)
+    for _ in range(10):
+        queue.copy(there, source.ctypes.data, source.nbytes)
+    queue.fill(order.ctypes.data, b"\1", 1)
+    gpu.free(there)
+    assert order[0] == 1
+
+
+def test_a_gpu_and_itself(gpu: CudaDevice) -> None:
+    assert gpu.connection(CudaDevice(0)) is MemoryConnection.UNIFIED
+
+
+# ---- work ----
+
+
+@pytest.mark.parametrize("size", [1, 4097, 64 * 1024, 20 * MIB + 3])
+@pytest.mark.parametrize("locked", [False, True], ids=["pageable", "locked"])
+@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+def test_bytes_go_there_and_come_back(
+    gpu: CudaDevice, queue: CudaQueue, memory: Allocations, kind: MemoryKind, locked: bool, size: int
+) -> None:
+    source, target, there = noise(size), numpy.zeros(size, dtype=numpy.uint8), memory(kind, size)
+    pointers = (source.ctypes.data, target.ctypes.data) if locked else ()
+    for ptr in pointers:
+        gpu.data_lock(ptr, size, False)
+    queue.copy(there, source.ctypes.data, size)
+    queue.copy(target.ctypes.data, there, size)
+    queue.synchronize()
+    for ptr in pointers:
+        gpu.data_unlock(ptr)
+    assert (source == target).all()
+
+
+@pytest.mark.parametrize("pageable", [False, True], ids=["pinned", "pageable"])
+def test_rows(queue: CudaQueue, memory: Allocations, pageable: bool) -> None:
+    size = 300 * 200
+    source, target = (
+        (noise(size), numpy.zeros(size, dtype=numpy.uint8)) if pageable else (memory.array(size), memory.array(size))
+    )
+    source[:] = noise(size)
+    there = memory(DEVICE, 100 * 200)
+    queue.copy_2d(there, 100, source.ctypes.data, 300, 77, 200)
+    queue.copy_2d(target.ctypes.data, 300, there, 100, 77, 200)
+    queue.synchronize()
+    expected = numpy.zeros((200, 300), dtype=numpy.uint8)
+    expected[:, :77] = source.reshape(200, 300)[:, :77]
+    assert (target.reshape(200, 300) == expected).all()
+
+
+@pytest.mark.parametrize("value", [b"\x07", b"\x01\xfe", b"\x01\x02\x03\xfc"])
+@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+def test_fills(queue: CudaQueue, memory: Allocations, kind: MemoryKind, value: bytes) -> None:
+    there, target = memory(kind, 4000), memory.array(4001)
+    queue.fill(there, value, 1000)
+    queue.copy(target.ctypes.data, there, 1000 * len(value))
+    queue.synchronize()
+    assert bytes(target[: 1000 * len(value) + 1]) == value * 1000 + b"\0"
+
+
+def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: CudaQueue, memory: Allocations) -> None:
+    source, target = memory.fives(20), memory.array(20)
+    queue.copy(target.ctypes.data, source, 10)
+    with Held(queue) as held:
+        queue.copy(target.ctypes.data + 10, source + 10, 10)
+        assert held.begun.wait(60)
+        assert list(target) == [5] * 10 + [0] * 10
+        assert not queue.done()
+        held.release()
+        queue.synchronize()
+    assert list(target) == [5] * 20
+    assert queue.done()
+
+
+def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: CudaQueue, memory: Allocations) -> None:
+    source, target = memory.array(10), memory.array(10)
+    source[:] = 5
+    with Held(queue) as held:
+        thread = threading.Thread(target=queue.copy, args=(target.ctypes.data, source.ctypes.data, 10))
+        thread.start()
+        time.sleep(0.05)
+        assert thread.is_alive()
+        held.release()
+        thread.join()
+        assert target.all()
+
+
+def test_functions_are_called_without_the_gil(queue: CudaQueue) -> None:
+    libc = ctypes.CDLL(None)
+    lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
+    libc.pthread_mutex_lock(lock)
+    queue.call(ctypes.cast(libc.pthread_mutex_lock, ctypes.c_void_p).value or 0, ctypes.addressof(lock))
+    event = queue.record()
+    time.sleep(0.01)
+    assert not event.done()
+    libc.pthread_mutex_unlock(lock)
+    event.wait()
+
+
+@pytest.mark.parametrize("start", [0, 2**32 - 2], ids=["zero", "wrapping"])
+def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(queue: CudaQueue, memory: Allocations, start: int) -> None:
+    words = memory.array(8).view(numpy.uint32)
+    source, target = memory.fives(10), memory.array(10)
+    words[0] = start
+    assert queue.waits_for_values
+    queue.wait_value(words.ctypes.data, (start + 3) % 2**32)
+    queue.copy(target.ctypes.data, source, 10)
+    queue.write_value(words.ctypes.data + 4, 77)
+    for step in (1, 2):
+        words[0] = (start + step) % 2**32
+        time.sleep(0.01)
+        assert not queue.done()
+    assert not target.any()
+    words[0] = (start + 5) % 2**32
+    queue.synchronize()
+    assert target.all()
+    assert words[1] == 77
+
+
+def test_a_copy_across_the_border_of_a_lock_is_refused(gpu: CudaDevice, queue: CudaQueue, memory: Allocations) -> None:
+    array, there = noise(MIB), memory(DEVICE, MIB)
+    gpu.data_lock(array.ctypes.data, MIB // 2, False)
+    with pytest.raises(VendorError) as raised:
+        queue.copy(there, array.ctypes.data, MIB)
+    assert (raised.value.call, raised.value.code) == ("cuMemcpyAsync", 1)
+    gpu.data_unlock(array.ctypes.data)
+    queue.copy(there, array.ctypes.data, MIB)
+
+
+# ---- events ----
+
+
+def test_events_are_reached_in_order_and_tell_the_time(queue: CudaQueue, memory: Allocations) -> None:
+    source, there = memory.array(64 * MIB), memory(DEVICE, 64 * MIB)
+    first = queue.record()
+    with Held(queue) as held:
+        for _ in range(8):
+            queue.copy(there, source.ctypes.data, source.nbytes)
+        second = queue.record()
+        first.wait()
+        assert not second.done()
+        with pytest.raises(VendorError, match="CUDA_ERROR_NOT_READY"):
+            second.seconds_since(first)
+        held.release()
+        second.wait()
+    third = queue.record()
+    third.wait()
+    assert 0 < second.seconds_since(first) <= third.seconds_since(first) < 60
+
+
+def test_a_queue_waits_for_an_event_of_another(gpu: CudaDevice, queue: CudaQueue, memory: Allocations) -> None:
+    source, target, other = memory.fives(10), memory.array(10), gpu.make_queue()
+    with Held(other) as held:
+        queue.wait(other.record())  # the event may be recorded again from now on
+        other.record()
+        queue.copy(target.ctypes.data, source, 10)
+        assert held.begun.wait(60)
+        time.sleep(0.01)
+        assert not queue.done()
+        assert not target.any()
+    queue.synchronize()
+    assert target.all()
+    other.close()
+
+
+def test_an_event_outlives_its_queue(gpu: CudaDevice, memory: Allocations) -> None:
+    source, target, queue = memory.fives(10), memory.array(10), gpu.make_queue()
+    with Held(queue) as held:
+        queue.copy(target.ctypes.data, source, 10)
+        event = queue.record()
+        queue.close()
+        assert not event.done()
+        held.release()
+        event.wait()
+    assert target.all()
+    with pytest.raises(PinningError, match="closed"):
+        queue.copy(target.ctypes.data, source, 10)
+
+
+def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: CudaQueue) -> None:
+    with Held(queue) as held:
+        waits = [queue.record().wait, queue.synchronize, gpu.synchronize]
+        threads = [threading.Thread(target=wait) for wait in waits]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        assert all(thread.is_alive() for thread in threads)
+        held.release()
+        for thread in threads:
+            thread.join()
+
+
+# ---- contexts ----
+
+
+def submit_all(queue: CudaQueue, ptr: int, there: int) -> None:
+    """Every kind of work, on 64 bytes of HOST and of DEVICE memory, and every question."""
+    page = Buffer(bytes(64))
+    queue.copy(there, ptr, 8)
+    queue.copy(there, page.ptr, 8)
+    queue.copy(page.ptr, there, 8)
+    queue.copy_2d(there, 8, ptr, 8, 4, 2)
+    queue.fill(there, b"\1\2\3\4", 2)
+    queue.call(ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value or 0, 0)
+    queue.write_value(ptr, 5)
+    queue.wait_value(ptr, 5)
+    event = queue.record()
+    queue.wait(event)
+    event.wait()
+    assert event.done()
+    assert event.seconds_since(event) == 0
+    queue.synchronize()
+    assert queue.done()
+    queue.copy(ptr, there, 8)
+    queue.synchronize()
+    assert host_bytes(ptr, 8) == b"\1\2\3\4" * 2
+
+
+@pytest.mark.parametrize("handle", [None, 0, 1, 2], ids=["own", "0", "1", "2"])
+def test_threads_without_a_context(gpu: CudaDevice, memory: Allocations, handle: int | None) -> None:
+    ptr, there = memory(HOST, 64), memory(DEVICE, 64)
+    queue = gpu.make_queue() if handle is None else gpu.adopt_queue(handle)
+
+    def act() -> None:
+        from cuda.bindings import driver as cuda
+
+        submit_all(queue, ptr, there)
+        assert int(cuda.cuCtxGetCurrent()[1]) == 0
+        queue.close()
+
+    in_thread(act)
+
+
+@pytest.mark.parametrize("handle", [None, 0, 1, 2], ids=["own", "0", "1", "2"])
+def test_another_context_is_current_and_stays_so(gpu: CudaDevice, memory: Allocations, handle: int | None) -> None:
+    from cuda.bindings import driver as cuda
+
+    ptr, there = memory(HOST, 64), memory(DEVICE, 64)
+    theirs = made_context(cuda)
+    try:
+        queue = gpu.make_queue() if handle is None else gpu.adopt_queue(handle)
+        submit_all(queue, ptr, there)
+        queue.close()
+        assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    finally:
+        cuda.cuCtxDestroy(theirs)
+
+
+def made_context(cuda: Any) -> Any:
+    """A context that a program made for itself, current."""
+    device = cuda.cuDeviceGet(0)[1]
+    try:
+        code, context = cuda.cuCtxCreate(None, 0, device)
+    except TypeError:  # bindings of CUDA 12
+        code, context = cuda.cuCtxCreate(0, device)
+    assert code == 0
+    return context
+
+
+# ---- streams of others ----
+
+
+def test_a_stream_of_a_context_of_a_programs_own(gpu: CudaDevice, memory: Allocations) -> None:
+    from cuda.bindings import driver as cuda
+
+    ptr, there = memory(HOST, 64), memory(DEVICE, 64)
+    context = made_context(cuda)
+    _, stream = cuda.cuStreamCreate(1)
+    cuda.cuCtxPopCurrent()
+    try:
+        queue = gpu.adopt_queue(int(stream))
+        ours = gpu.make_queue()
+        submit_all(queue, ptr, there)
+        ours.wait(queue.record())
+        ours.synchronize()
+        ours.close()
+        queue.close()
+    finally:
+        cuda.cuCtxDestroy(context)
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy", "cuda.core"])
+def test_streams_of_other_libraries(gpu: CudaDevice, memory: Allocations, library: str) -> None:
+    module = pytest.importorskip(library)
+    if library == "torch":
+        stream = module.cuda.Stream()
+        handle, wait = stream.cuda_stream, stream.synchronize
+    elif library == "cupy":
+        stream = module.cuda.Stream(non_blocking=True)
+        handle, wait = stream.ptr, stream.synchronize
+    else:
+        device = module.Device(0)
+        device.set_current()
+        stream = device.create_stream()
+        handle, wait = int(stream.handle), stream.sync
+    ptr, there, target = memory(HOST, 64), memory(DEVICE, 64), memory.array(8)
+    queue = gpu.adopt_queue(handle)
+    submit_all(queue, ptr, there)
+    with Held(queue):
+        queue.copy(target.ctypes.data, there, 8)
+        assert not queue.done()
+    wait()
+    assert bytes(target) == b"\1\2\3\4" * 2
+    queue.close()
+    wait()  # the stream is still there
+
+
+def test_work_of_torch_and_ours_in_one_stream(gpu: CudaDevice, memory: Allocations) -> None:
+    torch = pytest.importorskip("torch")
+    target = memory.array(4 * MIB)
+    for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
+        queue = gpu.adopt_queue(stream.cuda_stream)
+        with torch.cuda.stream(stream):
+            for value in (1, 2, 3):
+                tensor = torch.full((4 * MIB,), value, dtype=torch.uint8, device="cuda")
+                queue.copy(target.ctypes.data, tensor.data_ptr(), 4 * MIB)
+                queue.synchronize()
+                assert (target == value).all()
+        queue.close()
+
+
+def test_cuda_core_takes_a_queue_of_ours(queue: CudaQueue, memory: Allocations) -> None:
+    core = pytest.importorskip("cuda.core")
+    target = memory.array(10)
+    stream = core.Stream.from_handle(queue.handle)
+    with Held(queue) as held:
+        queue.fill(target.ctypes.data, b"\5", 10)
+        event = stream.record()
+        assert not event.is_done
+        held.release()
+        event.sync()
+        assert target.all()
+
+
+# ---- faults, each in a process of its own ----
+
+
+def run(program: str) -> str:
+    """What it prints, in an interpreter of its own that ends well and complains about nothing."""
+    begin = """
+import os, sys
+from pinning.errors import PinningError, VendorError
+from pinning.plugin import MemoryKind
+from pinning_cuda import plugin
+gpu = plugin.device(0)
+queue = gpu.make_queue()
+"""
+    # Python 3.12 warns of any fork of a process with threads, and the driver has threads.
+    command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", begin + program]
+    child = subprocess.run(command, text=True, capture_output=True, timeout=120)
+    assert (child.returncode, child.stderr) == (0, "")
+    return child.stdout
+
+
+def test_a_kernel_that_fails_shows_in_every_wait(gpu: CudaDevice) -> None:
+    pytest.importorskip("cupy")
+    said = run("""
+import cupy
+bad = cupy.RawKernel('extern "C" __global__ void bad(int *p) { *p = 1; }', "bad")
+there, ptr = gpu.allocate(64), gpu.allocate(64, MemoryKind.HOST)
+queue.synchronize()
+with cupy.cuda.ExternalStream(queue.handle):
+    bad((1,), (1,), (16,))
+event = queue.record()
+for name, act in {
+    "wait": event.wait, "done": event.done, "queue done": queue.done, "synchronize": queue.synchronize,
+    "copy": lambda: queue.copy(there, ptr, 64), "record": queue.record, "free": lambda: gpu.free(there),
+    "close": queue.close, "close again": queue.close, "device": gpu.synchronize,
+}.items():
+    try:
+        act()
+        print(name, "no error")
+    except VendorError as error:
+        print(name, error.code)
+del event, act, name, queue
+sys.stdout.flush()
+os._exit(0)  # other libraries' ends are not ours to test
+""")
+    assert {line.rsplit(" ", 1)[1] for line in said.splitlines()} == {"700"}, said
+    assert len(said.splitlines()) == 10
+
+
+def test_a_fork_is_refused_and_its_events_go_without_a_crash(gpu: CudaDevice) -> None:
+    said = run("""
+event, spare = queue.record(), queue.record()
+del spare
+event.wait()
+child = os.fork()
+if not child:
+    refused = 0
+    for act in (queue.record, queue.done, queue.close, event.done, event.wait, lambda: queue.copy(1, 1, 1)):
+        try:
+            act()
+        except PinningError as error:
+            refused += "fork" in str(error)
+    del event, queue, act
+    sys.exit(refused)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+event.wait()
+queue.synchronize()
+""")
+    assert said == "6\n"
+
+
+@pytest.mark.parametrize("end", ["", "queue.close()"])
+def test_a_process_ends_with_work_pending(gpu: CudaDevice, end: str) -> None:
+    run(f"""
+events = [queue.record() for _ in range(3)]
+size = 1 << 28
+there, ptr = gpu.allocate(size), gpu.allocate(size, MemoryKind.HOST)
+for _ in range(20):
+    queue.copy(there, ptr, size)
+gpu.adopt_queue(0).record()
+{end}
+""")
+
+
+# ---- what it costs ----
+
+
+def test_costs(gpu: CudaDevice, queue: CudaQueue, memory: Allocations, capsys: pytest.CaptureFixture[str]) -> None:
+    from cuda.bindings import driver as cuda
+
+    ptr, there, stream = memory(HOST, 64), memory(DEVICE, 64), cuda.CUstream(queue.handle)
+    default, event = gpu.adopt_queue(0), queue.record()
+    acts: dict[str, Callable[[], object]] = {
+        "cuMemcpyAsync, bindings": lambda: cuda.cuMemcpyAsync(there, ptr, 64, stream),
+        "copy": lambda: queue.copy(there, ptr, 64),
+        "copy, default stream": lambda: default.copy(there, ptr, 64),  # no context is current in this thread
+        "copy_2d": lambda: queue.copy_2d(there, 8, ptr, 8, 8, 8),
+        "fill": lambda: queue.fill(there, b"\1", 64),
+        "record": queue.record,
+        "event done": event.done,
+        "queue done": queue.done,
+        "wait": lambda: queue.wait(event),
+        "write_value": lambda: queue.write_value(ptr, 1),
+        "wait_value": lambda: queue.wait_value(ptr, 1),
+        "synchronize": queue.synchronize,
+        "record and cuStreamSynchronize": lambda: (queue.record(), cuda.cuStreamSynchronize(stream)),
+        "memory_info": lambda: gpu.memory_info(there),
+        "memory_info of ordinary memory": lambda: gpu.memory_info(id(queue)),
+    }
+    with capsys.disabled():
+        print()
+        for name, act in acts.items():
+            best = float("inf")
+            for _ in range(5):
+                begin = time.perf_counter()
+                for _ in range(500):
+                    act()
+                best = min(best, (time.perf_counter() - begin) / 500)
+                queue.synchronize()
+            print(f"{name:32} {best * 1e6:6.2f} us")

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of the stand-in libcuda.c that are about streams and events. Where a call needs the context of a stream
+// that has none, IN_STREAM answers as a real driver does; its block runs with `mutex` held.
+
+#define IN_STREAM(handle, stream)                            \
+    pthread_mutex_lock(&mutex);                              \
+    CUstream stream = stream_of(handle, current());          \
+    if (!stream) {                                           \
+        pthread_mutex_unlock(&mutex);                        \
+        return CUDA_ERROR_INVALID_CONTEXT;                   \
+    }
+
+static CUresult leave(CUresult code) {
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
+
+// ---- streams ----
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority) {
+    ENTER(CONTEXT, "%u %d", flags, priority);
+    pthread_mutex_lock(&mutex);
+    *phStream = start_stream(current(), flags);
+    ++live_streams;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamCreate(CUstream *phStream, unsigned int Flags) {
+    ENTER(CONTEXT, "%u", Flags);
+    pthread_mutex_lock(&mutex);
+    *phStream = start_stream(current(), Flags);
+    ++live_streams;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream hStream) {
+    ENTER(WORKING, "%p", (void *)hStream);
+    REQUIRE((uintptr_t)hStream > 2, CUDA_ERROR_INVALID_HANDLE);
+    IN_STREAM(hStream, stream);
+    stream->closing = true;  // its work is still done
+    --live_streams;
+    pthread_cond_broadcast(&progress);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamGetCtx(CUstream hStream, CUcontext *pctx) {
+    ENTER(WORKING, "%p", (void *)hStream);
+    IN_STREAM(hStream, stream);
+    *pctx = stream->context;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamQuery(CUstream hStream) {
+    ENTER(WORKING, "%p", (void *)hStream);
+    IN_STREAM(hStream, stream);
+    return leave(lost ? lost : stream->finished == stream->submitted ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream hStream) {
+    ENTER(WORKING, "%p", (void *)hStream);
+    IN_STREAM(hStream, stream);
+    wait_until(stream, stream->submitted);
+    return leave(lost);
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
+    ENTER(WORKING, "%p %p %u", (void *)hStream, (void *)hEvent, Flags);
+    IN_STREAM(hStream, stream);
+    if (hEvent->point) {
+        ++hEvent->point->references;
+        submit(stream, (struct work){.kind = WAIT, .point = hEvent->point});
+    }
+    return leave(CUDA_SUCCESS);
+}
+
+static CUresult word_work(CUstream handle, struct work work) {
+    IN_STREAM(handle, stream);
+    struct range *r = holding(work.to);
+    if (!r || r->kind == SHARED_ALLOCATION || work.to % 4) return leave(CUDA_ERROR_INVALID_VALUE);
+    if (work.to - r->host >= r->size) work.to -= r->shift;
+    submit(stream, work);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
+    ENTER(WORKING, "%p %#llx %u %u", (void *)stream, addr, value, flags);
+    REQUIRE(flags == CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_SUPPORTED);
+    return word_work(stream, (struct work){.kind = WAIT_VALUE, .to = addr, .value = value});
+}
+
+CUresult CUDAAPI cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
+    ENTER(WORKING, "%p %#llx %u %u", (void *)stream, addr, value, flags);
+    return word_work(stream, (struct work){.kind = WRITE_VALUE, .to = addr, .value = value});
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData) {
+    ENTER(WORKING, "%p", (void *)hStream);
+    REQUIRE(fn, CUDA_ERROR_INVALID_VALUE);
+    IN_STREAM(hStream, stream);
+    submit(stream, (struct work){.kind = CALL, .function = fn, .argument = userData});
+    return leave(CUDA_SUCCESS);
+}
+
+// ---- events ----
+
+CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags) {
+    ENTER(CONTEXT, "%u", Flags);
+    pthread_mutex_lock(&mutex);
+    *phEvent = malloc(sizeof **phEvent);
+    **phEvent = (struct CUevent_st){current(), Flags, NULL};
+    ++live_events;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuEventDestroy(CUevent hEvent) {
+    ENTER(WORKING, "%p", (void *)hEvent);
+    pthread_mutex_lock(&mutex);
+    forget(hEvent->point);
+    free(hEvent);
+    --live_events;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream) {
+    ENTER(WORKING, "%p %p", (void *)hEvent, (void *)hStream);
+    IN_STREAM(hStream, stream);
+    if (hEvent->context != stream->context) return leave(CUDA_ERROR_INVALID_HANDLE);
+    forget(hEvent->point);
+    hEvent->point = calloc(1, sizeof *hEvent->point);
+    hEvent->point->references = 2;
+    submit(stream, (struct work){.kind = RECORD, .point = hEvent->point});
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuEventQuery(CUevent hEvent) {
+    ENTER(WORKING, "%p", (void *)hEvent);
+    pthread_mutex_lock(&mutex);
+    bool pending = hEvent->point && !hEvent->point->reached;
+    return leave(lost ? lost : pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuEventSynchronize(CUevent hEvent) {
+    ENTER(WORKING, "%p", (void *)hEvent);
+    pthread_mutex_lock(&mutex);
+    while (hEvent->point && !hEvent->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
+    return leave(lost);
+}
+
+CUresult CUDAAPI cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd) {
+    ENTER(WORKING, "%p %p", (void *)hStart, (void *)hEnd);
+    pthread_mutex_lock(&mutex);
+    struct point *start = hStart->point, *end = hEnd->point;
+    bool comparable = start && end && hStart->context == hEnd->context && !((hStart->flags | hEnd->flags) & CU_EVENT_DISABLE_TIMING);
+    if (!comparable) return leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!start->reached || !end->reached) return leave(CUDA_ERROR_NOT_READY);
+    *pMilliseconds = (end->time.tv_sec - start->time.tv_sec) * 1e3 + (end->time.tv_nsec - start->time.tv_nsec) / 1e6;
+    return leave(CUDA_SUCCESS);
+}
+
+// ---- copies and fills ----
+
+enum { READ_AT_ONCE = 64 << 10 };  // bytes of a pageable source that the driver reads before the call returns
+
+static bool pageable(uintptr_t address) { return !holding(address); }
+static bool of_host(uintptr_t address) { return pageable(address) || page_locked(holding(address)); }
+
+// As with a real driver, a pageable destination is written, and a large pageable source read, before the call returns;
+// and so is any memory of the host that is copied to other memory of the host.
+static CUresult move_work(CUstream handle, struct work work) {
+    IN_STREAM(handle, stream);
+    size_t to_end = (work.height - 1) * work.to_pitch + work.width;
+    size_t from_end = (work.height - 1) * work.from_pitch + work.width;
+    bool reads = work.kind == COPY;
+    bool waits = pageable(work.to) || (reads && ((pageable(work.from) && from_end > READ_AT_ONCE) ||
+                                                 (of_host(work.to) && of_host(work.from))));
+    uintptr_t to = reachable(work.to, to_end), from = reads ? reachable(work.from, from_end) : 0;
+    if (!to || (reads && !from)) return leave(CUDA_ERROR_INVALID_VALUE);
+    if (reads && !waits && pageable(work.from)) {
+        work.staged = malloc(from_end);
+        from = (uintptr_t)memcpy(work.staged, (void *)from, from_end);
+    }
+    work.to = to, work.from = from;
+    size_t place = submit(stream, work);
+    if (waits) wait_until(stream, place);
+    return leave(waits ? lost : CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
+    ENTER(WORKING, "%#llx %#llx %zu %p", dst, src, ByteCount, (void *)hStream);
+    REQUIRE(ByteCount, CUDA_SUCCESS);
+    return move_work(hStream, (struct work){.kind = COPY, .to = dst, .from = src, .width = ByteCount, .height = 1});
+}
+
+CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D *p, CUstream hStream) {
+    ENTER(WORKING, "%#llx %#llx %zu %zu %p", p->dstDevice, p->srcDevice, p->WidthInBytes, p->Height, (void *)hStream);
+    REQUIRE(p->srcMemoryType == CU_MEMORYTYPE_UNIFIED && p->dstMemoryType == CU_MEMORYTYPE_UNIFIED, CUDA_ERROR_NOT_SUPPORTED);
+    REQUIRE(p->WidthInBytes <= p->srcPitch && p->WidthInBytes <= p->dstPitch, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(p->WidthInBytes && p->Height, CUDA_SUCCESS);
+    struct work work = {.kind = COPY, .to = p->dstDevice, .from = p->srcDevice, .to_pitch = p->dstPitch,
+                        .from_pitch = p->srcPitch, .width = p->WidthInBytes, .height = p->Height};
+    return move_work(hStream, work);
+}
+
+static CUresult fill_work(CUstream stream, CUdeviceptr to, unsigned value, unsigned unit, size_t count) {
+    REQUIRE(count, CUDA_SUCCESS);
+    REQUIRE(to % unit == 0, CUDA_ERROR_INVALID_VALUE);
+    return move_work(stream, (struct work){.kind = FILL, .to = to, .value = value, .unit = unit, .width = count * unit, .height = 1});
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
+    ENTER(WORKING, "%#llx %u %zu %p", dstDevice, uc, N, (void *)hStream);
+    return fill_work(hStream, dstDevice, uc, 1, N);
+}
+
+CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream) {
+    ENTER(WORKING, "%#llx %u %zu %p", dstDevice, us, N, (void *)hStream);
+    return fill_work(hStream, dstDevice, us, 2, N);
+}
+
+CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream) {
+    ENTER(WORKING, "%#llx %u %zu %p", dstDevice, ui, N, (void *)hStream);
+    return fill_work(hStream, dstDevice, ui, 4, N);
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Streams of the stand-in libcuda.c: worker threads that do their work in order and asynchronously, so that memory used
+// again too early shows. A stream handle knows its context and needs none to be current, but the handles 0, 1 and 2 of
+// the default streams mean those of the current context (so does a real driver: seen on an H200, driver 580.159).
+// Default streams do not wait for other streams here, as they do for blocking ones on a real driver.
+
+#ifndef STREAMS_H
+#define STREAMS_H
+
+#include <time.h>
+
+// A place in a stream. An event points to its latest one; streams that wait for it keep it.
+struct point {
+    int references;
+    bool reached;
+    struct timespec time;
+};
+
+struct CUevent_st {
+    CUcontext context;
+    unsigned flags;
+    struct point *point;  // NULL until it is recorded
+};
+
+struct work {
+    enum { COPY, FILL, CALL, RECORD, WAIT, WAIT_VALUE, WRITE_VALUE } kind;
+    uintptr_t to, from;
+    size_t to_pitch, from_pitch, width, height;  // COPY and FILL: rows of bytes
+    void *staged;                                // COPY: what was read already of a pageable source
+    unsigned value, unit;                        // FILL: its bytes and how many; the VALUEs: what to wait for or write
+    CUhostFn function;
+    void *argument;
+    struct point *point;
+    struct work *next;
+};
+
+struct CUstream_st {
+    CUcontext context;
+    unsigned flags;
+    bool closing;
+    size_t submitted, finished;
+    struct work *first, **last;
+    struct CUstream_st *next;
+};
+
+static struct CUstream_st *streams;  // also those destroyed whose work is not done
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;  // something was submitted or finished
+static int live_streams, live_events;
+static _Atomic int lost;  // the code of the failure that nothing survives
+static bool lose(const char *function);
+
+static void forget(struct point *point) {  // (mutex)
+    if (point && --point->references == 0) free(point);
+}
+
+static void move(const struct work *work) {
+    for (size_t row = 0; row < work->height; ++row) {
+        unsigned char *to = (unsigned char *)work->to + row * work->to_pitch;
+        if (work->kind == COPY) memmove(to, (const unsigned char *)work->from + row * work->from_pitch, work->width);
+        else for (size_t i = 0; i < work->width; ++i) to[i] = (unsigned char)(work->value >> i % work->unit * 8);
+    }
+}
+
+// What a thread of the host writes is seen without any signal, so it is looked at again and again.
+static void await(const struct work *work) {
+    while ((int32_t)(__atomic_load_n((uint32_t *)work->to, __ATOMIC_ACQUIRE) - work->value) < 0 && !lost) usleep(50);
+}
+
+static void perform(struct work *work) {
+    switch (work->kind) {
+    case COPY: case FILL: move(work); break;
+    case CALL: work->function(work->argument); break;
+    case WAIT_VALUE: await(work); break;
+    case WRITE_VALUE: __atomic_store_n((uint32_t *)work->to, work->value, __ATOMIC_RELEASE); break;
+    case RECORD: case WAIT: break;
+    }
+}
+
+static void *run(void *argument) {
+    CUstream stream = argument;
+    pthread_mutex_lock(&mutex);
+    for (;;) {
+        while (!stream->first && !stream->closing) pthread_cond_wait(&progress, &mutex);
+        struct work *work = stream->first;
+        if (!work) break;
+        if (work->kind == WAIT) while (!work->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
+        pthread_mutex_unlock(&mutex);
+        if (!lost && !lose("work")) perform(work);
+        pthread_mutex_lock(&mutex);
+        if (work->kind == RECORD) {
+            work->point->reached = true;
+            clock_gettime(CLOCK_MONOTONIC, &work->point->time);
+        }
+        forget(work->point);
+        stream->first = work->next;
+        if (!stream->first) stream->last = &stream->first;
+        ++stream->finished;
+        pthread_cond_broadcast(&progress);
+        free(work->staged);
+        free(work);
+    }
+    CUstream *link = &streams;
+    while (*link != stream) link = &(*link)->next;
+    *link = stream->next;
+    pthread_mutex_unlock(&mutex);
+    free(stream);
+    return NULL;
+}
+
+static CUstream start_stream(CUcontext context, unsigned flags) {  // (mutex)
+    CUstream stream = calloc(1, sizeof *stream);
+    *stream = (struct CUstream_st){.context = context, .flags = flags, .last = &stream->first, .next = streams};
+    streams = stream;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run, stream)) abort();
+    pthread_detach(thread);
+    return stream;
+}
+
+// (mutex) The stream of a handle, NULL for want of a context. As with a real driver, a stream that was
+// destroyed is the end of the process.
+static CUstream stream_of(CUstream handle, CUcontext current) {
+    if ((uintptr_t)handle <= 2) {
+        if (!current) return NULL;
+        CUstream *known = &current->streams[handle == CU_STREAM_PER_THREAD];
+        if (!*known) *known = start_stream(current, CU_STREAM_DEFAULT);
+        return *known;
+    }
+    for (CUstream stream = streams; stream; stream = stream->next)
+        if (stream == handle && !stream->closing) return want_context && stream->context != current ? NULL : stream;
+    fprintf(stderr, "libcuda stand-in: %p is not a stream\n", (void *)handle);
+    abort();
+}
+
+static size_t submit(CUstream stream, struct work work) {  // (mutex)
+    struct work *added = malloc(sizeof *added);
+    *added = work;
+    added->next = NULL;
+    *stream->last = added;
+    stream->last = &added->next;
+    pthread_cond_broadcast(&progress);
+    return ++stream->submitted;
+}
+
+static void wait_until(CUstream stream, size_t finished) {  // (mutex)
+    while (stream->finished < finished) pthread_cond_wait(&progress, &mutex);
+}
+
+// What is given back may still be in use, so the driver waits for the work of all streams (seen on an H200). Streams
+// that come and go meanwhile are looked at anew.
+static void drain(void) {
+    pthread_mutex_lock(&mutex);
+    for (CUstream stream = streams; stream;) {
+        if (stream->finished < stream->submitted) pthread_cond_wait(&progress, &mutex), stream = streams;
+        else stream = stream->next;
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+#endif
