@@ -12,6 +12,7 @@ that.
 from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir
+from pinning.copies import Copy, copy, copy_2d_async, copy_async, explain, fill
 from pinning.devices import PluginReport, default_device, device, devices, pinned_map, plugins
 from pinning.errors import (
     AlreadyPinnedError,
@@ -21,12 +22,17 @@ from pinning.errors import (
     PartialOverlapError,
     PinningError,
     PluginUnavailableError,
+    PoolLimitError,
+    StillInUseError,
     StillLockedError,
     VendorError,
 )
 from pinning.locks import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.map import PinnedMap, Region
+from pinning.mapped import lock_mapped, unlock_unmapped
+from pinning.memory import Allocation, AllocationInfo, Context, alloc, free, memory_connection, memory_info
 from pinning.plugin import (
+    AutomaticLocking,
     CoarseDevice,
     CopyDevice,
     Device,
@@ -39,12 +45,20 @@ from pinning.plugin import (
     PinnedInfo,
     Plugin,
 )
+from pinning.pools import Pool
+from pinning.queues import Event, Queue
 
 __all__ = [
+    "Allocation",
+    "AllocationInfo",
     "AlreadyPinnedError",
+    "AutomaticLocking",
     "CoarseDevice",
+    "Context",
+    "Copy",
     "CopyDevice",
     "Device",
+    "Event",
     "InvalidRangeError",
     "LimitedDevice",
     "Lock",
@@ -62,21 +76,36 @@ __all__ = [
     "Plugin",
     "PluginReport",
     "PluginUnavailableError",
+    "Pool",
+    "PoolLimitError",
+    "Queue",
     "Region",
+    "StillInUseError",
     "StillLockedError",
     "VendorError",
+    "alloc",
+    "copy",
+    "copy_2d_async",
+    "copy_async",
     "default_device",
     "device",
     "devices",
+    "explain",
+    "fill",
     "find",
+    "free",
     "include_dirs",
     "is_locked",
     "lock",
+    "lock_mapped",
     "locked",
+    "memory_connection",
+    "memory_info",
     "pinned_map",
     "plugins",
     "regions",
     "unlock",
+    "unlock_unmapped",
 ]
 
 

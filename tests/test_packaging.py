@@ -15,7 +15,8 @@ import pytest
 
 from installed import ROOT, installed, wheel
 
-PACKAGES = {"pagetable", "pinning", "pinning_host", "pinning_cuda"}
+VENDORS = {"cuda", "hip", "host", "hsa", "ur"}
+PACKAGES = {"pagetable", "pinning", "pytest_pinning", *(f"pinning_{vendor}" for vendor in VENDORS)}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -58,7 +59,8 @@ def test_the_wheel_has_what_others_build_with(content: dict[str, str], name: str
 
 def test_the_wheel_has_the_native_modules(content: dict[str, str]) -> None:
     native = {name.partition(".")[0] for name in content if name.endswith(".so")}
-    assert native == {"pagetable/table", "pinning/map"}
+    sources = {path for package in ("pagetable", "pinning") for path in (ROOT / package).rglob("*.pyx")}
+    assert native == {path.relative_to(ROOT).with_suffix("").as_posix() for path in sources}
 
 
 def test_the_wheel_has_nothing_else(content: dict[str, str]) -> None:
@@ -74,13 +76,14 @@ def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("pinning", PROJECT["version"])
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == PROJECT["requires-python"]
-    assert {"cuda", "plot", "test"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"conformance", "cuda", "hip", "plot", "test", "ur", "ur-cpu"} == set(metadata.get_all("Provides-Extra", []))
     assert content[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_text()
     assert "Root-Is-Purelib: false" in content[f"{info}/WHEEL"]
     entry_points = ConfigParser()
     entry_points.read_string(content[f"{info}/entry_points.txt"])
     assert dict(entry_points["console_scripts"]) == {"pinning": "pinning.cli:app"}
-    assert dict(entry_points["pinning.plugins"]) == {"cuda": "pinning_cuda:plugin", "host": "pinning_host:plugin"}
+    assert dict(entry_points["pinning.plugins"]) == {vendor: f"pinning_{vendor}:plugin" for vendor in VENDORS}
+    assert dict(entry_points["pytest11"]) == {"pinning": "pytest_pinning"}
 
 
 def test_the_wheel_names_nobodys_folders(content: dict[str, str]) -> None:
@@ -98,7 +101,7 @@ print(*[pagetable.cmake_dir(), pagetable.include_dir(), *pinning.include_dirs()]
     environment = installed()
     version, plugins, *places = environment.run("-c", program, folder=tmp_path).splitlines()
     assert version == PROJECT["version"]
-    assert plugins == "['cuda', 'host'] host:0"
+    assert plugins == "['cuda', 'hip', 'hsa', 'ur', 'host'] host:0"
     for place in places:
         assert Path(place).is_relative_to(environment.site)
         assert Path(place).exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the C++ tests of the page table and of the pinned map, plainly and with sanitizers, and runs them.
+"""Compiles the C++ tests of the page table, the pinned map and the staging ring, plainly and sanitized, and runs them.
 
 Each program prints one line and takes its seconds and its seed as arguments, so that a failure can be repeated by hand.
 """
@@ -89,6 +89,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         ("pinned_map_stress", "plain", ["1", "1"]),
         ("pinned_map_stress", "thread", ["3", "2"]),
         ("pinned_map_stress", "address", ["2", "3"]),
+        ("staging_stress", "plain", ["2", "1"]),
+        ("staging_stress", "thread", ["3", "2"]),
+        ("staging_stress", "address", ["3", "3"]),
     ],
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:

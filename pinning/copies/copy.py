@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between host and devices, each on the fastest path there is for it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+from pinning.copies.bounce import bounce
+from pinning.copies.direct import direct
+from pinning.copies.ends import End, end_of
+from pinning.copies.plan import Path, Plan, plan
+from pinning.copies.repeats import lock_if_repeated
+from pinning.copies.submit import submit
+from pinning.devices import default_device, pinned_map
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.plugin import MemoryDevice, VendorQueue
+from pinning.queues import Event, Queue, default_queue
+
+
+class Copy(Event):
+    """A copy under way: an `Event` that also says how the bytes travel.
+
+    Attributes
+    ----------
+    path : Path
+        ``"direct"``, ``"staged"``, ``"lock"`` or ``"plain"``.
+    reason : str
+        Why.
+    """
+
+    path = Path.DIRECT
+    reason = "the host's memory is locked"
+
+
+def copy_async(
+    dst: object,
+    src: object,
+    nbytes: int | None = None,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+) -> Copy:
+    """Copy bytes, in a queue; return once the copy is submitted.
+
+    The memory of both ends is kept alive until it is done. Later work in the queue sees the data. A copy on the path
+    ``"plain"`` blocks the caller while the vendor reads or writes pageable memory.
+
+    Parameters
+    ----------
+    dst, src : object
+        Each an `Allocation`, a `Lock`, anything that `pinning.lock` takes and whose bytes are contiguous, an object
+        with ``__cuda_array_interface__``, or an address of host or device memory (with `nbytes`).
+    nbytes : int, optional
+        How many; by default all, and then both ends must have the same size.
+    queue : Queue or object with ``__cuda_stream__``, optional
+        By default the default queue of the device whose memory is an end.
+    wait_for : iterable of Event, optional
+        What must be over before.
+
+    Raises
+    ------
+    TypeError
+        An end is no buffer.
+    InvalidRangeError
+        The sizes differ, an end is too small, is read only, or its bytes are scattered.
+    VendorError
+        The vendor refused. What fails later reaches the `Copy`.
+    """
+    if nbytes is None and isinstance(queue, Queue):
+        at_once = direct(dst, src, pinned_map(queue.device))
+        if at_once is not None:
+            return queue.submit(at_once, wait_for, (at_once,), Copy)
+    to, origin, size, on = _ends(dst, src, nbytes, queue)
+    device = on.device
+    chosen = plan(to, origin, size, device, stages=True)
+    if chosen.to_device is not None and chosen.path in (Path.STAGED, Path.PLAIN):
+        host, buffer = (origin.ptr, src) if chosen.to_device else (to.ptr, dst)
+        if lock_if_repeated(buffer, host, size, device):
+            chosen = plan(to, origin, size, device, stages=True).as_locked()
+    if to.device is not None and origin.device is not None and chosen.path is Path.STAGED:
+        copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
+        copy.path, copy.reason = chosen.path, chosen.reason
+        return copy
+    staged: list[object] = []
+    how = chosen.path, chosen.reason
+
+    def work(vendor_queue: VendorQueue) -> None:
+        nonlocal how
+        how = submit(chosen, device, vendor_queue, staged)
+
+    copy = on.submit(work, wait_for, (to.owner, origin.owner, staged), Copy)
+    copy.path, copy.reason = how
+    return copy
+
+
+def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Copy:
+    """`copy_async`, and wait until it is done."""
+    done = copy_async(dst, src, nbytes, queue)
+    done.wait()
+    return done
+
+
+def copy_2d_async(
+    dst: object,
+    dst_pitch: int,
+    src: object,
+    src_pitch: int,
+    width: int,
+    height: int,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+) -> Copy:
+    """Copy `height` rows of `width` bytes, whose starts are `dst_pitch` and `src_pitch` bytes apart.
+
+    Raises
+    ------
+    InvalidRangeError
+        A pitch is smaller than a row, or an end is too small; otherwise as `copy_async`.
+    """
+    for name, pitch in (("dst_pitch", dst_pitch), ("src_pitch", src_pitch)):
+        if pitch < width:
+            raise InvalidRangeError(f"{name} is {pitch}; rows of {width} bytes need at least that")
+    if width <= 0 or height <= 0:
+        raise InvalidRangeError(f"{height} rows of {width} bytes: nothing to copy")
+    on = _queue(queue)
+    to, origin = end_of(dst, _device(on)), end_of(src, _device(on))
+    for name, end, pitch in (("dst", to, dst_pitch), ("src", origin, src_pitch)):
+        spans = pitch * (height - 1) + width
+        if end.size is not None and end.size < spans:
+            raise InvalidRangeError(f"{name} has {end.size} bytes; {height} rows, {pitch} bytes apart, span {spans}")
+    _refuse_read_only(to)
+    on = on or default_queue(to.device or origin.device or _default())
+    span = src_pitch * (height - 1) + width
+    chosen = plan(to, origin, span, on.device, stages=False)
+    if len(chosen.steps) > 1:
+        raise InvalidRangeError(
+            f"the rows cross the border of a lock ({chosen.reason}), which no vendor's 2-D copy does: lock all of them"
+        )
+
+    def work(vendor_queue: VendorQueue) -> None:
+        vendor_queue.copy_2d(to.ptr, dst_pitch, origin.ptr, src_pitch, width, height)
+
+    copy = on.submit(work, wait_for, (to.owner, origin.owner), Copy)
+    copy.path, copy.reason = chosen.path, chosen.reason
+    return copy
+
+
+def fill(
+    dst: object,
+    value: int | bytes,
+    nbytes: int | None = None,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+) -> Event:
+    """Fill memory of a device or of the host with a value, in a queue.
+
+    Parameters
+    ----------
+    dst : object
+        As in `copy_async`.
+    value : int or bytes
+        A byte, or 1, 2 or 4 bytes that are repeated.
+    nbytes : int, optional
+        A multiple of the value's length; all of `dst` by default.
+
+    Raises
+    ------
+    InvalidRangeError
+        The value has another length, or does not fit a whole number of times.
+    """
+    pattern = bytes([value]) if isinstance(value, int) else bytes(value)
+    if len(pattern) not in (1, 2, 4):
+        raise InvalidRangeError(f"the value has {len(pattern)} bytes; it must have 1, 2 or 4")
+    given = _queue(queue)
+    to = end_of(dst, _device(given))
+    _refuse_read_only(to)
+    size = _size(nbytes, to.size, to.size)
+    if size % len(pattern):
+        raise InvalidRangeError(f"{size} bytes are no whole number of values of {len(pattern)}")
+    on = given or default_queue(to.device or _default())
+    if to.device is None:
+        return on.call(lambda: _fill_host(to, pattern, size), wait_for)
+    count = size // len(pattern)
+    return on.submit(lambda vendor_queue: vendor_queue.fill(to.ptr, pattern, count), wait_for, (to.owner,))
+
+
+def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Plan:
+    """Which path `copy_async` would take now, and why; nothing is copied. Raises what `copy_async` does."""
+    to, origin, size, on = _ends(dst, src, nbytes, queue)
+    return plan(to, origin, size, on.device, stages=True)
+
+
+def _ends(dst: object, src: object, nbytes: int | None, queue: object) -> tuple[End, End, int, Queue]:
+    given = _queue(queue)
+    to, origin = end_of(dst, _device(given)), end_of(src, _device(given))
+    _refuse_read_only(to)
+    size = _size(nbytes, to.size, origin.size)
+    if nbytes is None and to.size is not None and origin.size is not None and to.size != origin.size:
+        raise InvalidRangeError(f"dst has {to.size} bytes and src {origin.size}; give nbytes to copy a part")
+    return to, origin, size, given or default_queue(to.device or origin.device or _default())
+
+
+def _size(nbytes: int | None, *sizes: int | None) -> int:
+    known = [size for size in sizes if size is not None]
+    if nbytes is None:
+        if not known:
+            raise InvalidRangeError("an address does not say how many bytes to copy: give nbytes")
+        return known[0]
+    if nbytes <= 0 or any(nbytes > size for size in known):
+        raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 1 and {min(known, default='the size')}")
+    return nbytes
+
+
+def _refuse_read_only(to: End) -> None:
+    if to.read_only:
+        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+
+
+def _queue(queue: object) -> Queue | None:
+    if queue is None or isinstance(queue, Queue):
+        return queue
+    return Queue.adopt(queue)
+
+
+def _device(queue: Queue | None) -> MemoryDevice | None:
+    return None if queue is None else queue.device
+
+
+def _default() -> MemoryDevice:
+    device = default_device()
+    if not isinstance(device, MemoryDevice):
+        raise PinningError(f"{device.name} has no queues to copy in; name a queue of another device")
+    return device
+
+
+def _fill_host(to: End, pattern: bytes, size: int) -> Any:
+    if len(pattern) == 1:
+        return ctypes.memset(to.ptr, pattern[0], size)
+    return ctypes.memmove(to.ptr, pattern * (size // len(pattern)), size)

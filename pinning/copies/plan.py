@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which path each part of a copy takes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from pinning.copies.costs import Costs, costs
+from pinning.copies.ends import End
+from pinning.devices import pinned_map
+from pinning.map import PinnedMap, Region
+from pinning.plugin import MemoryConnection, MemoryDevice
+
+
+class Path(StrEnum):
+    """How bytes travel."""
+
+    DIRECT = "direct"  #: the device copies them itself, while the host goes on
+    STAGED = "staged"  #: threads move them through pinned blocks, while the host goes on
+    LOCK = "lock"  #: as direct, once the range has been locked for good
+    PLAIN = "plain"  #: the vendor's own copy of pageable memory, for which the caller waits
+
+
+class Step(NamedTuple):
+    """A part of a copy: `size` bytes from address `src` to `dst`, on one path."""
+
+    dst: int
+    src: int
+    size: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `explain` tells and `copy_async` does.
+
+    Attributes
+    ----------
+    path : Path
+        Of the copy; of one with several parts the slowest among them.
+    reason : str
+        Why this path.
+    steps : tuple of Step
+        In order; their borders are those of locks and of pieces, across which no vendor copies.
+    to_device : bool or None
+        Whether the host's memory is read (True) or written (False); None where no end or both are the host's.
+    """
+
+    path: Path
+    reason: str
+    steps: tuple[Step, ...]
+    to_device: bool | None
+
+    def as_locked(self) -> Plan:
+        """The same copy of a range that has just been locked for good."""
+        return replace(self, path=Path.LOCK, reason="the host's memory is copied often, and has been locked for good")
+
+    def __str__(self) -> str:
+        size = sum(step.size for step in self.steps)
+        head = f"{self.path}, {size} bytes: {self.reason}"
+        if len(self.steps) == 1:
+            return head
+        return "\n".join([head, *(f"  {step.path:6}  {step.size:>14} bytes at {step.dst:#x}" for step in self.steps)])
+
+
+class _Part(NamedTuple):
+    """Part of a host range, and whether it is locked."""
+
+    at: int
+    size: int
+    locked: bool
+
+
+_SLOWEST_FIRST = (Path.PLAIN, Path.STAGED, Path.LOCK, Path.DIRECT)
+
+
+def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool) -> Plan:
+    """Choose for a copy of `size` bytes in a queue of `device`; `stages` says whether that queue can stage."""
+    if to.device is not None and origin.device is not None:
+        return _between_devices(to, origin, size)
+    if to.device is None and origin.device is None:
+        return Plan(Path.PLAIN, "both ends are host memory", (Step(to.ptr, origin.ptr, size, Path.PLAIN),), None)
+    to_device = to.device is not None
+    host = origin.ptr if to_device else to.ptr
+    parts = _parts(pinned_map(device), device, host, size, costs)
+    steps = []
+    for part in parts:
+        offset = part.at - host
+        if part.locked:
+            path = Path.DIRECT
+        elif stages and costs.stages(part.size, to_device):
+            path = Path.STAGED
+        else:
+            path = Path.PLAIN
+        steps.append(Step(to.ptr + offset, origin.ptr + offset, part.size, path))
+    path = min((step.path for step in steps), key=_SLOWEST_FIRST.index)
+    return Plan(path, _reason(parts, path, stages, to_device), tuple(steps), to_device)
+
+
+def _between_devices(to: End, origin: End, size: int) -> Plan:
+    assert to.device is not None
+    assert origin.device is not None
+    step = Step(to.ptr, origin.ptr, size, Path.DIRECT)
+    if to.device is origin.device:
+        return Plan(Path.DIRECT, f"both ends are memory of {to.device.name}", (step,), None)
+    if origin.device.connection(to.device) is MemoryConnection.NONE:
+        reason = f"{to.device.name} and {origin.device.name} are not connected, so it goes through the host"
+        return Plan(Path.STAGED, reason, (step._replace(path=Path.STAGED),), None)
+    return Plan(Path.DIRECT, f"{origin.device.name} copies to {to.device.name} itself", (step,), None)
+
+
+def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, costs: Costs) -> list[_Part]:
+    """The range split wherever a lock, a piece of one, or pageable memory begins."""
+    region = on.find(ptr, size)
+    if region is not None and region.piece >= region.size and not _stale(on, region):
+        return [_Part(ptr, size, True)]
+    parts: list[_Part] = []
+    at, end = ptr, ptr + size
+    for region in on.overlapping(ptr, size):
+        if region.start > at:
+            parts += _unknown(device, at, region.start - at, costs)
+            at = region.start
+        for border in [*(each for each in region.borders if at < each < end), min(region.end, end)]:
+            parts.append(_Part(at, border - at, True))
+            at = border
+    if at < end:
+        parts += _unknown(device, at, end - at, costs)
+    return parts
+
+
+def _stale(on: PinnedMap, region: Region) -> bool:
+    """Whether the region was pinned by someone who has unpinned it since; then it is not in the map any more."""
+    return region.external and not region.registered and region in on.refresh()
+
+
+def _unknown(device: MemoryDevice, ptr: int, size: int, costs: Costs) -> Iterator[_Part]:
+    """A range that the map does not know. Where staging is at stake, others may have pinned it: the vendor knows."""
+    end = ptr + size
+    while ptr < end:
+        worth_asking = end - ptr >= min(costs.stage_to_device, costs.stage_to_host)
+        pinned = device.is_pinned_ptr(ptr) if worth_asking else None
+        if pinned is None:
+            yield _Part(ptr, end - ptr, False)
+            return
+        border = min(pinned.base + pinned.size, end)
+        yield _Part(ptr, border - ptr, True)
+        ptr = border
+
+
+def _reason(parts: list[_Part], path: Path, stages: bool, to_device: bool) -> str:
+    pageable = [part for part in parts if not part.locked]
+    pieces = f", in {len(parts)} parts at the borders of locks" if len(parts) > 1 else ""
+    if not pageable:
+        return f"the host's memory is locked{pieces}"
+    largest = max(part.size for part in pageable)
+    what = f"the host's memory is pageable{pieces}" if len(pageable) == len(parts) else f"some is pageable{pieces}"
+    if path is Path.STAGED:
+        return f"{what}; {largest} bytes are worth staging"
+    limit = costs.stage_to_device if to_device else costs.stage_to_host
+    if largest < limit:
+        return f"{what}; the vendor's copy is as fast below {limit} bytes"
+    if not stages:
+        return f"{what}; this queue cannot wait for values, so it cannot stage"
+    return f"{what}; one thread stages no faster than the vendor copies"

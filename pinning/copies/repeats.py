@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges that are copied again and again are locked for good, where `Costs.lock_after` asks for it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Any
+
+from pinning.copies.costs import costs
+from pinning.devices import pinned_map
+from pinning.errors import PinningError
+from pinning.map import PinnedMap
+from pinning.plugin import MemoryDevice
+
+_REMEMBERED = 256
+_times: OrderedDict[tuple[int, int, int], int] = OrderedDict()  # device, first byte, size: copies, the latest last
+
+
+def lock_if_repeated(buffer: object, ptr: int, size: int, device: MemoryDevice) -> bool:
+    """Count one more copy of a pageable range, and lock it when it is due; whether it is locked now.
+
+    It stays locked until the array that owns the memory is collected. Of objects that cannot be watched for that
+    nothing is locked, nor where the vendor refuses.
+    """
+    if costs.lock_after is None or size < costs.lock_from:
+        return False
+    key = id(device), ptr, size
+    times = _times.pop(key, 0) + 1
+    _times[key] = times
+    while len(_times) > _REMEMBERED:
+        _times.popitem(last=False)
+    if times < costs.lock_after:
+        return False
+    owner = _owner(buffer)
+    on = pinned_map(device)
+    try:
+        ended = weakref.finalize(owner, _unlock, on, ptr)
+    except TypeError:
+        return False
+    try:
+        on.lock(ptr, size)
+    except PinningError:
+        ended.detach()
+        return False
+    _times.pop(key, None)
+    return True
+
+
+def _owner(buffer: Any) -> object:
+    """The array at the end of a chain of views: a view may go while its memory stays."""
+    while type(base := getattr(buffer, "base", None)) is type(buffer):
+        buffer = base
+    return buffer
+
+
+def _unlock(on: PinnedMap, ptr: int) -> None:
+    with suppress(PinningError):  # unlocked by someone else, or the map is closed
+        on.unlock(ptr)

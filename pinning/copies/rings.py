@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which staging ring a copy goes through, within a bound of pinned memory for each device.
+
+``_lock`` guards the lists of rings and the bytes they may take; no vendor is called and nothing is waited for under it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from pinning.copies.costs import costs
+from pinning.copies.staging import COUNTER_BYTES, Ring
+from pinning.plugin import MemoryDevice, MemoryKind, VendorQueue
+
+_lock = threading.Lock()
+_rings: dict[int, Rings] = {}  # by id of the device, which they keep
+
+
+class Rings:
+    """The rings of one device."""
+
+    def __init__(self, device: MemoryDevice) -> None:
+        self._device = device
+        self._rings: dict[Ring, VendorQueue | None] = {}
+        self._bytes = 0
+
+    def ring_for(self, queue: VendorQueue) -> Ring | None:
+        """The ring that this queue has, or one that is idle, or a new one; None where that would take too much."""
+        with _lock:
+            ring = next((ring for ring, user in self._rings.items() if user is queue), None)
+            ring = ring or next((ring for ring in self._rings if ring.idle), None)
+            if ring is not None and ring.nbytes == costs.ring_bytes:
+                self._rings[ring] = queue
+                return ring
+            nbytes = costs.ring_bytes
+            if self._bytes + nbytes > costs.staging_bytes:
+                return None
+            self._bytes += nbytes
+        try:
+            ptr = self._device.allocate(COUNTER_BYTES + nbytes, MemoryKind.HOST)
+        except BaseException:
+            with _lock:
+                self._bytes -= nbytes
+            raise
+        ring = Ring(ptr, nbytes)
+        with _lock:
+            self._rings[ring] = queue
+        return ring
+
+    def drop(self, ring: Ring) -> None:
+        """Give back a ring that no device and no thread uses any more."""
+        with _lock:
+            if self._rings.pop(ring, self) is self:
+                return
+            self._bytes -= ring.nbytes
+        self._device.free(ring.ptr, MemoryKind.HOST)
+
+    def trim(self) -> int:
+        """Give back those that are idle; returns how many bytes."""
+        with _lock:
+            idle = [ring for ring in self._rings if ring.idle]
+        for ring in idle:
+            self.drop(ring)
+        return sum(ring.nbytes for ring in idle)
+
+
+def rings_of(device: MemoryDevice) -> Rings:
+    """The rings of a device."""
+    known = _rings.get(id(device))
+    return known if known is not None else _rings.setdefault(id(device), Rings(device))
+
+
+def trim_staging() -> int:
+    """Give the pinned memory of idle staging rings back, of all devices; returns how many bytes."""
+    return sum(rings.trim() for rings in list(_rings.values()))
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _rings.clear()  # the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vendor calls of a planned copy."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from pinning.copies.costs import costs
+from pinning.copies.plan import Path, Plan, Step
+from pinning.copies.rings import Rings, rings_of
+from pinning.copies.staging import Ring, StagedCopy
+from pinning.plugin import MemoryDevice, VendorQueue
+
+_WORD = 1 << 32
+
+
+def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, staged: list[object]) -> tuple[Path, str]:
+    """Put all steps of a plan into a queue. Adds to `staged` what must live until they are done.
+
+    Returns
+    -------
+    (Path, str)
+        Those of the plan, unless no staging ring was to be had.
+
+    Raises
+    ------
+    VendorError
+        The vendor refused a step. What was submitted before it is done by then.
+    """
+    path, reason = plan.path, plan.reason
+    submitted = False
+    try:
+        for step in plan.steps:
+            ring = rings_of(device).ring_for(queue) if step.path is Path.STAGED else None
+            if ring is not None:
+                assert plan.to_device is not None
+                staged.append(_stage(step, plan.to_device, rings_of(device), ring, queue))
+            else:
+                queue.copy(step.dst, step.src, step.size)
+                if step.path is Path.STAGED:
+                    path = Path.PLAIN
+                    reason = f"{plan.reason}, but all {costs.staging_bytes} bytes for staging are in use"
+            submitted = True
+    except BaseException:
+        if submitted:
+            with suppress(Exception):  # the first error says more
+                queue.synchronize()
+        raise
+    return path, reason
+
+
+def _stage(step: Step, to_device: bool, rings: Rings, ring: Ring, queue: VendorQueue) -> StagedCopy:
+    host, there = (step.src, step.dst) if to_device else (step.dst, step.src)
+    chunk_bytes = costs.chunk_bytes(step.size)
+    copy = StagedCopy(ring, to_device, host, step.size, chunk_bytes, costs.threads)
+    moved, taken, base, blocks = ring.moved_address, ring.taken_address, copy.base, copy.block_count
+    try:
+        queue.call(copy.began, copy.argument)
+        copy.submitted = True
+        for i in range(copy.chunks):
+            if to_device:
+                queue.wait_value(moved, (base + i + 1) % _WORD)
+                queue.copy(there + i * chunk_bytes, copy.block(i), copy.bytes(i))
+            else:
+                if i >= blocks:
+                    queue.wait_value(moved, (base + i + 1 - blocks) % _WORD)
+                queue.copy(copy.block(i), there + i * chunk_bytes, copy.bytes(i))
+            queue.write_value(taken, (base + i + 1) % _WORD)
+        if not to_device:
+            queue.wait_value(moved, (base + copy.chunks) % _WORD)
+    except BaseException:
+        # The counters will never agree again, so the ring goes, once nobody uses it.
+        with suppress(Exception):
+            queue.synchronize()
+        copy.abandon()
+        with suppress(Exception):
+            rings.drop(ring)
+        raise
+    return copy

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies: which path each takes and why, that the bytes arrive, in order, and what happens when the vendor refuses."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy
+import pytest
+
+import pinning
+from fake_memory import FakeMemoryDevice
+from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
+from pinning.copies import Path, costs, trim_staging
+from pinning.copies.staging import PIECE_BYTES
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZE = 3 * MIB + 5
+
+
+@pytest.fixture(autouse=True)
+def small_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stage from 1 MiB on, through small rings, so that copies have many chunks."""
+    monkeypatch.setattr(costs, "stage_to_device", MIB)
+    monkeypatch.setattr(costs, "stage_to_host", MIB)
+    monkeypatch.setattr(costs, "ring_bytes", 4 * 512 * KIB)
+    monkeypatch.setattr(costs, "staging_bytes", 4 * MIB)
+    monkeypatch.setattr(costs, "threads", 2)
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    device = FakeMemoryDevice(held=False)
+    yield device
+    device.let_go()
+    gc.collect()
+    trim_staging()
+    pinning.pinned_map(device).close()
+
+
+@pytest.fixture
+def queue(device: FakeMemoryDevice) -> Iterator[pinning.Queue]:
+    with pinning.Queue(device) as queue:
+        yield queue
+
+
+def noise(size: int, seed: int = 1) -> numpy.ndarray:
+    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def bytes_of(allocation: pinning.Allocation) -> numpy.ndarray:
+    """What is in a fake device's memory, which is ordinary memory."""
+    import ctypes
+
+    return numpy.ctypeslib.as_array((ctypes.c_uint8 * allocation.size).from_address(allocation.ptr))
+
+
+def run(device: FakeMemoryDevice, over: Callable[[], bool]) -> None:
+    """Have the device do its work until it is so; a staged copy also needs its threads to get on."""
+    end = time.monotonic() + 30
+    while not over():
+        if not device.release():
+            time.sleep(0.001)
+        assert time.monotonic() < end, "the copy does not end"
+
+
+# ---- paths ----
+
+
+def test_locked_memory_is_copied_directly(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=device) as there, pinning.lock(array, device=device):
+        copy = pinning.copy_async(there, array, queue=queue)
+        copy.wait()
+        assert (copy.path, copy.reason) == ("direct", "the host's memory is locked")
+        assert (bytes_of(there) == array).all()
+        back = numpy.zeros_like(array)
+        with pinning.lock(back, device=device):
+            assert pinning.copy(back, there, queue=queue).path is Path.DIRECT
+        assert (back == array).all()
+
+
+@pytest.mark.parametrize("size", [MIB, MIB + 1, SIZE, 9 * MIB + 77])
+def test_large_pageable_memory_is_staged(device: FakeMemoryDevice, queue: pinning.Queue, size: int) -> None:
+    array, back = noise(size), numpy.zeros(size, numpy.uint8)
+    with pinning.alloc(size, device=device) as there:
+        copy = pinning.copy_async(there, array, queue=queue)
+        run(device, copy.done)
+        assert copy.path == "staged"
+        assert "pageable" in copy.reason
+        assert (bytes_of(there) == array).all()
+        again = pinning.copy_async(back, there, queue=queue)
+        run(device, again.done)
+        assert again.path == "staged"
+        assert (back == array).all()
+
+
+def test_small_pageable_memory_is_left_to_the_vendor(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(1000)
+    with pinning.alloc(1000, device=device) as there:
+        copy = pinning.copy(there, array, queue=queue)
+        assert copy.path == "plain"
+        assert str(MIB) in copy.reason
+        assert (bytes_of(there) == array).all()
+
+
+def test_memory_that_someone_else_has_pinned_is_not_staged(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(SIZE)
+    device.data_lock(array.ctypes.data, SIZE, False)  # behind the map's back
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, array, queue=queue).path == "direct"
+    device.data_unlock(array.ctypes.data)
+
+
+def test_a_copy_is_split_where_locks_begin_and_end(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(SIZE)
+    a, b = array[100 : 100 + 64 * KIB], array[256 * KIB : 512 * KIB]
+    with (
+        pinning.alloc(SIZE, device=device) as there,
+        pinning.lock(a, device=device),
+        pinning.lock(b, device=device, piece=100 * KIB),
+    ):
+        plan = pinning.explain(there, array, queue=queue)
+        assert [step.size for step in plan.steps] == [
+            *(100, 64 * KIB, 192 * KIB - 100),
+            *(100 * KIB, 100 * KIB, 56 * KIB),
+            SIZE - 512 * KIB,
+        ]
+        assert [step.path for step in plan.steps] == ["plain", "direct", "plain", *["direct"] * 3, "staged"]
+        assert "7 parts" in plan.reason
+        assert str(plan).count("\n") == 7
+        copy = pinning.copy_async(there, array, queue=queue)
+        run(device, copy.done)
+        assert (bytes_of(there) == array).all()
+        back = numpy.zeros_like(array)
+        run(device, pinning.copy_async(back, there, queue=queue).done)
+        assert (back == array).all()
+
+
+def test_explain_copies_nothing(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    with pinning.alloc(SIZE, device=device) as there:
+        calls = len(device.vendor_calls)
+        assert pinning.explain(there, noise(SIZE), queue=queue).path == "staged"
+        assert [call for call in device.vendor_calls[calls:] if call.startswith("queue.")] == []
+
+
+def test_memory_of_one_device_is_copied_there(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    with pinning.alloc(SIZE, device=device) as one, pinning.alloc(SIZE, device=device) as other:
+        bytes_of(one)[:] = noise(SIZE)
+        assert pinning.copy(other, one, queue=queue).path == "direct"
+        assert (bytes_of(other) == noise(SIZE)).all()
+
+
+@pytest.mark.parametrize("connection", [MemoryConnection.NONE, MemoryConnection.MIGRATABLE])
+def test_memory_of_two_devices(device: FakeMemoryDevice, queue: pinning.Queue, connection: MemoryConnection) -> None:
+    other = FakeMemoryDevice("fake:1", held=False)
+    other.connections[device] = connection
+    with pinning.alloc(SIZE, device=other) as there, pinning.alloc(SIZE, device=device) as here:
+        bytes_of(there)[:] = noise(SIZE)
+        copy = pinning.copy(here, there, queue=queue)
+        assert copy.path == ("staged" if connection is MemoryConnection.NONE else "direct")
+        assert "fake:1" in copy.reason
+        assert (bytes_of(here) == noise(SIZE)).all()
+
+
+def test_a_bound_on_staging_memory(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "staging_bytes", MIB)
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=device) as there:
+        copy = pinning.copy(there, array, queue=queue)
+        assert copy.path == "plain"
+        assert f"{MIB} bytes for staging are in use" in copy.reason
+        assert (bytes_of(there) == array).all()
+
+
+def test_rings_are_used_again_and_given_back(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=device) as there:
+        for _ in range(5):
+            run(device, pinning.copy_async(there, array, queue=queue).done)
+        pinned = [size for size, kind in device.allocated.values() if kind is MemoryKind.HOST]
+        assert len(pinned) == 1
+        gc.collect()
+        assert trim_staging() == costs.ring_bytes
+        assert not any(kind is MemoryKind.HOST for _, kind in device.allocated.values())
+
+
+def test_a_range_that_is_copied_often_is_locked_until_its_array_goes(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "lock_after", 3)
+    monkeypatch.setattr(costs, "lock_from", MIB)
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=device) as there:
+        paths = []
+        for _ in range(4):
+            copy = pinning.copy_async(there, array[:], queue=queue)  # a view that goes at once
+            run(device, copy.done)
+            paths.append(str(copy.path))
+        assert paths == ["staged", "staged", "lock", "direct"]
+        assert (bytes_of(there) == array).all()
+        assert len(pinning.regions(device)) == 1
+        del array, copy
+        gc.collect()
+        run(device, lambda: pinning.regions(device) == [])
+
+
+# ---- order and life ----
+
+
+def test_later_work_sees_the_data_and_earlier_work_is_done_first(device: FakeMemoryDevice) -> None:
+    device.held = True
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        first, second, back = noise(SIZE, 1), noise(SIZE, 2), numpy.zeros(SIZE, numpy.uint8)
+        pinning.copy_async(there, first, queue=queue)
+        out = pinning.copy_async(back, there, queue=queue)
+        last = pinning.copy_async(there, second, queue=queue)
+        time.sleep(0.05)
+        assert not back.any()  # nothing moves before its turn
+        run(device, out.done)
+        run(device, last.done)
+        assert (back == first).all()
+        assert (bytes_of(there) == second).all()
+        device.let_go()
+
+
+def test_a_copy_keeps_both_ends_until_it_is_done(device: FakeMemoryDevice) -> None:
+    device.held = True
+    with pinning.Queue(device) as queue:
+        there = pinning.alloc(SIZE, device=device)
+        array = noise(SIZE)
+        gone = weakref.ref(array)
+        copy = pinning.copy_async(there, array, queue=queue)
+        del array
+        gc.collect()
+        assert gone() is not None
+        run(device, copy.done)
+        queue.poll()
+        run(device, lambda: gc.collect() >= 0 and gone() is None)
+        there.free()
+        device.let_go()
+
+
+def test_a_copy_waits_for_events(device: FakeMemoryDevice) -> None:
+    device.held = True
+    with pinning.Queue(device) as one, pinning.Queue(device) as other, pinning.alloc(100, device=device) as there:
+        source, back = noise(100), numpy.zeros(100, numpy.uint8)
+        filled = pinning.copy_async(there, source, queue=one)
+        copy = pinning.copy_async(back, there, queue=other, wait_for=(filled,))
+        device.release(queue=device.queues[1])
+        assert not copy.done()
+        run(device, copy.done)
+        assert (back == source).all()
+        device.let_go()
+
+
+# ---- fill and rows ----
+
+
+@pytest.mark.parametrize(("value", "expected"), [(7, [7] * 12), (b"ab", list(b"ab" * 6)), (b"wxyz", list(b"wxyz" * 3))])
+def test_fill(device: FakeMemoryDevice, queue: pinning.Queue, value: int | bytes, expected: list[int]) -> None:
+    array = numpy.zeros(12, numpy.uint8)
+    with pinning.alloc(12, device=device) as there:
+        pinning.fill(there, value, queue=queue).wait()
+        assert list(bytes_of(there)) == expected
+    pinning.fill(array, value, queue=queue).wait()
+    assert list(array) == expected
+
+
+def test_rows(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(10 * 100).reshape(10, 100)
+    with pinning.alloc(10 * 8, device=device) as there:
+        # The sub-array's own bytes are scattered, so its address and pitch are given.
+        corner = array[:, 20:28]
+        copy = pinning.copy_2d_async(there, 8, (corner.ctypes.data, 9 * 100 + 8), 100, 8, 10, queue=queue)
+        copy.wait()
+        assert (bytes_of(there).reshape(10, 8) == corner).all()
+
+
+# ---- refusals ----
+
+
+def test_what_cannot_be_copied_is_refused_and_nothing_is_submitted(
+    device: FakeMemoryDevice, queue: pinning.Queue
+) -> None:
+    there = pinning.alloc(100, device=device)
+    calls = len(device.vendor_calls)
+    array = noise(100)
+    for dst, src, nbytes, says in [
+        (there, noise(99), None, "dst has 100 bytes and src 99"),
+        (there, noise(99), 100, "nbytes is 100; it must lie between 1 and 99"),
+        (there, array, 0, "nbytes is 0"),
+        (there, array, -1, "nbytes is -1"),
+        (there, noise(200)[::2], None, "do not follow one another"),
+        (there, array[::-1], None, "do not follow one another"),
+        (bytes(100), there, None, "read only"),
+        (there.ptr, array.ctypes.data, None, "give nbytes"),
+        (there, 0, 10, "no address"),
+        (there, numpy.zeros(0), None, "empty"),
+    ]:
+        with pytest.raises(InvalidRangeError, match=says):
+            pinning.copy_async(dst, src, nbytes, queue=queue)
+    with pytest.raises(TypeError):
+        pinning.copy_async(there, object(), queue=queue)
+    assert [call for call in device.vendor_calls[calls:] if call.startswith("queue.")] == []
+    there.free()
+    with pytest.raises(InvalidRangeError, match="freed"):
+        pinning.copy_async(there, array, queue=queue)
+
+
+def test_every_call_of_a_staged_copy_failing(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    """The error is raised or told by the event, the queue goes on, and nothing leaks."""
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=device) as there:
+        for calls_before in range(200):
+            device.fail_call(calls_before=calls_before)
+            try:
+                copy = pinning.copy_async(there, array, queue=queue)
+                run(device, copy.done)
+            except VendorError as error:
+                assert error.name == "FAKE_FAILURE"
+            failed = not device._call_failures
+            device.fail_no_more()
+            run(device, queue.poll)
+            copy = pinning.copy_async(there, array, queue=queue)
+            run(device, copy.done)
+            assert (bytes_of(there) == array).all()
+            bytes_of(there)[:] = 0
+            run(device, queue.poll)
+            if not failed:
+                break
+        else:
+            pytest.fail("the calls do not end")
+        assert calls_before > 3 * (SIZE // (512 * KIB))
+    gc.collect()
+    trim_staging()
+    assert device.wrong == []
+
+
+def test_work_that_fails_later_is_told_by_the_copy_and_the_queue_goes_on(
+    device: FakeMemoryDevice, queue: pinning.Queue
+) -> None:
+    device.held = True
+    with pinning.Queue(device) as queue, pinning.alloc(100, device=device) as there:
+        array = noise(100)
+        device.queues[-1].fail_step()
+        bad = pinning.copy_async(there, array, queue=queue)
+        good = pinning.copy_async(there, array, queue=queue)
+        device.release()
+        with pytest.raises(VendorError, match="FAKE_WORK_FAILED"):
+            bad.wait()
+        good.wait()
+        assert (bytes_of(there) == array).all()
+        device.let_go()
+
+
+def test_pieces_are_what_the_threads_move() -> None:
+    assert costs.chunk_bytes(MIB) % PIECE_BYTES == 0
+    assert all(costs.chunk_bytes(size) % PIECE_BYTES == 0 for size in (MIB, SIZE, 64 * MIB, 1 << 30, 1 << 34))
