@@ -332,8 +332,8 @@ class FakeQueue:
             else:
                 step.run()
         finally:
-            self.done_steps.append(step.method)
             with self.device.moving():
+                self.done_steps.append(step.method)
                 self.running = False
         return True
 
@@ -396,7 +396,9 @@ class FakeQueue:
 
     def synchronize(self) -> None:
         self.device.attend("queue.synchronize")
-        self.device.until(lambda: self.idle)
+        with self.device.moving():
+            so_far = len(self.done_steps) + len(self.steps) + self.running
+        self.device.until(lambda: len(self.done_steps) >= so_far)
         self._tell()
 
     def close(self) -> None:

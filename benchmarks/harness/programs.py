@@ -46,6 +46,7 @@ ROWS = {
     "batch": Row("looking up a million pointers from Python", 7, python="batch"),
     "pairs": Row("locking and unlocking what is locked already", 11, native="pairs", python="pairs"),
     "buffers": Row("locking touched memory on a GPU", 5, python="buffers"),
+    "copies": Row("copying between arrays and a GPU", 7, python="copies"),
 }
 
 

@@ -126,6 +126,12 @@ def _others() -> Iterator[Target]:
         yield Target("pairs", "lock + unlock in Python", "4 KiB", regions, "PinnedMap", "LLVM, in C++", most=factor)
     yield Target("buffers", "lock", "1 GiB", 1, "pinning.lock", "tensor.pin_memory", least=8)
     yield Target("buffers", "lock", "1 GiB", 1, "pinning.lock", "cuMemHostRegister", most=1.05)
+    for series in ("to the device", "to the host"):
+        yield Target("copies", series, "1 GiB", 1, "pinning, pageable", "driver, pageable", least=4)
+        yield Target("copies", series, "1 GiB", 1, "pinning, pageable", "driver, locked", most=1 / 0.85)
+        for size in ("64 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB"):
+            yield Target("copies", series, size, 1, "pinning, pageable", "driver, pageable", least=1)
+    yield Target("copies", "submit, over the driver's", "submit", 1, "copy_async", most=2)
 
 
 TARGETS = (*_find(), *_update(), *_memory(), *_others())

@@ -23,39 +23,44 @@ SIZES = {
     "256 MiB": 256 << 20,
     "1 GiB": 1 << 30,
 }
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 SUBMISSIONS = 200  # copies in one timing of what it costs to submit one; few enough for the driver's queue
 
 
-def check(result: tuple[object, ...]) -> None:
+def call(function: str, *arguments: object) -> object:
+    """What the bare driver call answers."""
     from cuda.bindings import driver
 
-    if result[0] != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the driver says {result[0]}")
+    code, *answers = getattr(driver, function)(*arguments)
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{function} says {code}")
+    return answers[0] if answers else None
 
 
 def measure(kind: str, size: int, to_device: bool, rounds: int) -> None:
     """Whole copies, from the call to the last byte."""
-    from cuda.bindings import driver
-
     case = Case("copies", kind, 1)
+    series = "to the device" if to_device else "to the host"
     repeats = max(1, min(50, (64 << 20) // size))
     pageable, locked = numpy.ones(size, numpy.uint8), numpy.ones(size, numpy.uint8)
-    device = pinning.device("cuda:0")
-    queue = pinning.queues.default_queue(device)
-    stream = queue.handle
-    with pinning.alloc(size, device=device) as there, pinning.lock(locked, device=device):
+    stream = call("cuStreamCreate", NON_BLOCKING)
+    with (
+        pinning.Queue("cuda:0") as queue,
+        pinning.alloc(size, device="cuda:0") as there,
+        pinning.lock(locked, device="cuda:0"),
+    ):
 
         def by_driver(array: numpy.ndarray) -> None:
             ends = (there.ptr, array.ctypes.data) if to_device else (array.ctypes.data, there.ptr)
-            check(driver.cuMemcpyAsync(*ends, size, stream))
-            check(driver.cuStreamSynchronize(stream))
+            call("cuMemcpyAsync", *ends, size, stream)
+            call("cuStreamSynchronize", stream)
 
         def by_us(array: numpy.ndarray) -> None:
             ends = (there, array) if to_device else (array, there)
             pinning.copy_async(*ends, queue=queue).wait()
 
         def locked_for_once() -> None:
-            with pinning.lock(pageable, device=device):
+            with pinning.lock(pageable, device="cuda:0"):
                 by_us(pageable)
 
         ways: dict[str, Callable[[], None]] = {
@@ -70,13 +75,13 @@ def measure(kind: str, size: int, to_device: bool, rounds: int) -> None:
             begin = time.perf_counter_ns()
             for _ in range(repeats):
                 do()
-            nanoseconds = (time.perf_counter_ns() - begin) / repeats
-            case.add("to the device" if to_device else "to the host", "GB/s", name, size / nanoseconds)
+            case.add(series, "ms", name, (time.perf_counter_ns() - begin) / repeats / 1e6)
 
         for do in ways.values():
             do()
             do()
         take_turns(rounds, [partial(turn, *way) for way in ways.items()])
+    call("cuStreamDestroy", stream)
     case.print()
 
 
@@ -84,29 +89,36 @@ def submissions(rounds: int) -> None:
     """What the calling thread pays to submit a small copy of locked memory."""
     from cuda.bindings import driver
 
-    case = Case("copies", "submit", 1)
     array = numpy.ones(4096, numpy.uint8)
-    device = pinning.device("cuda:0")
-    queue = pinning.queues.default_queue(device)
-    stream = queue.handle
-    with pinning.alloc(4096, device=device) as there, pinning.lock(array, device=device):
+    stream = call("cuStreamCreate", NON_BLOCKING)
+    with (
+        pinning.Queue("cuda:0") as queue,
+        pinning.alloc(4096, device="cuda:0") as there,
+        pinning.lock(array, device="cuda:0"),
+    ):
         dst, src = there.ptr, array.ctypes.data
-        ways: dict[str, Callable[[], object]] = {
-            "copy_async": lambda: pinning.copy_async(there, array, queue=queue),
-            "cuMemcpyAsync": lambda: driver.cuMemcpyAsync(dst, src, 4096, stream),
-        }
+        copy_async, bare = pinning.copy_async, driver.cuMemcpyAsync
 
-        def turn(name: str, do: Callable[[], object]) -> None:
+        def timed(do: Callable[[], object]) -> float:
             begin = time.perf_counter_ns()
             for _ in range(SUBMISSIONS):
                 do()
-            case.add("submit", "us", name, (time.perf_counter_ns() - begin) / SUBMISSIONS / 1e3)
+            end = time.perf_counter_ns()
             queue.synchronize()
+            call("cuStreamSynchronize", stream)
+            return (end - begin) / SUBMISSIONS / 1e3
 
-        for name, do in ways.items():
-            turn(name, do)
+        def pair() -> tuple[float, float]:
+            return timed(lambda: copy_async(there, array, queue=queue)), timed(lambda: bare(dst, src, 4096, stream))
+
+        pair()
         case = Case("copies", "submit", 1)
-        take_turns(3 * rounds, [partial(turn, *way) for way in ways.items()])
+        for _ in range(3 * rounds):
+            ours, theirs = pair()
+            case.add("submit", "us", "copy_async", ours)
+            case.add("submit", "us", "cuMemcpyAsync", theirs)
+            case.add("submit, over the driver's", "us", "copy_async", ours - theirs)
+    call("cuStreamDestroy", stream)
     case.print()
 
 
@@ -115,8 +127,8 @@ if __name__ == "__main__":
     if not any(device.name.startswith("cuda:") for device in pinning.devices()):
         print("no CUDA GPU here", file=sys.stderr)
         sys.exit(77)
-    with pinning.queues.default_queue(pinning.device("cuda:0")).current():
-        submissions(rounds)
-        for kind, size in SIZES.items():
-            for to_device in (True, False):
-                measure(kind, size, to_device, rounds)
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", 0))  # the bare calls want one current in their thread
+    submissions(rounds)
+    for kind, size in SIZES.items():
+        for to_device in (True, False):
+            measure(kind, size, to_device, rounds)

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from pinning.copies.bounce import bounce
-from pinning.copies.direct import direct
+from pinning.copies.costs import costs
+from pinning.copies.direct import whole_copy
 from pinning.copies.ends import End, end_of
-from pinning.copies.plan import Path, Plan, plan
+from pinning.copies.plan import Path, Plan, plan, too_small
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import submit
 from pinning.devices import default_device, pinned_map
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
+from pinning.queues.gate import Turn
 
 
 class Copy(Event):
@@ -68,16 +71,21 @@ def copy_async(
         The vendor refused. What fails later reaches the `Copy`.
     """
     if nbytes is None and isinstance(queue, Queue):
-        at_once = direct(dst, src, pinned_map(queue.device))
-        if at_once is not None:
-            return queue.submit(at_once, wait_for, (at_once,), Copy)
+        whole = whole_copy(dst, src, pinned_map(queue.device), costs)
+        if whole is not None:
+            copy = queue.submit(whole, wait_for, (whole, whole.allocation), Copy)
+            if not whole.locked:
+                copy.path, copy.reason = Path.PLAIN, too_small(whole.allocation is dst)
+            return copy
     to, origin, size, on = _ends(dst, src, nbytes, queue)
     device = on.device
-    chosen = plan(to, origin, size, device, stages=True)
+    chosen = plan(to, origin, size, device, stages=on.waits_for_values)
+    if to.device is None and origin.device is None:
+        return _by_host(chosen, (to.owner, origin.owner), on, wait_for)
     if chosen.to_device is not None and chosen.path in (Path.STAGED, Path.PLAIN):
         host, buffer = (origin.ptr, src) if chosen.to_device else (to.ptr, dst)
         if lock_if_repeated(buffer, host, size, device):
-            chosen = plan(to, origin, size, device, stages=True).as_locked()
+            chosen = plan(to, origin, size, device, stages=on.waits_for_values).as_locked()
     if to.device is not None and origin.device is not None and chosen.path is Path.STAGED:
         copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
         copy.path, copy.reason = chosen.path, chosen.reason
@@ -188,7 +196,7 @@ def fill(
 def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Plan:
     """Which path `copy_async` would take now, and why; nothing is copied. Raises what `copy_async` does."""
     to, origin, size, on = _ends(dst, src, nbytes, queue)
-    return plan(to, origin, size, on.device, stages=True)
+    return plan(to, origin, size, on.device, stages=on.waits_for_values)
 
 
 def _ends(dst: object, src: object, nbytes: int | None, queue: object) -> tuple[End, End, int, Queue]:
@@ -199,6 +207,19 @@ def _ends(dst: object, src: object, nbytes: int | None, queue: object) -> tuple[
     if nbytes is None and to.size is not None and origin.size is not None and to.size != origin.size:
         raise InvalidRangeError(f"dst has {to.size} bytes and src {origin.size}; give nbytes to copy a part")
     return to, origin, size, given or default_queue(to.device or origin.device or _default())
+
+
+def _by_host(chosen: Plan, owners: tuple[object, ...], queue: Queue, wait_for: Iterable[Event]) -> Copy:
+    """Between two ends on the host: CUDA would do it at once, when the queue's earlier work is over, and block."""
+    (step,) = chosen.steps
+    copy = Copy()
+    copy.path, copy.reason = chosen.path, chosen.reason
+    turn = Turn(partial(ctypes.memmove, step.dst, step.src, step.size), copy)
+
+    def work(vendor_queue: VendorQueue) -> None:
+        vendor_queue.call(turn.function, turn.argument)
+
+    return queue.submit(work, wait_for, (turn, *owners), lambda: copy)
 
 
 def _size(nbytes: int | None, *sizes: int | None) -> int:

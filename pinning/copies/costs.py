@@ -35,8 +35,8 @@ class Costs:
         Bytes.
     """
 
-    stage_to_device: int = 16 * MIB
-    stage_to_host: int = 1 * MIB
+    stage_to_device: int = 8 * MIB
+    stage_to_host: int = 8 * MIB
     ring_bytes: int = 32 * MIB
     staging_bytes: int = 256 * MIB
     threads: int = max(1, min(8, (os.cpu_count() or 1) // 2))
@@ -45,7 +45,16 @@ class Costs:
 
     def stages(self, size: int, to_device: bool) -> bool:
         """Whether a pageable range of `size` bytes is worth staging."""
-        return self.threads > 1 and size >= (self.stage_to_device if to_device else self.stage_to_host)
+        return self.threads > 1 and size >= self.stage_from(to_device)
+
+    def stage_from(self, to_device: bool) -> int:
+        """Bytes of pageable memory from which a copy in that direction is staged."""
+        return self.stage_to_device if to_device else self.stage_to_host
+
+    def least_worth_a_look(self, to_device: bool) -> int:
+        """Bytes of pageable memory from which any other path than the vendor's own copy is considered."""
+        least = self.stage_from(to_device)
+        return least if self.lock_after is None else min(least, self.lock_from)
 
     def chunk_bytes(self, size: int) -> int:
         """Bytes of a block for a copy of so many: small enough to overlap, few enough to be submitted at once."""

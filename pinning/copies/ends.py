@@ -48,7 +48,7 @@ def end_of(buffer: object, preferred: Device | None = None) -> End:
     ----------
     buffer : object
         An `Allocation`, a `Lock`, anything that `pinning.lock` takes and that has no gaps, an object with
-        ``__cuda_array_interface__``, or an address of host or device memory.
+        ``__cuda_array_interface__``, or an address of host or device memory. An `End` is itself.
     preferred : Device, optional
         Whose memory an address is when several devices know it.
 
@@ -59,6 +59,8 @@ def end_of(buffer: object, preferred: Device | None = None) -> End:
     TypeError
         It is no buffer.
     """
+    if isinstance(buffer, End):
+        return buffer
     if isinstance(buffer, Allocation):
         if buffer.freed:
             raise InvalidRangeError(f"{buffer!r} cannot be copied")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from pinning.copies.costs import Costs, costs
+from pinning.copies.costs import costs
 from pinning.copies.ends import End
 from pinning.devices import pinned_map
 from pinning.map import PinnedMap, Region
@@ -82,10 +82,11 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
     if to.device is not None and origin.device is not None:
         return _between_devices(to, origin, size)
     if to.device is None and origin.device is None:
-        return Plan(Path.PLAIN, "both ends are host memory", (Step(to.ptr, origin.ptr, size, Path.PLAIN),), None)
+        reason = "both ends are host memory, so a thread of the host copies"
+        return Plan(Path.PLAIN, reason, (Step(to.ptr, origin.ptr, size, Path.PLAIN),), None)
     to_device = to.device is not None
     host = origin.ptr if to_device else to.ptr
-    parts = _parts(pinned_map(device), device, host, size, costs)
+    parts = _parts(pinned_map(device), device, host, size, costs.least_worth_a_look(to_device))
     steps = []
     for part in parts:
         offset = part.at - host
@@ -112,7 +113,7 @@ def _between_devices(to: End, origin: End, size: int) -> Plan:
     return Plan(Path.DIRECT, f"{origin.device.name} copies to {to.device.name} itself", (step,), None)
 
 
-def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, costs: Costs) -> list[_Part]:
+def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int) -> list[_Part]:
     """The range split wherever a lock, a piece of one, or pageable memory begins."""
     region = on.find(ptr, size)
     if region is not None and region.piece >= region.size and not _stale(on, region):
@@ -121,13 +122,13 @@ def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, costs: Cost
     at, end = ptr, ptr + size
     for region in on.overlapping(ptr, size):
         if region.start > at:
-            parts += _unknown(device, at, region.start - at, costs)
+            parts += _unknown(device, at, region.start - at, least)
             at = region.start
         for border in [*(each for each in region.borders if at < each < end), min(region.end, end)]:
             parts.append(_Part(at, border - at, True))
             at = border
     if at < end:
-        parts += _unknown(device, at, end - at, costs)
+        parts += _unknown(device, at, end - at, least)
     return parts
 
 
@@ -136,18 +137,22 @@ def _stale(on: PinnedMap, region: Region) -> bool:
     return region.external and not region.registered and region in on.refresh()
 
 
-def _unknown(device: MemoryDevice, ptr: int, size: int, costs: Costs) -> Iterator[_Part]:
-    """A range that the map does not know. Where staging is at stake, others may have pinned it: the vendor knows."""
+def _unknown(device: MemoryDevice, ptr: int, size: int, least: int) -> Iterator[_Part]:
+    """A range that the map does not know. Of `least` bytes or more, others may have pinned it: the vendor knows."""
     end = ptr + size
     while ptr < end:
-        worth_asking = end - ptr >= min(costs.stage_to_device, costs.stage_to_host)
-        pinned = device.is_pinned_ptr(ptr) if worth_asking else None
+        pinned = device.is_pinned_ptr(ptr) if end - ptr >= least else None
         if pinned is None:
             yield _Part(ptr, end - ptr, False)
             return
         border = min(pinned.base + pinned.size, end)
         yield _Part(ptr, border - ptr, True)
         ptr = border
+
+
+def too_small(to_device: bool, what: str = "the host's memory is pageable") -> str:
+    """Why pageable memory is left to the vendor."""
+    return f"{what}; the vendor's copy is as fast below {costs.stage_from(to_device)} bytes"
 
 
 def _reason(parts: list[_Part], path: Path, stages: bool, to_device: bool) -> str:
@@ -159,9 +164,8 @@ def _reason(parts: list[_Part], path: Path, stages: bool, to_device: bool) -> st
     what = f"the host's memory is pageable{pieces}" if len(pageable) == len(parts) else f"some is pageable{pieces}"
     if path is Path.STAGED:
         return f"{what}; {largest} bytes are worth staging"
-    limit = costs.stage_to_device if to_device else costs.stage_to_host
-    if largest < limit:
-        return f"{what}; the vendor's copy is as fast below {limit} bytes"
+    if largest < costs.stage_from(to_device):
+        return too_small(to_device, what)
     if not stages:
         return f"{what}; this queue cannot wait for values, so it cannot stage"
     return f"{what}; one thread stages no faster than the vendor copies"

@@ -68,7 +68,7 @@ class VendorQueue(Protocol):
         """Whether all that was submitted is done. Raises the VendorError of work that failed."""
 
     def synchronize(self) -> None:
-        """Block this thread, without the GIL, until all is done. Raises as `done`."""
+        """Block this thread, without the GIL, until all that was submitted so far is done. Raises as `done`."""
 
     def close(self) -> None:
         """Give the queue back once its work is done; one that was adopted stays."""

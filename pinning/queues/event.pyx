@@ -73,9 +73,17 @@ cdef class Event:
         self.raise_error()
 
     def elapsed(self, Event since not None):
+        for event in (since, self):
+            try:
+                (<Event>event).recorded()
+            except Exception:  # to wait for it says why
+                pass
         since.wait()
         self.wait()
-        return self.recorded().seconds_since(since.recorded())
+        begin, end = since.recorded(), self.recorded()
+        begin.wait()  # it may be younger than the answer that all was over
+        end.wait()
+        return end.seconds_since(begin)
 
     cdef recorded(self):
         """The vendor's event, made now if there is none."""
@@ -89,7 +97,9 @@ cdef class Event:
         """Whether the operation is over; then it is settled."""
         self.place.lane.check_process()
         if self.place.vendor_event is None and self.place.error is None and not self.known_over():
-            self.recorded()
+            self.place.lane.ask_for_all(self.place, block)  # which needs no event
+            if self.place.vendor_event is None and self.place.error is None and not self.known_over():
+                self.recorded()
         vendor_event = self.place.vendor_event
         if vendor_event is not None:
             try:

@@ -214,6 +214,20 @@ cdef class Lane:
                 self.blame(error)
         return self.line.reached >= self.submitted and not self.kept
 
+    def ask_for_all(self, Place place not None, bint block):
+        """Learn whether all is over, or wait until it is, if nothing was submitted after this place."""
+        if self.closed or self.last is None or self.last() is not place:
+            return
+        cdef uint64_t submitted = self.complete
+        try:
+            if block:
+                self.vendor.synchronize()
+            elif not self.vendor.done():
+                return
+            self.reach(submitted)
+        except Exception as error:
+            self.blame(error)
+
     cdef read_markers(self):
         while self.markers:
             marker = self.markers[0]
@@ -330,6 +344,11 @@ cdef class Submitter:
     @property
     def order(self):
         return "in_order" if self.ordered else "out_of_order"
+
+    @property
+    def waits_for_values(self):
+        cdef Lane lane = self.lanes[0]
+        return lane.vendor.waits_for_values
 
     cdef check(self):
         check_generation(self.generation)

@@ -11,7 +11,8 @@ from pinning.plugin import VendorEvent
 from pinning_cuda.context import current
 from pinning_cuda.driver import NOT_READY, call, constant, functions, vendor_error
 
-_POLLED = 50e-6  # seconds
+# Seconds. To wake a thread that sleeps takes 0.05 to 0.2 ms, which must be little of what it has waited for.
+_POLLED = 2e-3
 
 
 class SpareEvents:
@@ -84,7 +85,7 @@ class CudaEvent:
         return not code
 
     def wait(self) -> None:
-        """Block until it is: ask for 50 us, which short work rarely needs, and then sleep, since waking takes 20."""
+        """Block until it is: ask again and again for a while, and then sleep."""
         end = time.perf_counter() + _POLLED
         while time.perf_counter() < end:
             if self.done():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from pinning.errors import PinningError, VendorError
+from pinning.errors import PinningError
 from pinning.plugin import VendorEvent
 from pinning_cuda.context import FunctionsInContext
 from pinning_cuda.driver import INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, constant, functions, vendor_error
@@ -52,7 +52,8 @@ class CudaQueue:
         # As _submit does, without the time that it takes.
         (code,) = self._functions.cuMemcpyAsync(dst, src, size, self.handle)
         if code:
-            self._refused("cuMemcpyAsync", code, (dst, src, size, self.handle))
+            self._refused("cuMemcpyAsync", code)
+            self.copy(dst, src, size)
 
     def copy_2d(self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int) -> None:
         """cuMemcpy2DAsync: pitches are at least `width` and below 2 GiB."""
@@ -94,17 +95,17 @@ class CudaQueue:
 
     def done(self) -> bool:
         """Whether all work is done."""
-        try:
-            self._submit("cuStreamQuery", self.handle)
-        except VendorError as error:
-            if error.code == NOT_READY:
-                return False
-            raise
+        (code,) = self._functions.cuStreamQuery(self.handle)
+        if code == NOT_READY:
+            return False
+        if code:
+            self._refused("cuStreamQuery", code)
+            return self.done()
         return True
 
     def synchronize(self) -> None:
-        """Wait until all work is done, as `CudaEvent.wait` does."""
-        self.record().wait()
+        """cuStreamSynchronize: the thread spins or sleeps as the context's flags say."""
+        self._submit("cuStreamSynchronize", self.handle)
 
     def close(self) -> None:
         """Give back a stream of ours: what it has to do is still done. After an error it is still open."""
@@ -118,15 +119,14 @@ class CudaQueue:
     def _submit(self, function: str, *arguments: object) -> None:
         (code,) = getattr(self._functions, function)(*arguments)
         if code:
-            self._refused(function, code, arguments)
-
-    def _refused(self, function: str, code: Any, arguments: tuple[object, ...]) -> None:
-        if code in (INVALID_CONTEXT, INVALID_HANDLE) and self._functions is functions:
-            # A driver that wants the context current. From now on it gets it.
-            self._functions = FunctionsInContext(self._context)
+            self._refused(function, code)
             self._submit(function, *arguments)
-        else:
+
+    def _refused(self, function: str, code: Any) -> None:
+        """Have the call made again if the driver wants the context current; from now on it gets it. Else raise."""
+        if code not in (INVALID_CONTEXT, INVALID_HANDLE) or self._functions is not functions:
             raise vendor_error(function, code)
+        self._functions = FunctionsInContext(self._context)
 
 
 class _Closed:

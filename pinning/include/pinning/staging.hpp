@@ -24,7 +24,33 @@
 #include <thread>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace pinning {
+
+/// memcpy that leaves the destination out of the caches: it is not read first, which is a third of what moves.
+inline void stream_copy(char* to, char const* from, std::size_t size) noexcept {
+#if defined(__x86_64__)
+  constexpr std::size_t line = 64;
+  std::size_t const head = std::min(size, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
+  std::memcpy(to, from, head);
+  to += head, from += head, size -= head;
+  for (; size >= line; to += line, from += line, size -= line) {
+    auto const* const source = reinterpret_cast<__m128i const*>(from);
+    auto* const destination = reinterpret_cast<__m128i*>(to);
+    __m128i const a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    __m128i const c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(destination, a);
+    _mm_stream_si128(destination + 1, b);
+    _mm_stream_si128(destination + 2, c);
+    _mm_stream_si128(destination + 3, d);
+  }
+  _mm_sfence();  // such stores are in no order with others until then
+#endif
+  std::memcpy(to, from, size);
+}
 
 /// What a device writes and what the threads write, each in a cache line of its own. They count chunks of all the copies
 /// by way of one ring, and wrap.
@@ -85,7 +111,13 @@ class StagedCopy {
     std::uint32_t const needed = to_device_ ? base_ + chunk - block_count_ + 1 : base_ + chunk + 1;
     if ((!to_device_ || chunk >= block_count_) && !wait_for_device(needed)) return;
     char* const staged = block(chunk) + (at - chunk * chunk_bytes_);
-    std::memcpy(to_device_ ? staged : host_ + at, to_device_ ? host_ + at : staged, count);
+    if (!to_device_) {
+      stream_copy(host_ + at, staged, count);
+    } else if (chunks() <= block_count_) {
+      stream_copy(staged, host_ + at, count);  // what this core has not read lately is dirty in another's cache
+    } else {
+      std::memcpy(staged, host_ + at, count);  // the device reads it from the cache, and soon this core writes it again
+    }
     if (left_[chunk].fetch_sub(count, std::memory_order_acq_rel) == count) publish();
   }
 
