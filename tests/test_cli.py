@@ -268,6 +268,29 @@ def test_doctor_survives_a_plugin_that_cannot_describe_itself(pinning: Pinning, 
     assert row["warnings"] == ["two drivers are installed: remove [one]"]
 
 
+def test_doctor_takes_no_device_for_the_default_that_cannot_lock(pinning: Pinning, tmp_path: Path) -> None:
+    program = """
+from pinning.errors import VendorError
+class device:
+    name, can_lock = "acme:0", False
+    @staticmethod
+    def data_lock(*arguments):
+        raise VendorError("acmeLock", 44, "UNSUPPORTED", "its driver cannot lock")
+    data_unlock = is_pinned_ptr = staticmethod(lambda ptr: None)
+class plugin:
+    name = "acme"
+    device_count = staticmethod(lambda: 1)
+    device = staticmethod(lambda index: device)
+"""
+    python_path = announce(tmp_path, "acme", program)
+    rows = {row["name"]: row for row in pinning.json("doctor", python_path=python_path)["devices"]}
+    assert (rows["acme:0"]["default"], rows["acme:0"]["locks"]) == (False, False)
+    assert "its driver cannot lock" in rows["acme:0"]["problem"]
+    said = pinning.text("doctor", python_path=python_path)
+    assert "Locking works." in said
+    assert "Locking does not work on acme:0: acmeLock failed: UNSUPPORTED (44); its driver cannot lock" in said
+
+
 def test_bench_measures_lookups_locks_and_copies(pinning: Pinning) -> None:
     report = pinning.json("bench", "--quick", "--device", "host")
     assert {(row["what"], row["regions"]) for row in report["lookups"]} >= {
@@ -281,7 +304,7 @@ def test_bench_measures_lookups_locks_and_copies(pinning: Pinning) -> None:
     assert min(row["size"] for row in report["copies"]) == 64 << 10
     times = [row["times"] for row in report["lookups"] + report["lock_pairs"]]
     times += [row[kind] for row in report["registrations"] for kind in ("lock", "unlock")]
-    times += [row[kind] for row in report["copies"] for kind in ("pageable", "locked")]
+    times += [row[kind] for row in report["copies"] for kind in ("pageable", "by_pinning", "locked")]
     assert all(0 < each["low"] <= each["median"] <= each["high"] for each in times)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from pinning.cli.timing import Times, seconds, times
 from pinning.cli.units import size as bytes_text
 from pinning.errors import LockLimitError
 from pinning.map import PinnedMap
-from pinning.plugin import CopyDevice, Device
+from pinning.plugin import CopyDevice, Device, MemoryDevice
 from pinning.populate import huge_page_mode
 
 GIB = 1 << 30
@@ -74,11 +74,12 @@ class Registration:
 
 @dataclass(frozen=True)
 class CopyRow:
-    """The cost of one copy of `size` bytes, in seconds."""
+    """The cost of one copy of `size` bytes, in seconds: the vendor's own, and `pinning.copy` of pageable memory."""
 
     direction: str
     size: int
     pageable: Times
+    by_pinning: Times | None
     locked: Times
 
 
@@ -227,40 +228,51 @@ def _copies(device: Device, largest: int, effort: Effort, step: Step) -> Iterato
     if not isinstance(device, CopyDevice):
         return
     sizes = [size for size in (64 << 10, 1 << 20, 16 << 20, 256 << 20) if size < largest] + [largest]
+    cases = [(way, size) for way in ("to the device", "from the device") for size in sizes]
     with _memory(largest, huge=False) as host:
         memory_at(host, largest)[:] = 1
-        on_device = device.allocate(largest)
-        try:
-            yield from _copies_between(device, host, on_device, sizes, effort, step)
-        finally:
-            device.free(on_device)
+        pageable = _vendors_copies(device, host, cases, effort, step)
+        ours = _our_copies(device, host, cases, effort, step) if isinstance(device, MemoryDevice) else {}
+        with pinning.lock((host, largest), device=device):
+            locked = _vendors_copies(device, host, cases, effort, step)
+    for way, size in cases:
+        yield CopyRow(way, size, pageable[way, size], ours.get((way, size)), locked[way, size])
 
 
-def _copies_between(
-    device: CopyDevice, host: int, on_device: int, sizes: list[int], effort: Effort, step: Step
-) -> Iterator[CopyRow]:
-    """From and to the same memory, before it is locked and after."""
-    ways = {"to the device": (on_device, host), "from the device": (host, on_device)}
-    found: list[dict[tuple[str, int], Times]] = []
+def _vendors_copies(
+    device: CopyDevice, host: int, cases: Sequence[tuple[str, int]], effort: Effort, step: Step
+) -> dict[tuple[str, int], Times]:
+    found: dict[tuple[str, int], Times] = {}
+    there = device.allocate(max(size for _, size in cases))
+    try:
+        for way, size in cases:
+            step(f"Copying {bytes_text(size)} {way}", len(found), len(cases))
+            dst, src = (there, host) if way == "to the device" else (host, there)
+            found[way, size] = _time_copies(partial(device.copy, dst, src, size), size, effort)
+    finally:
+        device.free(there)
+    return found
 
-    def measure() -> None:
-        rows: dict[tuple[str, int], Times] = {}
-        for way, (dst, src) in ways.items():
-            for size in sizes:
-                step(f"Copying {bytes_text(size)} {way}", len(found) * len(ways) * len(sizes) + len(rows), total)
-                many = max(1, (16 << 20) // size)  # so that the clock weighs little
 
-                def work(dst: int = dst, src: int = src, size: int = size, many: int = many) -> None:
-                    for _ in range(many):
-                        device.copy(dst, src, size)
+def _our_copies(
+    device: MemoryDevice, host: int, cases: Sequence[tuple[str, int]], effort: Effort, step: Step
+) -> dict[tuple[str, int], Times]:
+    found: dict[tuple[str, int], Times] = {}
+    with pinning.Queue(device) as queue:
+        for way, size in cases:
+            step(f"Copying {bytes_text(size)} {way}, by pinning", len(found), len(cases))
+            array = memory_at(host, size)
+            with pinning.alloc(size, device=device) as there:
+                dst, src = (there, array) if way == "to the device" else (array, there)
+                found[way, size] = _time_copies(partial(pinning.copy, dst, src, queue=queue), size, effort)
+    return found
 
-                rows[way, size] = times(work, effort.repeats, per=many)
-        found.append(rows)
 
-    total = 2 * len(ways) * len(sizes)
-    measure()
-    with pinning.lock((host, sizes[-1]), device=device):
-        measure()
-    pageable, locked = found
-    for way, size in pageable:
-        yield CopyRow(way, size, pageable[way, size], locked[way, size])
+def _time_copies(copy: Callable[[], object], size: int, effort: Effort) -> Times:
+    many = max(1, (16 << 20) // size)  # so that the clock weighs little
+
+    def work() -> None:
+        for _ in range(many):
+            copy()
+
+    return times(work, effort.repeats, per=many)

@@ -28,7 +28,7 @@ def show(report: BenchReport, to: Console) -> None:
     heading(to, f"Locking {size(report.largest)}")
     to.print(Padding(_registrations(report), (0, 0, 0, 2), expand=False))
     if report.copies:
-        heading(to, "Copying, to and from pageable and locked memory")
+        heading(to, "Copying: pageable memory, by the driver alone and by pinning.copy; locked memory")
         to.print(Padding(_copies(report), (0, 0, 0, 2), expand=False))
 
 
@@ -61,15 +61,15 @@ def _registrations(report: BenchReport) -> Table:
 
 
 def _copies(report: BenchReport) -> Table:
-    shown = table("", "bytes", "pageable", "locked", "locked, range", "faster")
+    shown = table("", "bytes", "pageable", "by pinning", "locked", "locked, range")
     for row in report.copies:
         locked = f"{row.size / row.locked.high / 1e9:.1f} - {row.size / row.locked.low / 1e9:.1f}"
         shown.add_row(
             row.direction,
             size(row.size),
             rate(row.size, row.pageable.median),
+            rate(row.size, row.by_pinning.median) if row.by_pinning else "",
             rate(row.size, row.locked.median),
             locked,
-            f"{row.pageable.median / row.locked.median:.1f}x",
         )
     return shown

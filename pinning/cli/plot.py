@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pinning.cli.bench import GIB, BenchReport
 from pinning.cli.units import size
 
-_BLUE, _GREY = "#2f6fb0", "#9a9a9a"
+_BLUE, _GREEN, _GREY = "#2f6fb0", "#3f9a5a", "#9a9a9a"
 
 
 def draw(report: BenchReport, file: Path) -> None:
@@ -53,9 +53,12 @@ def _copies(report: BenchReport, axes: Axes) -> None:
     for way, style in (("to the device", "-"), ("from the device", "--")):
         rows = [row for row in report.copies if row.direction == way]
         sizes = [row.size for row in rows]
-        for kind, colour in (("locked", _BLUE), ("pageable", _GREY)):
-            rates = [row.size / getattr(row, kind).median / 1e9 for row in rows]
-            axes.plot(sizes, rates, style, marker="o", color=colour, label=f"{kind}, {way}")
+        kinds = {"locked": _BLUE, "by_pinning": _GREEN, "pageable": _GREY}
+        labels = {"by_pinning": "pageable by pinning"}
+        for kind, colour in kinds.items():
+            if all(getattr(row, kind) for row in rows):
+                rates = [row.size / getattr(row, kind).median / 1e9 for row in rows]
+                axes.plot(sizes, rates, style, marker="o", color=colour, label=f"{labels.get(kind, kind)}, {way}")
     sizes = sorted({row.size for row in report.copies})
     axes.set(title="copies", ylabel="GB/s", xscale="log", ylim=(0, None))
     axes.set_xticks(sizes, [size(each) for each in sizes], rotation=30, fontsize="small")
