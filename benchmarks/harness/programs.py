@@ -46,7 +46,9 @@ ROWS = {
     "batch": Row("looking up a million pointers from Python", 7, python="batch"),
     "pairs": Row("locking and unlocking what is locked already", 11, native="pairs", python="pairs"),
     "buffers": Row("locking touched memory on a GPU", 5, python="buffers"),
+    "queues": Row("submitting work to a queue of the host", 11, python="queues"),
     "copies": Row("copying between arrays and a GPU", 7, python="copies"),
+    "pools": Row("allocating and freeing in the order of a queue", 7, python="pools"),
 }
 
 

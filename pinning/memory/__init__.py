@@ -2,7 +2,8 @@
 """Memory of every kind, and who owns it.
 
 - ``context.py``: `Context`, the devices that own an allocation together, and `alloc` and `free`;
-- ``allocation.py``: `Allocation`, one piece of memory;
+- ``backing.py``: what these devices have allocated for it;
+- ``allocation.py``: `Allocation`, one piece of memory; ``whole.py``: those that are a vendor's own;
 - ``owned.py``: which allocation holds an address;
 - ``info.py``: `memory_info`, of any address;
 - ``connection.py``: `memory_connection`, whose memory a device can use.

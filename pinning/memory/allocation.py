@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import _thread
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -111,7 +112,7 @@ class Allocation:
             raise PinningError(f"{self!r} belongs to process {self._process}, of which this is a fork")
         if self._ended:
             raise InvalidRangeError(f"{self!r} cannot be freed again")
-        self._ended = True
+        self._ended = True  # nothing was called since the look, so no other thread ran
 
     def unclaim(self) -> None:
         """It could not be freed after all."""
@@ -142,8 +143,8 @@ class Allocation:
         if not self.freed:
             self.free()
 
-    def __del__(self) -> None:
-        if sys.is_finalizing() or getattr(self, "_ended", True) or self.freed:  # half made, freed, or all is ending
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # this module may be gone by then
+        if is_finalizing() or getattr(self, "_ended", True) or self.freed:  # half made, freed, or all is ending
             return
         try:
             warnings.warn(f"{self!r} was dropped; free it, or use `with`", ResourceWarning, stacklevel=2, source=self)
@@ -159,6 +160,20 @@ class Allocation:
         state = ", freed" if self.freed else ""
         kind, device = self.kind.name, self.device.name
         return f"<Allocation [{self.ptr:#x}, {self.ptr + self.size:#x}), {self.size} bytes, {kind} of {device}{state}>"
+
+
+def size_of(nbytes: int) -> int:
+    """The number of bytes that somebody asks for.
+
+    Raises
+    ------
+    InvalidRangeError
+        It is below 1, or more than there are addresses.
+    """
+    size = operator.index(nbytes)
+    if not 1 <= size <= sys.maxsize:
+        raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {sys.maxsize}")
+    return size
 
 
 uses: list[Callable[[object], Sequence[object]]] = []  # ask for the work that uses an object; queues are not known here

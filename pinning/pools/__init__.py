@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that is allocated and freed in the order of queues.
 
-- ``pool.py``: `Pool`, which has memory in store, with limits and figures;
+- ``pool.py``: `Pool`: allocating and freeing, in order;
+- ``store.py``: the memory that it has from the vendor, with limits and figures;
 - ``blocks.py``: how that is cut into blocks, and who may use a free one;
 - ``allocation.py``: what it gives out;
 - ``door.py``: `alloc_in` and `free_in`, which `Queue.alloc` and `Queue.free` call.

@@ -42,7 +42,10 @@ class PoolAllocation(Allocation):
         return not all(point in before for point in points)
 
     def give_back(self) -> None:
-        self.pool.take_back(self.queue, self, ())
+        if self.queue.closed:  # all that was ever in it is over
+            self.pool.put_back(self, self.block.after)
+        else:
+            self.pool.take_back(self.queue, self, ())
 
 
 class RefusedAllocation(Allocation):

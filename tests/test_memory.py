@@ -1,0 +1,516 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocations of every kind: their owners, their end, what is told of an address, fork and exit."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import LOCKED_OFFSET, Background, FakeDevice
+from fake_memory import FakeMemoryDevice
+from pinning import Context, InvalidRangeError, MemoryKind, PinningError, StillInUseError, StillLockedError, VendorError
+from pinning.memory import default_context
+from queue_work import eventually, program
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+
+
+@pytest.fixture
+def fakes() -> Iterator[list[FakeMemoryDevice]]:
+    """Two devices of one plugin."""
+    fakes = [FakeMemoryDevice("fake:0"), FakeMemoryDevice("fake:1")]
+    yield fakes
+    for fake in fakes:
+        fake.let_go()
+        fake.check()
+        assert len(pinning.pinned_map(fake)) == 0
+
+
+@pytest.fixture
+def fake(fakes: list[FakeMemoryDevice]) -> FakeMemoryDevice:
+    return fakes[0]
+
+
+def write(ptr: int, data: bytes) -> None:
+    ctypes.memmove(ptr, data, len(data))
+
+
+# ---- what is allocated ----
+
+
+@kinds
+@pytest.mark.parametrize("size", [1, 255, 4097, 1 << 20])
+def test_exactly_what_was_asked_for(fake: FakeMemoryDevice, kind: MemoryKind, size: int) -> None:
+    for device in (fake, pinning.device("host")):
+        with pinning.alloc(size, kind, device=device) as memory:
+            assert (memory.size, memory.kind, memory.device, memory.pool) == (size, kind, device, None)
+            assert memory.context is default_context(device)
+            assert memory.ptr % 16 == 0
+            write(memory.ptr, b"x" * size)
+            info = (kind, memory.ptr, size, device, memory.context, None)
+            assert [pinning.memory_info(memory.ptr + at) for at in (0, size // 2, size - 1)] == [info] * 3
+            assert not memory.freed
+        assert memory.freed
+        assert pinning.memory_info(memory.ptr) is None
+    assert fake.vendor_calls.count("allocate") == 1
+
+
+def test_the_vendor_is_asked_for_no_byte_more(fake: FakeMemoryDevice) -> None:
+    with pinning.alloc(129_500_001, device=fake):
+        assert [size for size, _ in fake.allocated.values()] == [129_500_001]
+
+
+@kinds
+@pytest.mark.parametrize("alignment", [1, 16, 4096, 1 << 16])
+def test_alignment(fake: FakeMemoryDevice, kind: MemoryKind, alignment: int) -> None:
+    for device in (fake, pinning.device("host")):
+        with pinning.alloc(100, kind, device=device, alignment=alignment) as memory:
+            assert memory.ptr % alignment == 0
+            assert memory.size == 100
+            info = pinning.memory_info(memory.ptr + 99)
+            assert info is not None
+            assert (info.base, info.size) == (memory.ptr, 100)
+            if kind is HOST:
+                assert pinning.find(memory.ptr, 100, device=device) is not None
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 63, (1 << 64) + 4096])
+def test_sizes_that_no_memory_has(fake: FakeMemoryDevice, size: int) -> None:
+    for device in (fake, "host"):
+        with pytest.raises(InvalidRangeError, match=f"size is {size};"):
+            pinning.alloc(size, device=device)
+    assert fake.vendor_calls == []
+
+
+@pytest.mark.parametrize("alignment", [0, -16, 3, 48, 1 << 70])
+def test_alignments_that_there_are_not(fake: FakeMemoryDevice, alignment: int) -> None:
+    with pytest.raises(InvalidRangeError, match=r"alignment is|size is"):
+        pinning.alloc(10, device=fake, alignment=alignment)
+    assert fake.vendor_calls == []
+
+
+def test_a_size_that_is_no_number(fake: FakeMemoryDevice) -> None:
+    with pytest.raises(TypeError):
+        pinning.alloc(1.5, device=fake)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sideways"):
+        pinning.alloc(1, "sideways", device=fake)  # type: ignore[arg-type]
+
+
+def test_a_kind_that_the_device_has_not(fake: FakeMemoryDevice) -> None:
+    fake.memory_kinds = frozenset({HOST, DEVICE})
+    with pytest.raises(PinningError, match=r"fake:0 has no memory of kind SHARED; it has DEVICE, HOST"):
+        pinning.alloc(10, SHARED, device=fake)
+    assert fake.vendor_calls == []
+
+
+def test_more_memory_than_there_is(fake: FakeMemoryDevice) -> None:
+    fake.capacity = 100
+    with pytest.raises(VendorError, match="OUT_OF_MEMORY"):
+        pinning.alloc(101, device=fake)
+    with pytest.raises(VendorError, match="ENOMEM"):
+        pinning.alloc(1 << 50, device="host")
+    with pinning.alloc(100, device=fake):
+        pass
+
+
+# ---- HOST memory ----
+
+
+def test_host_memory_is_found_in_the_maps_of_all_devices(fakes: list[FakeMemoryDevice]) -> None:
+    fakes[1].is_pinned_ptr = fakes[0].is_pinned_ptr  # type: ignore[method-assign]  # portable: both reach it
+    with Context(fakes) as context, context.alloc(1000, HOST) as memory:
+        for device in fakes:
+            region = pinning.find(memory.ptr + 999, 1, device=device)
+            assert region is not None
+            assert (region.start, region.size, region.device_ptr) == (memory.ptr, 1000, memory.ptr + LOCKED_OFFSET)
+            assert pinning.is_locked(np.asarray(memory), device=device)
+            assert not pinning.is_locked(memory.ptr + 999, 2, device=device)
+        assert memory.device_ptr == memory.ptr + LOCKED_OFFSET
+        assert fakes[0].count("data_lock") == 0
+    assert not any(pinning.is_locked(memory.ptr, 1, device=device) for device in fakes)
+
+
+def test_host_memory_that_one_device_of_the_context_cannot_reach(fakes: list[FakeMemoryDevice]) -> None:
+    with Context(fakes) as context, pytest.raises(PinningError, match="fake:1 cannot reach the HOST memory"):
+        context.alloc(10, HOST)
+
+
+def test_host_memory_of_the_host_itself() -> None:
+    with pinning.alloc(5000, HOST, device="host") as memory:
+        assert pinning.is_locked(memory, device="host")
+        assert pinning.device("host").is_pinned_ptr(memory.ptr + 4999) == (memory.ptr, 5000, memory.ptr)
+        with pinning.lock(np.asarray(memory)[100:200], device="host") as lock:
+            assert lock.device_ptr == memory.ptr + 100
+
+
+def test_host_memory_that_is_still_locked(fake: FakeMemoryDevice) -> None:
+    memory = pinning.alloc(1000, HOST, device=fake)
+    lock = pinning.lock((memory.ptr + 10, 20), device=fake)
+    with pytest.raises(StillLockedError):
+        memory.free()
+    assert not memory.freed
+    assert pinning.memory_info(memory.ptr) is not None
+    assert pinning.is_locked(memory, device=fake)
+    lock.unlock()
+    memory.free()
+
+
+def test_numpy_shares_the_bytes(fake: FakeMemoryDevice) -> None:
+    for device in (fake, "host"):
+        for kind in (HOST, SHARED):
+            memory = pinning.alloc(100, kind, device=device)
+            array = np.asarray(memory)
+            array[:] = np.arange(100)
+            assert ctypes.string_at(memory.ptr, 100) == bytes(range(100))
+            memory.free()
+            with pytest.raises(InvalidRangeError, match="freed"):
+                np.asarray(memory)
+        with pinning.alloc(100, DEVICE, device=device) as memory:
+            assert not hasattr(memory, "__array_interface__")
+
+
+def test_an_array_keeps_its_memory(fake: FakeMemoryDevice) -> None:
+    array = np.asarray(pinning.alloc(100, HOST, device=fake))
+    gc.collect()
+    assert len(fake.allocated) == 1
+    array[:] = 7
+    with pytest.warns(ResourceWarning, match="was dropped"):
+        del array
+        gc.collect()
+    assert eventually(lambda: not fake.allocated)
+
+
+# ---- the end ----
+
+
+@kinds
+def test_what_is_dropped_warns_and_is_freed(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
+    with pytest.warns(ResourceWarning, match=rf"<Allocation \[0x.*, 77 bytes, {kind.name} of fake:0> was dropped"):
+        pinning.alloc(77, kind, device=fake)
+        gc.collect()
+    assert eventually(lambda: not fake.allocated)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pinning.alloc(77, kind, device=fake).free()
+        gc.collect()
+
+
+@kinds
+def test_freeing_twice(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
+    memory = pinning.alloc(10, kind, device=fake)
+    pinning.free(memory)
+    for again in (memory.free, lambda: pinning.free(memory), lambda: pinning.free(memory.ptr)):
+        with pytest.raises(InvalidRangeError, match=r"cannot be freed again|was it freed already"):
+            again()
+    assert fake.vendor_calls.count("free") == 1
+
+
+def test_of_many_threads_that_free_one_succeeds(fake: FakeMemoryDevice) -> None:
+    for _ in range(50):
+        memory = pinning.alloc(10, device=fake)
+        outcomes: list[bool] = []
+
+        def free(memory: pinning.Allocation = memory, outcomes: list[bool] = outcomes) -> None:
+            try:
+                memory.free()
+                outcomes.append(True)
+            except InvalidRangeError:
+                outcomes.append(False)
+
+        for thread in [Background(free) for _ in range(4)]:
+            thread.result()
+        assert sorted(outcomes) == [False, False, False, True]
+
+
+def test_freeing_by_address(fake: FakeMemoryDevice) -> None:
+    memory = pinning.alloc(1000, device=fake)
+    with pytest.raises(InvalidRangeError, match=r"lies within <Allocation .* 1000 bytes"):
+        pinning.free(memory.ptr + 1)
+    with pytest.raises(InvalidRangeError, match="no memory that is allocated here"):
+        pinning.free(memory.ptr + 1000)
+    for unknown in (0, 1, 1 << 47, -1):
+        with pytest.raises(InvalidRangeError, match="no memory that is allocated here"):
+            pinning.free(unknown)
+    pinning.free(memory.ptr)
+    assert memory.freed
+
+
+def test_freeing_in_another_context(fake: FakeMemoryDevice) -> None:
+    with Context(fake) as ours, Context(fake) as theirs:
+        memory = ours.alloc(10)
+        for wrong in (lambda: theirs.free(memory), lambda: pinning.free(memory.ptr, theirs)):
+            with pytest.raises(InvalidRangeError, match="is not owned by <Context of fake:0>"):
+                wrong()
+        assert not memory.freed
+        ours.free(memory)
+
+
+def test_one_address_on_two_vendors_devices(fake: FakeMemoryDevice) -> None:
+    other = FakeMemoryDevice("other:0")
+    with Context(fake) as ours, Context(other) as theirs:
+        mine = ours.alloc(100)
+        other.allocate = lambda size, kind=DEVICE: mine.ptr  # type: ignore[method-assign]
+        other.free = lambda ptr, kind=DEVICE: None  # type: ignore[method-assign]
+        its = theirs.alloc(50)
+        assert its.ptr == mine.ptr
+        pinning.free(its.ptr, theirs)
+        assert (its.freed, mine.freed) == (True, False)
+        mine.free()
+
+
+@kinds
+def test_every_vendor_call_may_fail_at_every_point(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
+    """Then nothing is allocated, or everything is as it was; and the next attempt succeeds."""
+    ask, calls = fake.is_pinned_ptr, {"is_pinned_ptr": 0}
+
+    def is_pinned_ptr(ptr: int) -> pinning.PinnedInfo | None:
+        calls["is_pinned_ptr"] -= 1
+        if calls["is_pinned_ptr"] == 0:
+            raise VendorError("fakeAsk", 6, "FAKE")
+        return ask(ptr)
+
+    fake.is_pinned_ptr = is_pinned_ptr  # type: ignore[method-assign]
+    failures = 0
+    for point in range(6):
+        if point < 2:
+            fake.fail_call(calls_before=point)
+        calls["is_pinned_ptr"] = point - 1
+        try:
+            memory = pinning.alloc(100, kind, device=fake)
+        except VendorError:
+            failures += 1
+            assert fake.allocated == {}
+            assert len(pinning.pinned_map(fake)) == 0
+            continue
+        fake.fail_no_more()
+        fake.fail_call()
+        with pytest.raises(VendorError, match="FAKE_FAILURE"):
+            memory.free()
+        assert not memory.freed
+        assert pinning.memory_info(memory.ptr + 99) is not None
+        assert pinning.is_locked(memory.ptr, 100, device=fake) == (kind is HOST)
+        memory.free()
+    assert failures == (3 if kind is HOST else 1), "of allocate; and of is_pinned_ptr for the map and the allocation"
+
+
+def test_memory_that_someone_freed_behind_our_back(fake: FakeMemoryDevice) -> None:
+    """The vendor then gives the address out again, which cannot be entered twice."""
+    memory = pinning.alloc(4096, device=fake)
+    base = memory.ptr
+    allocate, fake.allocate = fake.allocate, lambda size, kind=DEVICE: base  # type: ignore[method-assign,misc]
+    release, fake.free = fake.free, lambda ptr, kind=DEVICE: None  # type: ignore[method-assign]
+    with pytest.raises(PinningError, match="someone has freed that through the vendor"):
+        pinning.alloc(4096, device=fake)
+    fake.allocate, fake.free = allocate, release  # type: ignore[method-assign]
+    with pytest.raises(InvalidRangeError, match="someone has freed that through the vendor"):
+        memory.free()
+    with pytest.warns(ResourceWarning, match="was dropped"):
+        del memory
+    fake.free(base)
+
+
+def test_memory_in_use_by_a_queue(fake: FakeMemoryDevice) -> None:
+    target = np.zeros(100, np.uint8)
+    with pinning.Queue(fake) as queue, pinning.alloc(100, device=fake) as memory:
+        copy = pinning.copy_async(target, memory, queue=queue)
+        assert not copy.done()
+        with pytest.raises(StillInUseError, match="in use by work of a queue"):
+            memory.free()
+        assert not memory.freed
+        fake.let_go()
+        copy.wait()
+
+
+def test_a_lost_device(fake: FakeMemoryDevice) -> None:
+    memory = pinning.alloc(100, HOST, device=fake)
+    fake.lose()
+    for call in (memory.free, lambda: pinning.alloc(1, device=fake)):
+        with pytest.raises(VendorError, match="DEVICE_LOST"):
+            call()
+    assert not memory.freed
+    assert pinning.is_locked(memory, device=fake)
+    fake.lost = False
+    memory.free()
+
+
+# ---- contexts ----
+
+
+def test_a_context_has_devices_of_one_plugin_once_each(fakes: list[FakeMemoryDevice]) -> None:
+    for devices, why in [
+        ([], "needs a device"),
+        ([fakes[0], "host"], "of one plugin, not of several: fake:0, host:0"),
+        ([fakes[0], fakes[0]], "each device once: fake:0, fake:0"),
+        (FakeDevice("locks:0"), "locks:0 locks memory and allocates none"),
+    ]:
+        with pytest.raises(PinningError, match=why):
+            Context(devices)
+    with pytest.raises(pinning.PluginUnavailableError, match="nowhere"):
+        Context("nowhere:0")
+    assert Context("host").devices == Context(["host:0"]).devices == (pinning.device("host"),)
+
+
+def test_where_in_a_context(fakes: list[FakeMemoryDevice]) -> None:
+    with Context(fakes) as context:
+        for device, found in [(None, fakes[0]), (fakes[1], fakes[1]), ("fake:1", fakes[1]), ("fake", fakes[0])]:
+            with pinning.alloc(10, context=context, device=device) as memory:
+                assert memory.device is found
+        for foreign in (FakeMemoryDevice("fake:0"), "fake:2", "host"):
+            with pytest.raises(PinningError, match="is not in <Context of fake:0, fake:1>"):
+                pinning.alloc(10, context=context, device=foreign)
+
+
+def test_a_context_that_still_owns_memory(fake: FakeMemoryDevice) -> None:
+    context = Context(fake)
+    first, second = context.alloc(10), context.alloc(20, SHARED)
+    with pytest.raises(StillInUseError, match=r"still owns 10 bytes of DEVICE at 0x.* and 1 more"):
+        context.close()
+    assert not context.closed
+    first.free()
+    second.free()
+    context.close()
+    context.close()
+    assert context.closed
+    with pytest.raises(PinningError, match="closed"):
+        context.alloc(10)
+    assert fake.allocated == {}
+
+
+def test_the_default_context(fake: FakeMemoryDevice) -> None:
+    assert default_context(fake) is default_context(fake)
+    assert default_context("host") is default_context(pinning.device("host"))
+    with pinning.alloc(1) as memory:
+        assert memory.device is pinning.default_device()
+
+
+# ---- what an address is ----
+
+
+def test_ordinary_memory_and_no_memory_at_all() -> None:
+    array = np.zeros(10)
+    for address in (array.ctypes.data, 0, 1, (1 << 64) - 1, 1 << 64, -1):
+        assert pinning.memory_info(address) is None
+    with pytest.raises(TypeError):
+        pinning.memory_info("here")  # type: ignore[arg-type]
+
+
+def test_neighbours_are_not_confused(fake: FakeMemoryDevice) -> None:
+    memories = [pinning.alloc(size, device=fake) for size in (1, 100, 1000)]
+    for memory in memories:
+        info = pinning.memory_info(memory.ptr + memory.size)
+        assert info is None or info.base != memory.ptr
+        memory.free()
+
+
+def test_memory_that_others_locked_is_theirs() -> None:
+    buffer = mmap.mmap(-1, 1 << 16)
+    array = np.frombuffer(buffer, np.uint8)
+    with pinning.lock(array[100:900], device="host"):
+        info = pinning.memory_info(array.ctypes.data + 500)
+        assert info == (HOST, array.ctypes.data + 100, 800, None, None, None)
+        assert pinning.memory_info(array.ctypes.data + 99) is None
+
+
+def test_memory_that_others_allocated_is_theirs() -> None:
+    theirs = FakeMemoryDevice("theirs:0")
+    with pinning.alloc(1, device=theirs):  # now the plugin is known
+        ptr = theirs.allocate(50, DEVICE)
+        assert pinning.memory_info(ptr + 49) == (DEVICE, ptr, 50, theirs, None, None)
+        assert pinning.memory_info(ptr + 50) is None
+        theirs.free(ptr, DEVICE)
+    theirs.check()
+
+
+# ---- threads, fork, exit ----
+
+
+def test_many_threads_allocate_and_free(fakes: list[FakeMemoryDevice]) -> None:
+    with Context(fakes) as context:
+
+        def churn(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            held: list[pinning.Allocation] = []
+            for _ in range(150):
+                if len(held) < 5:
+                    kind = (DEVICE, SHARED)[int(random.integers(2))]
+                    device = fakes[int(random.integers(2))]
+                    held.append(context.alloc(int(random.integers(1, 5000)), kind, device=device))
+                else:
+                    memory = held.pop(int(random.integers(5)))
+                    info = pinning.memory_info(memory.ptr + memory.size - 1)
+                    assert info is not None
+                    assert (info.base, info.context) == (memory.ptr, context)
+                    memory.free()
+            for memory in held:
+                memory.free()
+
+        for thread in [Background(lambda seed=seed: churn(seed)) for seed in range(4)]:  # type: ignore[misc]
+            thread.result()
+
+
+@kinds
+def test_the_child_of_a_fork_owns_nothing(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
+    context = Context(fake)
+    memory = context.alloc(100, kind)
+    ours = pinning.alloc(100, kind, device="host")
+
+    def child() -> None:
+        calls = len(fake.vendor_calls)
+        for each in (memory, ours):
+            assert each.freed
+            each.free()
+            with pytest.raises(PinningError, match="fork"):
+                each.claim()
+            with pytest.raises(InvalidRangeError):
+                pinning.free(each.ptr)
+        context.close()
+        assert len(fake.vendor_calls) == calls
+        with pinning.alloc(100, kind, device="host") as own:
+            assert pinning.memory_info(own.ptr) is not None
+
+    run_in_child(child)
+    assert not memory.freed
+    memory.free()
+    ours.free()
+    context.close()
+
+
+def dropped_in_a_child(fake: FakeMemoryDevice, drop: Callable[[], object]) -> None:
+    def child() -> None:
+        warnings.simplefilter("error")
+        calls = len(fake.vendor_calls)
+        drop()
+        gc.collect()
+        assert len(fake.vendor_calls) == calls
+
+    run_in_child(child)
+
+
+def test_the_child_drops_its_parents_memory_in_silence(fake: FakeMemoryDevice) -> None:
+    memories = [pinning.alloc(100, HOST, device=fake)]
+    dropped_in_a_child(fake, memories.clear)
+    memories.pop().free()
+
+
+@kinds
+def test_exit_with_memory_left(kind: MemoryKind) -> None:
+    done = program(f"""
+        memory = pinning.alloc(1 << 16, pinning.MemoryKind.{kind.name}, device="host")
+        queue = Queue("host")
+        other, event = queue.alloc(1 << 16, pinning.MemoryKind.{kind.name})
+        print(memory.size + other.size)
+        pool = pinning.Pool(memory.context)
+        queue.free(pool.alloc(queue, 1)[0])
+        modules = [sys.modules[name] for name in ("pinning.memory.allocation", "pinning.pools.pool")]
+        threading.kept = memory, other, pool, modules  # goes when these modules' names are gone
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{1 << 17}\n", "")

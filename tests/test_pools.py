@@ -1,0 +1,781 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools: who is given a freed block, and when; limits, figures, and what becomes of all of it when things fail."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import LOCKED_OFFSET, Background
+from fake_memory import FakeMemoryDevice
+from pinning import (
+    Context,
+    Event,
+    InvalidRangeError,
+    MemoryKind,
+    PinningError,
+    Pool,
+    PoolLimitError,
+    Queue,
+    StillInUseError,
+    StillLockedError,
+    VendorError,
+)
+from pinning.pools import default_pool
+from queue_work import eventually
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+KIB = 1024
+kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+orders = pytest.mark.parametrize("order", ["in_order", "out_of_order"])
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    """Its queues hold their work until it is released."""
+    device = FakeMemoryDevice()
+    yield device
+    device.let_go()
+    device.check()
+    assert len(pinning.pinned_map(device)) == 0
+
+
+@pytest.fixture
+def context(device: FakeMemoryDevice) -> Iterator[Context]:
+    with Context(device) as context:
+        yield context
+
+
+@pytest.fixture
+def pool(context: Context) -> Iterator[Pool]:
+    with Pool(context) as pool:
+        yield pool
+        context.devices[0].let_go()  # type: ignore[attr-defined]
+        assert pool.used == 0
+
+
+def alloc(queue: Queue, pool: Pool, nbytes: int = KIB, wait_for: tuple[Event, ...] = ()) -> pinning.Allocation:
+    allocation, event = queue.alloc(nbytes, pool=pool, wait_for=wait_for)
+    assert event.error is None
+    return allocation
+
+
+def contents(allocation: pinning.Allocation) -> bytes:
+    return ctypes.string_at(allocation.ptr, allocation.size)
+
+
+# ---- who is given a freed block ----
+
+
+def test_the_same_in_order_queue_reuses_at_once_and_needs_no_event(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        first = alloc(queue, pool)
+        ptr = first.ptr
+        queue.free(first)
+        for _ in range(100):
+            again = alloc(queue, pool)
+            assert again.ptr == ptr
+            queue.free(again)
+        assert (device.events_made, pool.reserved) == (0, KIB)
+        assert [step.method for step in device.queues[0].pending()] == ["mark"], "the vendor has heard of nothing"
+        device.release()
+
+
+def test_another_queue_is_given_new_memory_until_the_free_is_over(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as one, Queue(device) as other:
+        first = alloc(one, pool)
+        one.submit(lambda vendor: vendor.fill(first.ptr, b"\1", KIB), (), (first,))
+        one.free(first)
+        second = alloc(other, pool)
+        assert second.ptr != first_ptr(first)
+        device.release()
+        third = alloc(other, pool)
+        assert third.ptr == first_ptr(first)
+        assert device.events_made == 0, "to ask whether a queue is done takes none"
+        for allocation in (second, third):
+            other.free(allocation)
+
+
+def first_ptr(allocation: pinning.Allocation) -> int:
+    """The address that something had which is freed by now."""
+    return allocation.ptr
+
+
+def test_a_wait_list_that_leads_to_the_free_is_enough(device: FakeMemoryDevice, pool: Pool) -> None:
+    """One -> middle -> last, all held: reuse with nothing done yet, and the data says whether the order is kept."""
+    seen: list[bytes] = []
+    with Queue(device) as one, Queue(device, "out_of_order") as middle, Queue(device) as last:
+        first = alloc(one, pool)
+        ptr = first.ptr
+        one.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (first,))
+        one.submit(lambda vendor: vendor.mark(lambda: seen.append(ctypes.string_at(ptr, KIB))))  # type: ignore[attr-defined]
+        freed = one.free(first)
+        between = middle.submit(None, [freed])
+        second, ready = last.alloc(KIB, pool=pool, wait_for=[between])
+        assert second.ptr == ptr
+        last.submit(lambda vendor: vendor.fill(ptr, b"\2", KIB), [ready], (second,))
+        device.release(queue=device.queues[-1])
+        assert contents(second) == b"\xcd" * KIB, "it waits for the other queues"
+        device.release()
+        assert seen == [b"\1" * KIB]
+        assert contents(second) == b"\2" * KIB
+        last.free(second)
+
+
+@orders
+def test_a_wait_list_that_does_not_lead_there_is_not(device: FakeMemoryDevice, pool: Pool, order: str) -> None:
+    with Queue(device) as one, Queue(device, order) as other:  # type: ignore[arg-type]
+        first = alloc(one, pool)
+        before = one.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        freed = one.free(first)
+        del freed
+        second = alloc(other, pool, wait_for=(before,))
+        assert second.ptr != first_ptr(first)
+        other.free(second)
+        device.let_go()
+
+
+def test_an_out_of_order_queue_does_not_reuse_what_it_freed_itself(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device, "out_of_order") as queue:
+        first = alloc(queue, pool)
+        use = queue.submit(lambda vendor: vendor.fill(first.ptr, b"\1", KIB), (), (first,))
+        freed = queue.free(first, [use])
+        second = alloc(queue, pool)
+        assert second.ptr != first_ptr(first)
+        third = alloc(queue, pool, wait_for=(freed,))
+        assert third.ptr == first_ptr(first)
+        device.let_go()
+        for allocation in (second, third):
+            queue.free(allocation)
+
+
+def test_a_free_that_waits_for_another_queue_holds_the_block_until_then(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as one, Queue(device) as other, Queue(device) as third:
+        memory = alloc(one, pool)
+        ptr = memory.ptr
+        use = other.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
+        one.free(memory, [use])
+        elsewhere = alloc(third, pool)
+        assert elsewhere.ptr != ptr
+        again, _ = one.alloc(KIB, pool=pool)
+        assert again.ptr == ptr
+        one.submit(lambda vendor: vendor.fill(ptr, b"\2", KIB), (), (again,))
+        device.release(queue=device.queues[0])
+        assert contents(again) == b"\xcd" * KIB
+        device.release()
+        assert contents(again) == b"\2" * KIB
+        one.free(again)
+        third.free(elsewhere)
+
+
+def test_a_block_that_passes_through_two_queues_waits_for_both(device: FakeMemoryDevice, pool: Pool) -> None:
+    """The second free does not come after the first: a third queue needs both."""
+    with Queue(device) as one, Queue(device, "out_of_order") as other, Queue(device) as third:
+        memory = alloc(one, pool)
+        ptr = memory.ptr
+        one.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
+        first = one.free(memory)
+        again = alloc(other, pool, wait_for=(first,))
+        assert again.ptr == ptr
+        second = other.free(again)  # out of order, and so perhaps before `first`
+        only_second = alloc(third, pool, wait_for=(second,))
+        assert only_second.ptr != ptr
+        both = alloc(third, pool, wait_for=(first, second))
+        assert both.ptr == ptr
+        device.let_go()
+        for allocation in (only_second, both):
+            third.free(allocation)
+
+
+def test_events_that_somebody_holds_are_made_and_others_are_not(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        for _ in range(10):
+            memory = alloc(queue, pool)
+            queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+            queue.free(memory)
+        assert device.events_made == 0
+        memory = alloc(queue, pool)
+        queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        freed = queue.free(memory)
+        assert device.events_made == 0
+        assert not freed.done()
+        assert device.events_made == 1
+        device.release()
+        assert freed.done()
+
+
+# ---- splitting and merging ----
+
+
+def test_blocks_split_and_merge(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        whole = alloc(queue, pool, 10 * KIB)
+        base = whole.ptr
+        queue.free(whole)
+        parts = [alloc(queue, pool, size) for size in (KIB, 2 * KIB, 3 * KIB, 4 * KIB)]
+        assert [part.ptr - base for part in parts] == [0, KIB, 3 * KIB, 6 * KIB]
+        assert (pool.reserved, pool.used) == (10 * KIB, 10 * KIB)
+        for at in (1, 3, 0, 2):
+            queue.free(parts[at])
+        whole = alloc(queue, pool, 10 * KIB)
+        assert whole.ptr == base
+        assert pool.reserved == 10 * KIB
+        queue.free(whole)
+
+
+def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
+    device: FakeMemoryDevice, pool: Pool
+) -> None:
+    with Queue(device) as one, Queue(device) as other:
+        whole = alloc(one, pool, 2 * KIB)
+        base = whole.ptr
+        one.free(whole)
+        left, right = alloc(one, pool), alloc(one, pool)
+        work = other.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        one.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        first, second = one.free(left), other.free(right, [work])
+        alone = alloc(one, pool, 2 * KIB)
+        assert alone.ptr != base
+        joined = alloc(one, pool, 2 * KIB, (second,))
+        assert joined.ptr == base
+        assert first is not None
+        device.let_go()
+        for allocation in (alone, joined):
+            one.free(allocation)
+
+
+def test_nothing_is_rounded_but_to_256_bytes(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        memory = alloc(queue, pool, 129_500_001)
+        assert memory.size == 129_500_001
+        assert [size for size, _ in device.allocated.values()] == [129_500_160]
+        queue.free(memory)
+
+
+# ---- limits and figures ----
+
+
+def test_the_figures(device: FakeMemoryDevice, pool: Pool) -> None:
+    def figures() -> tuple[int, ...]:
+        return tuple(each // KIB for each in (pool.reserved, pool.used, pool.reserved_high, pool.used_high))
+
+    with Queue(device) as queue:
+        assert figures() == (0, 0, 0, 0)
+        one, two = alloc(queue, pool, 4 * KIB), alloc(queue, pool, 2 * KIB)
+        assert figures() == (6, 6, 6, 6)
+        queue.free(one)
+        assert figures() == (6, 2, 6, 6)
+        pool.trim_to(3 * KIB)
+        assert figures() == (2, 2, 6, 6)
+        pool.reset_high()
+        assert figures() == (2, 2, 2, 2)
+        queue.free(two)
+        three = alloc(queue, pool, KIB)
+        assert figures() == (2, 1, 2, 2)
+        queue.free(three)
+    pool.trim_to(0)
+    assert figures() == (0, 0, 2, 2)
+    assert device.allocated == {}
+
+
+def test_trimming_leaves_what_is_in_use_or_not_over(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        used, pending, idle = (alloc(queue, pool, size * KIB) for size in (1, 2, 4))
+        queue.free(idle)
+        pool.trim_to(0)
+        assert pool.reserved == 3 * KIB
+        queue.submit(lambda vendor: vendor.fill(pending.ptr, b"\1", KIB), (), (pending,))
+        queue.free(pending)
+        pool.trim_to(0)
+        assert pool.reserved == 3 * KIB
+        device.release()
+        pool.trim_to(0)
+        assert pool.reserved == KIB
+        queue.free(used)
+    with pytest.raises(InvalidRangeError, match="is -1; it cannot be negative"):
+        pool.trim_to(-1)
+
+
+def test_the_release_threshold(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue, Pool(context, release_threshold=3 * KIB) as pool:
+        parts = [alloc(queue, pool, 2 * KIB) for _ in range(4)]
+        queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        for part in parts[:3]:
+            queue.free(part)
+        assert pool.reserved == 8 * KIB, "the frees are not over"
+        device.release()
+        queue.free(parts[3])
+        assert pool.reserved == 2 * KIB
+        assert sum(size for size, _ in device.allocated.values()) == 2 * KIB
+    with Pool(context, release_threshold=0) as pool, Queue(device) as queue:
+        queue.free(alloc(queue, pool))
+        assert device.allocated == {}
+
+
+def test_over_the_maximum(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue, Pool(context, maximum_size=4 * KIB) as pool:
+        first = alloc(queue, pool, 3 * KIB)
+        refused, event = queue.alloc(2 * KIB, pool=pool)
+        why = r"2048 bytes more would take <Pool of DEVICE .* over its maximum of 4096; it has reserved 3072"
+        assert isinstance(event.error, PoolLimitError)
+        for use in (
+            event.wait,
+            event.done,
+            lambda: refused.ptr,
+            lambda: refused.device_ptr,
+            queue_free_wait(queue, refused),
+        ):
+            with pytest.raises(PoolLimitError, match=why):
+                use()
+        with pytest.raises(MemoryError):
+            refused.claim()
+        assert (refused.size, refused.freed, pool.used, pool.used_high) == (2 * KIB, True, 3 * KIB, 3 * KIB)
+        assert "refused" in repr(refused)
+        dependent = queue.submit(lambda vendor: vendor.mark(lambda: None), [event])  # type: ignore[attr-defined]
+        device.let_go()
+        with pytest.raises(PoolLimitError):
+            dependent.wait()
+        queue.free(first)
+        with_room = alloc(queue, pool, 4 * KIB)
+        assert pool.reserved == 4 * KIB, "what was free went back to make room"
+        queue.free(with_room)
+        with refused:
+            pass
+
+
+def queue_free_wait(queue: Queue, refused: pinning.Allocation):  # type: ignore[no-untyped-def]
+    return lambda: queue.free(refused).wait()
+
+
+def test_what_could_never_fit_costs_nothing(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue, Pool(context, maximum_size=4 * KIB) as pool:
+        queue.free(alloc(queue, pool, KIB))
+        _, event = queue.alloc(5 * KIB, pool=pool)
+        assert isinstance(event.error, PoolLimitError)
+        assert pool.reserved == KIB, "what it has in store is still there"
+
+
+def test_a_device_that_is_full_is_given_back_what_is_free(device: FakeMemoryDevice, pool: Pool) -> None:
+    device.capacity = 4 * KIB
+    with Queue(device) as queue:
+        queue.free(alloc(queue, pool, 3 * KIB))
+        large = alloc(queue, pool, 4 * KIB)
+        with pytest.raises(VendorError, match="OUT_OF_MEMORY"):
+            queue.alloc(1, pool=pool)
+        assert pool.used == 4 * KIB
+        queue.free(large)
+
+
+def test_limits_that_are_none(context: Context) -> None:
+    for limits in ({"maximum_size": -1}, {"release_threshold": -1}):
+        with pytest.raises(InvalidRangeError, match="is -1; it cannot be negative"):
+            Pool(context, **limits)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Pool(context, maximum_size=1.5)  # type: ignore[arg-type]
+
+
+def test_memory_in_which_someone_holds_a_lock_stays(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue, Pool(context, HOST) as pool:
+        memory = alloc(queue, pool)
+        lock = pinning.lock((memory.ptr, 10), device=device)
+        queue.free(memory)
+        for give_back in (lambda: pool.trim_to(0), pool.close):
+            with pytest.raises(StillLockedError):
+                give_back()
+        assert (pool.closed, pool.reserved) == (False, KIB)
+        lock.unlock()
+        pool.trim_to(0)
+        assert device.allocated == {}
+
+
+# ---- what is in the memory ----
+
+
+@kinds
+def test_zeroes_come_in_the_order_of_the_queue(device: FakeMemoryDevice, context: Context, kind: MemoryKind) -> None:
+    with Queue(device) as queue, Queue(device) as other, Pool(context, kind, zero_initialize=True) as pool:
+        memory, ready = queue.alloc(1000, pool=pool)
+        assert not ready.done()
+        assert contents(memory) == b"\xcd" * 1000
+        with pytest.raises(StillInUseError):
+            Background(memory_free_elsewhere(memory, other)).result()
+        copied = bytearray(1000)
+        target = (ctypes.c_char * 1000).from_buffer(copied)
+        address = ctypes.addressof(target)
+        copy = other.submit(lambda vendor: vendor.copy(address, memory.ptr, 1000), [ready], (memory, target))
+        device.release(queue=device.queues[1])
+        assert contents(memory) == b"\xcd" * 1000
+        device.release()
+        copy.wait()
+        assert bytes(copied) == bytes(1000)
+        ctypes.memset(memory.ptr, 7, 1000)
+        queue.free(memory)
+        again, ready = queue.alloc(900, pool=pool)
+        assert again.ptr == memory.ptr
+        device.release()
+        ready.wait()
+        assert contents(again) == bytes(900)
+        queue.free(again)
+
+
+def memory_free_elsewhere(memory: pinning.Allocation, queue: Queue):  # type: ignore[no-untyped-def]
+    """A use of the memory in another queue, and then a free that does not wait for it."""
+
+    def free() -> None:
+        done = queue.submit(lambda vendor: vendor.mark(lambda: None), (), (memory,))  # type: ignore[attr-defined]
+        assert not done.done()
+        memory.free()
+
+    return free
+
+
+def test_a_block_is_not_reused_before_its_zeroes_are_written(device: FakeMemoryDevice, context: Context) -> None:
+    """Freed at once, in an out-of-order queue, whose free does not come after the fill by itself."""
+    with Queue(device, "out_of_order") as queue, Pool(context, zero_initialize=True) as pool:
+        memory, ready = queue.alloc(KIB, pool=pool)
+        freed = queue.free(memory)
+        second, second_ready = queue.alloc(KIB, pool=pool, wait_for=[freed])
+        assert second.ptr != memory.ptr
+        third, third_ready = queue.alloc(KIB, pool=pool, wait_for=[freed, ready])
+        assert third.ptr == memory.ptr
+        device.let_go()
+        for allocation, event in ((second, second_ready), (third, third_ready)):
+            event.wait()
+            queue.free(allocation)
+
+
+def test_read_only_is_told(context: Context, device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue, Pool(context, read_only=True) as constants, Pool(context) as pool:
+        for each in (constants, pool):
+            memory = alloc(queue, each)
+            assert memory.read_only is each.read_only is (each is constants)
+            queue.free(memory)
+
+
+@kinds
+def test_every_kind(device: FakeMemoryDevice, context: Context, kind: MemoryKind) -> None:
+    with Queue(device) as queue, Pool(context, kind) as pool:
+        first, _ = queue.alloc(1000, pool=pool)
+        second, _ = queue.alloc(500, kind, pool)
+        for memory in (first, second):
+            last = memory.ptr + memory.size - 1
+            assert pinning.memory_info(last) == (kind, memory.ptr, memory.size, device, context, pool)
+            assert pinning.is_locked(last, 1, device=device) is (kind is HOST)
+            assert memory.device_ptr == memory.ptr + (LOCKED_OFFSET if kind is HOST else 0)
+            if kind is DEVICE:
+                assert not hasattr(memory, "__array_interface__")
+            else:
+                np.asarray(memory)[:] = 5
+                assert contents(memory) == b"\5" * memory.size
+        assert len(device.allocated) == 2
+        queue.free(first)
+        queue.free(second)
+        with pytest.raises(PinningError, match="has no memory of another kind"):
+            queue.alloc(1, next(each for each in MemoryKind if each is not kind), pool)
+
+
+@kinds
+def test_on_the_host(kind: MemoryKind) -> None:
+    with Context("host") as context, Queue("host") as queue, Pool(context, kind, zero_initialize=True) as pool:
+        for _ in range(3):
+            memory, ready = queue.alloc(5000, pool=pool)
+            ready.wait()
+            assert contents(memory) == bytes(5000)
+            assert pinning.is_locked(memory.ptr, 5000, device="host") is (kind is HOST)
+            queue.submit(lambda vendor, ptr=memory.ptr: vendor.fill(ptr, b"\7", 5000), (), (memory,))
+            queue.free(memory)
+        assert pool.reserved == 5120
+
+
+def test_the_default_pool(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue, Queue(device) as other:
+        for kind in (None, *MemoryKind):
+            for each in (queue, other):
+                memory, _ = each.alloc(10, kind)
+                assert memory.pool is default_pool(device, kind or DEVICE)
+                assert memory.context is pinning.memory.default_context(device)
+                each.free(memory)
+    for kind in MemoryKind:
+        default_pool(device, kind).trim_to(0)
+
+
+# ---- bad input ----
+
+
+def test_sizes_that_no_memory_has(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        for size in (0, -1, 1 << 63):
+            with pytest.raises(InvalidRangeError, match=f"size is {size};"):
+                queue.alloc(size, pool=pool)
+    assert "allocate" not in device.vendor_calls
+
+
+def test_freeing_twice_and_freeing_what_is_not_of_a_queue(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        memory = alloc(queue, pool)
+        queue.free(memory)
+        for again in (memory.free, lambda: queue.free(memory), lambda: pinning.free(memory)):
+            with pytest.raises(InvalidRangeError, match="cannot be freed again"):
+                again()
+        assert pool.used == 0
+        with (
+            pinning.alloc(10, device=device) as other,
+            pytest.raises(InvalidRangeError, match="not allocated in a queue"),
+        ):
+            queue.free(other)
+
+
+def test_a_queue_of_another_context(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue("host") as queue, pytest.raises(PinningError, match="host:0 is not in <Context of fake:0>"):
+        queue.alloc(10, pool=pool)
+
+
+def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context) -> None:
+    pool = Pool(context)
+    with Queue(device) as queue:
+        memory = alloc(queue, pool)
+        with pytest.raises(StillInUseError, match="1024 bytes in use"):
+            pool.close()
+        with pytest.raises(StillInUseError, match="still owns 1024 bytes of DEVICE"):
+            context.close()
+        assert not pool.closed
+        queue.submit(lambda vendor: vendor.fill(memory.ptr, b"\1", KIB), (), (memory,))
+        queue.free(memory)
+        closing = Background(pool.close)  # waits for the free
+        assert eventually(lambda: pool.closed)
+        assert closing.is_alive()
+        device.let_go()
+        closing.result()
+        pool.close()
+        assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
+        with pytest.raises(PinningError, match="closed"):
+            queue.alloc(1, pool=pool)
+
+
+def test_a_closed_queue(device: FakeMemoryDevice, pool: Pool) -> None:
+    queue, other = Queue(device), Queue(device)
+    one, two = alloc(queue, pool), alloc(queue, pool)
+    queue.close()
+    use = other.submit(lambda vendor: vendor.fill(one.ptr, b"\1", KIB), (), (one,))
+    with pytest.raises(PinningError, match="closed"):
+        queue.alloc(1, pool=pool)
+    with pytest.raises(PinningError, match="closed"):
+        queue.free(one, [use])  # and not: ignore what it should wait for
+    with pytest.raises(StillInUseError):
+        one.free()
+    other.free(one)
+    two.free()
+    assert pool.used == 0
+    device.let_go()
+    use.wait()
+    other.close()
+
+
+# ---- the end, and faults ----
+
+
+def test_a_plain_free_is_one_in_the_queue(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue, Queue(device) as other:
+        memory = alloc(queue, pool)
+        ptr = memory.ptr
+        queue.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
+        memory.free()
+        elsewhere = alloc(other, pool)
+        assert elsewhere.ptr != ptr
+        with alloc(queue, pool) as again:
+            assert again.ptr == ptr
+        device.let_go()
+        other.free(elsewhere)
+
+
+def test_a_free_while_a_copy_is_in_flight(device: FakeMemoryDevice, pool: Pool) -> None:
+    source, target = np.arange(KIB, dtype=np.uint8), np.zeros(KIB, np.uint8)
+    with Queue(device) as queue, Queue(device) as other:
+        memory = alloc(queue, pool)
+        pinning.copy_async(memory, source, queue=queue)
+        copy = pinning.copy_async(target, memory, queue=other, wait_for=[queue.record()])
+        with pytest.raises(StillInUseError, match="in use by work of a queue"):
+            memory.free()
+        assert not memory.freed
+        queue.free(memory, [copy])
+        again = alloc(queue, pool)
+        assert again.ptr == first_ptr(memory)
+        queue.submit(lambda vendor: vendor.fill(again.ptr, b"\xff", KIB), (), (again,))
+        device.release()
+        copy.wait()
+        assert (target == source).all(), "the next owner's data comes later"
+        queue.free(again)
+
+
+def test_what_is_dropped_goes_back_in_its_queue(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        with pytest.warns(ResourceWarning, match="was dropped"):
+            alloc(queue, pool)
+            gc.collect()
+        assert eventually(lambda: pool.used == 0)
+
+
+def test_a_pool_that_is_dropped_gives_its_memory_back(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue:
+        pool = Pool(context)
+        queue.free(alloc(queue, pool))
+        with pytest.warns(ResourceWarning, match="<Pool of DEVICE of .*> was dropped"):
+            del pool
+            gc.collect()
+        assert eventually(lambda: not device.allocated)
+
+
+def test_a_queue_destroyed_with_work_pending(device: FakeMemoryDevice, pool: Pool) -> None:
+    queue = Queue(device)
+    memory = alloc(queue, pool)
+    ptr = memory.ptr
+    queue.submit(lambda vendor: vendor.fill(ptr, b"\1", KIB), (), (memory,))
+    freed = queue.free(memory)
+    del queue
+    gc.collect()
+    with Queue(device) as other:
+        elsewhere = alloc(other, pool)
+        assert elsewhere.ptr != ptr, "the work of the dropped queue is not over"
+        device.let_go()
+        freed.wait()
+        other.free(elsewhere)
+    del memory, elsewhere, freed  # which know their queue
+    assert eventually(lambda: device.queues_alive == 0)
+
+
+def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice, context: Context) -> None:
+    device.let_go()
+    for kind in MemoryKind:
+        for point in range(12):
+            pool = Pool(context, kind, zero_initialize=True, release_threshold=0)
+            queue, other = Queue(device), Queue(device)
+            held: list[pinning.Allocation] = []
+            device.fail_call(calls_before=point)
+            try:
+                for on in (queue, other):
+                    memory, ready = on.alloc(1000, pool=pool)
+                    held.append(memory)
+                    ready.wait()
+                    other.submit(lambda vendor, ptr=memory.ptr: vendor.fill(ptr, b"\1", 1000), [ready], (memory,))
+                    on.free(memory, [other.record()])
+                    held.pop()
+                pool.trim_to(0)
+            except VendorError as error:
+                assert error.name == "FAKE_FAILURE"
+            device.fail_no_more()
+            assert pool.used == 1024 * len(held)
+            assert pool.reserved == sum(size for size, _ in device.allocated.values())
+            for memory in held:
+                other.free(memory)
+            pool.close()
+            for each in (queue, other):
+                try:
+                    each.close()
+                except VendorError:  # of work that nobody asked about
+                    each.close()
+            assert device.allocated == {}
+
+
+def test_a_device_lost_in_the_middle(device: FakeMemoryDevice, context: Context) -> None:
+    pool, queue = Pool(context, zero_initialize=True), Queue(device)
+    memory, ready = queue.alloc(KIB, pool=pool)
+    idle, _ = queue.alloc(KIB, pool=pool)
+    queue.free(idle)
+    device.lose()
+    for call in (lambda: queue.alloc(8 * KIB, pool=pool), ready.wait):
+        with pytest.raises(VendorError, match="DEVICE_LOST"):
+            call()
+    assert (pool.used, pool.reserved) == (KIB, 2 * KIB)
+    with pytest.raises(VendorError, match="DEVICE_LOST"):
+        queue.close()
+    memory.free()
+    assert pool.used == 0
+    with pytest.raises(VendorError, match="DEVICE_LOST"):
+        pool.trim_to(0)
+    with pytest.raises(VendorError, match="DEVICE_LOST"):
+        pool.close()
+    assert (pool.closed, pool.reserved) == (False, 2 * KIB)
+    device.lost = False  # and so it can be seen that nothing was forgotten
+    pool.close()
+    assert device.allocated == {}
+    device.queues_alive = 0
+    del ready
+    gc.collect()
+
+
+# ---- threads and fork ----
+
+
+def test_many_threads_share_a_pool() -> None:
+    """Each writes its number, and finds it again: nobody else had the memory meanwhile."""
+    with Context("host") as context, Pool(context, maximum_size=1 << 20, release_threshold=1 << 16) as pool:
+
+        def churn(number: int) -> None:
+            with Queue("host", "in_order" if number % 2 else "out_of_order") as queue:
+                for turn in range(60):
+                    size = 100 + 37 * (turn * number % 50)
+                    memory, ready = queue.alloc(size, pool=pool)
+                    written = queue.submit(
+                        lambda vendor, ptr=memory.ptr, size=size: vendor.fill(ptr, bytes([number]), size),
+                        [ready],
+                        (memory,),
+                    )
+                    found: list[bytes] = []
+                    read = queue.call(lambda memory=memory, found=found: found.append(contents(memory)), [written])
+                    freed = queue.free(memory, [read])
+                    if turn % 7 == 0:
+                        freed.wait()
+                        assert found == [bytes([number]) * size]
+                    del memory
+
+        for thread in [Background(lambda number=number: churn(number)) for number in range(1, 5)]:  # type: ignore[misc]
+            thread.result()
+        assert pool.used == 0
+        assert 0 < pool.used_high <= pool.reserved_high <= 1 << 20
+
+
+def test_threads_that_grow_a_pool_at_once_are_each_given_memory(device: FakeMemoryDevice, pool: Pool) -> None:
+    """A segment goes to the thread that asked for it, and no other takes it first."""
+    queues = [Queue(device) for _ in range(4)]
+
+    def grow(queue: Queue) -> None:
+        held = [alloc(queue, pool, KIB) for _ in range(50)]
+        assert len({memory.ptr for memory in held}) == 50
+        for memory in held:
+            queue.free(memory)
+
+    for thread in [Background(lambda queue=queue: grow(queue)) for queue in queues]:  # type: ignore[misc]
+        thread.result()
+    for queue in queues:
+        queue.close()
+
+
+def test_the_child_of_a_fork(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue, Context("host") as context, Pool(context) as ours, Queue("host") as host:
+        memory, theirs = alloc(queue, pool), alloc(host, ours)
+
+        def child() -> None:
+            calls = len(device.vendor_calls)
+            assert (pool.used, pool.reserved, memory.freed) == (0, 0, True)
+            memory.free()
+            with pytest.raises(PinningError, match="fork"):
+                queue.free(memory)
+            with pytest.raises(PinningError, match="fork"):
+                queue.alloc(1, pool=pool)
+            pool.close()
+            assert len(device.vendor_calls) == calls
+            with Queue("host") as own:
+                own.free(alloc(own, ours))
+            ours.close()
+
+        run_in_child(child)
+        assert not memory.freed
+        queue.free(memory)
+        host.free(theirs)
