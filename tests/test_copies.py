@@ -15,8 +15,8 @@ import pytest
 import pinning
 from fake_memory import FakeMemoryDevice
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
-from pinning.copies import Path, costs, trim_staging
-from pinning.copies.staging import PIECE_BYTES
+from pinning.copies import Path, costs, rings, staging, trim_staging
+from pinning.copies.staging import PIECE_BYTES, StagedCopy
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 5
@@ -214,6 +214,30 @@ def test_rings_are_used_again_and_given_back(device: FakeMemoryDevice, queue: pi
         gc.collect()
         assert trim_staging() == costs.ring_bytes
         assert not any(kind is MemoryKind.HOST for _, kind in device.allocated.values())
+
+
+def test_a_ring_that_has_counted_far_counts_anew(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun_at = []
+
+    def staged(*arguments: object) -> StagedCopy:
+        copy = StagedCopy(*arguments)  # type: ignore[arg-type]
+        begun_at.append(copy.base)
+        return copy
+
+    monkeypatch.setattr(staging, "WORN", 10)
+    monkeypatch.setattr(rings, "StagedCopy", staged)
+    array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
+    with pinning.alloc(SIZE, device=device) as there:
+        for _ in range(4):
+            pinning.copy_async(there, array, queue=queue)
+            last = pinning.copy_async(back, there, queue=queue)
+            run(device, last.done)
+            run(device, queue.poll)
+            assert (back == array).all()
+            back[:] = 0
+    assert begun_at == [0, 7] * 4
 
 
 def test_a_range_that_is_copied_often_is_locked_until_its_array_goes(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import traceback
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -185,3 +187,50 @@ def test_history_does_not_grow_for_ever(device: FakeMemoryDevice) -> None:
             device.release()
         assert len(event.history.positions) < 200
         device.let_go()
+
+
+def test_events_that_are_only_waited_for_by_queues_do_not_pile_up(device: FakeMemoryDevice) -> None:
+    made = []
+    with Queue(device) as one, Queue(device) as other:
+        last = one.submit(work)
+        for number in range(1000):
+            for queue in (other, one):
+                last = queue.submit(work, [last])
+                made.append(weakref.ref(last))
+            if number > 10:  # the device is always a little behind
+                device.release(steps=6)
+        assert sum(each() is not None for each in made) < 400
+        assert device.events_alive < 400
+        device.let_go()
+        last.wait()
+
+
+def test_an_out_of_order_queue_needs_no_event_where_one_lane_does(device: FakeMemoryDevice) -> None:
+    with Queue(device, "out_of_order") as queue:
+        first = queue.submit(work)
+        for _ in range(3):
+            first = queue.submit(work, [first])
+        assert len(device.queues) == 1, "behind what it waits for"
+        assert "wait" not in [step.method for step in device.queues[0].pending()]
+        device.let_go()
+
+
+def test_times_of_two_vendors_are_not_compared(device: FakeMemoryDevice) -> None:
+    device.let_go()
+    with Queue(device) as theirs, Queue("host:0") as host:
+        here, there = host.record(), theirs.record()
+        with pytest.raises(PinningError, match="two vendors"):
+            here.elapsed(there)
+        assert host.record().elapsed(here) >= 0
+
+
+def test_an_event_raises_the_same_each_time_and_its_traceback_does_not_grow(device: FakeMemoryDevice) -> None:
+    def raised() -> BaseException:
+        with pytest.raises(ZeroDivisionError) as caught:
+            event.wait()
+        return caught.value
+
+    with Queue("host:0") as queue:
+        event = queue.call(lambda: 1 / 0)
+        lengths = [len(traceback.extract_tb(raised().__traceback__)) for _ in range(3)]
+    assert len(set(lengths)) == 1

@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues: submitting, waiting, calling Python, keeping alive, closing, failing, threads, fork and exit."""
+"""Queues: submitting, waiting, calling Python, keeping alive, those of others, threads."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
-import os
-import subprocess
+import itertools
+import random
 import sys
-import textwrap
 import threading
-import time
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pinning
-from child_process import run_in_child
 from fake_device import WAIT, Background, FakeDevice
 from fake_memory import FakeMemoryDevice
 from pinning import PinningError, VendorError
 from pinning.queues import Event, Queue, as_queue, default_queue, uses
+from queue_work import Thing, eventually, work
 
 HOST = pinning.device("host:0")
 
@@ -33,23 +31,6 @@ def device() -> Iterator[FakeMemoryDevice]:
     yield device
     device.let_go()
     device.check()
-
-
-class Thing:
-    """Something to keep alive."""
-
-
-def work(vendor: object) -> None:
-    vendor.mark(lambda: None)  # type: ignore[attr-defined]
-
-
-def eventually(true: object) -> bool:
-    end = time.monotonic() + WAIT
-    while not true():  # type: ignore[operator]
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 # ---- order ----
@@ -133,6 +114,19 @@ def test_a_function_that_raises_fails_its_event_and_the_queue_goes_on() -> None:
             dependent.wait()
 
 
+def test_work_of_the_host_that_fails_reaches_its_event_and_the_queue_goes_on() -> None:
+    with Queue(HOST) as queue:
+        failing = queue.submit(lambda vendor: vendor.copy(0, 0, "no size"))  # type: ignore[arg-type]
+        after = queue.call(lambda: None)
+        with pytest.raises(ctypes.ArgumentError):
+            failing.wait()
+        after.wait()
+        queue.submit(lambda vendor: vendor.copy(0, 0, "no size"))  # type: ignore[arg-type]
+        with pytest.raises(ctypes.ArgumentError):
+            queue.synchronize()
+        queue.synchronize()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_error_that_nobody_waits_for_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[type[BaseException]] = []
@@ -214,79 +208,6 @@ def test_a_dropped_queue_is_given_back_after_its_work(device: FakeMemoryDevice) 
     assert eventually(lambda: device.queues_alive == 0 and gone() is None)
 
 
-# ---- the end of a queue, and faults ----
-
-
-def test_close_waits_and_then_nothing_can_be_submitted(device: FakeMemoryDevice) -> None:
-    queue = Queue(device)
-    event = queue.submit(work)
-    closing = Background(queue.close)
-    device.let_go()
-    closing.result()
-    queue.close()
-    assert queue.closed
-    assert event.done()
-    for attempt in (lambda: queue.submit(work), queue.record, lambda: queue.call(lambda: None)):
-        with pytest.raises(PinningError, match="closed"):
-            attempt()
-
-
-def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice) -> None:
-    def everything() -> list[Event]:
-        ran.clear()
-        with Queue(device) as one, Queue(device, "out_of_order") as other:
-            first = one.submit(lambda vendor: vendor.mark(lambda: ran.append(1)))  # type: ignore[attr-defined]
-            second = other.submit(lambda vendor: vendor.mark(lambda: ran.append(2)), [first], (Thing(),))  # type: ignore[attr-defined]
-            third = other.record()
-            one.wait_for(third)
-            fourth = one.submit(lambda vendor: vendor.mark(lambda: ran.append(4)), [second])  # type: ignore[attr-defined]
-            events = [first, second, third, fourth]
-            for event in events:
-                event.wait()
-            fourth.elapsed(third)
-        return events
-
-    ran: list[int] = []
-    device.let_go()
-    everything()
-    failures, point = 0, 0
-    while True:
-        device.fail_call(VendorError("fakeInjected", 7, "FAKE_INJECTED"), calls_before=point)
-        try:
-            everything()
-        except VendorError as error:
-            assert error.name == "FAKE_INJECTED"
-            failures += 1
-        device.release()
-        pending_failures = bool(device._call_failures)
-        device.fail_no_more()
-        if pending_failures:
-            break
-        point += 1
-    assert failures > 10
-    everything()
-    assert ran == [1, 2, 4]
-
-
-def test_a_lost_device(device: FakeMemoryDevice) -> None:
-    thing = Thing()
-    gone = weakref.ref(thing)
-    queue, other = Queue(device), Queue(device, "out_of_order")
-    event = queue.submit(work, (), (thing,))
-    after = other.submit(work, [event])
-    device.lose()
-    for ask in (event.wait, after.done, queue.synchronize, lambda: queue.submit(work, (), (Thing(),))):
-        with pytest.raises(VendorError, match="LOST"):
-            ask()
-    for each in (queue, other):
-        with pytest.raises(VendorError, match="LOST"):
-            each.close()
-        assert each.closed
-    del thing
-    gc.collect()
-    assert gone() is None
-
-
 def test_bad_input(device: FakeMemoryDevice) -> None:
     with pytest.raises(PinningError, match="sideways"):
         Queue(device, "sideways")  # type: ignore[arg-type]
@@ -341,6 +262,20 @@ def test_a_handle_given_away(device: FakeMemoryDevice) -> None:
         device.let_go()
 
 
+def test_a_queue_of_the_host_that_was_adopted() -> None:
+    ran: list[int] = []
+    theirs = HOST.make_queue()  # type: ignore[attr-defined]
+    adopted = Queue.adopt(theirs.handle, HOST)
+    adopted.call(lambda: ran.append(1))
+    adopted.close()
+    again = Queue.adopt(theirs.handle, HOST)
+    again.call(lambda: ran.append(2)).wait()
+    theirs.close()
+    with pytest.raises(PinningError, match="closed"):
+        again.call(lambda: None)
+    assert ran == [1, 2]
+
+
 def test_queues_of_two_vendors_wait_for_each_other() -> None:
     device = FakeMemoryDevice()
     ran: list[str] = []
@@ -367,7 +302,7 @@ def test_the_default_queue() -> None:
     assert default_queue(HOST) is not queue
 
 
-# ---- threads, fork, exit ----
+# ---- threads ----
 
 
 def test_many_threads_submit_at_once() -> None:
@@ -415,69 +350,38 @@ def test_an_object_that_submits_when_it_is_collected_during_a_submission(device:
         events.pop().wait()
 
 
-def test_the_child_of_a_fork(device: FakeMemoryDevice) -> None:
-    queue = Queue(device)
-    event, over = queue.submit(work, (), (Thing(),)), Event()
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_submit_at_once_and_everything_comes_after_what_it_waits_for(seed: int) -> None:
+    """Each operation looks, when it runs, whether all has run that it has to come after, by a model of its own."""
+    queues = [Queue(HOST), Queue(HOST, "out_of_order"), Queue(HOST)]
+    known: list[tuple[int, Event]] = []  # of any thread
+    ran: set[int] = set()
+    early: list[int] = []
+    numbers = itertools.count()
 
-    def child() -> None:
-        calls = len(device.vendor_calls)
-        for ask in (lambda: queue.submit(work), queue.close, queue.synchronize, event.wait, event.done):
-            with pytest.raises(PinningError, match="fork"):
-                ask()
-        over.wait()
-        assert len(device.vendor_calls) == calls
-        ran: list[int] = []
-        with Queue(HOST) as own:
-            own.call(lambda: ran.append(1))
-        assert ran == [1]
+    def submit(draw: random.Random) -> None:
+        last_of: dict[Queue, int] = {}  # in an in-order queue it comes after all that this thread submitted there
+        for _ in range(150):
+            alive = list(known)
+            queue, waits = draw.choice(queues), draw.sample(alive, min(len(alive), draw.randrange(4)))
+            number, before = next(numbers), {each for each, _ in waits}
+            if queue.order == "in_order" and queue in last_of:
+                before.add(last_of[queue])
 
-    run_in_child(child)
-    device.let_go()
-    event.wait()
-    queue.close()
+            def run(number: int = number, before: set[int] = before) -> None:
+                if not before <= ran:
+                    early.append(number)
+                ran.add(number)
 
+            known.append((number, queue.call(run, [event for _, event in waits])))
+            last_of[queue] = number
+            if draw.random() < 0.2:
+                del known[: draw.randrange(len(alive) + 1)]
 
-def test_the_child_drops_the_parents_queues_in_silence() -> None:
-    device = FakeMemoryDevice()
-    queues = [Queue(device)]
-    queues[0].submit(work, (), (Thing(),))
-
-    def child() -> None:
-        calls = len(device.vendor_calls)
-        queues.clear()
-        gc.collect()
-        Queue(HOST).close()
-        assert len(device.vendor_calls) == calls
-
-    run_in_child(child)
-    device.let_go()
-    queues.pop().close()
-    device.check()
-
-
-def program(text: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONFAULTHANDLER": "1"}
-    prelude = "import os, sys, threading, time\nimport pinning\nfrom pinning.queues import Queue\n"
-    command = [sys.executable, "-X", "dev", "-c", prelude + textwrap.dedent(text)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-
-def test_exit_waits_for_work() -> None:
-    done = program("""
-        queue = Queue("host")
-        queue.call(lambda: time.sleep(0.2))
-        queue.call(lambda: os.write(1, b"done"))
-    """)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done", "")
-
-
-def test_exit_does_not_wait_for_ever() -> None:
-    done = program("""
-        from pinning.queues import pending
-        pending.EXIT_SECONDS = 0.1
-        queue = Queue("host")
-        queue.call(lambda: time.sleep(1000))
-        queue.call(lambda: os.write(1, b"done"))
-    """)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "work is still in a queue" in done.stderr
+    draws = [random.Random(100 * seed + thread) for thread in range(4)]
+    for thread in [Background(lambda draw=draw: submit(draw)) for draw in draws]:  # type: ignore[misc]
+        thread.result()
+    for queue in queues:
+        queue.close()
+    assert early == []
+    assert ran == set(range(600))

@@ -10,7 +10,7 @@ import os
 import threading
 
 from pinning.copies.costs import costs
-from pinning.copies.staging import COUNTER_BYTES, Ring
+from pinning.copies.staging import COUNTER_BYTES, Ring, StagedCopy
 from pinning.plugin import MemoryDevice, MemoryKind, VendorQueue
 
 _lock = threading.Lock()
@@ -25,14 +25,15 @@ class Rings:
         self._rings: dict[Ring, VendorQueue | None] = {}
         self._bytes = 0
 
-    def ring_for(self, queue: VendorQueue) -> Ring | None:
-        """The ring that this queue has, or one that is idle, or a new one; None where that would take too much."""
+    def stage(self, queue: VendorQueue, to_device: bool, host: int, size: int) -> StagedCopy | None:
+        """A copy by way of the ring that this queue has, or of an idle one, or of a new one.
+
+        None where that would take too much memory.
+        """
         with _lock:
-            ring = next((ring for ring, user in self._rings.items() if user is queue), None)
-            ring = ring or next((ring for ring in self._rings if ring.idle), None)
-            if ring is not None and ring.nbytes == costs.ring_bytes:
-                self._rings[ring] = queue
-                return ring
+            ring = self._ring_for(queue)
+            if ring is not None:
+                return self._staged(ring, queue, to_device, host, size)
             nbytes = costs.ring_bytes
             if self._bytes + nbytes > costs.staging_bytes:
                 return None
@@ -43,10 +44,20 @@ class Rings:
             with _lock:
                 self._bytes -= nbytes
             raise
-        ring = Ring(ptr, nbytes)
         with _lock:
-            self._rings[ring] = queue
-        return ring
+            return self._staged(Ring(ptr, nbytes), queue, to_device, host, size)
+
+    def _ring_for(self, queue: VendorQueue) -> Ring | None:
+        fitting = [ring for ring in self._rings if ring.nbytes == costs.ring_bytes]
+        own = (ring for ring in fitting if self._rings[ring] is queue and not ring.worn)
+        return next(own, None) or next((ring for ring in fitting if ring.idle), None)
+
+    def _staged(self, ring: Ring, queue: VendorQueue, to_device: bool, host: int, size: int) -> StagedCopy:
+        # Under the lock, for from now on the ring is not idle.
+        self._rings[ring] = queue
+        if ring.worn and ring.idle:
+            ring.rewind()
+        return StagedCopy(ring, to_device, host, size, costs.chunk_bytes(size), costs.threads)
 
     def drop(self, ring: Ring) -> None:
         """Give back a ring that no device and no thread uses any more."""
@@ -54,15 +65,27 @@ class Rings:
             if self._rings.pop(ring, self) is self:
                 return
             self._bytes -= ring.nbytes
-        self._device.free(ring.ptr, MemoryKind.HOST)
+        self._give_back(ring)
 
     def trim(self) -> int:
         """Give back those that are idle; returns how many bytes."""
         with _lock:
             idle = [ring for ring in self._rings if ring.idle]
+            for ring in idle:
+                del self._rings[ring]
+                self._bytes -= ring.nbytes
         for ring in idle:
-            self.drop(ring)
+            self._give_back(ring)
         return sum(ring.nbytes for ring in idle)
+
+    def _give_back(self, ring: Ring) -> None:
+        try:
+            self._device.free(ring.ptr, MemoryKind.HOST)
+        except BaseException:
+            with _lock:
+                self._rings[ring] = None
+                self._bytes += ring.nbytes
+            raise
 
 
 def rings_of(device: MemoryDevice) -> Rings:

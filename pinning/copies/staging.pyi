@@ -3,6 +3,7 @@
 
 COUNTER_BYTES: int
 PIECE_BYTES: int
+WORN: int
 
 class Ring:
     """Pinned blocks for the staged copies of one queue at a time, one after the other.
@@ -30,6 +31,13 @@ class Ring:
     def idle(self) -> bool:
         """Whether all copies by way of it are over, so that any queue may use it."""
 
+    @property
+    def worn(self) -> bool:
+        """Whether its words have counted so far that a vendor which compares without wrapping (HIP) may soon err."""
+
+    def rewind(self) -> None:
+        """Count from 0 again. Only while it is idle."""
+
 class StagedCopy:
     """One copy between pageable memory and a device. Keep it until its work in the queue is done.
 
@@ -50,6 +58,7 @@ class StagedCopy:
     ring: Ring
     base: int
     block_count: int
+    chunk_bytes: int
     submitted: bool
     """Whether a queue has been told to call `began`; set by who told it."""
     def __init__(

@@ -24,6 +24,7 @@ cdef enum:
 
 COUNTER_BYTES = FRONT
 PIECE_BYTES = PIECE
+WORN = 1 << 30  # chunks
 
 cdef CopyThreads* threads = NULL
 
@@ -76,17 +77,28 @@ cdef class Ring:
         return True
 
 
+    @property
+    def worn(self):
+        return self.base >= WORN
+
+    def rewind(self):
+        place_counters(<void*>self.ptr)
+        self.base = 0
+
+
 cdef class StagedCopy:
     cdef CStagedCopy* copy
     cdef readonly Ring ring
     cdef readonly uint32_t base
     cdef readonly uint32_t block_count
+    cdef readonly size_t chunk_bytes
     cdef public bint submitted
 
     def __cinit__(self, Ring ring not None, cbool to_device, uintptr_t host, size_t size, size_t chunk_bytes,
                   unsigned thread_count):
         self.ring = ring
         self.base = ring.base
+        self.chunk_bytes = chunk_bytes
         self.block_count = ring.nbytes // chunk_bytes
         self.copy = new CStagedCopy(started(thread_count)[0], to_device, <char*>host, size, chunk_bytes, ring.blocks,
                                     self.block_count, ring.counters[0], ring.base)

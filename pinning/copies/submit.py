@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from pinning.copies.costs import costs
 from pinning.copies.plan import Path, Plan, Step
-from pinning.copies.rings import Rings, rings_of
-from pinning.copies.staging import Ring, StagedCopy
+from pinning.copies.rings import rings_of
+from pinning.copies.staging import StagedCopy
 from pinning.plugin import MemoryDevice, VendorQueue
 
 _WORD = 1 << 32
@@ -31,10 +31,14 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, staged: list[ob
     submitted = False
     try:
         for step in plan.steps:
-            ring = rings_of(device).ring_for(queue) if step.path is Path.STAGED else None
-            if ring is not None:
+            copy = None
+            if step.path is Path.STAGED:
                 assert plan.to_device is not None
-                staged.append(_stage(step, plan.to_device, rings_of(device), ring, queue))
+                host = step.src if plan.to_device else step.dst
+                copy = rings_of(device).stage(queue, plan.to_device, host, step.size)
+            if copy is not None:
+                staged.append(copy)
+                _submit_staged(copy, step, plan.to_device is True, queue, device)
             else:
                 queue.copy(step.dst, step.src, step.size)
                 if step.path is Path.STAGED:
@@ -49,10 +53,8 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, staged: list[ob
     return path, reason
 
 
-def _stage(step: Step, to_device: bool, rings: Rings, ring: Ring, queue: VendorQueue) -> StagedCopy:
-    host, there = (step.src, step.dst) if to_device else (step.dst, step.src)
-    chunk_bytes = costs.chunk_bytes(step.size)
-    copy = StagedCopy(ring, to_device, host, step.size, chunk_bytes, costs.threads)
+def _submit_staged(copy: StagedCopy, step: Step, to_device: bool, queue: VendorQueue, device: MemoryDevice) -> None:
+    ring, there, chunk_bytes = copy.ring, step.dst if to_device else step.src, copy.chunk_bytes
     moved, taken, base, blocks = ring.moved_address, ring.taken_address, copy.base, copy.block_count
     try:
         queue.call(copy.began, copy.argument)
@@ -74,6 +76,5 @@ def _stage(step: Step, to_device: bool, rings: Rings, ring: Ring, queue: VendorQ
             queue.synchronize()
         copy.abandon()
         with suppress(Exception):
-            rings.drop(ring)
+            rings_of(device).drop(ring)
         raise
-    return copy

@@ -3,7 +3,8 @@
 
 - ``order``: what depends on what, without holding events;
 - ``event``: an operation, to be waited for;
-- ``submitter``: how operations get into the vendor's queues;
+- ``lane``: one vendor's queue, and what is kept until its work is over;
+- ``submitter``: which lane an operation goes to, and what it waits for;
 - ``gate``: functions of the host that a vendor's queue calls;
 - ``pending``: what becomes of work while nobody looks, at exit and at fork;
 - ``queue``: `Queue`, the face of it all.

@@ -89,6 +89,7 @@ cdef class Event:
         """The vendor's event, made now if there is none."""
         if self.place is None:
             raise PinningError(f"{self!r} was over when it was made, and so it has no time; use queue.record()")
+        self.place.lane.check_process()
         if self.place.vendor_event is None:
             self.place.lane.record(self.place)
         return self.place.vendor_event

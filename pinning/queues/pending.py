@@ -26,10 +26,12 @@ EXIT_SECONDS = 10.0
 
 
 class Lane(Protocol):
-    """One vendor's queue: see submitter.pyx."""
+    """One vendor's queue: see lane.pyx."""
 
     @property
     def closed(self) -> bool: ...
+    @property
+    def lost(self) -> bool: ...
     @property
     def retired(self) -> bool: ...
     def poll(self) -> bool: ...
@@ -51,7 +53,11 @@ def know(lane: Lane) -> None:
     _lanes.add(lane)
     if _thread is None:
         _thread = threading.Thread(target=_look_after, args=(_news,), name="pinning queues", daemon=True)
-        _thread.start()
+        try:
+            _thread.start()
+        except RuntimeError:
+            _thread = None
+            raise
 
 
 def watch(lane: Lane) -> None:
@@ -95,7 +101,7 @@ def _look_after(news: SimpleQueue[Lane]) -> None:
 
 
 def _is_finished(lane: Lane) -> bool:
-    over = lane.closed or lane.poll()
+    over = lane.closed or lane.poll() or (lane.lost and lane.retired)
     if over and lane.retired and not lane.closed:
         with suppress(Exception):  # nobody is there to hear
             lane.close()
@@ -106,7 +112,7 @@ def _is_finished(lane: Lane) -> bool:
 def _wait_for_all() -> None:
     end = time.monotonic() + EXIT_SECONDS
     for lane in list(_lanes):
-        while not (lane.closed or lane.poll()):
+        while not (lane.closed or lane.poll() or lane.lost):
             if time.monotonic() > end:
                 late = f"work is still in a queue {EXIT_SECONDS:g} s after the program's end"
                 warnings.warn(late, ResourceWarning, stacklevel=1)

@@ -83,7 +83,7 @@ class Queue(Submitter):
             return cls._over(on, on.adopt_queue(stream), None)
         handle = _handle_of(stream)
         known = cls._adopted.get((id(on), handle))
-        if known is None or known.closed:
+        if known is None or not known.usable:
             known = cls._adopted[id(on), handle] = cls._over(on, on.adopt_queue(handle), stream)
         return known
 

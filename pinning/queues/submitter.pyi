@@ -25,6 +25,10 @@ class Submitter:
         """``"in_order"`` or ``"out_of_order"``."""
 
     @property
+    def waits_for_values(self) -> bool:
+        """Whether the vendor's queues have `wait_value` and `write_value`, without which nothing can be staged."""
+
+    @property
     def closed(self) -> bool: ...
     @property
     def usable(self) -> bool:

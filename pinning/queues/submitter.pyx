@@ -1,23 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""How operations get into the vendor's queues, and what is remembered of them. The stub says what it is for.
+"""How operations find their lane of the vendor's, and what they wait for. The stub says what it is for."""
 
-The mutex of a lane is the only lock: it is held while the vendor is called, for a vendor's queue takes one submission at
-a time. All else that is remembered is changed by C code that the GIL guards.
-"""
-
-cimport cython
-from cpython.pythread cimport PyThread_get_thread_ident
-from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport uint64_t
 
-from pinning.queues.event cimport Event, Place
-from pinning.queues.order cimport Line, covers, history_of, merged, point_at
+from pinning.queues.event cimport Event
+from pinning.queues.lane cimport Lane, NONE, check_process, process
+from pinning.queues.order cimport Line, covers, history_of, merged
 
 import atexit
-import os
-from collections import deque
 
 from pinning.errors import PinningError
 from pinning.queues import pending
@@ -25,17 +17,9 @@ from pinning.queues.gate import gate_for
 
 cdef enum:
     LANES = 4  # of the vendor's, at most, for an out-of-order queue
-    LOOK_EVERY = 64  # operations, after which the vendor is asked how far it is
 
-cdef long generation = 0  # counts forks
 cdef bint ended = False  # the program has: what is left goes with the process
 cdef dict NOTHING = {}
-cdef list NONE = []
-
-
-def _after_fork_in_child():
-    global generation
-    generation += 1
 
 
 @atexit.register
@@ -44,284 +28,12 @@ def _at_exit():
     ended = True
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-cdef check_generation(long made_in):
-    if made_in != generation:
-        raise PinningError(f"this queue belongs to the process that made it, and this is a fork of it, process "
-                           f"{os.getpid()}; make queues after the fork, or start processes with \"spawn\"")
-
-
-cdef class Lane:
-    """One vendor's queue."""
-
-    def __init__(self, vendor, Line line, bint shared):
-        self.vendor = vendor
-        self.line = line
-        self.shared = shared
-        self.kept = deque()
-        self.markers = deque()
-        self.generation = generation
-        pending.know(self)
-
-    def check_process(self):
-        check_generation(self.generation)
-
-    # ---- submitting ----
-
-    cdef bint enter(self) except *:
-        """Have the vendor's queue alone. False where this thread has it already.
-
-        That is so when an object is collected in the middle of a submission, and its end submits something.
-        """
-        if self.owner == PyThread_get_thread_ident():
-            return False
-        self.mutex.acquire()
-        self.owner = PyThread_get_thread_ident()
-        return True
-
-    cdef leave(self, bint outermost):
-        if outermost:
-            self.complete = self.submitted
-            self.owner = 0
-            self.mutex.release()
-
-    cdef put(self, Event event, object work, list vendor_waits, list gates, tuple keep):
-        cdef bint outermost = self.enter()
-        cdef Place place = None
-        try:
-            if self.closed:
-                raise PinningError("the queue was closed meanwhile")
-            if work is None and not vendor_waits and not gates and outermost:
-                place = None if self.last is None else self.last()
-                self.hold(keep)
-            else:
-                self.give(work, vendor_waits, gates, keep)
-            if place is None:
-                place = Place.__new__(Place)
-                place.lane = self
-                self.last = PyWeakref_NewRef(place, None)
-            self.submitted += 1
-            event.place = place
-            event.line = self.line
-            event.position = self.submitted
-            event.settled = False
-            if place.vendor_event is None and (self.shared or not outermost):
-                try:
-                    place.vendor_event = self.vendor.record()
-                except Exception:  # then when it is needed, as in other queues: the work is submitted
-                    pass
-        finally:
-            self.leave(outermost)
-
-    cdef give(self, object work, list vendor_waits, list gates, tuple keep):
-        self.flush()
-        for vendor_event in vendor_waits:
-            self.vendor.wait(vendor_event)
-        try:
-            for gate in gates:
-                self.hold((gate,))
-                self.vendor.call(gate.function, gate.argument)
-            self.hold(keep)
-            if work is not None:
-                work(self.vendor)
-        except BaseException:
-            # Some of it may be submitted: what is kept stays until all that was submitted by now is over.
-            self.submitted += 1
-            self.last = None
-            raise
-
-    cdef flush(self):
-        """Make the vendor's event of the last place, if anybody could still want it, before more is submitted."""
-        cdef Place place = None if self.last is None else self.last()
-        if place is not None and place.vendor_event is None:
-            place.vendor_event = self.vendor.record()
-
-    def record(self, Place place not None):
-        """Make the vendor's event of a place."""
-        check_generation(self.generation)
-        cdef bint outermost = self.enter()
-        try:
-            if self.closed:
-                raise PinningError("the queue is closed, and nobody has asked it for this event before")
-            if place.vendor_event is None:
-                place.vendor_event = self.vendor.record()
-        finally:
-            self.leave(outermost)
-
-    def share(self):
-        """From now on others submit here too: what they submit is not to come before a vendor's event of ours."""
-        cdef bint outermost = self.enter()
-        try:
-            if not self.shared:
-                self.flush()
-                self.shared = True
-        finally:
-            self.leave(outermost)
-
-    # ---- what is kept ----
-
-    cdef hold(self, tuple keep):
-        """Keep objects until the operation that is being submitted is over."""
-        if keep:
-            self.kept.append((self.submitted + 1, keep))
-            if not self.watched:
-                self.watched = True
-                pending.watch(self)
-
-    def uses(self, thing):
-        """The operations that keep this very object."""
-        return [point_at(self.line, position) for position, keep in list(self.kept)
-                if any([thing is each for each in keep])]
-
-    def unwatch(self):
-        """Whether nothing is kept, and so nobody need look."""
-        self.watched = False
-        self.watched = bool(self.kept)
-        return not self.watched
-
-    cdef look(self):
-        if self.submitted - self.looked >= LOOK_EVERY:
-            self.looked = self.submitted
-            if not self.poll() and (self.kept or not self.line.ordered):
-                self.mark()
-
-    cdef mark(self):
-        """Have the vendor say when it is here: a queue that is never idle says nothing else without being waited for."""
-        cdef bint outermost = self.enter()
-        try:
-            if not self.closed:
-                position = self.complete
-                self.markers.append((position, self.vendor.record()))
-        except Exception as error:
-            self.blame(error)
-        finally:
-            self.leave(outermost)
-
-    def poll(self):
-        """Ask the vendor how far it is, and let go of what is kept no longer. Whether all is over."""
-        check_generation(self.generation)
-        cdef uint64_t submitted = self.complete
-        if self.line.reached < submitted or self.kept:
-            try:
-                if self.vendor.done():
-                    self.markers.clear()
-                    self.reach(submitted)
-                else:
-                    self.read_markers()
-            except Exception as error:
-                self.blame(error)
-        return self.line.reached >= self.submitted and not self.kept
-
-    def ask_for_all(self, Place place not None, bint block):
-        """Learn whether all is over, or wait until it is, if nothing was submitted after this place."""
-        if self.closed or self.last is None or self.last() is not place:
-            return
-        cdef uint64_t submitted = self.complete
-        try:
-            if block:
-                self.vendor.synchronize()
-            elif not self.vendor.done():
-                return
-            self.reach(submitted)
-        except Exception as error:
-            self.blame(error)
-
-    cdef read_markers(self):
-        while self.markers:
-            marker = self.markers[0]
-            if not marker[1].done():
-                break
-            self.reach(marker[0])
-            if self.markers and self.markers[0] is marker:  # no other thread was here meanwhile
-                self.markers.popleft()
-
-    cdef blame(self, object error):
-        """The vendor has told of an error that it may not tell again."""
-        cdef Place place = None if self.last is None else self.last()
-        if place is not None and place.vendor_event is None:
-            place.error = error
-        elif self.error is None:
-            self.error = error
-
-    cdef reach(self, uint64_t position):
-        self.line.reach(position)
-        cdef list free = []
-        while self.kept and self.kept[0][0] <= position:
-            free.append(self.kept.popleft())
-
-    # ---- the end ----
-
-    def synchronize(self):
-        """Block until all that was submitted by now is over. Raises what went wrong that no event has told."""
-        check_generation(self.generation)
-        cdef uint64_t submitted = self.complete
-        try:
-            self.vendor.synchronize()
-        except Exception as error:
-            self.blame(error)
-            self.error = None
-            raise
-        self.reach(submitted)
-        self.raise_error()
-
-    def retire(self):
-        """Nobody will submit here any more."""
-        self.retired = True
-
-    cdef raise_error(self):
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
-    def finish(self):
-        """Wait until all is over, and give the vendor's queue back.
-
-        Raises what went wrong. Where the vendor refused to take the queue back, it is still open.
-        """
-        first = None
-        cdef int refused = 0
-        for _ in range(2):  # the first error may be that of the work
-            try:
-                self.synchronize()
-                break
-            except Exception as error:
-                first = first or error
-                refused += 1
-        try:
-            self.close()
-        except Exception as error:
-            first = first or error
-            self.closed = refused == 2  # the device is lost, and the queue with it
-        if self.closed:
-            self.reach(self.submitted)
-        if first is not None:
-            raise first
-
-    def close(self):
-        """Give the vendor's queue back, whose work is over."""
-        cdef bint outermost = self.enter()
-        try:
-            if not self.closed:
-                try:
-                    self.flush()
-                except Exception:  # the device is lost; the event will say so itself
-                    pass
-                self.vendor.close()
-                self.closed = True
-                self.markers.clear()
-        finally:
-            self.leave(outermost)
-        self.reach(self.submitted)
-
-
 cdef class Submitter:
     def __cinit__(self, *args, **kwargs):
         self.lanes = []
         self.before = self.past = NOTHING
         self.barrier = ()
-        self.generation = generation
+        self.generation = process()
         self.closed = True  # until it has what it needs
 
     def __init__(self, device, bint ordered, vendor=None):
@@ -335,7 +47,7 @@ cdef class Submitter:
     def __del__(self):
         if ended:
             return
-        if self.generation != generation:
+        if self.generation != process():
             pending.abandon(self.lanes)
         elif not self.closed:
             for lane in self.lanes:
@@ -351,7 +63,7 @@ cdef class Submitter:
         return lane.vendor.waits_for_values
 
     cdef check(self):
-        check_generation(self.generation)
+        check_process(self.generation)
         if self.closed:
             raise PinningError(f"{self!r} is closed; nothing can be submitted to it")
 
@@ -421,6 +133,9 @@ cdef class Submitter:
         if len(self.lanes) < LANES:
             lane = Lane(self.device.make_queue(), Line(False), False)
             self.lanes.append(lane)
+            if self.closed:  # by another thread meanwhile, which may not have seen this lane
+                pending.retire(lane)
+                self.check()
             return lane
         best = self.lanes[0]
         for lane in self.lanes:
@@ -473,7 +188,7 @@ cdef class Submitter:
 
     @property
     def usable(self):
-        return not self.closed and self.generation == generation
+        return not self.closed and self.generation == process()
 
     def share(self):
         self.check()
@@ -483,7 +198,7 @@ cdef class Submitter:
         return handle
 
     def poll(self):
-        check_generation(self.generation)
+        check_process(self.generation)
         cdef bint over = True
         for lane in self.lanes:
             over = lane.poll() and over
@@ -497,7 +212,7 @@ cdef class Submitter:
         return over
 
     def synchronize(self):
-        check_generation(self.generation)
+        check_process(self.generation)
         first = None
         for lane in list(self.lanes):
             try:
@@ -508,19 +223,21 @@ cdef class Submitter:
             raise first
 
     def close(self):
-        check_generation(self.generation)
+        check_process(self.generation)
+        cdef Lane lane
         if self.closed:
             return
         self.closed = True  # first, so that nobody submits meanwhile
         first = None
-        for lane in self.lanes:
-            try:
-                lane.finish()
-            except Exception as error:
-                first = first or error
-        cdef bint given_back = all([lane.closed for lane in self.lanes])
-        self.closed = given_back
-        if given_back:
+        try:
+            for lane in self.lanes:
+                try:
+                    lane.finish()
+                except Exception as error:
+                    first = first or error
+        finally:
+            self.closed = all([lane.closed or lane.retired for lane in self.lanes])
+        if self.closed:
             self.barrier = ()
         if first is not None:
             raise first

@@ -119,6 +119,10 @@ class HostDevice(AutomaticLocking):
         """
         return self._memory.allocate(size, kind)
 
+    def allocate_write_combined(self, size: int) -> int:
+        """Ordinary HOST memory: the device is the host itself, which would only read it very slowly."""
+        return self._memory.allocate(size, MemoryKind.HOST)
+
     def free(self, ptr: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         """Give back what `allocate` returned for this kind.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the C++ tests of the page table, the pinned map and the staging ring, plainly and sanitized, and runs them.
+"""Compiles the native tests of the page table, the map, the staging ring and libpinning, also sanitized, and runs them.
 
 Each program prints one line and takes its seconds and its seed as arguments, so that a failure can be repeated by hand.
 """
@@ -17,6 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "pinning")]
+LIBPINNING = HERE.parents[1] / "runtime" / "libpinning"
 CXX = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES]
 VARIANTS = {
@@ -24,6 +25,8 @@ VARIANTS = {
     "thread": ["-O1", "-g1", "-fsanitize=thread"],
     "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS"],
 }
+# What is compiled into a program besides its source: the library too is to be sanitized.
+WITH = {"c_api_stress": [*map(str, sorted(LIBPINNING.glob("*.cpp"))), "-ldl"]}
 EMPTY_PROGRAM = "int main() {}"
 
 Command = list[str]
@@ -68,8 +71,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         if variant not in launchers:
             launchers[variant] = launcher(variant, directory)
         binary = directory / program
-        source = HERE / f"{program}.cpp"
-        status, said = output([CXX, *FLAGS, *VARIANTS[variant], str(source), "-o", str(binary)], timeout=300)
+        sources = [str(HERE / f"{program}.cpp"), *WITH.get(program, [])]
+        status, said = output([CXX, *FLAGS, *VARIANTS[variant], *sources, "-o", str(binary)], timeout=300)
         assert status == 0, said
         return [*launchers[variant], str(binary)]
 
@@ -89,9 +92,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         ("pinned_map_stress", "plain", ["1", "1"]),
         ("pinned_map_stress", "thread", ["3", "2"]),
         ("pinned_map_stress", "address", ["2", "3"]),
+        ("gate_stress", "plain", ["1", "1"]),
+        ("gate_stress", "thread", ["2", "2"]),
+        ("gate_stress", "address", ["1", "3"]),
         ("staging_stress", "plain", ["2", "1"]),
         ("staging_stress", "thread", ["3", "2"]),
         ("staging_stress", "address", ["3", "3"]),
+        ("c_api_stress", "plain", ["2", "1"]),
+        ("c_api_stress", "thread", ["3", "2"]),
+        ("c_api_stress", "address", ["2", "3"]),
     ],
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:

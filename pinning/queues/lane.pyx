@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""One vendor's queue: how operations get into it, and what is remembered of them until they are over.
+
+The mutex of a lane is the only lock. It is held while something is submitted, for a vendor's queue takes one submission
+at a time, and while the queue is given back; not while the vendor is asked how far it is, which may take long. All else
+that is remembered is changed by C code that the GIL guards.
+"""
+
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.weakref cimport PyWeakref_NewRef
+from libc.stdint cimport uint64_t
+from posix.unistd cimport usleep
+
+from pinning.queues.event cimport Event, Place
+from pinning.queues.order cimport Line, point_at
+
+import os
+from collections import deque
+from time import monotonic
+
+from pinning.errors import PinningError
+from pinning.queues import pending
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef enum:
+    LOOK_EVERY = 64  # operations, after which the vendor is asked how far it is
+    LOST = 8  # refusals to say so, one after another, that mean that the device is lost
+
+cdef double SPIN = 100e-6  # seconds, for which a thread asks before it has an event made and sleeps
+cdef long generation = 0  # counts forks
+NONE = []
+
+
+def _after_fork_in_child():
+    global generation
+    generation += 1
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+cdef long process() noexcept:
+    return generation
+
+
+cdef check_process(long made_in):
+    if made_in != generation:
+        raise PinningError(f"this queue belongs to the process that made it, and this is a fork of it, process "
+                           f"{os.getpid()}; make queues after the fork, or start processes with \"spawn\"")
+
+
+cdef class Lane:
+    def __init__(self, vendor, Line line, bint shared):
+        self.vendor = vendor
+        self.line = line
+        self.shared = shared
+        self.kept = deque()
+        self.unsettled = deque()
+        self.markers = deque()
+        self.asking = []
+        self.generation = generation
+        pending.know(self)
+
+    def check_process(self):
+        check_process(self.generation)
+
+    # ---- submitting ----
+
+    cdef bint enter(self) except *:
+        """Have the vendor's queue alone. False where this thread has it already.
+
+        That is so when an object is collected in the middle of a submission, and its end submits something.
+        """
+        if self.owner == PyThread_get_thread_ident():
+            return False
+        self.mutex.acquire()
+        self.owner = PyThread_get_thread_ident()
+        return True
+
+    cdef leave(self, bint outermost):
+        if outermost:
+            self.complete = self.submitted
+            self.owner = 0
+            self.mutex.release()
+
+    cdef bint busy_here(self) except *:
+        """Whether this very thread is in the middle of a call of the vendor's, in which an object was collected."""
+        ident = PyThread_get_thread_ident()
+        return self.owner == ident or ident in self.asking
+
+    cdef put(self, Event event, object work, list vendor_waits, list gates, tuple keep):
+        cdef bint outermost = self.enter()
+        cdef Place place = None
+        try:
+            if self.closing or self.closed:
+                raise PinningError("the queue was closed meanwhile; nothing can be submitted to it")
+            if work is None and not vendor_waits and not gates and outermost:
+                place = None if self.last is None else self.last()
+                self.hold(keep)
+            else:
+                self.give(work, vendor_waits, gates, keep)
+            if place is None:
+                place = Place.__new__(Place)
+                place.lane = self
+                self.last = PyWeakref_NewRef(place, None)
+            self.submitted += 1
+            event.place = place
+            event.line = self.line
+            event.position = self.submitted
+            event.settled = False
+            if event.sources:
+                self.unsettled.append((event.position, PyWeakref_NewRef(event, None)))
+            if place.vendor_event is None and (self.shared or not outermost):
+                try:
+                    place.vendor_event = self.vendor.record()
+                except Exception:  # then when it is needed, as in other queues: the work is submitted
+                    pass
+        finally:
+            self.leave(outermost)
+
+    cdef give(self, object work, list vendor_waits, list gates, tuple keep):
+        self.flush()
+        for vendor_event in vendor_waits:
+            self.vendor.wait(vendor_event)
+        try:
+            for gate in gates:
+                self.hold((gate,))
+                self.vendor.call(gate.function, gate.argument)
+            self.hold(keep)
+            if work is not None:
+                work(self.vendor)
+        except BaseException:
+            # Some of it may be submitted: what is kept stays until all that was submitted by now is over.
+            self.submitted += 1
+            self.last = None
+            raise
+
+    cdef flush(self):
+        """Make the vendor's event of the last place, if anybody could still want it, before more is submitted."""
+        cdef Place place = None if self.last is None else self.last()
+        if place is not None and place.vendor_event is None:
+            place.vendor_event = self.vendor.record()
+
+    def record(self, Place place not None):
+        """Make the vendor's event of a place."""
+        check_process(self.generation)
+        cdef bint outermost = self.enter()
+        try:
+            if place.vendor_event is None:
+                if self.closed:
+                    raise PinningError("the queue is closed, and nobody has asked it for this event before")
+                place.vendor_event = self.vendor.record()
+        finally:
+            self.leave(outermost)
+
+    def share(self):
+        """From now on others submit here too: what they submit is not to come before a vendor's event of ours."""
+        cdef bint outermost = self.enter()
+        try:
+            if not self.shared:
+                self.flush()
+                self.shared = True
+        finally:
+            self.leave(outermost)
+
+    # ---- what is kept ----
+
+    cdef hold(self, tuple keep):
+        """Keep objects until the operation that is being submitted is over."""
+        if keep:
+            self.kept.append((self.submitted + 1, keep))
+            if not self.watched:
+                self.watched = True
+                pending.watch(self)
+
+    def uses(self, thing):
+        """The operations that keep this very object."""
+        return [point_at(self.line, position) for position, keep in list(self.kept)
+                if any([thing is each for each in keep])]
+
+    def unwatch(self):
+        """Whether nothing is kept, and so nobody need look."""
+        self.watched = False
+        self.watched = bool(self.kept)
+        return not self.watched
+
+    # ---- how far the vendor is ----
+
+    cdef look(self):
+        if self.submitted - self.looked >= LOOK_EVERY:
+            self.looked = self.submitted
+            if not self.poll() and (self.kept or self.unsettled or not self.line.ordered):
+                self.mark()
+
+    cdef mark(self):
+        """Have the vendor say when it is here: a queue that is never idle says nothing else without being waited for."""
+        cdef bint outermost = self.enter()
+        try:
+            if not self.closed:
+                position = self.complete
+                self.markers.append((position, self.vendor.record()))
+        except Exception as error:
+            self.blame(error)
+        finally:
+            self.leave(outermost)
+
+    cdef bint ask(self, bint block) except *:
+        """Whether the vendor has done all, or wait until it has. Until it answers, the queue is not given back."""
+        cdef bint over = True
+        ident = PyThread_get_thread_ident()
+        self.asking.append(ident)
+        try:
+            if block:
+                self.vendor.synchronize()
+            else:
+                over = self.vendor.done()
+            self.refusals = 0
+        except Exception as error:
+            self.refusals += 1
+            self.blame(error)
+            raise
+        finally:
+            self.asking.remove(ident)
+        return over
+
+    def poll(self):
+        """Ask the vendor how far it is, and let go of what is kept no longer. Whether all is over."""
+        check_process(self.generation)
+        cdef uint64_t submitted = self.complete
+        if not self.closed and (self.line.reached < submitted or self.kept or self.unsettled):
+            try:
+                if self.ask(False):
+                    self.markers.clear()
+                    self.reach(submitted)
+                else:
+                    self.read_markers()
+            except Exception:  # it is kept until somebody asks for it
+                return False
+        return self.line.reached >= self.submitted and not self.kept
+
+    def ask_for_all(self, Place place not None, bint block):
+        """Learn whether all is over, if nothing was submitted after this place; ask again for a moment if `block`.
+
+        To wait for all would be to wait for what others submit meanwhile, which may in turn wait for this thread.
+        """
+        cdef double end = monotonic() + SPIN if block else 0
+        cdef uint64_t submitted
+        try:
+            while not self.closed and self.last is not None and self.last() is place:
+                submitted = self.complete
+                if self.ask(False):
+                    self.reach(submitted)
+                    return
+                if monotonic() >= end:
+                    return
+                with nogil:
+                    sched_yield()
+        except Exception:  # the place has the error
+            pass
+
+    @property
+    def lost(self):
+        """Whether the vendor says nothing but errors any more."""
+        return self.refusals >= LOST
+
+    cdef read_markers(self):
+        while self.markers:
+            marker = self.markers[0]
+            try:
+                if not marker[1].done():
+                    break
+                self.reach(marker[0])
+            except Exception as error:
+                self.blame(error)  # and a later marker, or the queue itself, will say how far it is
+            if self.markers and self.markers[0] is marker:  # no other thread was here meanwhile
+                self.markers.popleft()
+
+    cdef blame(self, object error):
+        """The vendor has told of an error that it may not tell again."""
+        cdef Place place = None if self.last is None else self.last()
+        if place is not None and place.vendor_event is None:
+            place.error = error
+        elif self.error is None:
+            self.error = error
+
+    cdef reach(self, uint64_t position):
+        cdef Event event
+        self.line.reach(position)
+        cdef list free = []
+        cdef object kept = self.kept
+        cdef object upto = position
+        while kept and kept[0][0] <= upto:
+            free.append(kept.popleft())
+        # They would hold those that they wait for, and these theirs, for ever if nobody asked the last one.
+        while self.unsettled and self.unsettled[0][0] <= upto:
+            event = self.unsettled.popleft()[1]()
+            if event is not None and not event.settled:
+                event._ask(False)
+
+    # ---- the end ----
+
+    def synchronize(self):
+        """Block until all that was submitted by now is over. Raises what went wrong that no event has told."""
+        check_process(self.generation)
+        cdef uint64_t submitted = self.complete
+        if not self.closed:
+            try:
+                self.ask(True)
+            except Exception:
+                self.error = None
+                raise
+            self.reach(submitted)
+        self.raise_error()
+
+    cdef raise_error(self):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def retire(self):
+        """Nobody will submit here any more."""
+        self.retired = True
+
+    def finish(self):
+        """Wait until all is over, and give the vendor's queue back.
+
+        Raises what went wrong. Where the vendor refused to take the queue back, it is still open.
+        """
+        if self.busy_here():
+            pending.retire(self)  # another thread will do it, once this call has ended
+            return
+        first = None
+        cdef bint outermost = self.enter()  # and so no submission is in progress
+        self.closing = True
+        self.leave(outermost)
+        try:
+            try:
+                self.synchronize()
+            except Exception as error:
+                first = error
+                try:
+                    self.synchronize()  # the first error may be that of the work
+                except Exception:
+                    self.refusals = LOST
+            try:
+                self.close()
+            except Exception as error:
+                first = first or error
+        finally:
+            self.closing = False
+        if first is not None:
+            raise first
+
+    def close(self):
+        """Give the vendor's queue back, whose work is over. If the device is lost, the queue is with it."""
+        cdef bint outermost = self.enter()
+        try:
+            if self.closed:
+                return
+            try:
+                self.flush()
+            except Exception:  # the device is lost; the event will say so itself
+                pass
+            self.closed = True  # so that nobody begins to ask
+            while self.asking:
+                with nogil:
+                    usleep(50)
+            try:
+                self.vendor.close()
+            except BaseException:
+                self.closed = self.lost
+                raise
+            finally:
+                if self.closed:
+                    self.markers.clear()
+        finally:
+            self.leave(outermost)
+            if self.closed:
+                self.reach(self.submitted)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of the host and of a GPU in one program: they wait for each other, and fail for themselves.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+import pinning
+from fake_device import WAIT
+from pinning import PinningError
+from pinning.queues import Event, Queue, as_queue
+from standins.libcuda import live
+from standins.standin import StandIn
+
+HOST, GPU = pinning.device("host:0"), pinning.device("cuda:0")
+
+
+@pytest.fixture(params=["in_order", "out_of_order"])
+def queues(standin: StandIn, request: pytest.FixtureRequest) -> Iterator[tuple[Queue, Queue]]:
+    with Queue(HOST, request.param) as host, Queue(GPU, request.param) as gpu:
+        yield host, gpu
+    pinning.queues.default_queue(GPU).close()
+
+
+def test_each_waits_for_the_other(queues: tuple[Queue, Queue]) -> None:
+    host, gpu = queues
+    values, back = numpy.arange(1000, dtype="u4"), numpy.zeros(1000, "u4")
+    go = threading.Event()
+    with pinning.alloc(4000, device=GPU) as there, pinning.locked(values, back, device=GPU):
+        begun = host.call(lambda: go.wait(WAIT))
+        copied = pinning.copy_async(there, values, queue=gpu, wait_for=[host.call(lambda: values.fill(7), [begun])])
+        cleared = host.call(lambda: values.fill(9), [copied])
+        returned = pinning.copy_async(back, there, queue=gpu, wait_for=[copied])
+        both = host.call(lambda: None, [cleared, returned])
+        assert not any(event.done() for event in (begun, copied, cleared, returned, both))
+        go.set()
+        both.wait()
+        assert both.comes_after(begun.point)  # type: ignore[arg-type]
+    assert (values == 9).all()
+    assert (back == 7).all()
+
+
+def test_a_chain_from_one_to_the_other_and_back(queues: tuple[Queue, Queue]) -> None:
+    ran: list[int] = []
+    event = Event()
+    for number in range(40):
+        event = queues[number % 2].call(lambda number=number: ran.append(number), [event])
+    event.wait()
+    assert ran == list(range(40))
+
+
+def test_an_error_travels_and_both_go_on(queues: tuple[Queue, Queue]) -> None:
+    host, gpu = queues
+    failing = host.call(lambda: 1 / 0)
+    there = gpu.call(lambda: None, [failing])
+    back = host.call(lambda: None, [there])
+    for event in (back, there, failing):
+        with pytest.raises(ZeroDivisionError):
+            event.wait()
+    for queue in queues:
+        queue.call(lambda: None).wait()
+        queue.synchronize()
+
+
+def test_a_stream_of_cuda_core(standin: StandIn) -> None:
+    class Stream:  # as that of cuda.core is to others
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, self.handle
+
+    theirs = GPU.make_queue()  # type: ignore[attr-defined]
+    stream, there, array = Stream(theirs.handle), pinning.alloc(1000, device=GPU), numpy.ones(1000, "u1")
+    copied = pinning.copy_async(there, array, queue=stream)
+    adopted = as_queue(stream, GPU)
+    assert copied.queue is adopted
+    assert copied.vendor_event is not None, "they may submit at any time"
+    with Queue(HOST) as host:
+        host.call(lambda: None, [copied]).wait()
+    adopted.close()
+    theirs.synchronize()
+    there.free()
+    theirs.close()
+    with pytest.raises(PinningError):
+        Queue.adopt(stream, HOST)
+    del copied
+    assert live()["streams"] == 0

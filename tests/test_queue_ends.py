@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How queues end: closing, Ctrl-C, failing calls, a lost device, fork, the end of the program."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import WAIT, Background
+from fake_memory import FakeMemoryDevice
+from pinning import PinningError, VendorError
+from pinning.queues import Event, Queue
+from queue_work import Thing, eventually, program, work
+
+HOST = pinning.device("host:0")
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    device = FakeMemoryDevice()
+    yield device
+    device.let_go()
+    device.check()
+
+
+# ---- close, and faults ----
+
+
+def test_close_waits_and_then_nothing_can_be_submitted(device: FakeMemoryDevice) -> None:
+    queue = Queue(device)
+    event = queue.submit(work)
+    closing = Background(queue.close)
+    device.let_go()
+    closing.result()
+    queue.close()
+    assert queue.closed
+    assert event.done()
+    for attempt in (lambda: queue.submit(work), queue.record, lambda: queue.call(lambda: None)):
+        with pytest.raises(PinningError, match="closed"):
+            attempt()
+
+
+def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice) -> None:
+    def everything() -> list[Event]:
+        ran.clear()
+        with Queue(device) as one, Queue(device, "out_of_order") as other:
+            first = one.submit(lambda vendor: vendor.mark(lambda: ran.append(1)))  # type: ignore[attr-defined]
+            second = other.submit(lambda vendor: vendor.mark(lambda: ran.append(2)), [first], (Thing(),))  # type: ignore[attr-defined]
+            third = other.record()
+            one.wait_for(third)
+            fourth = one.submit(lambda vendor: vendor.mark(lambda: ran.append(4)), [second])  # type: ignore[attr-defined]
+            events = [first, second, third, fourth]
+            for event in events:
+                event.wait()
+            fourth.elapsed(third)
+        return events
+
+    ran: list[int] = []
+    device.let_go()
+    everything()
+    failures, point = 0, 0
+    while True:
+        device.fail_call(VendorError("fakeInjected", 7, "FAKE_INJECTED"), calls_before=point)
+        try:
+            everything()
+        except VendorError as error:
+            assert error.name == "FAKE_INJECTED"
+            failures += 1
+        device.release()
+        pending_failures = bool(device._call_failures)
+        device.fail_no_more()
+        if pending_failures:
+            break
+        point += 1
+    assert failures > 10
+    everything()
+    assert ran == [1, 2, 4]
+
+
+def test_a_lost_device(device: FakeMemoryDevice) -> None:
+    thing = Thing()
+    gone = weakref.ref(thing)
+    queue, other = Queue(device), Queue(device, "out_of_order")
+    event = queue.submit(work, (), (thing,))
+    after = other.submit(work, [event])
+    device.lose()
+    for ask in (event.wait, after.done, queue.synchronize, lambda: queue.submit(work, (), (Thing(),))):
+        with pytest.raises(VendorError, match="LOST"):
+            ask()
+    for each in (queue, other):
+        with pytest.raises(VendorError, match="LOST"):
+            each.close()
+        assert each.closed
+    del thing
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_closed_queue_has_nothing_to_wait_for() -> None:
+    queue = Queue(HOST)
+    ran: list[int] = []
+    event = queue.call(lambda: ran.append(1))
+    queue.close()
+    for wait in (queue.synchronize, event.wait, HOST.synchronize):  # type: ignore[attr-defined]
+        Background(wait).result()
+    assert (queue.done(), event.done(), ran) == (True, True, [1])
+
+
+def test_close_waits_for_a_submission_in_progress(device: FakeMemoryDevice) -> None:
+    thing = Thing()
+    gone = weakref.ref(thing)
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(vendor: object) -> None:
+        begun.set()
+        assert go.wait(WAIT)
+        work(vendor)
+
+    queue = Queue(device)
+    submitting = Background(lambda thing=thing: queue.submit(slow, (), (thing,)))  # type: ignore[misc]
+    assert begun.wait(WAIT)
+    closing = Background(queue.close)
+    assert eventually(lambda: queue.closed)
+    go.set()
+    event = submitting.result()
+    assert isinstance(event, Event)
+    assert not event.done()
+    del submitting, thing
+    assert gone() is not None, "its work is still to come"
+    device.let_go()
+    closing.result()
+    assert event.done()
+    assert gone() is None
+
+
+def test_a_queue_is_not_given_back_while_the_vendor_is_asked_about_it(
+    device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(device)
+    queue.submit(work)
+    device.let_go()
+    vendor, begun, go = device.queues[0], threading.Event(), threading.Event()
+
+    def done() -> bool:
+        begun.set()
+        assert go.wait(WAIT)
+        assert not vendor.closed, "a driver may crash here"
+        return True
+
+    monkeypatch.setattr(vendor, "done", done)
+    asking = Background(queue.poll)
+    assert begun.wait(WAIT)
+    closing = Background(queue.close)
+    assert eventually(lambda: "queue.synchronize" in device.vendor_calls)
+    assert not vendor.closed
+    go.set()
+    assert asking.result() is True
+    closing.result()
+    assert vendor.closed
+
+
+def test_an_object_that_closes_the_queue_when_it_is_collected_during_a_submission(device: FakeMemoryDevice) -> None:
+    queue = Queue(device)
+
+    class Last:
+        def __del__(self) -> None:
+            queue.close()
+
+    def drops(vendor: object) -> None:
+        things.clear()
+        work(vendor)
+
+    things = [Last()]
+    event = queue.submit(drops)
+    assert queue.closed
+    device.let_go()
+    event.wait()
+    assert eventually(lambda: device.queues_alive == 0), "another thread gives it back"
+
+
+def test_ctrl_c_during_close_leaves_the_queue_open() -> None:
+    go = threading.Event()
+    queue = Queue(HOST)
+    event = queue.call(lambda: go.wait(WAIT))
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        queue.close()
+    assert not queue.closed
+    go.set()
+    queue.call(lambda: None).wait()
+    assert event.done()
+    queue.close()
+    assert queue.closed
+
+
+def test_a_dropped_queue_of_a_lost_device_keeps_nothing(device: FakeMemoryDevice) -> None:
+    thing = Thing()
+    gone = weakref.ref(thing)
+    queue = Queue(device)
+    queue.submit(work, (), (thing,))
+    device.lose()
+    del queue, thing
+    assert eventually(lambda: gone() is None)
+
+
+def test_a_queue_that_the_vendor_does_not_take_back_is_still_open(device: FakeMemoryDevice) -> None:
+    device.let_go()
+    queue = Queue(device)
+    device.fail_call(calls_before=1)  # after the one of synchronize
+    with pytest.raises(VendorError, match="FAKE_FAILURE"):
+        queue.close()
+    assert not queue.closed
+    queue.submit(work).wait()
+    queue.close()
+
+
+# ---- fork ----
+
+
+def test_the_child_of_a_fork(device: FakeMemoryDevice) -> None:
+    queue = Queue(device)
+    event, over = queue.submit(work, (), (Thing(),)), Event()
+
+    def child() -> None:
+        calls = len(device.vendor_calls)
+        for ask in (lambda: queue.submit(work), queue.close, queue.synchronize, event.wait, event.done):
+            with pytest.raises(PinningError, match="fork"):
+                ask()
+        over.wait()
+        assert len(device.vendor_calls) == calls
+        ran: list[int] = []
+        with Queue(HOST) as own:
+            own.call(lambda: ran.append(1))
+        assert ran == [1]
+
+    run_in_child(child)
+    device.let_go()
+    event.wait()
+    queue.close()
+
+
+def test_the_child_drops_the_parents_queues_in_silence() -> None:
+    device = FakeMemoryDevice()
+    queues = [Queue(device)]
+    queues[0].submit(work, (), (Thing(),))
+
+    def child() -> None:
+        calls = len(device.vendor_calls)
+        queues.clear()
+        gc.collect()
+        Queue(HOST).close()
+        assert len(device.vendor_calls) == calls
+
+    run_in_child(child)
+    device.let_go()
+    queues.pop().close()
+    device.check()
+
+
+def test_a_child_cannot_wait_for_its_parent() -> None:
+    go = threading.Event()
+    with Queue(HOST) as queue:
+        events = [queue.call(lambda: go.wait(WAIT)) for _ in range(2)]
+        assert events[0].vendor_event is not None
+
+        def child() -> None:
+            with Queue(HOST) as own:
+                for event in events:
+                    with pytest.raises(PinningError, match="fork"):
+                        own.call(lambda: None, [event])
+                    with pytest.raises(PinningError, match="fork"):
+                        event.elapsed(event)
+
+        run_in_child(child)
+        go.set()
+
+
+def test_a_child_adopts_for_itself(device: FakeMemoryDevice) -> None:
+    theirs = device.make_queue()
+
+    class Stream:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, theirs.handle
+
+    stream = Stream()
+    parents = Queue.adopt(stream, device)
+
+    def child() -> None:
+        own = Queue.adopt(stream, device)
+        assert own is not parents
+        own.submit(work)
+
+    run_in_child(child)
+    parents.close()
+    theirs.close()
+
+
+# ---- exit ----
+
+
+def test_exit_waits_for_work() -> None:
+    done = program("""
+        queue = Queue("host")
+        queue.call(lambda: time.sleep(0.2))
+        queue.call(lambda: os.write(1, b"done"))
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done", "")
+
+
+def test_exit_does_not_wait_for_ever() -> None:
+    done = program("""
+        from pinning.queues import pending
+        pending.EXIT_SECONDS = 0.1
+        queue = Queue("host")
+        queue.call(lambda: time.sleep(1000))
+        queue.call(lambda: os.write(1, b"done"))
+    """)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "work is still in a queue" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param("queue.call(lambda: [sum(range(100)) for _ in iter(int, 1)])", id="in Python"),
+        pytest.param("queue.call(lambda: None, [fake.submit(lambda vendor: vendor.mark(print))])", id="at a gate"),
+        pytest.param("queue.submit(lambda vendor: vendor.wait_value(word.ctypes.data, 1))", id="at a word"),
+        pytest.param(
+            "queue.submit(lambda vendor: vendor.call(sleep, 1000), (), (word,))", id="in a function without the GIL"
+        ),
+    ],
+)
+def test_the_process_ends_whatever_a_queue_is_at(left: str) -> None:
+    done = program(f"""
+        import ctypes, numpy
+        from fake_memory import FakeMemoryDevice
+        from pinning.queues import pending
+        pending.EXIT_SECONDS = 0.1
+        queue, fake = Queue("host"), Queue(FakeMemoryDevice())
+        word, sleep = numpy.zeros(1, "u4"), ctypes.cast(ctypes.CDLL(None).sleep, ctypes.c_void_p).value
+        {left}
+        queue.submit(lambda vendor: vendor.fill(word.ctypes.data, b"1", 4), (), (word,))
+    """)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "work is still in a queue" in done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_exit_does_not_wait_for_a_lost_device() -> None:
+    done = program("""
+        from fake_memory import FakeMemoryDevice
+        device = FakeMemoryDevice()
+        queue = Queue(device)
+        event = queue.submit(lambda vendor: vendor.mark(print), (), (device,))
+        device.lose()
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
