@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One GPU: `CoarseDevice`, `LimitedDevice` and `CopyDevice` of `pinning.plugin` on the HIP runtime."""
+"""One GPU: `CoarseDevice`, `LimitedDevice` and `MemoryDevice` of `pinning.plugin` on the HIP runtime."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 
-from pinning.errors import AlreadyPinnedError, VendorError
-from pinning.plugin import AutomaticLocking, LockLimit, PinnedInfo
+from pinning.errors import AlreadyPinnedError, PinningError, VendorError
+from pinning.plugin import AutomaticLocking, Device, LockLimit, MemoryConnection, MemoryInfo, MemoryKind, PinnedInfo
+from pinning_hip import installation, memory, queue
 from pinning_hip.current import current_device
 from pinning_hip.driver import (
     ALREADY_REGISTERED,
-    INVALID_DEVICE_POINTER,
+    INVALID_HANDLE,
     INVALID_VALUE,
-    NOT_FOUND,
+    PEER_ACCESS_ALREADY_ENABLED,
     call,
     constant,
 )
+from pinning_hip.queue import HipQueue
 
 _PORTABLE = 0x1  # for all devices, not only the current one
 _MAPPED = 0x2
 _COARSE_GRAINED = 0x8  # in some releases' header also the value of hipHostRegisterReadOnly, which does nothing
-
-_NOT_KNOWN = (INVALID_VALUE, INVALID_DEVICE_POINTER, NOT_FOUND)  # what releases say of a pointer that is not theirs
 
 
 class HipDevice(AutomaticLocking):
@@ -34,6 +33,8 @@ class HipDevice(AutomaticLocking):
         self._index = index
         (description,) = call("hipDeviceGetName", 256, index)
         self.description = bytes(description).split(b"\0")[0].decode()
+        self._memory_kinds: frozenset[MemoryKind] = frozenset()  # until somebody asks
+        self._waits_for_values: bool | None = None
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.description}>"
@@ -118,34 +119,79 @@ class HipDevice(AutomaticLocking):
 
         Memory that was locked through HSA alone, below HIP, the runtime does not know.
         """
-        # hipPointerGetAttributes is not asked: its hipMemoryType has other numbers in HIP 5 than in HIP 6, and
-        # hip-python calls it with one argument or two, depending on the release.
         try:
             with current_device(self._index):
-                if _attribute("HOST_POINTER", ptr) != ptr or _attribute("IS_MANAGED", ptr):
+                if memory.attribute("HOST_POINTER", ptr) != ptr or memory.attribute("IS_MANAGED", ptr):
                     return None
-                base = _attribute("RANGE_START_ADDR", ptr)
+                base = memory.attribute("RANGE_START_ADDR", ptr)
                 # Each tells but one truth: of registered memory this gives no base, and RANGE_SIZE has only 32 bits.
                 _, size = call("hipMemGetAddressRange", ptr)
                 (device_ptr,) = call("hipHostGetDevicePointer", base, 0)
                 return PinnedInfo(base, int(size), int(device_ptr))
         except VendorError as error:
-            if error.code in _NOT_KNOWN:
+            if error.code in memory.NOT_KNOWN:
                 return None
             raise
 
-    # ---- memory of its own ----
+    # ---- memory ----
 
-    def allocate(self, size: int) -> int:
-        """`size` bytes of device memory."""
-        with current_device(self._index):
-            (ptr,) = call("hipMalloc", size)
-        return int(ptr)
+    @property
+    def memory_kinds(self) -> frozenset[MemoryKind]:
+        """HOST and DEVICE, and SHARED (managed memory) where the GPU has it."""
+        if not self._memory_kinds:
+            asked = constant("hipDeviceAttribute_t", "hipDeviceAttributeManagedMemory")
+            (managed,) = call("hipDeviceGetAttribute", asked, self._index)
+            shared = {MemoryKind.SHARED} if managed else set()
+            self._memory_kinds = frozenset({MemoryKind.HOST, MemoryKind.DEVICE} | shared)
+        return self._memory_kinds
 
-    def free(self, ptr: int) -> None:
-        """Give back what `allocate` returned."""
+    def allocate(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
+        """`size` bytes. HOST memory is pinned for every GPU, and its device address is the host's.
+
+        Raises
+        ------
+        VendorError
+            The runtime refused, perhaps for want of memory; nothing is allocated.
+        """
         with current_device(self._index):
-            call("hipFree", ptr)
+            return memory.allocate(size, kind)
+
+    def free(self, ptr: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        """Give back what `allocate` returned for this kind. The runtime waits until all work of the GPU is done.
+
+        Raises
+        ------
+        VendorError
+            The runtime refused; it is still allocated.
+        """
+        with current_device(self._index):
+            memory.free(ptr, kind)
+
+    def memory_info(self, ptr: int) -> MemoryInfo | None:
+        """The allocation or registration around `ptr`, of anyone through HIP and on any GPU, or None."""
+        with current_device(self._index):
+            return memory.info(ptr)
+
+    def connection(self, other: Device) -> MemoryConnection:
+        """What the GPU `other` can do with DEVICE memory of this one.
+
+        Where `other` can reach it directly, that is enabled for all memory of this GPU, as it must be before use
+        (hipDeviceEnablePeerAccess), and stays so; libraries do the same. Otherwise the runtime copies between any two.
+        """
+        if not isinstance(other, HipDevice):
+            return MemoryConnection.NONE
+        if other._index == self._index:
+            return MemoryConnection.UNIFIED
+        (reaches,) = call("hipDeviceCanAccessPeer", other._index, self._index)
+        if not reaches:
+            return MemoryConnection.MIGRATABLE
+        try:
+            with current_device(other._index):
+                call("hipDeviceEnablePeerAccess", self._index, 0)
+        except VendorError as error:
+            if error.code != PEER_ACCESS_ALREADY_ENABLED:
+                raise
+        return MemoryConnection.UNIFIED
 
     def copy(self, dst: int, src: int, size: int) -> None:
         """Copy `size` bytes between host and device in either direction, and wait until it is done.
@@ -155,14 +201,60 @@ class HipDevice(AutomaticLocking):
         with current_device(self._index):
             call("hipMemcpy", dst, src, size, constant("hipMemcpyKind", "hipMemcpyDefault"))
 
+    # ---- queues ----
+
+    def make_queue(self) -> HipQueue:
+        """A new stream, which does not wait for the default stream, nor that for it.
+
+        Raises
+        ------
+        PinningError
+            hip-python is of a release that keeps Python's GIL.
+        """
+        self._require_no_gil()
+        waits_for_values = self._can_wait_for_values()
+        return HipQueue(queue.make_stream(self._index), self._index, True, waits_for_values)
+
+    def adopt_queue(self, handle: int) -> HipQueue:
+        """The stream of a ``hipStream_t``, which its owner keeps alive.
+
+        0 is this GPU's default stream, 2 is the calling thread's.
+
+        Raises
+        ------
+        PinningError
+            The stream is on another GPU, or as `make_queue`.
+        """
+        self._require_no_gil()
+        adopted = HipQueue(handle, self._index, False, self._can_wait_for_values())
+        try:
+            adopted.record()  # no release before 5.6 can be asked for the device of a stream
+        except VendorError as error:
+            if error.call == "hipEventRecord" and error.code == INVALID_HANDLE:
+                raise PinningError(f"stream {handle:#x} is not on {self.name}: adopt it on its own device") from None
+            raise
+        return adopted
+
+    def synchronize(self) -> None:
+        """Wait until all work of this GPU is done."""
+        with current_device(self._index):
+            call("hipDeviceSynchronize")
+
+    def _can_wait_for_values(self) -> bool:
+        if self._waits_for_values is None:
+            self._waits_for_values = queue.waits_for_values(self._index)
+        return self._waits_for_values
+
+    def _require_no_gil(self) -> None:
+        release = installation.release_with_gil()
+        if release:
+            raise PinningError(
+                f"{self.name} has no queues with hip-python {release}, which keeps Python's GIL during each call: a "
+                "wait for work that calls Python would never end; pip install 'hip-python>=10'"
+            )
+
 
 _ADVICE = (
     "is all of it mapped, and writable? HIP has no read-only registration: map a file private and writable "
     "(mmap.ACCESS_COPY, numpy's mode 'c')"
 )
-
-
-def _attribute(name: str, ptr: int) -> int:
-    value = bytearray(ctypes.sizeof(ctypes.c_void_p))  # zeroed: a bool fills only its first byte
-    call("hipPointerGetAttribute", value, constant("hipPointer_attribute", f"HIP_POINTER_ATTRIBUTE_{name}"), ptr)
-    return int.from_bytes(value, sys.byteorder)

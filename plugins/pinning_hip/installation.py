@@ -14,14 +14,21 @@ def installed(distribution: str) -> str | None:
         return None
 
 
+def release_with_gil() -> str | None:
+    """The version of a hip-python that keeps Python's GIL during each call; None where it releases it."""
+    release = installed("hip-python")
+    return release if release and int(release.split(".")[0]) < 10 else None
+
+
 def warnings() -> list[str]:
     """What is found, each with the way out."""
     found = []
-    release = installed("hip-python")
-    if release and int(release.split(".")[0]) < 10:
+    release = release_with_gil()
+    if release:
         found.append(
             f"hip-python {release} keeps Python's GIL during each call, so that all threads wait while memory is "
-            "locked: pip install 'hip-python>=10', of which pinning calls only what ROCm 6 and 7 have too"
+            "locked, and there can be no queues: pip install 'hip-python>=10', of which pinning calls only what ROCm 6 "
+            "and 7 have too"
         )
     if installed("hip-python-interop"):
         found.append(

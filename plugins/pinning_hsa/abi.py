@@ -25,6 +25,9 @@ POOL_KERNARG = 1
 POOL_FINE_GRAINED = 2
 POOL_COARSE_GRAINED = 4
 
+ACCESS_NEVER_ALLOWED = 0
+AGENT_POOL_INFO_ACCESS = 0
+
 POINTER_TYPES = {1: "HSA_EXT_POINTER_TYPE_HSA", 2: "HSA_EXT_POINTER_TYPE_LOCKED"}
 POINTER_HSA = 1
 POINTER_LOCKED = 2
@@ -55,11 +58,23 @@ class PointerInfo(Structure):
     ]
 
 
+class PitchedPointer(Structure):
+    """hsa_pitched_ptr_t: bytes from row to row, and from layer to layer."""
+
+    _fields_ = [("base", c_uint64), ("pitch", c_size_t), ("slice", c_size_t)]
+
+
+class Dim3(Structure):
+    """hsa_dim3_t."""
+
+    _fields_ = [("x", c_uint32), ("y", c_uint32), ("z", c_uint32)]
+
+
 Visitor = CFUNCTYPE(c_int, Handle, c_void_p)
 
 
 class Prototype(NamedTuple):
-    """What a function returns and takes."""
+    """What a function returns and takes. None: it returns nothing."""
 
     result: Any
     arguments: list[Any]
@@ -83,9 +98,19 @@ PROTOTYPES = {
     "hsa_amd_memory_lock_to_pool": _status(c_void_p, c_size_t, POINTER(Handle), c_int, Handle, c_uint32, c_void_p),
     "hsa_amd_memory_unlock": _status(c_void_p),
     "hsa_amd_pointer_info": _status(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "hsa_amd_agent_memory_pool_get_info": _status(Handle, Handle, c_int, c_void_p),
+    "hsa_amd_agents_allow_access": _status(c_uint32, POINTER(Handle), c_void_p, c_void_p),
+    "hsa_amd_memory_fill": _status(c_void_p, c_uint32, c_size_t),
     "hsa_memory_copy": _status(c_void_p, c_void_p, c_size_t),
     "hsa_amd_memory_async_copy": _status(c_void_p, Handle, c_void_p, Handle, c_size_t, c_uint32, c_void_p, Handle),
+    "hsa_amd_memory_async_copy_rect": _status(
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(Handle, c_int, c_uint32, c_void_p, Handle),
+    ),
     "hsa_signal_create": _status(c_int64, c_uint32, c_void_p, c_void_p),
     "hsa_signal_destroy": _status(Handle),
+    "hsa_signal_load_scacquire": Prototype(c_int64, [Handle]),
+    "hsa_signal_store_screlease": Prototype(None, [Handle, c_int64]),
+    "hsa_signal_subtract_screlease": Prototype(None, [Handle, c_int64]),
     "hsa_signal_wait_scacquire": Prototype(c_int64, [Handle, c_int, c_int64, c_uint64, c_int]),
 }

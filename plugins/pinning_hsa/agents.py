@@ -52,6 +52,13 @@ def find_pools(agent: Handle, grain: int) -> list[Handle]:
     return [pool for _, pool in sorted(found, key=lambda each: each[0])]
 
 
+def reaches(agent: Handle, pool: Handle) -> bool:
+    """Whether the agent can use memory of this pool, once that is allowed."""
+    access = ctypes.c_uint32()
+    call("hsa_amd_agent_memory_pool_get_info", agent, pool, abi.AGENT_POOL_INFO_ACCESS, ctypes.byref(access))
+    return access.value != abi.ACCESS_NEVER_ALLOWED
+
+
 def describe(agent: Handle) -> str:
     """The product and its instruction set, such as ``"AMD Instinct MI300X (gfx942)"``."""
     product, isa = (_text(agent, attribute) for attribute in (abi.AMD_AGENT_INFO_PRODUCT_NAME, abi.AGENT_INFO_NAME))

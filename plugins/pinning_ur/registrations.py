@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ class Registrations:
         self._changed = threading.Condition(threading.Lock())
         self._changing: list[Pages] = []
         self._registered: list[Registration] = []  # ascending, disjoint
+        self._possible: bool | None = None  # not asked yet
 
     def lock(self, pages: Pages, check: Callable[[list[Pages]], None], writable: bool) -> None:
         """Register those of the `pages` that are not registered yet.
@@ -91,11 +93,33 @@ class Registrations:
                         step()
                 raise
 
+    @property
+    def possible(self) -> bool:
+        """Whether the adapter can register host memory at all, of which no call but such a call tells.
+
+        It is asked to unregister a page that nobody has registered, which is wrong where it can, and unsupported where
+        it cannot.
+        """
+        if self._possible is None:
+            page = mmap.mmap(-1, mmap.PAGESIZE)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+            self._possible = any(self._supports(unregister, address) for _, unregister in WAYS_TO_LOCK)
+        return self._possible
+
     def holds(self, address: int) -> bool:
         """Whether the page at `address` is registered here, or just changing."""
         with self._changed:
             ranges = [*self._changing, *(each.pages for each in self._overlapping((address, address + 1)))]
         return any(start <= address < end for start, end in ranges)
+
+    def _supports(self, unregister: str, address: int) -> bool:
+        if not exports(unregister):
+            return False
+        try:
+            call(unregister, self._context(), address)
+        except VendorError as error:
+            return error.code != UNSUPPORTED_FEATURE
+        return True
 
     def _release(self, registration: Registration, pages: Pages, undo: list[Callable[[], object]]) -> None:
         users = list(registration.users)

@@ -13,34 +13,50 @@ from collections.abc import Callable
 from ctypes import c_bool, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from typing import Any
 
+INVALID_OPERATION = 1
 UNSUPPORTED_FEATURE = 44
+INVALID_ENUMERATION, UNSUPPORTED_ENUMERATION = 53, 54
 OVERLAPPING_REGIONS = 62
 
 ADAPTER_INFO_BACKEND = 0
 BACKENDS = {1: "Level Zero", 2: "OpenCL", 3: "CUDA", 4: "HIP", 5: "Native CPU", 0x100: "Offload"}
 DEVICE_TYPE_ALL = 2
 DEVICE_INFO_NAME = 66
-ALLOC_INFO_TYPE, ALLOC_INFO_BASE, ALLOC_INFO_SIZE = 0, 1, 2
+DEVICE_INFO_USM_HOST, DEVICE_INFO_USM_DEVICE, DEVICE_INFO_USM_SHARED = 83, 84, 85
+DEVICE_INFO_HOST_TASK = 0x9000
+ALLOC_INFO_TYPE, ALLOC_INFO_BASE, ALLOC_INFO_SIZE, ALLOC_INFO_DEVICE = 0, 1, 2, 3
 USM_HOST = 1
-USM_OF_A_DEVICE = {2: "device memory", 3: "memory shared with a device"}
+USM_DEVICE = 2
+USM_OF_A_DEVICE = {USM_DEVICE: "device memory", 3: "memory shared with a device"}
+
+PEER_ACCESS = 0
+
+QUEUE_INFO_CONTEXT, QUEUE_INFO_DEVICE, QUEUE_INFO_FLAGS, QUEUE_INFO_EMPTY = 0, 1, 3, 6
+QUEUE_OUT_OF_ORDER = 0x1
+EVENT_INFO_STATUS = 3
+EVENT_COMPLETE, EVENT_PENDING = 0, (1, 2, 3)
+PROFILING_INFO_END = 3
 
 REGISTER, IMPORT = "urUSMHostAllocRegisterExp", "urUSMImportExp"
 # How host memory is locked and unlocked, the better way first: registering came with 2026.2 and reports failures, an
 # import may do nothing and report success.
 WAYS_TO_LOCK = ((REGISTER, "urUSMHostAllocUnregisterExp"), (IMPORT, "urUSMReleaseExp"))
-RECENT = WAYS_TO_LOCK[0]  # a loader without these is good enough
+HOST_TASK = "urEnqueueHostTaskExp"
+RECENT = (*WAYS_TO_LOCK[0], HOST_TASK)  # a loader without these is good enough
 
 
-class RegisterProperties(ctypes.Structure):
-    """``ur_exp_usm_host_alloc_register_properties_t``."""
+class Properties(ctypes.Structure):
+    """``ur_queue_properties_t`` and ``ur_exp_usm_host_alloc_register_properties_t``."""
 
     _fields_ = (("stype", c_int), ("next", c_void_p), ("flags", c_uint32))
 
 
-READ_ONLY = RegisterProperties(0x7000, None, 1)
+READ_ONLY = Properties(0x7000, None, 1)
+PROFILING_QUEUE = Properties(14, None, 0x2)  # in order, and with the time of events
 
 _INFO = (c_void_p, c_int, c_size_t, c_void_p, c_void_p)
 _LIST = (c_uint32, c_void_p, c_void_p)
+_EVENTS = (c_uint32, c_void_p, c_void_p)  # how many to wait for, which, and where to put the operation's own
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "urLoaderInit": (c_uint32, c_void_p),
     "urPrintResult": (c_int, c_char_p, c_size_t, c_void_p),
@@ -54,6 +70,19 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "urContextRelease": (c_void_p,),
     "urQueueCreate": (c_void_p, c_void_p, c_void_p, c_void_p),
     "urQueueRelease": (c_void_p,),
+    "urQueueGetInfo": _INFO,
+    "urQueueFinish": (c_void_p,),
+    "urEventGetInfo": _INFO,
+    "urEventGetProfilingInfo": _INFO,
+    "urEventWait": (c_uint32, c_void_p),
+    "urEventRelease": (c_void_p,),
+    "urEnqueueEventsWait": (c_void_p, *_EVENTS),
+    "urEnqueueEventsWaitWithBarrier": (c_void_p, *_EVENTS),
+    "urEnqueueHostTaskExp": (c_void_p, c_void_p, c_void_p, c_void_p, *_EVENTS),
+    "urUsmP2PPeerAccessGetInfoExp": (c_void_p, *_INFO),
+    "urUsmP2PEnablePeerAccessExp": (c_void_p, c_void_p),
+    "urUSMHostAlloc": (c_void_p, c_void_p, c_void_p, c_size_t, c_void_p),
+    "urUSMSharedAlloc": (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p),
     "urUSMDeviceAlloc": (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p),
     "urUSMFree": (c_void_p, c_void_p),
     "urUSMGetMemAllocInfo": (c_void_p, *_INFO),
@@ -61,7 +90,9 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "urUSMHostAllocUnregisterExp": (c_void_p, c_void_p),
     "urUSMImportExp": (c_void_p, c_void_p, c_size_t),
     "urUSMReleaseExp": (c_void_p, c_void_p),
-    "urEnqueueUSMMemcpy": (c_void_p, c_bool, c_void_p, c_void_p, c_size_t, c_uint32, c_void_p, c_void_p),
+    "urEnqueueUSMMemcpy": (c_void_p, c_bool, c_void_p, c_void_p, c_size_t, *_EVENTS),
+    "urEnqueueUSMMemcpy2D": (c_void_p, c_bool, c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t, *_EVENTS),
+    "urEnqueueUSMFill": (c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, *_EVENTS),
 }
 
 

@@ -14,7 +14,6 @@ HERE = Path(__file__).parent
 sys.path.extend([str(HERE), str(HERE.parent)])
 
 from mapped_memory import PAGE, Memory  # noqa: E402
-
 from standins.libcuda import DRIVER, live  # noqa: E402
 from standins.standin import MissingError, StandIn  # noqa: E402
 

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 from cuda.bindings import driver as cuda
-from mapped_memory import PAGE, Memory
 
+from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning.plugin import CopyDevice, LimitedDevice
 from pinning_cuda import CudaDevice, plugin

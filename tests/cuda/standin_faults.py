@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 from failures import UNKNOWN, each_failure
-from mapped_memory import PAGE, Memory
 
+from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning_cuda import CudaDevice, plugin
 from standins.standin import StandIn

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from mapped_memory import PAGE, READ_WRITE, Memory
 
+from mapped_memory import PAGE, READ_WRITE, Memory
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
 from pinning_cuda import plugin
 from standins.standin import StandIn

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 from cuda.bindings import driver as cuda
 from failures import UNKNOWN, each_failure
-from mapped_memory import PAGE, Memory
 
+from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning.plugin import MemoryConnection, MemoryDevice, MemoryInfo, MemoryKind
 from pinning_cuda import CudaDevice, plugin

@@ -12,8 +12,8 @@ import pytest
 from cuda.bindings import driver as cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mapped_memory import PAGE, Memory
 
+from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin import PinnedInfo
 from pinning_cuda import memory, plugin

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as cuda
 from failures import UNKNOWN, each_failure
+
 from holding import Buffer, Held, host_bytes
 from mapped_memory import PAGE, Memory
-
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryKind
 from pinning_cuda import plugin

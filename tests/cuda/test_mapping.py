@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mapped_memory import PAGE, READ_WRITE, Memory
 
+from mapped_memory import PAGE, READ_WRITE, Memory
 from pinning_cuda.mapping import gap, mappings
 
 PAGES = 8

@@ -18,7 +18,7 @@ from standins.libcuda import DRIVER
     "file",
     [
         *("standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"),
-        *("standin_memory.py", "standin_queues.py"),
+        *("standin_memory.py", "standin_queues.py", "standin_two_vendors.py", "standin_arrays.py"),
     ],
 )
 def test_on_the_standin(file: str, standin_folder: Path) -> None:

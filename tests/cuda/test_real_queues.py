@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy
 import pytest
-from holding import Buffer, Held, host_bytes
 
+from holding import Buffer, Held, host_bytes
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning_cuda import CudaDevice, plugin

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.extend([str(HERE.parent / "cuda"), str(HERE.parent)])  # mapped_memory, and standins
+sys.path.extend([str(HERE), str(HERE.parent)])
 
-from standins.libhip import DRIVER  # noqa: E402
+from standins.libhip import DRIVER, live  # noqa: E402
 from standins.standin import MissingError, StandIn  # noqa: E402
 
 
@@ -32,9 +33,11 @@ def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def standin(tmp_path: Path) -> Iterator[StandIn]:
-    """The stand-in that is this process's runtime. A test leaves nothing registered."""
+    """The stand-in that is this process's runtime. A test leaves nothing registered, allocated or made."""
     standin = DRIVER.standin(tmp_path / "calls")
     standin.configure()
     yield standin
     standin.configure()
+    gc.collect()
     assert standin.registrations() == set()
+    assert live() == {"streams": 0, "events": 0, "allocations": 0}

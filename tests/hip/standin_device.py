@@ -10,9 +10,9 @@ import ctypes
 import threading
 
 import pytest
-from mapped_memory import PAGE, Memory
 
 from hip import hip
+from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning.plugin import CoarseDevice, CopyDevice, DescribedPlugin, LimitedDevice
 from pinning_hip import plugin

@@ -7,45 +7,17 @@ A stand-in checks the ABI and the sequence of calls, not a real runtime's semant
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 
 import pytest
-from mapped_memory import PAGE, Memory
+from failing import UNKNOWN, Outcome, each_failure
 
-from hip import hip
+from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning_hip import HipDevice, plugin
 from standins.standin import StandIn
 
-UNKNOWN = 999
 DEVICE = plugin.device(0)
-
-Outcome = VendorError | None
-
-
-def each_failure(standin: StandIn, act: Callable[[], object]) -> Iterator[tuple[str, Outcome]]:
-    """Let the first call that `act` makes fail, then the second and so on: the call, and what `act` raised.
-
-    The thread's device is another one, so that it is set and set back.
-    """
-    for n in count(1):
-        hip.hipSetDevice(1)
-        standin.configure(f"fail=*:{n}:{UNKNOWN}")
-        outcome: Outcome = None
-        try:
-            act()
-        except VendorError as error:
-            outcome = error
-        calls = standin.calls()
-        standin.configure()
-        if n > len(calls):
-            assert outcome is None
-            hip.hipSetDevice(0)
-            return
-        if calls[n - 1] != "hipSetDevice 1":  # nothing can be done about a device that cannot be set back
-            assert hip.hipGetDevice()[1] == 1
-        yield calls[n - 1].split()[0], outcome
 
 
 def expected(*calls: str) -> dict[str, tuple[str, int, str]]:

@@ -14,9 +14,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from mapped_memory import PAGE, Memory
 
 from hip import hip
+from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, VendorError
 from pinning_hip import plugin
 from standins.standin import StandIn

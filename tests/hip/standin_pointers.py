@@ -12,9 +12,9 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mapped_memory import PAGE, Memory
 
 from hip import hip
+from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin import PinnedInfo
 from pinning_hip import plugin

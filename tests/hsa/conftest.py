@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.extend([str(HERE.parent / "cuda"), str(HERE.parent)])  # mapped_memory, and standins
+sys.path.extend([str(HERE), str(HERE.parent)])
 
-from standins.libhsa import DRIVER  # noqa: E402
+from standins.libhsa import DRIVER, live  # noqa: E402
 from standins.standin import MissingError, StandIn  # noqa: E402
 
 
@@ -27,9 +29,15 @@ def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def standin(tmp_path: Path) -> Iterator[StandIn]:
-    """The stand-in that is this process's runtime. A test leaves nothing locked."""
+    """The stand-in that is this process's runtime. A test leaves nothing locked, allocated or made."""
     standin = DRIVER.standin(tmp_path / "calls")
     standin.configure()
     yield standin
     standin.configure()
     assert standin.registrations() == set()
+    end = time.monotonic() + 30
+    gc.collect()
+    while live()["signals"] and time.monotonic() < end:
+        time.sleep(0.001)  # the thread of a closed queue is about to end
+        gc.collect()
+    assert live() == {"signals": 0, "allocations": 0}

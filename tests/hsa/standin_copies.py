@@ -13,8 +13,8 @@ import threading
 import time
 
 import pytest
-from mapped_memory import PAGE, Memory
 
+from mapped_memory import PAGE, Memory
 from pinning.errors import VendorError
 from pinning_hsa import plugin
 from standins.standin import StandIn

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pinning.errors import PluginUnavailableError
-from pinning.plugin import AutomaticLocking, CoarseDevice, CopyDevice, DescribedPlugin, LimitedDevice
+from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice
 from pinning_hsa import HsaPlugin, plugin
 from pinning_hsa.driver import loaded_copies
 from standins.standin import StandIn
@@ -39,7 +39,7 @@ def test_a_device_that_is_not_there(standin: StandIn, index: int) -> None:
 def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
     assert isinstance(DEVICE, LimitedDevice)
     assert isinstance(DEVICE, CoarseDevice)
-    assert isinstance(DEVICE, CopyDevice)
+    assert isinstance(DEVICE, MemoryDevice)
     assert isinstance(DEVICE, AutomaticLocking)
     assert DEVICE.lock_limit() is None
     assert DEVICE.coherence == {True, False}

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mapped_memory import PAGE, Memory
 
 import pinning
+from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, NotLockedError, VendorError
 from pinning_hsa import abi, plugin
-from pinning_hsa.device import _pointer_info
+from pinning_hsa.pointers import ask
 from standins.standin import StandIn
 
 SHIFT = 1 << 47  # between the stand-in's host and agent addresses of locked memory
@@ -52,7 +52,7 @@ def test_a_lock_is_for_all_gpus_and_coherent_whatever_the_buffer_says(standin: S
     DEVICE.data_lock(memory.ptr, PAGE, read_only)
     (call,) = standin.calls("hsa_amd_memory_lock_to_pool")
     assert call.split()[2:4] == [str(PAGE), "4"]
-    assert _pointer_info(memory.ptr).global_flags == abi.POOL_FINE_GRAINED  # not the pool for kernel arguments
+    assert ask(memory.ptr).global_flags == abi.POOL_FINE_GRAINED  # not the pool for kernel arguments
     assert standin.calls("hsa_amd_memory_lock") == []
     DEVICE.data_unlock(memory.ptr)
 
@@ -60,7 +60,7 @@ def test_a_lock_is_for_all_gpus_and_coherent_whatever_the_buffer_says(standin: S
 def test_where_coherence_is_not_asked_for_a_lock_is_coarse_grained(standin: StandIn) -> None:
     memory = Memory(1)
     assert DEVICE.data_lock(memory.ptr, PAGE, None, coherent=False) == memory.ptr + SHIFT
-    assert _pointer_info(memory.ptr).global_flags == abi.POOL_COARSE_GRAINED
+    assert ask(memory.ptr).global_flags == abi.POOL_COARSE_GRAINED
     DEVICE.data_unlock(memory.ptr)
 
 

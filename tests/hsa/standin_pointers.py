@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mapped_memory import PAGE, Memory
 
+from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, NotLockedError
 from pinning.plugin import PinnedInfo
 from pinning_hsa import plugin

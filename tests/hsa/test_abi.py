@@ -15,7 +15,7 @@ from pinning_hsa import abi
 from standins import libhsa
 from standins.standin import MissingError
 
-FIELDS = {
+INFO = {
     "size": "size",
     "type": "type",
     "agent_base": "agentBaseAddress",
@@ -24,6 +24,11 @@ FIELDS = {
     "user_data": "userData",
     "owner": "agentOwner",
     "global_flags": "global_flags",
+}
+STRUCTURES = {
+    "hsa_amd_pointer_info_t": (abi.PointerInfo, INFO),
+    "hsa_pitched_ptr_t": (abi.PitchedPointer, {"base": "base", "pitch": "pitch", "slice": "slice"}),
+    "hsa_dim3_t": (abi.Dim3, {"x": "x", "y": "y", "z": "z"}),
 }
 CONSTANTS = {
     "SUCCESS": "HSA_STATUS_SUCCESS",
@@ -43,6 +48,8 @@ CONSTANTS = {
     "POOL_COARSE_GRAINED": "HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED",
     "POINTER_HSA": "HSA_EXT_POINTER_TYPE_HSA",
     "POINTER_LOCKED": "HSA_EXT_POINTER_TYPE_LOCKED",
+    "ACCESS_NEVER_ALLOWED": "HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED",
+    "AGENT_POOL_INFO_ACCESS": "HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS",
     "SIGNAL_CONDITION_LT": "HSA_SIGNAL_CONDITION_LT",
     "WAIT_STATE_BLOCKED": "HSA_WAIT_STATE_BLOCKED",
     "FOREVER": "UINT64_MAX",
@@ -56,8 +63,12 @@ PROGRAM = r"""
 #include <type_traits>
 
 template <class T> void type() {
-    const char *kind = std::is_pointer_v<T> ? "pointer" : std::is_class_v<T> ? "struct" : "number";
-    std::printf(" %s%zu", kind, sizeof(T));
+    if constexpr (std::is_void_v<T>) {
+        std::printf(" nothing");
+    } else {
+        const char *kind = std::is_pointer_v<T> ? "pointer" : std::is_class_v<T> ? "struct" : "number";
+        std::printf(" %s%zu", kind, sizeof(T));
+    }
 }
 template <class R, class... A> void function(const char *name, R (*)(A...)) {
     std::printf("function %s", name);
@@ -81,12 +92,15 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         folders = [f"-I{folder}" for folder in libhsa.includes()]
     except MissingError as missing:
         pytest.skip(str(missing))
-    info = "hsa_amd_pointer_info_t"
     lines = [
         *(f'function("{name}", decltype(&{name})());' for name in abi.PROTOTYPES),
         *(f'std::printf("constant {name} %lu\\n", (unsigned long){name});' for name in CONSTANTS.values()),
-        *(f'std::printf("field {name} %zu\\n", offsetof({info}, {name}));' for name in FIELDS.values()),
-        *(f'std::printf("size {name} %zu\\n", sizeof({name}));' for name in ("hsa_agent_t", info)),
+        *(
+            f'std::printf("field {of}.{name} %zu\\n", offsetof({of}, {name}));'
+            for of, (_, fields) in STRUCTURES.items()
+            for name in fields.values()
+        ),
+        *(f'std::printf("size {name} %zu\\n", sizeof({name}));' for name in ("hsa_agent_t", *STRUCTURES)),
     ]
     folder = tmp_path_factory.mktemp("abi")
     source, program = folder / "abi.cpp", folder / "abi"
@@ -97,6 +111,8 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def described(kind: Any) -> str:
     """A ctypes type as the program above prints a C++ type."""
+    if kind is None:
+        return "nothing"
     if issubclass(kind, ctypes.Structure):
         return f"struct{ctypes.sizeof(kind)}"
     pointer = kind in (ctypes.c_void_p, abi.Visitor) or hasattr(kind, "contents")
@@ -123,10 +139,14 @@ def test_constants_are_those_of_the_header(header: list[str]) -> None:
 
 
 def test_structures_are_laid_out_as_the_header_says(header: list[str]) -> None:
-    ours = {theirs: [str(getattr(abi.PointerInfo, name).offset)] for name, theirs in FIELDS.items()}
+    ours = {
+        f"{name}.{theirs}": [str(getattr(kind, field).offset)]
+        for name, (kind, fields) in STRUCTURES.items()
+        for field, theirs in fields.items()
+    }
     assert ours == about(header, "field")
-    assert about(header, "size") == {"hsa_agent_t": ["8"], "hsa_amd_pointer_info_t": ["56"]}
-    assert (ctypes.sizeof(abi.Handle), ctypes.sizeof(abi.PointerInfo)) == (8, 56)
+    sizes = {"hsa_agent_t": abi.Handle, **{name: kind for name, (kind, _) in STRUCTURES.items()}}
+    assert {name: [str(ctypes.sizeof(kind))] for name, kind in sizes.items()} == about(header, "size")
 
 
 def test_a_wrong_prototype_in_the_stand_in_does_not_compile(tmp_path: Path) -> None:

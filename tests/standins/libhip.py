@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -15,6 +16,13 @@ def includes() -> list[Path]:
         if (folder / "hip" / "hip_runtime_api.h").is_file():
             return [folder]
     raise MissingError("the stand-in libamdhip64 needs hip/hip_runtime_api.h: apt-get install libamdhip64-dev")
+
+
+def live() -> dict[str, int]:
+    """How many streams, events and allocations there are in the stand-in that is this process's runtime."""
+    standin_live = ctypes.CDLL(DRIVER.soname).standin_live
+    standin_live.restype = ctypes.c_size_t
+    return {what: standin_live(what.encode()) for what in ("streams", "events", "allocations")}
 
 
 # hip-python from release 10 on looks into $ROCM_PATH/lib, and into /opt/rocm/lib without that, before it asks the

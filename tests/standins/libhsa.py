@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -15,6 +16,13 @@ def includes() -> list[Path]:
         if (folder / "hsa" / "hsa_ext_amd.h").is_file():
             return [folder]
     raise MissingError("the stand-in libhsa-runtime64 needs hsa/hsa_ext_amd.h: apt-get install libhsa-runtime-dev")
+
+
+def live() -> dict[str, int]:
+    """How many signals and allocations there are in the stand-in that is this process's runtime."""
+    standin_live = ctypes.CDLL(DRIVER.soname).standin_live
+    standin_live.restype = ctypes.c_size_t
+    return {what: standin_live(what.encode()) for what in ("signals", "allocations")}
 
 
 DRIVER = Driver("libhsa-runtime64.so.1", "hsa/libhsa_runtime64.c", "STANDIN_HSA", includes)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -17,6 +18,13 @@ def includes() -> list[Path]:
         return [folder]
     # With its dependencies it would replace the last intel-cmplr-lib-ur that has an OpenCL adapter.
     raise MissingError("the stand-in libur_loader needs ur_api.h: pip install --no-deps 'intel-sycl-rt>=2026.2'")
+
+
+def live() -> dict[str, int]:
+    """How many queues, events and allocations there are in the stand-in that is this process's loader."""
+    standin_live = ctypes.CDLL(DRIVER.soname).standin_live
+    standin_live.restype = ctypes.c_size_t
+    return {what: standin_live(what.encode()) for what in ("streams", "events", "allocations")}
 
 
 DRIVER = Driver("libur_loader.so.0", "ur/libur_loader.c", "STANDIN_UR", includes)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import ctypes
 import threading
 
+import numpy
 import pytest
-from mapped_memory import PAGE, Memory
 from usm import host_memory, page_is_locked, shared_memory
 
 import pinning
-from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
+from mapped_memory import PAGE, Memory
+from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError, VendorError
+from pinning.plugin import MemoryInfo, MemoryKind
 from pinning_ur import plugin
 from pinning_ur.loader import exports
 
@@ -97,6 +99,8 @@ def test_a_lock_is_refused_and_says_which_call_is_missing() -> None:
         assert f"{whose} has no urUSMHostAllocRegisterExp" in error.advice
     assert CPU.is_pinned_ptr(memory.ptr + 3) is None
     assert not page_is_locked(memory.ptr)
+    assert not CPU.can_lock
+    assert pinning.default_device() is not CPU
 
 
 def test_memory_that_the_vendor_pinned_is_taken_in() -> None:
@@ -119,3 +123,89 @@ def test_the_vendors_errors_have_its_names() -> None:
         with pytest.raises(VendorError) as raised:
             act()
         assert (raised.value.call, raised.value.name) == (call, name)
+
+
+# ---- memory and queues ----
+
+
+@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+def test_each_kind_of_memory_is_known_from_the_inside(kind: MemoryKind) -> None:
+    assert kind in CPU.memory_kinds
+    ptr = CPU.allocate(5000, kind)
+    assert CPU.memory_info(ptr + 4999) == MemoryInfo(kind, ptr, 5000, None if kind is MemoryKind.HOST else 0)
+    assert CPU.memory_info(ptr + 5000) is None
+    CPU.free(ptr, kind)
+    assert CPU.memory_info(ptr) is None
+
+
+def test_work_is_done_in_order_and_events_tell_when() -> None:
+    size = 64 << 20
+    here, there, queue = CPU.allocate(size, MemoryKind.HOST), CPU.allocate(size), CPU.make_queue()
+    before = queue.record()
+    queue.fill(there, b"\1\2\3\xfc", size // 4)
+    queue.copy(here, there, size)
+    queue.copy_2d(here, 8, there + 1, 16, 4, 2)
+    after = queue.record()
+    after.wait()
+    assert after.done()
+    assert after.seconds_since(before) > 0
+    assert queue.done()
+    assert ctypes.string_at(here, 16) == b"\2\3\xfc\1\1\2\3\xfc" * 2
+    assert ctypes.string_at(here + size - 4, 4) == b"\1\2\3\xfc"
+    queue.close()
+    CPU.free(there)
+    CPU.free(here, MemoryKind.HOST)
+
+
+def test_a_queue_that_is_busy_is_not_done_and_another_waits_for_its_event() -> None:
+    size = 256 << 20
+    one, two = CPU.allocate(size), CPU.allocate(size)
+    first, second = CPU.make_queue(), CPU.make_queue()
+    first.fill(one, b"\7", size)
+    assert not first.done()
+    second.wait(first.record())
+    second.copy(two, one, size)
+    CPU.synchronize()
+    assert first.done()
+    assert second.done()
+    CPU.copy(two + 1, one, 8)
+    word = ctypes.create_string_buffer(8)
+    CPU.copy(ctypes.addressof(word), two + size - 8, 8)
+    assert word.raw == b"\7" * 8
+    first.close()
+    second.close()
+    CPU.free(one)
+    CPU.free(two)
+
+
+def test_what_the_cpu_has_not_it_says() -> None:
+    queue = CPU.make_queue()
+    with pytest.raises(PinningError, match="queues of ur:0 cannot call functions of the host"):
+        queue.call(0, 0)
+    with pytest.raises(PinningError, match="queues of ur:0 cannot wait for values"):
+        queue.wait_value(0, 0)
+    queue.close()
+
+
+def test_programs_allocate_copy_and_use_pools_on_it() -> None:
+    size = (9 << 20) + 5
+    array = numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
+    back = numpy.zeros_like(array)
+    with (
+        pinning.Context(CPU) as context,
+        pinning.Pool(context, MemoryKind.DEVICE) as pool,
+        pinning.Queue(CPU) as queue,
+    ):
+        there, ready = queue.alloc(size, pool=pool)
+        up = pinning.copy_async(there, array, queue=queue, wait_for=[ready])
+        pinning.copy_async(back, there, queue=queue).wait()
+        assert up.path == "plain"
+        with pinning.alloc(size, MemoryKind.HOST, device=CPU) as pinned:
+            assert pinning.copy(pinned, there, queue=queue).path == "direct"
+            assert (numpy.asarray(pinned) == array).all()
+        queue.free(there)
+        again, _ = queue.alloc(size, pool=pool)
+        assert again.ptr == there.ptr
+        queue.free(again)
+    assert (back == array).all()
+    pinning.pinned_map(CPU).close()

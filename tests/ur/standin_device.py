@@ -11,8 +11,9 @@ import ctypes
 import threading
 
 import pytest
-from mapped_memory import PAGE, Memory
 
+import pinning
+from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning.plugin import AutomaticLocking, CopyDevice, DescribedPlugin, Library
 from pinning_ur import UrDevice, UrPlugin, plugin
@@ -41,6 +42,19 @@ def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
     assert isinstance(DEVICE, CopyDevice)
     assert isinstance(DEVICE, AutomaticLocking)
     assert DEVICE.coherence == frozenset()
+
+
+def test_a_device_says_whether_its_adapter_can_lock(standin: StandIn) -> None:
+    assert [plugin.device(i).can_lock for i in range(3)] == [True, True, False]
+    asked = standin.calls()
+    assert [plugin.device(i).can_lock for i in range(3)] == [True, True, False]
+    assert standin.calls() == asked, "once for each adapter"
+    assert pinning.default_device() is plugin.device(0)
+
+
+def test_an_adapter_that_fails_may_yet_lock(standin: StandIn) -> None:
+    standin.configure("fail=urUSMHostAllocUnregisterExp:1:20")
+    assert UrPlugin().device(2).can_lock is True, "that is for a lock to find out"
 
 
 def test_the_plugin_describes_itself(standin: StandIn) -> None:

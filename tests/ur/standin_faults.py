@@ -8,39 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 
 import pytest
-from mapped_memory import PAGE, Memory
+from failing import DEVICE_LOST, each_failure
 
+from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning_ur import UrPlugin, plugin
 from pinning_ur.loader import SONAME
 from standins.standin import StandIn
 
-DEVICE_LOST = 20
 DEVICE = plugin.device(0)
 REGISTER, UNREGISTER, INFO = "urUSMHostAllocRegisterExp", "urUSMHostAllocUnregisterExp", "urUSMGetMemAllocInfo"
-
-Outcome = VendorError | None
-
-
-def each_failure(standin: StandIn, act: Callable[[], object]) -> Iterator[tuple[str, Outcome]]:
-    """Let the first call that `act` makes fail, then the second and so on: the call, and what `act` raised."""
-    for n in count(1):
-        standin.configure(f"fail=*:{n}:{DEVICE_LOST}")
-        outcome: Outcome = None
-        try:
-            act()
-        except VendorError as error:
-            outcome = error
-        calls = standin.calls()
-        standin.configure()
-        if n > len(calls):
-            assert outcome is None
-            return
-        yield calls[n - 1].split()[0], outcome
 
 
 def handles() -> int:

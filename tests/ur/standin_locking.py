@@ -17,11 +17,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from hypothesis.strategies import data, integers, sampled_from
-from mapped_memory import PAGE, Memory
 from usm import page_is_locked
 
 import pinning
 from fake_device import Background
+from mapped_memory import PAGE, Memory
 from pinning.errors import InvalidRangeError, NotLockedError, VendorError
 from pinning_ur import plugin
 from standins.standin import StandIn

@@ -7,10 +7,10 @@ A stand-in checks the ABI and the sequence of calls, not a real adapter's semant
 from __future__ import annotations
 
 import pytest
-from mapped_memory import PAGE, Memory
 from usm import host_memory, registered, shared_memory
 
 import pinning
+from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, InvalidRangeError
 from pinning_ur import plugin
 from standins.standin import StandIn

@@ -15,7 +15,11 @@ from standins.libur import DRIVER
 
 
 @pytest.mark.parametrize(
-    "file", ["standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"]
+    "file",
+    [
+        *("standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"),
+        *("standin_memory.py", "standin_queues.py", "standin_copies.py"),
+    ],
 )
 def test_on_the_standin(file: str, standin_folder: Path) -> None:
     run_pytest(Path(__file__).parent / file, environment=DRIVER.environment(standin_folder, "devices=2;opencl"))

@@ -14,6 +14,11 @@
 //   devices=N          number of devices (at load only; 1 unless told)
 //   version=N          what hipRuntimeGetVersion says (at load only; HIP 7.2.0 unless told)
 //   silent_duplicates  as before mid 2026: memory that is pinned already is registered once more
+//   no_managed         the devices have no managed memory
+//   no_peers           nor can they reach one another's memory
+//   no_wait_value      nor can their streams wait for values
+//   signal_memory_only or they can, but not in any memory that pinning has; as with GPU_STREAMOPS_CP_WAIT=1
+//   lost=...           streams.h has what this means
 
 #define STANDIN "HIP"
 
@@ -21,16 +26,28 @@
 
 #include "standin.h"
 
+#define STREAM ihipStream_t
+#define EVENT ihipEvent_t
+#include "streams.h"
+
+enum { MAX_DEVICES = 8 };
+
 static int device_count = 1, version = 70200000;
-static bool silent_duplicates;
+static bool silent_duplicates, no_managed, no_peers, no_wait_value, signal_memory_only;
+static bool reaches[MAX_DEVICES][MAX_DEVICES];  // whose memory a device may use
 static _Atomic pid_t initialised_in;
 
 static _Thread_local int current_device;
 static _Thread_local hipError_t last_error;
 
 static bool standin_option(const char *entry) {
-    if (!entry) silent_duplicates = false;
+    if (loss_option(entry) && entry) return true;
+    if (!entry) silent_duplicates = no_managed = no_peers = no_wait_value = signal_memory_only = false;
     else if (!strcmp(entry, "silent_duplicates")) silent_duplicates = true;
+    else if (!strcmp(entry, "no_managed")) no_managed = true;
+    else if (!strcmp(entry, "no_peers")) no_peers = true;
+    else if (!strcmp(entry, "no_wait_value")) no_wait_value = true;
+    else if (!strcmp(entry, "signal_memory_only")) signal_memory_only = true;
     else return sscanf(entry, "devices=%d", &device_count) == 1 || sscanf(entry, "version=%d", &version) == 1;
     return true;
 }
@@ -42,7 +59,7 @@ static hipError_t failed(hipError_t code) {
     return code;
 }
 
-static hipError_t start(void) {
+static hipError_t start_runtime(void) {
     REQUIRE(device_count, hipErrorInvalidDevice);  // seen without /dev/kfd, HIP 5.2
     if (!initialised_in) initialised_in = getpid();
     return initialised_in == getpid() ? hipSuccess : hipErrorNotInitialized;
@@ -57,8 +74,15 @@ static hipError_t start(void) {
 #define ENTER(...)                      \
     do {                                \
         ENTER_UNSTARTED(__VA_ARGS__);   \
-        hipError_t unstarted = start(); \
+        hipError_t unstarted = start_runtime(); \
         DEMAND(!unstarted, unstarted);  \
+    } while (0)
+
+#define ENTER_WORKING(...)    \
+    do {                      \
+        ENTER(__VA_ARGS__);   \
+        lose(__func__);       \
+        DEMAND(!lost, lost);  \
     } while (0)
 
 // ---- initialisation, errors and devices ----
@@ -79,6 +103,18 @@ hipError_t hipGetLastError(void) {
     enter(__func__, "");
     last_error = hipSuccess;
     return code;
+}
+
+const char *hipGetErrorName(hipError_t hip_error) {
+    switch (hip_error) {
+#define NAMED(name) case name: return #name
+    NAMED(hipErrorInvalidValue);
+    NAMED(hipErrorNoDevice);
+    NAMED(hipErrorHostMemoryAlreadyRegistered);
+    NAMED(hipErrorUnknown);
+#undef NAMED
+    default: return "hipErrorUnknown";
+    }
 }
 
 hipError_t hipGetDeviceCount(int *count) {
@@ -108,6 +144,39 @@ hipError_t hipDeviceGetName(char *name, int len, hipDevice_t device) {
     return hipSuccess;
 }
 
+hipError_t hipDeviceGetAttribute(int *pi, hipDeviceAttribute_t attr, int deviceId) {
+    ENTER("%d %d", attr, deviceId);
+    DEMAND(deviceId >= 0 && deviceId < device_count, hipErrorInvalidDevice);
+    switch (attr) {
+    case hipDeviceAttributeManagedMemory: *pi = !no_managed; return hipSuccess;
+    case hipDeviceAttributeCanUseStreamWaitValue: *pi = !no_wait_value; return hipSuccess;
+    default: return failed(hipErrorInvalidValue);
+    }
+}
+
+hipError_t hipDeviceCanAccessPeer(int *canAccessPeer, int deviceId, int peerDeviceId) {
+    ENTER("%d %d", deviceId, peerDeviceId);
+    DEMAND(deviceId >= 0 && deviceId < device_count && peerDeviceId >= 0 && peerDeviceId < device_count,
+           hipErrorInvalidDevice);
+    *canAccessPeer = !no_peers && deviceId != peerDeviceId;
+    return hipSuccess;
+}
+
+hipError_t hipDeviceEnablePeerAccess(int peerDeviceId, unsigned int flags) {
+    ENTER("%d %u", peerDeviceId, flags);
+    DEMAND(peerDeviceId >= 0 && peerDeviceId < device_count && peerDeviceId != current_device, hipErrorInvalidDevice);
+    DEMAND(!reaches[current_device][peerDeviceId], hipErrorPeerAccessAlreadyEnabled);
+    reaches[current_device][peerDeviceId] = true;
+    return hipSuccess;
+}
+
+hipError_t hipDeviceSynchronize(void) {
+    ENTER_WORKING("");
+    drain(current_device);
+    DEMAND(!lost, lost);
+    return hipSuccess;
+}
+
 // ---- ranges ----
 
 // Each device sees registered memory at another address, the first one at that which `holding` knows.
@@ -121,13 +190,21 @@ static bool pinned(uintptr_t host, size_t size) {
            overlapping(SHARED_ALLOCATION, host, size);
 }
 
-static hipError_t allocated(uintptr_t address, void **ptr) {
+static hipError_t allocated(int kind, uintptr_t shift, size_t size, void **ptr) {
+    *ptr = NULL;
+    if (!size) return hipSuccess;
+    uintptr_t address = allocate(kind, shift, size);
     DEMAND(address, hipErrorOutOfMemory);
+    pthread_mutex_lock(&mutex);
+    holding(address)->flags = current_device;
+    pthread_mutex_unlock(&mutex);
     *ptr = (void *)address;
     return hipSuccess;
 }
 
+// What is given back may still be in use, so the runtime waits for all work of the device.
 static hipError_t freed(void *ptr, int first_kind, int last_kind) {
+    drain(current_device);
     pthread_mutex_lock(&mutex);
     bool found = !ptr || discard((uintptr_t)ptr, first_kind, last_kind);
     pthread_mutex_unlock(&mutex);
@@ -185,29 +262,30 @@ hipError_t hipHostGetDevicePointer(void **devPtr, void *hstPtr, unsigned int fla
 }
 
 hipError_t hipHostMalloc(void **ptr, size_t size, unsigned int flags) {
-    ENTER("%zu %u", size, flags);
-    return allocated(allocate(HOST_ALLOCATION, 0, size), ptr);
+    ENTER_WORKING("%zu %u", size, flags);
+    return allocated(HOST_ALLOCATION, 0, size, ptr);
 }
 
 hipError_t hipHostFree(void *ptr) {
-    ENTER("%p", ptr);
+    ENTER_WORKING("%p", ptr);
     return freed(ptr, HOST_ALLOCATION, HOST_ALLOCATION);
 }
 
 // ---- device memory ----
 
 hipError_t hipMalloc(void **ptr, size_t size) {
-    ENTER("%zu", size);
-    return allocated(allocate(DEVICE_ALLOCATION, DEVICE, size), ptr);
+    ENTER_WORKING("%zu", size);
+    return allocated(DEVICE_ALLOCATION, DEVICE, size, ptr);
 }
 
 hipError_t hipMallocManaged(void **dev_ptr, size_t size, unsigned int flags) {
-    ENTER("%zu %u", size, flags);
-    return allocated(allocate(SHARED_ALLOCATION, 0, size), dev_ptr);
+    ENTER_WORKING("%zu %u", size, flags);
+    DEMAND(!no_managed, hipErrorNotSupported);
+    return allocated(SHARED_ALLOCATION, 0, size, dev_ptr);
 }
 
 hipError_t hipFree(void *ptr) {
-    ENTER("%p", ptr);
+    ENTER_WORKING("%p", ptr);
     return freed(ptr, DEVICE_ALLOCATION, SHARED_ALLOCATION);
 }
 
@@ -255,6 +333,9 @@ hipError_t hipPointerGetAttribute(void *data, hipPointer_attribute attribute, hi
     case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR:  // of registered memory the host's address, else the device's
         *(uintptr_t *)data = r.kind == REGISTRATION ? r.host : r.host + r.shift;
         return hipSuccess;
+    case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)data = r.kind == REGISTRATION ? 0 : (int)r.flags;
+        return hipSuccess;
     case HIP_POINTER_ATTRIBUTE_RANGE_SIZE:
         *(uint32_t *)data = r.size;
         return hipSuccess;
@@ -262,3 +343,5 @@ hipError_t hipPointerGetAttribute(void *data, hipPointer_attribute attribute, hi
         return failed(hipErrorInvalidValue);
     }
 }
+
+#include "stream_calls.h"

@@ -12,6 +12,13 @@
 //   svm           locks are by shared virtual memory: addresses are the same, and hsa_amd_pointer_info does not know them
 //   slow_copy     asynchronous copies begin at the next standin_configure
 //   failing_copy  asynchronous copies fail under way
+//   slow_poll     copies that wait for signals look at them every 0.3 s only
+//   no_peers      GPUs do not reach one another's memory (when it is allocated, and when asked)
+//   no_rect       copies of rectangles are refused
+//   lost=FUNCTION:N  the N-th call of FUNCTION finds the runtime lost: it and all later calls fail, and so do the copies
+//
+// Signals do not survive misuse: the process ends where one is destroyed or raised again that a copy will write or waits
+// for, and where engines touch memory that is not theirs to touch.
 
 #define STANDIN "HSA"
 
@@ -20,7 +27,8 @@
 
 #include "standin.h"
 
-enum { CPU = 0xC0, GPU = 0xD0, MAX_GPUS = 8, SVM = 0x100 };  // handles of agents; a flag of ranges
+enum { CPU = 0xC0, GPU = 0xD0, MAX_GPUS = 8 };  // handles of agents
+enum { OWNER = 0xFF, SVM = 0x100, ALLOWED = 0x10000 };  // flags of ranges; ALLOWED times 2 to the index of each GPU
 
 // The pools of an agent have its handle times 16 plus their index as handle.
 struct pool {
@@ -42,30 +50,57 @@ enum { CPU_POOLS = sizeof cpu_pools / sizeof *cpu_pools, GPU_POOLS = sizeof gpu_
 
 struct signal {
     hsa_signal_value_t value;
-    int copies;  // under way
+    int copies;  // under way, that write it or wait for it
 };
 
 static int gpu_count = 1;
-static bool svm, slow_copy, failing_copy;
+static bool svm, slow_copy, slow_poll, failing_copy, no_peers, no_rect, lost;
+static char losing[64];
+static int calls_to_loss, live_signals;
 static _Atomic pid_t initialised_in;
 static pthread_cond_t signalled = PTHREAD_COND_INITIALIZER;
 
 static bool standin_option(const char *entry) {
-    if (!entry) svm = slow_copy = failing_copy = false;
+    if (!entry) svm = slow_copy = slow_poll = failing_copy = no_peers = no_rect = lost = false, *losing = 0;
     else if (!strcmp(entry, "svm")) svm = true;
     else if (!strcmp(entry, "slow_copy")) slow_copy = true;
+    else if (!strcmp(entry, "slow_poll")) slow_poll = true;
     else if (!strcmp(entry, "failing_copy")) failing_copy = true;
+    else if (!strcmp(entry, "no_peers")) no_peers = true;
+    else if (!strcmp(entry, "no_rect")) no_rect = true;
+    else if (!strncmp(entry, "lost=", 5)) return sscanf(entry, "lost=%63[^:]:%d", losing, &calls_to_loss) == 2;
     else return sscanf(entry, "gpus=%d", &gpu_count) == 1 && gpu_count <= MAX_GPUS;
     return true;
 }
 
+// How many signals or allocations there are.
+size_t standin_live(const char *what);
+
+size_t standin_live(const char *what) {
+    size_t count = 0;
+    pthread_mutex_lock(&mutex);
+    for (struct range *r = ranges; r; r = r->next) count += r->kind != REGISTRATION;
+    if (!strcmp(what, "signals")) count = live_signals;
+    pthread_mutex_unlock(&mutex);
+    return count;
+}
+
 // ---- what every call does first ----
+
+static bool is_lost(const char *function) {
+    pthread_mutex_lock(&mutex);
+    if (*losing && !strcmp(losing, function) && --calls_to_loss == 0) lost = true;
+    bool answer = lost;
+    pthread_mutex_unlock(&mutex);
+    return answer;
+}
 
 #define ENTER(...)                                                                   \
     do {                                                                             \
         int failure = enter(__func__, __VA_ARGS__);                                  \
         if (failure) return failure;                                                 \
         if (initialised_in != getpid()) return HSA_STATUS_ERROR_NOT_INITIALIZED;     \
+        if (is_lost(__func__)) return HSA_STATUS_ERROR_FATAL;                        \
     } while (0)
 
 // ---- initialisation ----
@@ -92,6 +127,7 @@ hsa_status_t hsa_status_string(hsa_status_t status, const char **status_string) 
     NAMED(HSA_STATUS_ERROR_INVALID_AGENT);
     NAMED(HSA_STATUS_ERROR_OUT_OF_RESOURCES);
     NAMED(HSA_STATUS_ERROR_NOT_INITIALIZED);
+    NAMED(HSA_STATUS_ERROR_FATAL);
     NAMED(HSA_STATUS_ERROR_INVALID_MEMORY_POOL);
     }
     return HSA_STATUS_ERROR_INVALID_ARGUMENT;
@@ -190,6 +226,40 @@ hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t memory_pool, siz
     return HSA_STATUS_SUCCESS;
 }
 
+// As far as the agent can be let use it: a GPU without being let its own memory, and no other before.
+static bool can_reach(hsa_agent_t agent, uint64_t owner) {
+    return agent.handle == CPU || owner == CPU || agent.handle == owner || !no_peers;
+}
+
+hsa_status_t hsa_amd_agent_memory_pool_get_info(hsa_agent_t agent, hsa_amd_memory_pool_t memory_pool,
+                                                hsa_amd_agent_memory_pool_info_t attribute, void *value) {
+    ENTER("%#lx %#lx %d", agent.handle, memory_pool.handle, attribute);
+    REQUIRE(is_agent(agent), HSA_STATUS_ERROR_INVALID_AGENT);
+    REQUIRE(find_pool(memory_pool), (hsa_status_t)HSA_STATUS_ERROR_INVALID_MEMORY_POOL);
+    REQUIRE(value && attribute == HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS, HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    uint64_t owner = memory_pool.handle / 16;
+    *(hsa_amd_memory_pool_access_t *)value = !can_reach(agent, owner)  ? HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED
+                                             : agent.handle == owner ? HSA_AMD_MEMORY_POOL_ACCESS_ALLOWED_BY_DEFAULT
+                                                                     : HSA_AMD_MEMORY_POOL_ACCESS_DISALLOWED_BY_DEFAULT;
+    return HSA_STATUS_SUCCESS;
+}
+
+hsa_status_t hsa_amd_agents_allow_access(uint32_t num_agents, const hsa_agent_t *agents, const uint32_t *flags,
+                                         const void *ptr) {
+    ENTER("%u %p", num_agents, ptr);
+    REQUIRE(num_agents && agents && !flags && ptr, HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    for (uint32_t i = 0; i < num_agents; ++i) REQUIRE(is_agent(agents[i]), HSA_STATUS_ERROR_INVALID_AGENT);
+    pthread_mutex_lock(&mutex);
+    struct range *r = holding((uintptr_t)ptr);
+    bool known = r && r->kind != REGISTRATION && r->host + r->shift == (uintptr_t)ptr, allowed = known;
+    for (uint32_t i = 0; known && i < num_agents; ++i) allowed &= can_reach(agents[i], r->flags & OWNER);
+    if (allowed) r->flags &= OWNER;
+    for (uint32_t i = 0; allowed && i < num_agents; ++i)
+        if (is_gpu(agents[i])) r->flags |= ALLOWED << (agents[i].handle - GPU);
+    pthread_mutex_unlock(&mutex);
+    return allowed ? HSA_STATUS_SUCCESS : known ? HSA_STATUS_ERROR_INVALID_ARGUMENT : HSA_STATUS_ERROR;
+}
+
 hsa_status_t hsa_amd_memory_pool_free(void *ptr) {
     ENTER("%p", ptr);
     REQUIRE(ptr, HSA_STATUS_SUCCESS);
@@ -261,7 +331,7 @@ hsa_status_t hsa_amd_pointer_info(const void *ptr, hsa_amd_pointer_info_t *info,
         // ROCr says that the host reaches the memory of a device too.
         answer.hostBaseAddress = (void *)(locked ? r->host : r->host + r->shift);
         answer.sizeInBytes = r->size;
-        answer.agentOwner.handle = locked ? CPU : r->flags;
+        answer.agentOwner.handle = locked ? CPU : r->flags & OWNER;
         answer.global_flags = locked ? r->flags : 0;
     }
     pthread_mutex_unlock(&mutex);
@@ -271,6 +341,11 @@ hsa_status_t hsa_amd_pointer_info(const void *ptr, hsa_amd_pointer_info_t *info,
 
 // ---- signals ----
 
+static void misused(const char *what) {
+    fprintf(stderr, "HSA stand-in: %s\n", what);
+    abort();
+}
+
 hsa_status_t hsa_signal_create(hsa_signal_value_t initial_value, uint32_t num_consumers, const hsa_agent_t *consumers,
                                hsa_signal_t *signal) {
     ENTER("%ld %u", initial_value, num_consumers);
@@ -278,6 +353,9 @@ hsa_status_t hsa_signal_create(hsa_signal_value_t initial_value, uint32_t num_co
     struct signal *made = malloc(sizeof *made);
     *made = (struct signal){initial_value, 0};
     signal->handle = (uint64_t)made;
+    pthread_mutex_lock(&mutex);
+    ++live_signals;
+    pthread_mutex_unlock(&mutex);
     return HSA_STATUS_SUCCESS;
 }
 
@@ -286,14 +364,32 @@ hsa_status_t hsa_signal_destroy(hsa_signal_t signal) {
     REQUIRE(signal.handle, HSA_STATUS_ERROR_INVALID_ARGUMENT);
     struct signal *found = (struct signal *)signal.handle;
     pthread_mutex_lock(&mutex);
-    if (found->copies) {
-        fprintf(stderr, "HSA stand-in: a signal is destroyed that a copy will write\n");
-        abort();
-    }
+    if (found->copies) misused("a signal is destroyed that a copy will write or waits for");
+    --live_signals;
     pthread_mutex_unlock(&mutex);
     free(found);
     return HSA_STATUS_SUCCESS;
 }
+
+// These are neither logged nor do they fail: a real signal's value is a word of memory.
+hsa_signal_value_t hsa_signal_load_scacquire(hsa_signal_t signal) {
+    pthread_mutex_lock(&mutex);
+    hsa_signal_value_t value = ((struct signal *)signal.handle)->value;
+    pthread_mutex_unlock(&mutex);
+    return value;
+}
+
+static void set_value(hsa_signal_t handle, hsa_signal_value_t value, bool relative) {
+    struct signal *signal = (struct signal *)handle.handle;
+    pthread_mutex_lock(&mutex);
+    if (!relative && value > 0 && signal->copies) misused("a signal is raised that a copy will write or waits for");
+    signal->value = relative ? signal->value - value : value;
+    pthread_cond_broadcast(&signalled);
+    pthread_mutex_unlock(&mutex);
+}
+
+void hsa_signal_store_screlease(hsa_signal_t signal, hsa_signal_value_t value) { set_value(signal, value, false); }
+void hsa_signal_subtract_screlease(hsa_signal_t signal, hsa_signal_value_t value) { set_value(signal, value, true); }
 
 // A failure that is asked for is a negative value, once the wait is over: there is no other way to say it.
 hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_condition_t condition,
@@ -312,39 +408,80 @@ hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_con
 
 // ---- copies ----
 
+enum { MAX_WAITS = 8 };
+
 struct copying {
     uintptr_t to, from;
-    size_t size;
-    struct signal *signal;
+    size_t to_pitch, from_pitch, width, height;
+    struct signal *signal, *waits[MAX_WAITS];
+    unsigned wait_count;
     int configuration;
     bool slow, failing;
 };
 
-// (mutex) The host address of bytes that a GPU reaches at `address`, or 0.
-static uintptr_t reached(uintptr_t address, size_t size) {
+// (mutex) The host address of bytes that an agent reaches at `address`, or 0. A GPU that is not let use them is a fault.
+static uintptr_t reached(uintptr_t address, size_t size, hsa_agent_t agent) {
     for (struct range *r = ranges; r; r = r->next) {
         uintptr_t offset = address - (r->host + r->shift);
-        if (offset < r->size && size <= r->size - offset) return r->host + offset;
+        if (offset >= r->size || size > r->size - offset) continue;
+        bool allowed = r->kind == REGISTRATION || (r->flags & OWNER) == agent.handle || agent.handle == CPU ||
+                       r->flags & ALLOWED << (agent.handle - GPU);
+        if (!allowed) misused("a GPU copies from or to memory that it has not been let use");
+        return r->host + offset;
     }
     return 0;
+}
+
+// (mutex) A copy waits for exactly 0: what has failed, and is below, never lets it begin.
+static bool may_begin(const struct copying *copying) {
+    bool begin = !copying->slow || configuration != copying->configuration;
+    for (unsigned i = 0; i < copying->wait_count; ++i) begin &= copying->waits[i]->value == 0;
+    return begin || lost;
 }
 
 static void *copy(void *argument) {
     struct copying copying = *(struct copying *)argument;
     free(argument);
-    for (bool begin = !copying.slow; !begin;) {
-        usleep(1000);
-        pthread_mutex_lock(&mutex);
-        begin = configuration != copying.configuration;
+    pthread_mutex_lock(&mutex);
+    while (!may_begin(&copying)) {
+        bool slowly = slow_poll && copying.wait_count;
         pthread_mutex_unlock(&mutex);
+        usleep(slowly ? 300000 : 200);
+        pthread_mutex_lock(&mutex);
     }
-    if (!copying.failing) memmove((void *)copying.to, (void *)copying.from, copying.size);
+    copying.failing |= lost;
+    pthread_mutex_unlock(&mutex);
+    for (size_t row = 0; row < copying.height && !copying.failing; ++row)
+        memmove((void *)(copying.to + row * copying.to_pitch), (void *)(copying.from + row * copying.from_pitch),
+                copying.width);
     pthread_mutex_lock(&mutex);
     copying.signal->value = copying.failing ? -1 : copying.signal->value - 1;
     --copying.signal->copies;
+    for (unsigned i = 0; i < copying.wait_count; ++i) --copying.waits[i]->copies;
     pthread_cond_broadcast(&signalled);
     pthread_mutex_unlock(&mutex);
     return NULL;
+}
+
+static hsa_status_t begin(struct copying copying, hsa_agent_t agent, uint32_t waits, const hsa_signal_t *signals,
+                          hsa_signal_t signal) {
+    REQUIRE(signal.handle && !waits == !signals && waits <= MAX_WAITS, HSA_STATUS_ERROR_INVALID_SIGNAL);
+    struct copying *begun = malloc(sizeof *begun);
+    pthread_mutex_lock(&mutex);
+    copying.to = reached(copying.to, (copying.height - 1) * copying.to_pitch + copying.width, agent);
+    copying.from = reached(copying.from, (copying.height - 1) * copying.from_pitch + copying.width, agent);
+    copying.configuration = configuration;
+    copying.slow = slow_copy;
+    copying.failing = failing_copy || !copying.to || !copying.from;  // of a real GPU, a fault
+    copying.signal = (struct signal *)signal.handle;
+    ++copying.signal->copies;
+    copying.wait_count = waits;
+    for (uint32_t i = 0; i < waits; ++i) ++(copying.waits[i] = (struct signal *)signals[i].handle)->copies;
+    *begun = copying;
+    pthread_mutex_unlock(&mutex);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, copy, begun) || pthread_detach(thread)) abort();
+    return HSA_STATUS_SUCCESS;
 }
 
 hsa_status_t hsa_amd_memory_async_copy(void *dst, hsa_agent_t dst_agent, const void *src, hsa_agent_t src_agent,
@@ -353,16 +490,42 @@ hsa_status_t hsa_amd_memory_async_copy(void *dst, hsa_agent_t dst_agent, const v
     ENTER("%p %#lx %p %#lx %zu %u", dst, dst_agent.handle, src, src_agent.handle, size, num_dep_signals);
     REQUIRE(dst && src && completion_signal.handle, HSA_STATUS_ERROR_INVALID_ARGUMENT);
     REQUIRE(is_agent(dst_agent) && is_agent(src_agent), HSA_STATUS_ERROR_INVALID_AGENT);
-    REQUIRE(!num_dep_signals && !dep_signals, HSA_STATUS_ERROR_INVALID_SIGNAL);
-    struct copying *copying = malloc(sizeof *copying);
+    REQUIRE(size, HSA_STATUS_SUCCESS);  // and the signal stays as it is
+    struct copying copying = {.to = (uintptr_t)dst, .from = (uintptr_t)src, .width = size, .height = 1};
+    hsa_agent_t engine = is_gpu(src_agent) ? src_agent : dst_agent;
+    return begin(copying, engine, num_dep_signals, dep_signals, completion_signal);
+}
+
+hsa_status_t hsa_amd_memory_async_copy_rect(const hsa_pitched_ptr_t *dst, const hsa_dim3_t *dst_offset,
+                                            const hsa_pitched_ptr_t *src, const hsa_dim3_t *src_offset,
+                                            const hsa_dim3_t *range, hsa_agent_t copy_agent,
+                                            hsa_amd_copy_direction_t dir, uint32_t num_dep_signals,
+                                            const hsa_signal_t *dep_signals, hsa_signal_t completion_signal) {
+    ENTER("%p %zu %p %zu %u %u %u %#lx %d %u", dst->base, dst->pitch, src->base, src->pitch, range->x, range->y,
+          range->z, copy_agent.handle, dir, num_dep_signals);
+    REQUIRE(!no_rect, HSA_STATUS_ERROR_OUT_OF_RESOURCES);
+    REQUIRE(is_gpu(copy_agent), HSA_STATUS_ERROR_INVALID_AGENT);
+    uintptr_t to = (uintptr_t)dst->base, from = (uintptr_t)src->base;
+    REQUIRE((to | dst->pitch | dst->slice | from | src->pitch | src->slice) % 4 == 0, HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    REQUIRE(!dst_offset->x && !dst_offset->y && !dst_offset->z, HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    REQUIRE(!src_offset->x && !src_offset->y && !src_offset->z, HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    REQUIRE(range->x <= dst->pitch && range->x <= src->pitch && range->z == 1, HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    REQUIRE(range->y <= dst->slice / dst->pitch && range->y <= src->slice / src->pitch, HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    REQUIRE((dir == hsaHostToDevice) == (to >= DEVICE && from < DEVICE), HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    REQUIRE((dir == hsaDeviceToHost) == (to < DEVICE && from >= DEVICE), HSA_STATUS_ERROR_INVALID_ARGUMENT);
+    struct copying copying = {.to = to, .from = from, .to_pitch = dst->pitch, .from_pitch = src->pitch,
+                              .width = range->x, .height = range->y};
+    return begin(copying, copy_agent, num_dep_signals, dep_signals, completion_signal);
+}
+
+hsa_status_t hsa_amd_memory_fill(void *ptr, uint32_t value, size_t count) {
+    ENTER("%p %#x %zu", ptr, value, count);
+    REQUIRE(ptr && (uintptr_t)ptr % 4 == 0, HSA_STATUS_ERROR_INVALID_ARGUMENT);
     pthread_mutex_lock(&mutex);
-    *copying = (struct copying){reached((uintptr_t)dst, size), reached((uintptr_t)src, size), size,
-                                (struct signal *)completion_signal.handle, configuration, slow_copy, failing_copy};
-    copying->failing |= !copying->to || !copying->from;  // of a real GPU, a fault
-    ++copying->signal->copies;
+    uint32_t *words = (uint32_t *)reached((uintptr_t)ptr, 4 * count, (hsa_agent_t){CPU});
     pthread_mutex_unlock(&mutex);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, copy, copying) || pthread_detach(thread)) abort();
+    REQUIRE(words, HSA_STATUS_ERROR_INVALID_ALLOCATION);
+    for (size_t i = 0; i < count; ++i) words[i] = value;
     return HSA_STATUS_SUCCESS;
 }
 
@@ -371,8 +534,8 @@ hsa_status_t hsa_memory_copy(void *dst, const void *src, size_t size) {
     REQUIRE(dst && src, HSA_STATUS_ERROR_INVALID_ARGUMENT);
     uintptr_t to = (uintptr_t)dst, from = (uintptr_t)src;
     pthread_mutex_lock(&mutex);
-    if (to >= REGISTERED) to = reached(to, size);
-    if (from >= REGISTERED) from = reached(from, size);
+    if (to >= REGISTERED) to = reached(to, size, (hsa_agent_t){CPU});
+    if (from >= REGISTERED) from = reached(from, size, (hsa_agent_t){CPU});
     pthread_mutex_unlock(&mutex);
     REQUIRE(to && from, HSA_STATUS_ERROR_INVALID_ALLOCATION);
     memmove((void *)to, (void *)from, size);

@@ -16,6 +16,10 @@
 //   adapters=N   number of adapters, 0 or 1 (at load only)
 //   no_register  the Level Zero adapter does not support urUSMHostAllocRegisterExp
 //   no_import    nor urUSMImportExp
+//   no_host_task nor functions of the host in its queues
+//   no_shared    nor has it memory that is shared
+//   no_peers     nor can its devices reach one another's memory
+//   lost=...     streams.h has what this means
 
 #define STANDIN "UR"
 
@@ -25,6 +29,10 @@
 
 #include "standin.h"
 
+#define STREAM ur_queue_handle_t_
+#define EVENT ur_event_handle_t_
+#include "streams.h"
+
 enum { MAX_DEVICES = 8, LEVEL_ZERO = 0, OPENCL = 1 };
 
 // Handles point to these; each knows its adapter, LEVEL_ZERO or OPENCL.
@@ -32,14 +40,17 @@ struct ur_adapter_handle_t_ { int adapter; } adapters[] = {{LEVEL_ZERO}, {OPENCL
 struct ur_platform_handle_t_ { int adapter; } platforms[] = {{LEVEL_ZERO}, {OPENCL}};
 struct ur_device_handle_t_ { int adapter; } devices[MAX_DEVICES], opencl_device = {OPENCL};
 struct ur_context_handle_t_ { int adapter; };
-struct ur_queue_handle_t_ { ur_context_handle_t context; };
 
 static uint32_t device_count = 1, adapter_count = 1;
-static bool no_register, no_import;
+static bool no_register, no_import, no_host_task, no_shared, no_peers;
 static _Atomic pid_t initialised_in;
 
 static bool standin_option(const char *entry) {
-    if (!entry) no_register = no_import = false;
+    if (loss_option(entry) && entry) return true;
+    if (!entry) no_register = no_import = no_host_task = no_shared = no_peers = false;
+    else if (!strcmp(entry, "no_host_task")) no_host_task = true;
+    else if (!strcmp(entry, "no_shared")) no_shared = true;
+    else if (!strcmp(entry, "no_peers")) no_peers = true;
     else if (!strcmp(entry, "no_register")) no_register = true;
     else if (!strcmp(entry, "no_import")) no_import = true;
     else if (!strcmp(entry, "opencl")) adapter_count = 2;
@@ -55,6 +66,12 @@ static bool standin_option(const char *entry) {
         int failure = enter(__func__, __VA_ARGS__);                                      \
         if (failure) return failure;                                                     \
         if (initialised_in != getpid()) return UR_RESULT_ERROR_UNINITIALIZED;            \
+    } while (0)
+#define ENTER_WORKING(...)     \
+    do {                       \
+        ENTER(__VA_ARGS__);    \
+        lose(__func__);        \
+        REQUIRE(!lost, lost);  \
     } while (0)
 #define REQUIRE_HANDLE(handle) REQUIRE(handle, UR_RESULT_ERROR_INVALID_NULL_HANDLE)
 #define REQUIRE_POINTER(pointer) REQUIRE(pointer, UR_RESULT_ERROR_INVALID_NULL_POINTER)
@@ -107,6 +124,7 @@ ur_result_t UR_APICALL urPrintResult(enum ur_result_t value, char *buffer, const
     NAMED(UR_RESULT_ERROR_INVALID_ENUMERATION);
     NAMED(UR_RESULT_ERROR_OVERLAPPING_REGIONS);
     NAMED(UR_RESULT_ERROR_INVALID_USM_SIZE);
+    NAMED(UR_RESULT_ERROR_PROFILING_INFO_NOT_AVAILABLE);
     NAMED(UR_RESULT_ERROR_UNKNOWN);
     default: break;
     }
@@ -174,19 +192,55 @@ ur_result_t UR_APICALL urDeviceGetInfo(ur_device_handle_t hDevice, ur_device_inf
                                        void *pPropValue, size_t *pPropSizeRet) {
     ENTER("%p %d", (void *)hDevice, propName);
     REQUIRE_HANDLE(hDevice);
-    REQUIRE(propName == UR_DEVICE_INFO_NAME, UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION);
     char name[32];
     bool opencl = hDevice->adapter == OPENCL;
+    ur_bool_t tasks = !opencl && !no_host_task;
+    ur_device_usm_access_capability_flags_t usm = UR_DEVICE_USM_ACCESS_CAPABILITY_FLAG_ACCESS;
+    switch ((int)propName) {
+    case UR_DEVICE_INFO_NAME: break;
+    case UR_DEVICE_INFO_USM_SINGLE_SHARED_SUPPORT: if (no_shared) usm = 0;  // fall through
+    case UR_DEVICE_INFO_USM_HOST_SUPPORT:
+    case UR_DEVICE_INFO_USM_DEVICE_SUPPORT: return tell(&usm, sizeof usm, propSize, pPropValue, pPropSizeRet);
+    case UR_DEVICE_INFO_ENQUEUE_HOST_TASK_SUPPORT_EXP:
+        REQUIRE(!opencl, UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION);  // as an adapter older than the loader
+        return tell(&tasks, sizeof tasks, propSize, pPropValue, pPropSizeRet);
+    default: return UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION;
+    }
     int length = snprintf(name, sizeof name, "Stand-in %d", opencl ? 0 : (int)(hDevice - devices)) + 1;
     return tell(name, length, propSize, pPropValue, pPropSizeRet);
 }
 
-// ---- contexts and queues ----
+static int device_number(ur_device_handle_t device) {
+    return device->adapter == OPENCL ? MAX_DEVICES : (int)(device - devices);
+}
 
-static _Atomic int contexts, queues;  // alive
+static bool reaches[MAX_DEVICES][MAX_DEVICES];  // whose memory a device may use
+
+ur_result_t UR_APICALL urUsmP2PPeerAccessGetInfoExp(ur_device_handle_t commandDevice, ur_device_handle_t peerDevice,
+                                                    ur_exp_peer_info_t propName, size_t propSize, void *pPropValue,
+                                                    size_t *pPropSizeRet) {
+    ENTER("%p %p %d", (void *)commandDevice, (void *)peerDevice, propName);
+    REQUIRE_HANDLE(commandDevice && peerDevice);
+    REQUIRE(commandDevice->adapter == LEVEL_ZERO, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    int can = !no_peers;
+    return tell(&can, sizeof can, propSize, pPropValue, pPropSizeRet);
+}
+
+ur_result_t UR_APICALL urUsmP2PEnablePeerAccessExp(ur_device_handle_t commandDevice, ur_device_handle_t peerDevice) {
+    ENTER("%p %p", (void *)commandDevice, (void *)peerDevice);
+    REQUIRE_HANDLE(commandDevice && peerDevice);
+    bool *now = &reaches[device_number(commandDevice)][device_number(peerDevice)];
+    REQUIRE(!*now, UR_RESULT_ERROR_INVALID_OPERATION);
+    *now = true;
+    return UR_RESULT_SUCCESS;
+}
+
+// ---- contexts ----
+
+static _Atomic int contexts;  // alive
 
 int standin_handles(void);
-int standin_handles(void) { return contexts + queues; }
+int standin_handles(void) { return contexts + live_streams; }
 
 ur_result_t UR_APICALL urContextCreate(uint32_t DeviceCount, const ur_device_handle_t *phDevices,
                                        const ur_context_properties_t *pProperties, ur_context_handle_t *phContext) {
@@ -208,26 +262,6 @@ ur_result_t UR_APICALL urContextRelease(ur_context_handle_t hContext) {
     REQUIRE_HANDLE(hContext);
     free(hContext);
     --contexts;
-    return UR_RESULT_SUCCESS;
-}
-
-ur_result_t UR_APICALL urQueueCreate(ur_context_handle_t hContext, ur_device_handle_t hDevice,
-                                     const ur_queue_properties_t *pProperties, ur_queue_handle_t *phQueue) {
-    ENTER("%p %p %p", (void *)hContext, (void *)hDevice, (void *)pProperties);
-    REQUIRE_HANDLE(hContext && hDevice);
-    REQUIRE_POINTER(phQueue);
-    REQUIRE(hContext->adapter == hDevice->adapter, UR_RESULT_ERROR_INVALID_DEVICE);
-    *phQueue = malloc(sizeof **phQueue);
-    (*phQueue)->context = hContext;
-    ++queues;
-    return UR_RESULT_SUCCESS;
-}
-
-ur_result_t UR_APICALL urQueueRelease(ur_queue_handle_t hQueue) {
-    ENTER("%p", (void *)hQueue);
-    REQUIRE_HANDLE(hQueue);
-    free(hQueue);
-    --queues;
     return UR_RESULT_SUCCESS;
 }
 
@@ -297,42 +331,46 @@ ur_result_t UR_APICALL urUSMReleaseExp(ur_context_handle_t hContext, void *pMem)
 
 // ---- memory ----
 
-static ur_result_t allocate_usm(int kind, uintptr_t shift, size_t size, void **memory) {
+static ur_result_t allocate_usm(int kind, uintptr_t shift, ur_device_handle_t device, size_t size, void **memory) {
     REQUIRE_POINTER(memory);
     REQUIRE(size && size < DEVICE, UR_RESULT_ERROR_INVALID_USM_SIZE);
     uintptr_t address = allocate(kind, shift, size);
     REQUIRE(address, UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+    pthread_mutex_lock(&mutex);
+    holding(address)->flags = device ? device_number(device) : 0;
+    pthread_mutex_unlock(&mutex);
     *memory = (void *)address;
     return UR_RESULT_SUCCESS;
 }
 
 ur_result_t UR_APICALL urUSMHostAlloc(ur_context_handle_t hContext, const ur_usm_desc_t *pUSMDesc,
                                       ur_usm_pool_handle_t pool, size_t size, void **ppMem) {
-    ENTER("%p %p %p %zu", (void *)hContext, (void *)pUSMDesc, (void *)pool, size);
+    ENTER_WORKING("%p %p %p %zu", (void *)hContext, (void *)pUSMDesc, (void *)pool, size);
     REQUIRE_HANDLE(hContext);
-    return allocate_usm(HOST_ALLOCATION, 0, size, ppMem);
+    return allocate_usm(HOST_ALLOCATION, 0, NULL, size, ppMem);
 }
 
 ur_result_t UR_APICALL urUSMDeviceAlloc(ur_context_handle_t hContext, ur_device_handle_t hDevice,
                                         const ur_usm_desc_t *pUSMDesc, ur_usm_pool_handle_t pool, size_t size,
                                         void **ppMem) {
-    ENTER("%p %p %p %p %zu", (void *)hContext, (void *)hDevice, (void *)pUSMDesc, (void *)pool, size);
+    ENTER_WORKING("%p %p %p %p %zu", (void *)hContext, (void *)hDevice, (void *)pUSMDesc, (void *)pool, size);
     REQUIRE_HANDLE(hContext && hDevice);
-    return allocate_usm(DEVICE_ALLOCATION, DEVICE, size, ppMem);
+    return allocate_usm(DEVICE_ALLOCATION, DEVICE, hDevice, size, ppMem);
 }
 
 ur_result_t UR_APICALL urUSMSharedAlloc(ur_context_handle_t hContext, ur_device_handle_t hDevice,
                                         const ur_usm_desc_t *pUSMDesc, ur_usm_pool_handle_t pool, size_t size,
                                         void **ppMem) {
-    ENTER("%p %p %p %p %zu", (void *)hContext, (void *)hDevice, (void *)pUSMDesc, (void *)pool, size);
+    ENTER_WORKING("%p %p %p %p %zu", (void *)hContext, (void *)hDevice, (void *)pUSMDesc, (void *)pool, size);
     REQUIRE_HANDLE(hContext && hDevice);
-    return allocate_usm(SHARED_ALLOCATION, 0, size, ppMem);
+    return allocate_usm(SHARED_ALLOCATION, 0, hDevice, size, ppMem);
 }
 
 ur_result_t UR_APICALL urUSMFree(ur_context_handle_t hContext, void *pMem) {
-    ENTER("%p %p", (void *)hContext, pMem);
+    ENTER_WORKING("%p %p", (void *)hContext, pMem);
     REQUIRE_HANDLE(hContext);
     REQUIRE_POINTER(pMem);
+    drain(-1);  // what is given back may still be in use
     pthread_mutex_lock(&mutex);
     bool found = discard((uintptr_t)pMem, HOST_ALLOCATION, SHARED_ALLOCATION);
     pthread_mutex_unlock(&mutex);
@@ -347,40 +385,22 @@ ur_result_t UR_APICALL urUSMGetMemAllocInfo(ur_context_handle_t hContext, const 
     REQUIRE_POINTER(pMem);
     static const ur_usm_type_t types[] = {UR_USM_TYPE_HOST, UR_USM_TYPE_HOST, UR_USM_TYPE_DEVICE, UR_USM_TYPE_SHARED};
     ur_usm_type_t type = UR_USM_TYPE_UNKNOWN;
+    ur_device_handle_t device = NULL;
     uintptr_t base = 0;
     size_t size = 0;
     pthread_mutex_lock(&mutex);
     struct range *range = holding((uintptr_t)pMem);
     if (range) type = types[range->kind], base = range->host + range->shift, size = range->size;
+    if (range && range->kind >= DEVICE_ALLOCATION)
+        device = range->flags == MAX_DEVICES ? &opencl_device : &devices[range->flags];
     pthread_mutex_unlock(&mutex);
     switch (propName) {
     case UR_USM_ALLOC_INFO_TYPE: return tell(&type, sizeof type, propSize, pPropValue, pPropSizeRet);
     case UR_USM_ALLOC_INFO_BASE_PTR: return tell(&base, sizeof base, propSize, pPropValue, pPropSizeRet);
+    case UR_USM_ALLOC_INFO_DEVICE: return tell(&device, sizeof device, propSize, pPropValue, pPropSizeRet);
     case UR_USM_ALLOC_INFO_SIZE: return tell(&size, sizeof size, propSize, pPropValue, pPropSizeRet);
     default: return UR_RESULT_ERROR_INVALID_ENUMERATION;
     }
 }
 
-// The host address of the bytes of one end of a copy, or 0 where they end beyond their allocation.
-static uintptr_t reachable(uintptr_t address, size_t size) {
-    struct range *r = holding(address);
-    if (!r || r->kind == REGISTRATION) return address < REGISTERED ? address : 0;
-    uintptr_t host = address - r->shift;
-    return size <= r->size - (host - r->host) ? host : 0;
-}
-
-ur_result_t UR_APICALL urEnqueueUSMMemcpy(ur_queue_handle_t hQueue, bool blocking, void *pDst, const void *pSrc,
-                                          size_t size, uint32_t numEventsInWaitList,
-                                          const ur_event_handle_t *phEventWaitList, ur_event_handle_t *phEvent) {
-    ENTER("%p %d %p %p %zu %u", (void *)hQueue, blocking, pDst, pSrc, size, numEventsInWaitList);
-    REQUIRE_HANDLE(hQueue);
-    REQUIRE_POINTER(pDst && pSrc);
-    REQUIRE(size, UR_RESULT_ERROR_INVALID_SIZE);
-    REQUIRE(blocking && !numEventsInWaitList && !phEventWaitList && !phEvent, UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
-    pthread_mutex_lock(&mutex);
-    uintptr_t to = reachable((uintptr_t)pDst, size), from = reachable((uintptr_t)pSrc, size);
-    pthread_mutex_unlock(&mutex);
-    REQUIRE(to && from, UR_RESULT_ERROR_INVALID_VALUE);
-    memmove((void *)to, (void *)from, size);
-    return UR_RESULT_SUCCESS;
-}
+#include "queue_calls.h"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on GPUs: what others are told of them, and which calls are made.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+
+import pinning
+from pinning import LayoutError, MemoryKind, arrays
+from pinning.arrays.dlpack import take_capsule
+from pinning.pools import default_pool
+from pinning.queues.gate import Gate
+from standins.standin import StandIn
+
+
+@pytest.fixture(autouse=True)
+def given_back(standin: StandIn) -> Iterator[None]:
+    """Everything is given back, so that the stand-in finds nothing left."""
+    yield
+    gc.collect()
+    for name in ("cuda:0", "cuda:1"):
+        arrays.synchronize(name)
+        arrays.default_stream(name).close()
+        for kind in MemoryKind:
+            default_pool(pinning.device(name), kind).trim_to(0)
+    gc.collect()
+
+
+def numbers(*shape: int) -> Any:
+    return numpy.arange(numpy.prod(shape), dtype=numpy.float32).reshape(shape)
+
+
+def test_it_goes_there_and_comes_back(standin: StandIn) -> None:
+    there = arrays.to_device(numbers(3, 4))
+    assert there.device is pinning.device("cuda:0")
+    there[1:, ::2] = arrays.to_device(numpy.full((2, 2), 7, "f4"))
+    there[0] = 1.5
+    expected = numbers(3, 4)
+    expected[1:, ::2], expected[0] = 7, 1.5
+    assert (there.copy_to_host() == expected).all()
+    assert (there.T.ravel().copy_to_host() == expected.T.ravel()).all()
+
+
+def test_the_interface_of_cuda(standin: StandIn) -> None:
+    there = arrays.to_device(numbers(3, 4), device="cuda:1")
+    assert there.__cuda_array_interface__ == {
+        "shape": (3, 4),
+        "typestr": "<f4",
+        "descr": [("", "<f4")],
+        "data": (there.device_ptr, False),
+        "strides": None,
+        "stream": None,
+        "version": 3,
+    }
+    view = there[1:, ::2].__cuda_array_interface__
+    assert (view["data"], view["shape"], view["strides"]) == ((there.device_ptr + 16, False), (2, 2), (16, 8))
+    assert there[:0].__cuda_array_interface__["data"] == (0, False)
+    assert arrays.is_device_array(there)
+
+    class Other:
+        __cuda_array_interface__ = view
+
+    theirs = arrays.as_device_array(Other())
+    assert theirs.device is pinning.device("cuda:1")
+    assert (theirs.copy_to_host() == there[1:, ::2].copy_to_host()).all()
+    theirs[0, 0] = 99
+    assert there[1, 0] == 99
+
+
+def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None:
+    with arrays.stream("cuda") as stream, arrays.stream("cuda") as consumer:
+        there = arrays.to_device(numbers(100))
+        here = arrays.pinned_array_like(there)
+        gate = Gate()
+        stream.submit(lambda vendor: vendor.call(gate.function, gate.argument), (), (gate,))
+        there.copy_to_host(here, stream=stream)  # does nothing until the gate is opened
+        try:
+            assert there.__cuda_array_interface__["stream"] == stream.handle
+            for given, waits in ((consumer.handle, consumer.handle), (None, 1), (2, 2), (-1, None)):
+                standin.configure()
+                there.__dlpack__(stream=given)
+                told = [int(call.split()[1], 16) for call in standin.calls("cuStreamWaitEvent")]
+                assert told == ([] if waits is None else [waits])
+            with pytest.raises(BufferError, match="ambiguous"):
+                there.__dlpack__(stream=0)
+        finally:
+            gate.open()
+        stream.synchronize()
+        assert there.__cuda_array_interface__["stream"] is None
+        assert (here == numbers(100)).all()
+
+
+def test_dlpack_says_what_memory_it_is(standin: StandIn) -> None:
+    there = arrays.to_device(numbers(3, 4), device="cuda:1")
+    assert there.__dlpack_device__() == (2, 1)
+    tensor = take_capsule(there[:, 1:].__dlpack__(max_version=(1, 0)))
+    assert (tensor.ptr, tensor.shape, tensor.strides) == (there.device_ptr + 4, (3, 3), (4, 1))
+    assert (tensor.code, tensor.bits, tensor.lanes, tensor.read_only) == (2, 32, 1, False)
+    copied = take_capsule(there.__dlpack__(copy=True))
+    assert copied.ptr != there.device_ptr
+    here = take_capsule(there.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
+    assert pinning.memory_info(here.ptr) is None
+    with pytest.raises(BufferError, match="without a copy"):
+        there.__dlpack__(dl_device=(1, 0), copy=False)
+
+
+class Tensor:
+    """A tensor of another library in memory of ours."""
+
+    def __init__(self, kind: int, array: Any) -> None:
+        self._kind, self._array = kind, array
+        self.options: dict[str, Any] = {}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._kind, 1
+
+    def __dlpack__(self, **options: Any) -> object:
+        self.options = options
+        options.pop("stream", None)
+        return self._array.__dlpack__(max_version=(1, 0))
+
+
+def test_tensors_of_others_are_taken_where_they_are(standin: StandIn) -> None:
+    there = arrays.to_device(numbers(3, 4), device="cuda:1")
+    theirs = arrays.as_device_array(Tensor(2, there.T))
+    assert (theirs.device_ptr, theirs.strides, theirs.device) == (there.device_ptr, (4, 16), there.device)
+    assert arrays.is_device_array(Tensor(2, there))
+    managed = arrays.managed_array(5, "i4", device="cuda:1")
+    managed[:] = 3
+    theirs = arrays.as_device_array(Tensor(13, managed))
+    assert (theirs.device_ptr, theirs.__dlpack_device__()) == (managed.device_ptr, (13, 1))
+    assert theirs.copy_to_host().tolist() == [3] * 5
+    pinned = arrays.pinned_array(5, "i4", device="cuda:1")
+    pinned[:] = 4
+    tensor = Tensor(3, pinned)
+    assert not arrays.is_device_array(tensor)  # it is the host's
+    theirs = arrays.as_device_array(tensor)
+    assert theirs.device_ptr == pinned.ctypes.data
+    theirs[1:] = 5
+    assert pinned.tolist() == [4, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("make", [arrays.mapped_array, arrays.managed_array])
+def test_mapped_and_managed_arrays_are_told_of_too(standin: StandIn, make: Any) -> None:
+    array = make((2, 3), "i4")
+    array[:] = [[1, 2, 3], [4, 5, 6]]
+    assert array[1:, 1:].__cuda_array_interface__["data"] == (array.ctypes.data + 16, False)
+    assert not hasattr(array + 1, "__cuda_array_interface__")
+    theirs = arrays.as_device_array(array[:, ::-1])
+    assert theirs.copy_to_host().tolist() == [[3, 2, 1], [6, 5, 4]]
+    theirs[0] = 0
+    assert array.tolist() == [[0, 0, 0], [4, 5, 6]]
+
+
+def test_write_combined_memory_is_asked_of_the_driver(standin: StandIn) -> None:
+    standin.configure()
+    array = arrays.mapped_array(1000, "u1", wc=True)
+    assert standin.calls("cuMemHostAlloc") == ["cuMemHostAlloc 1000 7"]
+    assert pinning.is_locked(array)
+    del array
+    gc.collect()
+    arrays.synchronize()
+    assert len(standin.calls("cuMemFreeHost")) == 1
+    arrays.mapped_array(1000, "u1")
+    assert standin.calls("cuMemHostAlloc")[1:] == ["cuMemHostAlloc 1024 3"]
+
+
+def test_pinned_views_that_overlap(standin: StandIn) -> None:
+    array = numpy.zeros(10000, "u1")
+    with arrays.pinned(array[:6000], array[4000:]), arrays.pinned(array[10:]):
+        assert {size for _, size in standin.registrations()} == {10000}
+    assert standin.registrations() == set()
+
+
+def test_from_one_gpu_to_another(standin: StandIn) -> None:
+    first = arrays.to_device(numbers(4, 5), device="cuda:0")
+    second = arrays.to_device(first, device="cuda:1")
+    assert second.device is pinning.device("cuda:1")
+    first[:, 1:3] = second[:, 3:]
+    assert (first.copy_to_host()[:, 1:3] == numbers(4, 5)[:, 3:]).all()
+    with pytest.raises(LayoutError):
+        first.copy_to_device(second.T)

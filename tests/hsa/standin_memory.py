@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of memory, what is known of a pointer, and connections between GPUs.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+from failing import FAILURE, each_failure
+
+from mapped_memory import PAGE, Memory
+from pinning.errors import PinningError, PluginUnavailableError, VendorError
+from pinning.plugin import MemoryConnection, MemoryDevice, MemoryInfo, MemoryKind
+from pinning_hsa import HsaPlugin, plugin
+from standins.libhsa import live
+from standins.standin import StandIn
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+GPU = plugin.device(0)
+OTHER = plugin.device(1)
+
+# Pools of the stand-in: the host's fine-grained one that is not for kernel arguments, and the GPU's coarse-grained one.
+POOLS = {HOST: "0xc02", DEVICE: "0xd12"}
+
+
+@pytest.fixture(params=[HOST, DEVICE], ids=lambda kind: kind.value)
+def kind(request: pytest.FixtureRequest) -> MemoryKind:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def lonely(standin: StandIn) -> Iterator[HsaPlugin]:
+    """GPUs that do not reach one another's memory."""
+    standin.configure("no_peers")
+    yield HsaPlugin()
+
+
+def test_a_gpu_is_a_memory_device(standin: StandIn) -> None:
+    assert isinstance(GPU, MemoryDevice)
+    assert GPU.memory_kinds == {HOST, DEVICE}
+
+
+def test_there_is_no_shared_memory_and_a_way_out(standin: StandIn) -> None:
+    with pytest.raises(PinningError, match=r"hsa:0 has no memory of kind SHARED.*plugin hip.*HOST"):
+        GPU.allocate(8, SHARED)
+    assert standin.calls() == []
+
+
+def test_each_kind_is_allocated_exactly_and_given_back(standin: StandIn, kind: MemoryKind) -> None:
+    ptr = OTHER.allocate(1000, kind)
+    assert standin.calls("hsa_amd_memory_pool_allocate") == [f"hsa_amd_memory_pool_allocate {POOLS[kind]} 1000 0"]
+    info = MemoryInfo(kind, ptr, 1000, None if kind is HOST else 1)
+    assert [GPU.memory_info(ptr + at) for at in (0, 1, 999)] == [info] * 3  # whichever GPU is asked
+    assert GPU.memory_info(ptr + 1000) is None
+    OTHER.free(ptr, kind)
+    assert live()["allocations"] == 0
+    assert GPU.memory_info(ptr) is None
+
+
+def test_without_a_kind_it_is_device_memory(standin: StandIn) -> None:
+    ptr = GPU.allocate(PAGE)
+    assert GPU.memory_info(ptr) == MemoryInfo(DEVICE, ptr, PAGE, 0)
+    GPU.free(ptr)
+
+
+def test_host_memory_is_pinned_and_the_hosts(standin: StandIn) -> None:
+    ptr = GPU.allocate(1000, HOST)
+    assert OTHER.is_pinned_ptr(ptr + 999) == (ptr, 1000, ptr)
+    assert OTHER.is_pinned_ptr(ptr + 1000) is None
+    ctypes.memset(ptr, 1, 1000)
+    GPU.free(ptr, HOST)
+
+
+@pytest.mark.parametrize("configuration", ["", "svm"], ids=["userptr", "svm"])
+def test_memory_that_is_locked_is_told_by_its_host_address(standin: StandIn, configuration: str) -> None:
+    standin.configure(configuration)
+    memory = Memory(1)
+    device_ptr = GPU.data_lock(memory.ptr + 10, 100, False)
+    for ptr in (memory.ptr + 10, memory.ptr + 109, device_ptr, device_ptr + 99):
+        assert OTHER.memory_info(ptr) == MemoryInfo(HOST, memory.ptr + 10, 100, None)
+    for ptr in (memory.ptr + 9, memory.ptr + 110):
+        assert OTHER.memory_info(ptr) is None
+    GPU.data_unlock(memory.ptr + 10)
+
+
+@pytest.mark.parametrize("address", [0, 1, (1 << 47) - 1, 1 << 47, (1 << 64) - 1])
+def test_an_address_that_is_no_memory(standin: StandIn, address: int) -> None:
+    assert GPU.memory_info(address) is None
+
+
+def test_nothing_cannot_be_allocated(standin: StandIn, kind: MemoryKind) -> None:
+    with pytest.raises(VendorError, match="HSA_STATUS_ERROR_INVALID_ARGUMENT"):
+        GPU.allocate(0, kind)
+
+
+def test_memory_that_is_not_there_cannot_be_given_back(standin: StandIn, kind: MemoryKind) -> None:
+    ptr = GPU.allocate(100, kind)
+    with pytest.raises(VendorError, match="HSA_STATUS_ERROR_INVALID_ALLOCATION"):
+        GPU.free(ptr + 1, kind)
+    GPU.free(ptr, kind)
+    with pytest.raises(VendorError):
+        GPU.free(ptr, kind)
+
+
+def test_each_call_of_an_allocation_fails(standin: StandIn, kind: MemoryKind) -> None:
+    made: list[int] = []
+    failed = []
+    for call, outcome in each_failure(standin, lambda: made.append(GPU.allocate(100, kind))):
+        assert outcome and (outcome.call, outcome.code) == (call, FAILURE)
+        assert live()["allocations"] == 0
+        failed.append(call)
+    assert failed == ["hsa_amd_memory_pool_allocate", "hsa_amd_agents_allow_access"]
+    GPU.free(made.pop(), kind)
+
+
+def test_each_call_of_giving_back_fails(standin: StandIn, kind: MemoryKind) -> None:
+    ptr = GPU.allocate(100, kind)
+    for call, outcome in each_failure(standin, lambda: GPU.free(ptr, kind)):
+        assert outcome and (outcome.call, outcome.code) == (call, FAILURE)
+        assert live()["allocations"] == 1
+
+
+def test_each_call_of_a_question_fails(standin: StandIn) -> None:
+    ptr = GPU.allocate(100, HOST)
+    outcomes = list(each_failure(standin, lambda: GPU.memory_info(ptr + 1)))
+    assert [(call, outcome and outcome.code) for call, outcome in outcomes] == [("hsa_amd_pointer_info", FAILURE)]
+    GPU.free(ptr, HOST)
+
+
+def test_a_forks_memory_is_its_parents(standin: StandIn) -> None:
+    ptr = GPU.allocate(100, HOST)
+    standin.configure()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for attempt in (lambda: GPU.allocate(1, HOST), lambda: GPU.free(ptr, HOST), lambda: GPU.memory_info(ptr)):
+            try:
+                attempt()
+            except PluginUnavailableError as error:
+                refused += "fork" in str(error)
+        os._exit(refused)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert standin.calls() == []
+    GPU.free(ptr, HOST)
+
+
+# ---- connections ----
+
+
+def test_a_gpu_uses_its_own_memory(lonely: HsaPlugin) -> None:
+    assert lonely.device(0).connection(lonely.device(0)) is MemoryConnection.UNIFIED
+
+
+def test_all_that_is_allocated_is_open_to_gpus_that_reach_it(standin: StandIn) -> None:
+    assert GPU.connection(OTHER) is MemoryConnection.UNIFIED
+    source, target = Memory(1), Memory(1)
+    ctypes.memmove(source.ptr, b"over there", 10)
+    here, there = GPU.allocate(PAGE), OTHER.allocate(PAGE)
+    GPU.copy(here, source.ptr, PAGE)
+    standin.configure()
+    GPU.copy(there, here, PAGE)
+    (call,) = standin.calls("hsa_amd_memory_async_copy")  # the stand-in aborts where it is not open
+    assert call.split()[2:5:2] == ["0xd1", "0xd0"]
+    OTHER.copy(target.ptr, there, PAGE)
+    assert ctypes.string_at(target.ptr, 10) == b"over there"
+    GPU.free(here)
+    OTHER.free(there)
+
+
+def test_gpus_that_do_not_reach_one_another_copy_through_the_host(standin: StandIn, lonely: HsaPlugin) -> None:
+    gpu, other = lonely.device(0), lonely.device(1)
+    assert gpu.connection(other) is MemoryConnection.NONE
+    here, there = gpu.allocate(PAGE), other.allocate(PAGE)
+    gpu.copy(there, here, PAGE)
+    assert standin.calls("hsa_amd_memory_async_copy") == []
+    assert len(standin.calls("hsa_memory_copy")) == 1
+    gpu.free(here)
+    other.free(there)
+
+
+def test_others_memory_on_another_gpu_is_not_taken_to_be_open(standin: StandIn) -> None:
+    theirs = ctypes.c_void_p()
+    hsa = ctypes.CDLL("libhsa-runtime64.so.1")
+    hsa.hsa_amd_memory_pool_allocate.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p]
+    assert hsa.hsa_amd_memory_pool_allocate(0xD12, PAGE, 0, ctypes.byref(theirs)) == 0
+    assert theirs.value
+    here = GPU.allocate(PAGE)
+    GPU.copy(theirs.value, here, PAGE)
+    assert len(standin.calls("hsa_memory_copy")) == 1
+    OTHER.free(theirs.value)
+    GPU.free(here)
+
+
+def test_other_vendors_devices_do_not_reach_it(standin: StandIn) -> None:
+    from pinning_host import plugin as host
+
+    assert GPU.connection(host.device(0)) is MemoryConnection.NONE

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of the stand-in libamdhip64.c that are about streams and events. The block after IN_STREAM runs with `mutex`
+// held; a handle that is no stream is answered as the runtime does (hip::isValid).
+
+#define IN_STREAM(handle, stream)                    \
+    pthread_mutex_lock(&mutex);                      \
+    hipStream_t stream = stream_of(handle);          \
+    if (!stream) return leave(hipErrorContextIsDestroyed);
+
+static hipError_t leave(hipError_t code) {
+    pthread_mutex_unlock(&mutex);
+    DEMAND(!code, code);
+    return hipSuccess;
+}
+
+// Default streams do not wait for other streams here, as they do for blocking ones in the runtime.
+static hipStream_t stream_of(hipStream_t handle) {  // (mutex)
+    static hipStream_t defaults[MAX_DEVICES][2];
+    if (handle != NULL && handle != hipStreamPerThread) return is_stream(handle) ? handle : NULL;
+    hipStream_t *known = &defaults[current_device][handle == hipStreamPerThread];
+    if (!*known) *known = start_stream(current_device, 0);
+    return *known;
+}
+
+// ---- streams ----
+
+hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned int flags) {
+    ENTER_WORKING("%u", flags);
+    pthread_mutex_lock(&mutex);
+    *stream = start_stream(current_device, flags);
+    ++live_streams;
+    return leave(hipSuccess);
+}
+
+hipError_t hipStreamDestroy(hipStream_t stream) {
+    ENTER_WORKING("%p", (void *)stream);
+    DEMAND(stream && stream != hipStreamPerThread, hipErrorInvalidResourceHandle);
+    IN_STREAM(stream, found);
+    wait_until(found, found->submitted);
+    end_stream(found);
+    --live_streams;
+    return leave(hipSuccess);
+}
+
+hipError_t hipStreamQuery(hipStream_t stream) {
+    ENTER_WORKING("%p", (void *)stream);
+    IN_STREAM(stream, found);
+    return leave(lost ? lost : found->finished == found->submitted ? hipSuccess : hipErrorNotReady);
+}
+
+hipError_t hipStreamSynchronize(hipStream_t stream) {
+    ENTER_WORKING("%p", (void *)stream);
+    IN_STREAM(stream, found);
+    wait_until(found, found->submitted);
+    return leave(lost);
+}
+
+hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned int flags) {
+    ENTER_WORKING("%p %p %u", (void *)stream, (void *)event, flags);
+    IN_STREAM(stream, found);
+    submit_wait(found, event);
+    return leave(hipSuccess);
+}
+
+// The runtime compares without wrapping: (int)word < (unsigned)value is an unsigned comparison.
+static bool reached(uint32_t word, uint32_t value) { return word >= value; }
+
+static hipError_t word_work(hipStream_t handle, struct work work) {
+    IN_STREAM(handle, stream);
+    struct range *r = holding(work.to);
+    if (!r || work.to % 4) return leave(hipErrorInvalidValue);
+    if (work.kind == WAIT_VALUE && signal_memory_only) return leave(hipErrorInvalidValue);
+    if (work.to - r->host >= r->size) work.to -= r->shift;
+    submit(stream, work);
+    return leave(hipSuccess);
+}
+
+hipError_t hipStreamWaitValue32(hipStream_t stream, void *ptr, uint32_t value, unsigned int flags, uint32_t mask) {
+    ENTER_WORKING("%p %p %u %u %#x", (void *)stream, ptr, value, flags, mask);
+    DEMAND(flags == hipStreamWaitValueGte && mask == ~0u, hipErrorNotSupported);
+    return word_work(stream, (struct work){.kind = WAIT_VALUE, .to = (uintptr_t)ptr, .value = value});
+}
+
+hipError_t hipStreamWriteValue32(hipStream_t stream, void *ptr, uint32_t value, unsigned int flags) {
+    ENTER_WORKING("%p %p %u %u", (void *)stream, ptr, value, flags);
+    return word_work(stream, (struct work){.kind = WRITE_VALUE, .to = (uintptr_t)ptr, .value = value});
+}
+
+hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t fn, void *userData) {
+    ENTER_WORKING("%p", (void *)stream);
+    DEMAND(fn, hipErrorInvalidValue);
+    IN_STREAM(stream, found);
+    submit(found, (struct work){.kind = CALL, .function = fn, .argument = userData});
+    return leave(hipSuccess);
+}
+
+// ---- events ----
+
+hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags) {
+    ENTER_WORKING("%u", flags);
+    pthread_mutex_lock(&mutex);
+    *event = malloc(sizeof **event);
+    **event = (struct ihipEvent_t){current_device, flags, NULL};
+    ++live_events;
+    return leave(hipSuccess);
+}
+
+hipError_t hipEventDestroy(hipEvent_t event) {
+    ENTER_WORKING("%p", (void *)event);
+    pthread_mutex_lock(&mutex);
+    forget(event->point);
+    free(event);
+    --live_events;
+    return leave(hipSuccess);
+}
+
+hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
+    ENTER_WORKING("%p %p", (void *)event, (void *)stream);
+    IN_STREAM(stream, found);
+    if (event->device != found->device) return leave(hipErrorInvalidResourceHandle);
+    submit_record(found, event);
+    return leave(hipSuccess);
+}
+
+hipError_t hipEventQuery(hipEvent_t event) {
+    ENTER_WORKING("%p", (void *)event);
+    pthread_mutex_lock(&mutex);
+    bool pending = event->point && !event->point->reached;
+    return leave(lost ? lost : pending ? hipErrorNotReady : hipSuccess);
+}
+
+hipError_t hipEventSynchronize(hipEvent_t event) {
+    ENTER_WORKING("%p", (void *)event);
+    pthread_mutex_lock(&mutex);
+    wait_for_event(event);
+    return leave(lost);
+}
+
+hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop) {
+    ENTER_WORKING("%p %p", (void *)start, (void *)stop);
+    pthread_mutex_lock(&mutex);
+    struct point *from = start->point, *to = stop->point;
+    if (!from || !to || start->device != stop->device) return leave(hipErrorInvalidHandle);
+    if (!from->reached || !to->reached) return leave(hipErrorNotReady);
+    *ms = (to->time.tv_sec - from->time.tv_sec) * 1e3 + (to->time.tv_nsec - from->time.tv_nsec) / 1e6;
+    return leave(hipSuccess);
+}
+
+// ---- copies and fills ----
+
+// As in the runtime, copies from and to pageable memory are over when the call returns.
+static hipError_t move_work(hipStream_t handle, struct work work) {
+    IN_STREAM(handle, stream);
+    bool reads = work.kind == COPY;
+    bool waits = !holding(work.to) || (reads && !holding(work.from));
+    uintptr_t to = reachable(work.to, (work.height - 1) * work.to_pitch + work.width);
+    uintptr_t from = reads ? reachable(work.from, (work.height - 1) * work.from_pitch + work.width) : 0;
+    if (!to || (reads && !from)) return leave(hipErrorInvalidValue);
+    work.to = to, work.from = from;
+    size_t place = submit(stream, work);
+    if (waits) wait_until(stream, place);
+    return leave(waits ? lost : 0);
+}
+
+hipError_t hipMemcpyAsync(void *dst, const void *src, size_t sizeBytes, hipMemcpyKind kind, hipStream_t stream) {
+    ENTER_WORKING("%p %p %zu %d %p", dst, src, sizeBytes, kind, (void *)stream);
+    DEMAND(kind == hipMemcpyDefault, hipErrorInvalidMemcpyDirection);
+    if (!sizeBytes) return hipSuccess;
+    struct work work = {.kind = COPY, .to = (uintptr_t)dst, .from = (uintptr_t)src, .width = sizeBytes, .height = 1};
+    return move_work(stream, work);
+}
+
+hipError_t hipMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
+                            hipMemcpyKind kind, hipStream_t stream) {
+    ENTER_WORKING("%p %zu %p %zu %zu %zu %d %p", dst, dpitch, src, spitch, width, height, kind, (void *)stream);
+    DEMAND(kind == hipMemcpyDefault, hipErrorInvalidMemcpyDirection);
+    DEMAND(width <= spitch && width <= dpitch, hipErrorInvalidPitchValue);
+    if (!width || !height) return hipSuccess;
+    struct work work = {.kind = COPY, .to = (uintptr_t)dst, .from = (uintptr_t)src, .to_pitch = dpitch,
+                        .from_pitch = spitch, .width = width, .height = height};
+    return move_work(stream, work);
+}
+
+static hipError_t fill_work(hipStream_t stream, hipDeviceptr_t to, unsigned value, unsigned unit, size_t count) {
+    if (!count) return hipSuccess;
+    DEMAND((uintptr_t)to % unit == 0, hipErrorInvalidValue);
+    struct work work = {.kind = FILL, .to = (uintptr_t)to, .value = value, .unit = unit, .width = count * unit, .height = 1};
+    return move_work(stream, work);
+}
+
+hipError_t hipMemsetD8Async(hipDeviceptr_t dest, unsigned char value, size_t count, hipStream_t stream) {
+    ENTER_WORKING("%p %u %zu %p", dest, value, count, (void *)stream);
+    return fill_work(stream, dest, value, 1, count);
+}
+
+hipError_t hipMemsetD16Async(hipDeviceptr_t dest, unsigned short value, size_t count, hipStream_t stream) {
+    ENTER_WORKING("%p %u %zu %p", dest, value, count, (void *)stream);
+    return fill_work(stream, dest, value, 2, count);
+}
+
+hipError_t hipMemsetD32Async(hipDeviceptr_t dst, int value, size_t count, hipStream_t stream) {
+    ENTER_WORKING("%p %d %zu %p", dst, value, count, (void *)stream);
+    return fill_work(stream, dst, (unsigned)value, 4, count);
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Streams of a stand-in: worker threads that do their work in order and asynchronously, so that memory used again too
+// early shows. Include it after standin.h, with the names that the vendor's header has for its types:
+//
+//     #define STREAM ihipStream_t  // struct ihipStream_t is what a stream's handle points to
+//     #define EVENT ihipEvent_t
+//
+// What `standin_option` gets, it offers to `loss_option`:
+//   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that asks for `lost`; FUNCTION
+//                         "work": a piece of work in a stream, whose failure shows later
+//
+// Each function of the vendor that is to be among them calls `lose(__func__)` and then fails with `lost`, if that is set.
+// Functions marked (mutex) are called with `mutex` held.
+
+#ifndef STREAMS_H
+#define STREAMS_H
+
+#include <time.h>
+
+// A place in a stream. An event points to its latest one; streams that wait for it keep it.
+struct point {
+    int references;
+    bool reached;
+    struct timespec time;
+};
+
+struct EVENT {
+    int device;
+    unsigned flags;
+    struct point *point;  // NULL until it is recorded
+};
+
+struct work {
+    enum { COPY, FILL, CALL, RECORD, WAIT, WAIT_VALUE, WRITE_VALUE } kind;
+    uintptr_t to, from;
+    size_t to_pitch, from_pitch, width, height;  // COPY and FILL: rows of bytes
+    void *staged;                                // COPY: what was read already of a pageable source
+    unsigned value, unit;                        // FILL: its bytes and how many; the VALUEs: what to wait for or write
+    void (*function)(void *);
+    void *argument;
+    struct point *point;
+    struct work *next;
+};
+
+struct STREAM {
+    int device;
+    unsigned flags;
+    void *owner;  // whatever the vendor wants to remember
+    bool closing;
+    size_t submitted, finished;
+    struct work *first, **last;
+    struct STREAM *next;
+};
+
+static struct STREAM *streams;  // also those destroyed whose work is not done
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;  // something was submitted or finished
+static int live_streams, live_events;
+static struct rule loss;  // when the device is to be lost
+static _Atomic int lost;  // the code of the failure that nothing survives
+
+// Whether a word of the host has reached a value, as the vendor compares them.
+static bool reached(uint32_t word, uint32_t value);
+
+static bool loss_option(const char *entry) {
+    struct rule rule = {0};
+    if (!entry) {
+        loss = rule;
+        lost = 0;
+    } else if (sscanf(entry, "lost=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3) loss = rule;
+    else return false;
+    return true;
+}
+
+static bool lose(const char *function) {
+    if (!loss.nth || strcmp(function, loss.function)) return false;
+    pthread_mutex_lock(&mutex);
+    bool now = ++loss.seen == loss.nth;
+    if (now) {
+        lost = loss.code;
+        pthread_cond_broadcast(&progress);
+    }
+    pthread_mutex_unlock(&mutex);
+    return now;
+}
+
+// What is alive, for the tests to see that nothing is left.
+size_t standin_live(const char *what);
+
+size_t standin_live(const char *what) {
+    size_t count = 0;
+    pthread_mutex_lock(&mutex);
+    if (!strcmp(what, "streams")) count = live_streams;
+    else if (!strcmp(what, "events")) count = live_events;
+    else for (struct range *r = ranges; r; r = r->next) count += r->kind != REGISTRATION;
+    pthread_mutex_unlock(&mutex);
+    return count;
+}
+
+static void forget(struct point *point) {  // (mutex)
+    if (point && --point->references == 0) free(point);
+}
+
+static void perform(const struct work *work) {
+    switch (work->kind) {
+    case COPY:
+    case FILL:
+        for (size_t row = 0; row < work->height; ++row) {
+            unsigned char *to = (unsigned char *)work->to + row * work->to_pitch;
+            if (work->kind == COPY) memmove(to, (const unsigned char *)work->from + row * work->from_pitch, work->width);
+            else for (size_t i = 0; i < work->width; ++i) to[i] = (unsigned char)(work->value >> i % work->unit * 8);
+        }
+        break;
+    case CALL: work->function(work->argument); break;
+    case WAIT_VALUE:  // what a thread of the host writes is seen without any signal, so it is looked at again and again
+        while (!reached(__atomic_load_n((uint32_t *)work->to, __ATOMIC_ACQUIRE), work->value) && !lost) usleep(50);
+        break;
+    case WRITE_VALUE: __atomic_store_n((uint32_t *)work->to, work->value, __ATOMIC_RELEASE); break;
+    case RECORD: case WAIT: break;
+    }
+}
+
+static void *run(void *argument) {
+    struct STREAM *stream = argument;
+    pthread_mutex_lock(&mutex);
+    for (;;) {
+        while (!stream->first && !stream->closing) pthread_cond_wait(&progress, &mutex);
+        struct work *work = stream->first;
+        if (!work) break;
+        if (work->kind == WAIT) while (!work->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
+        pthread_mutex_unlock(&mutex);
+        if (!lost && !lose("work")) perform(work);
+        pthread_mutex_lock(&mutex);
+        if (work->kind == RECORD) {
+            work->point->reached = true;
+            clock_gettime(CLOCK_MONOTONIC, &work->point->time);
+        }
+        forget(work->point);
+        stream->first = work->next;
+        if (!stream->first) stream->last = &stream->first;
+        ++stream->finished;
+        pthread_cond_broadcast(&progress);
+        free(work->staged);
+        free(work);
+    }
+    struct STREAM **link = &streams;
+    while (*link != stream) link = &(*link)->next;
+    *link = stream->next;
+    pthread_mutex_unlock(&mutex);
+    free(stream);
+    return NULL;
+}
+
+static struct STREAM *start_stream(int device, unsigned flags) {  // (mutex)
+    struct STREAM *stream = calloc(1, sizeof *stream);
+    *stream = (struct STREAM){.device = device, .flags = flags, .last = &stream->first, .next = streams};
+    streams = stream;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run, stream)) abort();
+    pthread_detach(thread);
+    return stream;
+}
+
+static inline void end_stream(struct STREAM *stream) {  // (mutex) its work is still done
+    stream->closing = true;
+    pthread_cond_broadcast(&progress);
+}
+
+static inline bool is_stream(const struct STREAM *handle) {  // (mutex)
+    for (struct STREAM *stream = streams; stream; stream = stream->next)
+        if (stream == handle && !stream->closing) return true;
+    return false;
+}
+
+static size_t submit(struct STREAM *stream, struct work work) {  // (mutex)
+    struct work *added = malloc(sizeof *added);
+    *added = work;
+    added->next = NULL;
+    *stream->last = added;
+    stream->last = &added->next;
+    pthread_cond_broadcast(&progress);
+    return ++stream->submitted;
+}
+
+static inline void submit_wait(struct STREAM *stream, struct EVENT *event) {  // (mutex)
+    if (!event->point) return;
+    ++event->point->references;
+    submit(stream, (struct work){.kind = WAIT, .point = event->point});
+}
+
+static inline void submit_record(struct STREAM *stream, struct EVENT *event) {  // (mutex)
+    forget(event->point);
+    event->point = calloc(1, sizeof *event->point);
+    event->point->references = 2;
+    submit(stream, (struct work){.kind = RECORD, .point = event->point});
+}
+
+static inline void wait_until(struct STREAM *stream, size_t finished) {  // (mutex)
+    while (stream->finished < finished) pthread_cond_wait(&progress, &mutex);
+}
+
+static inline void wait_for_event(struct EVENT *event) {  // (mutex)
+    while (event->point && !event->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
+}
+
+// The work of all streams of a device, or of all devices for -1. Streams that come and go meanwhile are looked at anew.
+static inline void drain(int device) {
+    pthread_mutex_lock(&mutex);
+    for (struct STREAM *stream = streams; stream;) {
+        bool meant = device < 0 || stream->device == device;
+        if (meant && stream->finished < stream->submitted) pthread_cond_wait(&progress, &mutex), stream = streams;
+        else stream = stream->next;
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+#endif

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs use, on a device of Unified Runtime: allocations, queues, pools, and copies on each path.
+
+A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+import pinning
+from pinning import MemoryKind
+from pinning.copies import costs, trim_staging
+from pinning_ur import UrDevice, UrPlugin
+from standins.libur import live
+from standins.standin import StandIn
+
+SIZE = (3 << 20) + 5
+
+
+@pytest.fixture
+def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UrDevice]:
+    """A device of which nothing is known, under the stand-in's configuration that a test is parametrised with."""
+    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
+    monkeypatch.setattr(costs, "stage_to_host", 1 << 20)
+    monkeypatch.setattr(costs, "threads", 2)
+    standin.configure(getattr(request, "param", ""))
+    device = UrPlugin().device(0)
+    yield device
+    gc.collect()
+    trim_staging()
+    pinning.pinned_map(device).close()
+
+
+def noise(size: int) -> numpy.ndarray:
+    return numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def there_and_back(device: UrDevice, array: numpy.ndarray) -> tuple[str, str]:
+    """Copies to the device and back, checks the bytes, and tells the two paths."""
+    back = numpy.zeros_like(array)
+    with pinning.Queue(device) as queue, pinning.alloc(array.nbytes, device=device) as there:
+        foretold = pinning.explain(there, array, queue=queue).path
+        up = pinning.copy_async(there, array, queue=queue)
+        assert up.path == foretold
+        down = pinning.copy_async(back, there, queue=queue)
+        down.wait()
+        assert up.done()
+    assert (back == array).all()
+    return up.path, down.path
+
+
+def test_locked_memory_goes_directly(device: UrDevice) -> None:
+    array = noise(SIZE)
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        with pinning.lock(array, device=device):
+            copy = pinning.copy_async(there, array, queue=queue)
+            copy.wait()
+        assert copy.path == "direct"
+        back = pinning.alloc(SIZE, MemoryKind.HOST, device=device)
+        assert pinning.copy(back, there, queue=queue).path == "direct"
+        assert (numpy.asarray(back) == array).all()
+        back.free()
+
+
+def test_pageable_memory_is_left_to_the_adapter_which_cannot_wait_for_values(device: UrDevice) -> None:
+    for size in (1000, SIZE):
+        assert there_and_back(device, noise(size)) == ("plain", "plain")
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        assert "cannot wait for values" in pinning.explain(there, noise(SIZE), queue=queue).reason
+
+
+def test_rows_fills_and_functions(device: UrDevice) -> None:
+    called: list[int] = []
+    with pinning.Queue(device) as queue, pinning.alloc(64, device=device) as there:
+        back = pinning.alloc(64, MemoryKind.HOST, device=device)
+        pinning.fill(there, b"\1\2", queue=queue)
+        pinning.copy_2d_async(back, 8, there, 16, 4, 4, queue=queue)
+        done = queue.call(lambda: called.append(7))
+        done.wait()
+        assert [bytes(numpy.asarray(back)[8 * row : 8 * row + 4]) for row in range(4)] == [b"\1\2\1\2"] * 4
+        assert called == [7]
+        back.free()
+
+
+@pytest.mark.parametrize("device", ["no_host_task"], indirect=True)
+def test_functions_are_refused_where_the_adapter_has_none(device: UrDevice) -> None:
+    with pinning.Queue(device) as queue, pinning.alloc(64, device=device) as there:
+        with pytest.raises(pinning.PinningError, match=r"queues of ur:0 cannot call functions.*wait for an event"):
+            queue.call(lambda: None)
+        with pinning.Queue("host:0") as other, pytest.raises(pinning.PinningError, match="ur:0 cannot call functions"):
+            pinning.fill(there, 1, queue=queue, wait_for=[_pending(other)])
+        pinning.fill(there, 1, queue=queue).wait()
+
+
+def _pending(queue: pinning.Queue) -> pinning.Event:
+    return queue.call(lambda: time.sleep(0.2))
+
+
+def test_a_block_of_a_pool_is_used_again(device: UrDevice) -> None:
+    with pinning.Context(device) as context, pinning.Pool(context, MemoryKind.DEVICE) as pool:
+        with pinning.Queue(device) as queue:
+            first, ready = queue.alloc(1000, pool=pool)
+            pinning.fill(first, 1, queue=queue, wait_for=[ready])
+            address = first.ptr
+            queue.free(first)
+            second, _ = queue.alloc(1000, pool=pool)
+            assert second.ptr == address
+            queue.free(second)
+            queue.synchronize()
+        assert live()["allocations"] == 1
+    assert live()["allocations"] == 0
+
+
+def test_what_is_where(device: UrDevice) -> None:
+    for kind in MemoryKind:
+        with pinning.alloc(1000, kind, device=device) as ours:
+            ptr = ours.ptr
+            for known in (pinning.memory_info(ptr + 999), device.memory_info(ptr + 999)):
+                assert known is not None
+                assert (known.kind, known.base, known.size) == (kind, ptr, 1000)
+        assert pinning.memory_info(ptr) is None
