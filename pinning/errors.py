@@ -33,6 +33,10 @@ class PoolLimitError(PinningError, MemoryError):
     """The allocation would take a pool over its maximum."""
 
 
+class LayoutError(PinningError, ValueError):
+    """Shape, strides, order or dtype of an array do not fit."""
+
+
 class LockLimitError(PinningError, MemoryError):
     """The lock would exceed a limit of this machine; the message says which one and how to raise it."""
 

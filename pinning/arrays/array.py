@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DeviceArray`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from types import EllipsisType
+from typing import Any
+
+import numpy
+from numpy.typing import ArrayLike, DTypeLike
+
+from pinning.arrays import exchange
+from pinning.arrays.buffer import Buffer, allocate
+from pinning.arrays.layout import Array, Plan, address_of, bytes_at, plan_like, usable_dtype
+from pinning.arrays.streams import Stream, queue_of
+from pinning.arrays.transfer import check_alike, fetch, put, take
+from pinning.errors import LayoutError
+from pinning.plugin import MemoryDevice, MemoryKind
+from pinning.queues import Queue
+
+Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
+
+
+class DeviceArray:
+    """An array in memory of a device, or a view of a part. `device_array`, `to_device` and `as_device_array` make it.
+
+    It has a layout as NumPy's arrays have and does no arithmetic. What is given a ``stream`` is submitted there and
+    returns at once, and only what is in that stream, too, comes after it. Without, the call waits: first for all work
+    on this memory that is under way, also that of other libraries once they have been given it, then for its own.
+
+    The memory is given back some time after the last array that shares it is gone; see `defer_cleanup`.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_layout")
+
+    def __init__(self, layout: Array, buffer: Buffer) -> None:
+        self._layout = layout
+        self._buffer = buffer
+
+    # ---- what it is ----
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._layout.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, in each dimension."""
+        return self._layout.strides
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        return self._layout.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._layout.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._layout.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, without gaps."""
+        return self._layout.nbytes
+
+    @property
+    def device(self) -> MemoryDevice:
+        return self._buffer.device
+
+    @property
+    def read_only(self) -> bool:
+        return not self._layout.flags.writeable
+
+    @property
+    def device_ptr(self) -> int:
+        """Address of the first element; 0 for an empty array.
+
+        Who asks may use the memory in queues that are not known here: see `DeviceArray`.
+        """
+        self._buffer.shared = True
+        return address_of(self._layout)
+
+    def is_c_contiguous(self) -> bool:
+        """Whether the elements follow one another, the last index moving fastest."""
+        return self._layout.flags.c_contiguous
+
+    def is_f_contiguous(self) -> bool:
+        """Whether the elements follow one another, the first index moving fastest."""
+        return self._layout.flags.f_contiguous
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray of shape {self.shape}, {self.dtype}, on {self.device.name}>"
+
+    # ---- copies ----
+
+    def copy_to_host(self, ary: Array | None = None, stream: Stream = None) -> Array:
+        """Copy to a new NumPy array, whose dimensions are in the same order in memory, or into `ary`.
+
+        With a stream, the elements are there once it has come so far: after ``stream.synchronize()``, for example.
+
+        Raises
+        ------
+        LayoutError
+            `ary` has another shape or dtype, or cannot be written.
+        """
+        return fetch(self, ary, stream)
+
+    def copy_to_device(self, ary: ArrayLike | DeviceArray, stream: Stream = None) -> None:
+        """Copy all elements of an array of the same shape and dtype, of the host or of a device, into this one.
+
+        With a stream, an array of the host that is gap-free and in the same order may be read until the stream has come
+        so far; do not change it before.
+
+        Raises
+        ------
+        LayoutError
+            It has another shape or dtype, or this array cannot be written.
+        """
+        there = exchange.found_on_device(ary)
+        if there is not None:
+            take(self, there, stream)
+        else:
+            array = numpy.asarray(ary)
+            check_alike(array, self._layout)
+            put(self, array, stream)
+
+    def copy(self, order: str = "K", stream: Stream = None) -> DeviceArray:
+        """A copy on the same device, without gaps: in order "C", "F", or by default "K", as this one is in memory."""
+        plan = plan_like(self._layout)
+        if order != "K":
+            plan = plan._replace(strides=None, order=order)
+        copied = new_array(plan, self.device, None if stream is None else queue_of(stream, self.device))
+        take(copied, self, stream)
+        return copied
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError(f"an array on {self.device.name} is no NumPy array unless it is copied")
+        array = self.copy_to_host()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    # ---- elements and views ----
+
+    def __getitem__(self, index: Index) -> Any:
+        """A view; of a single element its value, copied to the host. Indices are as NumPy's, without arrays."""
+        view, whole = self._view(index)
+        return view.copy_to_host()[()] if whole else view
+
+    def __setitem__(self, index: Index, value: Any) -> None:
+        """Copy a value, or an array of the host or of a device, into a part, with NumPy's broadcasting; waits."""
+        view, _ = self._view(index)
+        there = exchange.found_on_device(value)
+        try:
+            if there is not None:
+                take(view, DeviceArray(numpy.broadcast_to(there._layout, view.shape), there._buffer), None)
+            else:
+                array = numpy.asarray(value).astype(self.dtype, copy=False)
+                while array.ndim > view.ndim and array.shape[0] == 1:  # as NumPy does
+                    array = array[0]
+                put(view, numpy.broadcast_to(array, view.shape), None)
+        except ValueError as error:
+            if isinstance(error, LayoutError):
+                raise
+            raise LayoutError(
+                f"a value of this kind does not go into shape {view.shape}, {self.dtype}: {error}"
+            ) from None
+
+    def _view(self, index: Any) -> tuple[DeviceArray, bool]:
+        """The part that an index means, and whether it is one element that each dimension's index names."""
+        given = index if isinstance(index, tuple) else (index,)
+        plain: list[Any] = []
+        for each in given:
+            if each is None or each is Ellipsis or isinstance(each, slice):
+                plain.append(each)
+            elif isinstance(each, (bool, numpy.bool_)):
+                raise _no_index(each)
+            else:
+                try:
+                    plain.append(operator.index(each))
+                except TypeError:
+                    raise _no_index(each) from None
+        whole = len(plain) == self.ndim and all(isinstance(each, int) for each in plain)
+        if Ellipsis not in plain:
+            plain.append(Ellipsis)  # without it NumPy would read the element
+        return DeviceArray(self._layout[tuple(plain)], self._buffer), whole
+
+    def ravel(self, order: str = "C", stream: Stream = None) -> DeviceArray:
+        """One dimension of all elements, without gaps: a view where there are none, or else a copy on the device."""
+        _check_order(order)
+        contiguous = self.is_c_contiguous() if order == "C" else self.is_f_contiguous()
+        return (self if contiguous else self.copy(order, stream)).reshape(-1, order=order)
+
+    def reshape(self, *shape: int | tuple[int, ...], order: str = "C", stream: Stream = None) -> DeviceArray:
+        """Another shape of as many elements: a view where strides allow it, or else a copy on the device.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            One length may be -1.
+        order : {"C", "F"}
+            In which order of indices the elements are taken and put.
+        stream : Queue, optional
+            Where it is copied, if it is.
+
+        Raises
+        ------
+        LayoutError
+            It has another number of elements.
+        """
+        _check_order(order)
+        wanted: Any = shape[0] if len(shape) == 1 else shape
+        try:
+            lengths = numpy.broadcast_to(numpy.int8(0), self.shape).reshape(wanted).shape
+        except ValueError as error:
+            raise LayoutError(f"{error}; the array has {self.size} elements") from None
+        ordered: Any = order
+        try:
+            return DeviceArray(self._layout.reshape(lengths, order=ordered, copy=False), self._buffer)
+        except ValueError:  # not without a copy
+            copied = self.copy(ordered, stream)
+            return DeviceArray(copied._layout.reshape(lengths, order=ordered, copy=False), copied._buffer)
+
+    def transpose(self, axes: Iterable[int] | None = None) -> DeviceArray:
+        """A view with the dimensions in another order, the opposite one by default."""
+        try:
+            return DeviceArray(self._layout.transpose(None if axes is None else tuple(axes)), self._buffer)
+        except ValueError as error:
+            raise LayoutError(f"axes {axes} are no order of {self.ndim} dimensions: {error}") from None
+
+    @property
+    def T(self) -> DeviceArray:  # noqa: N802
+        return self.transpose()
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> DeviceArray:
+        """A view without the dimensions of length 1, or without some of these."""
+        try:
+            return DeviceArray(self._layout.squeeze(axis), self._buffer)
+        except ValueError as error:
+            raise LayoutError(f"{error}; the shape is {self.shape}") from None
+
+    def view(self, dtype: DTypeLike) -> DeviceArray:
+        """A view of the same bytes as elements of another dtype.
+
+        Raises
+        ------
+        LayoutError
+            The last dimension's bytes are no whole number of these elements, or do not follow one another.
+        """
+        try:
+            return DeviceArray(self._layout.view(usable_dtype(dtype)), self._buffer)
+        except ValueError as error:
+            raise LayoutError(f"{error}; the shape is {self.shape} of {self.dtype}") from None
+
+    # ---- what others take it by ----
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return exchange.cuda_array_interface(self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return exchange.dlpack_device(self)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        return exchange.dlpack(self, stream, max_version, dl_device, copy)
+
+
+def new_array(plan: Plan, device: MemoryDevice, queue: Queue | None) -> DeviceArray:
+    """An array in memory of its own."""
+    buffer = allocate(plan.nbytes, MemoryKind.DEVICE, device, queue)
+    ptr = buffer.allocation.ptr if buffer.allocation else 0
+    return DeviceArray(plan.over(bytes_at(ptr, plan.nbytes)), buffer)
+
+
+def _check_order(order: str) -> None:
+    if order not in ("C", "F"):
+        raise LayoutError(f"there is no order {order!r}; give 'C' or 'F'")
+
+
+def _no_index(index: object) -> TypeError:
+    return TypeError(f"an array on a device takes integers, slices, ... and None as indices, not {index!r}")

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Capsules of DLPack, made and opened. The stub says more.
+
+In C, because whoever takes a tensor may give it back from a thread that Python does not know, or when Python has ended.
+"""
+
+from cpython.pycapsule cimport (
+    PyCapsule_CheckExact,
+    PyCapsule_GetPointer,
+    PyCapsule_IsValid,
+    PyCapsule_New,
+    PyCapsule_SetDestructor,
+    PyCapsule_SetName,
+)
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+
+from typing import NamedTuple
+
+
+cdef extern from "Python.h":
+    int Py_IsInitialized() nogil
+
+
+# As in dlpack.h, version 1.0.
+
+cdef struct Device:
+    int32_t type
+    int32_t index
+
+cdef struct DataType:
+    uint8_t code
+    uint8_t bits
+    uint16_t lanes
+
+cdef struct Strided:  # DLTensor
+    void* data
+    Device device
+    int32_t ndim
+    DataType dtype
+    int64_t* shape
+    int64_t* strides
+    uint64_t byte_offset
+
+cdef struct Plain:  # DLManagedTensor
+    Strided tensor
+    void* context
+    void (*deleter)(Plain*) noexcept nogil
+
+cdef struct Versioned:  # DLManagedTensorVersioned
+    uint32_t major
+    uint32_t minor
+    void* context
+    void (*deleter)(Versioned*) noexcept nogil
+    uint64_t flags
+    Strided tensor
+
+cdef enum:
+    MAJOR = 1
+    MINOR = 0
+    READ_ONLY = 1
+    IS_COPIED = 2
+
+cdef const char* PLAIN = "dltensor"
+cdef const char* VERSIONED = "dltensor_versioned"
+
+
+class Tensor(NamedTuple):
+    ptr: int
+    shape: tuple
+    strides: object
+    code: int
+    bits: int
+    lanes: int
+    read_only: bool
+    owner: object
+
+
+# ---- ours ----
+
+cdef void let_go(void* owner) noexcept nogil:
+    if Py_IsInitialized():
+        with gil:
+            Py_DECREF(<object>owner)
+
+
+cdef void delete_plain(Plain* managed) noexcept nogil:
+    let_go(managed.context)
+    free(managed)
+
+
+cdef void delete_versioned(Versioned* managed) noexcept nogil:
+    let_go(managed.context)
+    free(managed)
+
+
+cdef void drop_capsule(object capsule) noexcept:
+    """Of a capsule that nobody has opened."""
+    cdef Plain* plain
+    cdef Versioned* versioned
+    if PyCapsule_IsValid(capsule, PLAIN):
+        plain = <Plain*>PyCapsule_GetPointer(capsule, PLAIN)
+        plain.deleter(plain)
+    elif PyCapsule_IsValid(capsule, VERSIONED):
+        versioned = <Versioned*>PyCapsule_GetPointer(capsule, VERSIONED)
+        versioned.deleter(versioned)
+
+
+def make_capsule(owner, ptr, device, code, bits, shape, strides, bint versioned, bint read_only, bint copied):
+    cdef int32_t ndim = len(shape)
+    cdef Strided tensor
+    tensor.data = <void*><uintptr_t>ptr
+    tensor.device.type, tensor.device.index = device
+    tensor.ndim = ndim
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
+    tensor.byte_offset = 0
+    cdef size_t size = sizeof(Versioned) if versioned else sizeof(Plain)
+    cdef void* memory = malloc(size + 2 * ndim * sizeof(int64_t))
+    if memory is NULL:
+        raise MemoryError()
+    tensor.shape = <int64_t*>(<char*>memory + size)
+    tensor.strides = tensor.shape + ndim
+    cdef Plain* plain = <Plain*>memory
+    cdef Versioned* with_version = <Versioned*>memory
+    try:
+        for i in range(ndim):
+            tensor.shape[i], tensor.strides[i] = shape[i], strides[i]
+        if versioned:
+            with_version.major, with_version.minor = MAJOR, MINOR
+            with_version.context, with_version.deleter = <void*>owner, delete_versioned
+            with_version.flags = (READ_ONLY if read_only else 0) | (IS_COPIED if copied else 0)
+            with_version.tensor = tensor
+        else:
+            plain.tensor, plain.context, plain.deleter = tensor, <void*>owner, delete_plain
+        capsule = PyCapsule_New(memory, VERSIONED if versioned else PLAIN, NULL)
+    except BaseException:
+        free(memory)
+        raise
+    Py_INCREF(owner)
+    PyCapsule_SetDestructor(capsule, drop_capsule)
+    return capsule
+
+
+# ---- theirs ----
+
+cdef class Managed:
+    """A tensor that somebody else has made; its end gives it back."""
+
+    cdef Plain* plain
+    cdef Versioned* versioned
+
+    def __dealloc__(self):
+        if self.plain is not NULL and self.plain.deleter is not NULL:
+            self.plain.deleter(self.plain)
+        if self.versioned is not NULL and self.versioned.deleter is not NULL:
+            self.versioned.deleter(self.versioned)
+
+
+def take_capsule(capsule):
+    cdef Managed managed = Managed.__new__(Managed)
+    cdef Strided* tensor
+    cdef Versioned* versioned
+    cdef uint64_t flags = 0
+    if not PyCapsule_CheckExact(capsule):
+        raise TypeError(f"__dlpack__ has returned a {type(capsule).__name__}, which is no capsule")
+    if PyCapsule_IsValid(capsule, VERSIONED):
+        versioned = <Versioned*>PyCapsule_GetPointer(capsule, VERSIONED)
+        if versioned.major != MAJOR:
+            raise BufferError(f"the tensor is of DLPack {versioned.major}.{versioned.minor}; known is {MAJOR}")
+        PyCapsule_SetName(capsule, "used_dltensor_versioned")
+        managed.versioned, tensor, flags = versioned, &versioned.tensor, versioned.flags
+    elif PyCapsule_IsValid(capsule, PLAIN):
+        managed.plain = <Plain*>PyCapsule_GetPointer(capsule, PLAIN)
+        PyCapsule_SetName(capsule, "used_dltensor")
+        tensor = &managed.plain.tensor
+    else:
+        raise BufferError("the capsule of DLPack has been taken already")
+    axes = range(tensor.ndim)
+    return Tensor(
+        <uintptr_t>tensor.data + tensor.byte_offset if tensor.data is not NULL else 0,
+        tuple([tensor.shape[i] for i in axes]),
+        None if tensor.strides is NULL else tuple([tensor.strides[i] for i in axes]),
+        tensor.dtype.code,
+        tensor.dtype.bits,
+        tensor.dtype.lanes,
+        bool(flags & READ_ONLY),
+        managed,
+    )

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of other libraries as ours, and ours as theirs, without a copy: ``__cuda_array_interface__`` and DLPack."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from pinning.arrays.buffer import Buffer
+from pinning.arrays.dlpack import Tensor, make_capsule, take_capsule
+from pinning.arrays.layout import address_of, layout_at
+from pinning.devices import device as device_of_name
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.memory import memory_info
+from pinning.plugin import Device, MemoryDevice, MemoryKind
+
+if TYPE_CHECKING:
+    from pinning.arrays.array import DeviceArray
+
+_CPU = 1
+# DLPack's types of device, by plugin: of its memory, and of the host's memory that it has pinned or shares.
+_TYPES = {
+    "host": {MemoryKind.DEVICE: _CPU, MemoryKind.HOST: _CPU, MemoryKind.SHARED: _CPU},
+    "cuda": {MemoryKind.DEVICE: 2, MemoryKind.HOST: 3, MemoryKind.SHARED: 13},
+    "hip": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
+    "hsa": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
+    "ur": {MemoryKind.DEVICE: 14, MemoryKind.HOST: 14, MemoryKind.SHARED: 14},
+}
+_PLUGINS = {_CPU: "host", 2: "cuda", 3: "cuda", 13: "cuda", 10: "hip", 11: "hip", 14: "ur"}
+_HOST_TYPES = (_CPU, 3, 11)
+_NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_KINDS = {code: kind for kind, code in _CODES.items()}
+
+
+# ---- theirs as ours ----
+
+
+def is_device_array(obj: object) -> bool:
+    """Whether it is an array in memory of a device, so that `as_device_array` takes it and no copy is needed."""
+    return found_on_device(obj) is not None
+
+
+def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None = None) -> DeviceArray:
+    """An array of another library as a `DeviceArray` over the same memory, which it keeps alive.
+
+    Parameters
+    ----------
+    obj : object
+        With ``__cuda_array_interface__``, or with DLPack. Host memory by DLPack becomes an array on ``host:0``.
+    sync : bool
+        Whether to wait until what is under way in it is done. If not, its user sees to that.
+    device : Device or str, optional
+        Whose memory it is, where the vendor does not know the address.
+
+    Raises
+    ------
+    TypeError
+        It is no such array.
+    PinningError
+        It has a mask, or no device knows the memory.
+    """
+    from pinning.arrays.array import DeviceArray
+
+    if isinstance(obj, DeviceArray):
+        return obj
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_interface(obj, interface, sync, device)
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        return _of_dlpack(obj, sync, device)
+    raise TypeError(
+        f"{type(obj).__name__} is no array of a device: it has neither __cuda_array_interface__ nor __dlpack__; "
+        "copy it with to_device"
+    )
+
+
+def found_on_device(obj: Any) -> DeviceArray | None:
+    """The array as ours if it is in memory of a device; None for all else."""
+    from pinning.arrays.array import DeviceArray
+
+    if isinstance(obj, DeviceArray):
+        return obj
+    if isinstance(obj, type):
+        return None
+    if getattr(obj, "__cuda_array_interface__", None) is not None:
+        return as_device_array(obj)
+    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in _HOST_TYPES:
+        return as_device_array(obj)
+    return None
+
+
+def _of_interface(obj: object, interface: dict[str, Any], sync: bool, device: Device | str | None) -> DeviceArray:
+    from pinning.arrays.array import DeviceArray
+
+    if interface.get("mask") is not None:
+        raise PinningError(f"this {type(obj).__name__} has a mask, which a DeviceArray has not: fill it in first")
+    ptr, read_only = interface["data"]
+    dtype = numpy.dtype(interface["typestr"])
+    if dtype.kind == "V" and interface.get("descr"):
+        dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
+    layout = layout_at(ptr or 0, tuple(interface["shape"]), dtype, interface.get("strides"), bool(read_only))
+    buffer = _buffer_at(ptr or 0, device or "cuda", obj)
+    if sync and interface.get("stream") is not None:
+        stream = buffer.device.adopt_queue(interface["stream"])  # no `Queue`, which would look at it later, too
+        stream.synchronize()
+        stream.close()
+    return DeviceArray(layout, buffer)
+
+
+def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> DeviceArray:
+    from pinning.arrays.array import DeviceArray
+
+    kind, index = (int(each) for each in obj.__dlpack_device__())
+    plugin = _PLUGINS.get(kind)
+    if plugin is None:
+        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(_PLUGINS)}")
+    options: dict[str, Any] = {"stream": _NO_STREAM} if plugin in ("cuda", "hip") and kind not in _HOST_TYPES else {}
+    try:
+        capsule = obj.__dlpack__(max_version=(1, 1), **options)
+    except TypeError:  # from before the protocol had versions
+        capsule = obj.__dlpack__(**options)
+    tensor = take_capsule(capsule)
+    dtype = _dtype_of(tensor)
+    strides = None if tensor.strides is None else tuple(step * dtype.itemsize for step in tensor.strides)
+    layout = layout_at(tensor.ptr, tensor.shape, dtype, strides, tensor.read_only)
+    buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in _HOST_TYPES)
+    if sync and options:
+        buffer.device.synchronize()
+    return DeviceArray(layout, buffer)
+
+
+def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:
+    """Memory that others own. `device` is whose it is where that is not known from the address."""
+    info = memory_info(ptr) if ptr and not host else None
+    on: Any = info.device if info is not None and info.device is not None else device
+    if isinstance(on, str):
+        on = device_of_name(on)
+    if not isinstance(on, MemoryDevice):
+        raise PinningError(f"{on.name} has no queues to copy in, so it has no arrays")
+    if ptr and not host and info is None and on.name.partition(":")[0] != "host":
+        raise InvalidRangeError(f"{on.name} knows of no memory at {ptr:#x}; was it freed?")
+    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else on
+    return Buffer(on, place, None, owner, True)
+
+
+# ---- ours as theirs ----
+
+
+def cuda_array_interface(array: DeviceArray) -> dict[str, Any]:
+    """Version 3. Its stream is where work is under way, if it is."""
+    if _plugin(array) != "cuda":
+        raise AttributeError(f"an array on {array.device.name} has no __cuda_array_interface__: that is for CUDA")
+    queues = array._buffer.queues()
+    handle = None
+    if queues:
+        first, *others = queues
+        first.wait_for(*(queue.record() for queue in others))
+        handle = first.handle or 1  # which is what 0 means, and must not be said here
+    return {
+        "shape": array.shape,
+        "typestr": array.dtype.str,
+        "descr": array.dtype.descr,
+        "data": (array.device_ptr, array.read_only),
+        "strides": None if array.is_c_contiguous() else array.strides,
+        "stream": handle,
+        "version": 3,
+    }
+
+
+def dlpack_device(array: DeviceArray) -> tuple[int, int]:
+    """DLPack's type of the memory, and the device's index."""
+    types = _TYPES.get(_plugin(array))
+    if types is None:
+        raise BufferError(f"DLPack has no type for a device such as {array.device.name}")
+    buffer = array._buffer
+    if buffer.allocation is not None:
+        kind = buffer.allocation.kind
+    else:
+        info = memory_info(address_of(array._layout)) if array.nbytes else None
+        kind = info.kind if info is not None else MemoryKind.DEVICE
+    return types[kind], int(array.device.name.partition(":")[2] or 0)
+
+
+def dlpack(
+    array: DeviceArray,
+    stream: int | None,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> object:
+    """A capsule, as ``__dlpack__`` of the array API says."""
+    own = dlpack_device(array)
+    wanted = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+    if wanted != own:
+        if wanted[0] != _CPU or copy is False:
+            raise BufferError(
+                f"an array on {array.device.name} cannot be exported to DLPack's device {wanted}"
+                + (" without a copy" if copy is False else "")
+            )
+        return array.copy_to_host().__dlpack__(max_version=max_version)
+    kind, bits = _code_of(array.dtype)
+    steps = [divmod(step, array.dtype.itemsize) for step in array.strides]
+    if any(rest for _, rest in steps):
+        raise BufferError(f"strides {array.strides} are no whole number of elements of {array.dtype}, as DLPack wants")
+    versioned = max_version is not None and max_version[0] >= 1
+    if array.read_only and not versioned and not copy:
+        raise BufferError("the array is read only, which DLPack cannot say before version 1.0: pass max_version")
+    exported = array.copy() if copy else array
+    _order(exported, stream)
+    return make_capsule(
+        exported, exported.device_ptr, own, kind, bits, exported.shape,
+        tuple(step // exported.dtype.itemsize for step in exported.strides),
+        versioned, exported.read_only, bool(copy),
+    )  # fmt: skip
+
+
+def _order(array: DeviceArray, stream: int | None) -> None:
+    """Have the consumer's stream, or else this thread, wait for what is under way."""
+    plugin = _plugin(array)
+    if plugin not in ("cuda", "hip"):
+        if stream is not None:
+            raise BufferError(f"stream is {stream}; it must be None for an array on {array.device.name}")
+        for queue in array._buffer.queues():
+            queue.record().wait()
+        return
+    if plugin == "cuda" and stream == 0:
+        raise BufferError("stream 0 is ambiguous: 1 is the legacy default stream, 2 that of the thread")
+    queues = [] if stream == _NO_STREAM else array._buffer.queues()
+    if queues:
+        # The vendor's queue and no `Queue`, which would look at the stream later, when it may be gone.
+        default = 1 if plugin == "cuda" else 0
+        consumer = array.device.adopt_queue(default if stream is None else stream)
+        for queue in queues:
+            reached = queue.record().vendor_event
+            if reached is not None:
+                consumer.wait(reached)
+        consumer.close()
+
+
+def _code_of(dtype: numpy.dtype[Any]) -> tuple[int, int]:
+    code = _CODES.get(dtype.kind)
+    foreign = dtype.byteorder == (">" if sys.byteorder == "little" else "<")
+    if code is None or foreign:
+        raise BufferError(f"DLPack has no type for dtype {dtype}; take a view of its bytes")
+    return code, 8 * dtype.itemsize
+
+
+def _dtype_of(tensor: Tensor) -> numpy.dtype[Any]:
+    kind = _KINDS.get(tensor.code)
+    if kind is None or tensor.lanes != 1 or tensor.bits % 8:
+        raise PinningError(
+            f"NumPy has no dtype of DLPack's code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
+        )
+    return numpy.dtype(f"{kind}{tensor.bits // 8}")
+
+
+def _plugin(array: DeviceArray) -> str:
+    return array.device.name.partition(":")[0]

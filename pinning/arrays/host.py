@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy arrays in memory that devices reach: locked for a while, pinned, mapped, managed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy
+from numpy.typing import DTypeLike
+
+from pinning.arrays.buffer import allocate
+from pinning.arrays.create import layout_of
+from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
+from pinning.arrays.streams import Stream, device_of, queue_of
+from pinning.buffers import HostBuffer, resolve
+from pinning.devices import pinned_map
+from pinning.locks import Lock, lock
+from pinning.memory import Allocation, owned
+from pinning.plugin import Device, MemoryKind
+
+
+@contextmanager
+def pinned(*arylist: object, device: Device | str | None = None) -> Iterator[tuple[Lock, ...]]:
+    """Lock arrays, or other buffers of the host, for the length of a ``with`` block: all of them or none.
+
+    They may overlap one another, and what is locked already. The bytes that several of them share, or that touch, are
+    locked as one; where a part is locked already, it is counted there, and only the rest is locked anew.
+
+    Yields
+    ------
+    tuple of Lock
+        In the order of addresses; of no use to most programs.
+
+    Raises
+    ------
+    TypeError, InvalidRangeError, LockLimitError, VendorError
+        As `pinning.lock`.
+    """
+    found = [resolve(each) for each in arylist if not _is_empty(each)]  # which also keeps them where they are
+    on = pinned_map(device)
+    with ExitStack() as stack:
+        locks = []
+        for start, end, read_only in _united(found):
+            for part_start, part_end in _parts(on.overlapping(start, end - start), start, end):
+                part = lock((part_start, part_end - part_start), device=on.device, read_only=read_only)
+                locks.append(stack.enter_context(part))
+        yield tuple(locks)
+
+
+def pinned_array(
+    shape: Shape,
+    dtype: DTypeLike = numpy.float64,
+    strides: Shape | None = None,
+    order: str = "C",
+    *,
+    device: Device | str | None = None,
+) -> Array:
+    """A NumPy array in pinned memory, whose copies to and from devices are direct. What is in it is anything.
+
+    Parameters and errors are those of `device_array`. The memory goes back to the device's pool some time after the
+    last view of the array is gone, and once the device has done all its work.
+    """
+    return _host_array(plan(shape, dtype, strides, order), MemoryKind.HOST, None, device)
+
+
+def pinned_array_like(ary: Any, *, device: Device | str | None = None) -> Array:
+    """A `pinned_array` with the shape, dtype and order of dimensions of an array."""
+    return _host_array(plan_like(layout_of(ary)), MemoryKind.HOST, None, device)
+
+
+class MappedArray(numpy.ndarray[Any, Any]):
+    """A NumPy array in memory that the host and devices use as it is. `mapped_array` and `managed_array` make it.
+
+    Its views are of this class too, and so are results of arithmetic with it; these lie in ordinary memory and have
+    neither `device_ptr` nor ``__cuda_array_interface__``. The host and a device that use it at once see to the order
+    themselves, such as by ``synchronize``.
+    """
+
+    @property
+    def device_ptr(self) -> int:
+        """Address of the first element, for the device where it was allocated."""
+        allocation = self._allocation()
+        return allocation.device_ptr + self.ctypes.data - allocation.ptr
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        device = self._allocation().device
+        if not device.name.startswith("cuda:"):
+            raise AttributeError(f"an array of {device.name} has no __cuda_array_interface__: that is for CUDA")
+        address = self.device_ptr, not self.flags.writeable
+        return {**self.__array_interface__, "data": address, "stream": None, "version": 3}
+
+    def _allocation(self) -> Allocation:
+        found = owned.find(self.ctypes.data)
+        if found is None:
+            raise AttributeError(
+                "this array lies in ordinary memory, which no device reaches: copy it into a mapped_array"
+            )
+        return found
+
+
+def mapped_array(
+    shape: Shape,
+    dtype: DTypeLike = numpy.float64,
+    strides: Shape | None = None,
+    order: str = "C",
+    stream: Stream = None,
+    portable: bool = True,
+    wc: bool = False,
+    *,
+    device: Device | str | None = None,
+) -> MappedArray:
+    """A NumPy array in pinned memory that devices use as it is, over the bus.
+
+    Parameters
+    ----------
+    shape, dtype, strides, order, stream, device
+        As for `device_array`.
+    portable : bool
+        Whether all devices of the plugin can use it. They can, also where nobody asks.
+    wc : bool
+        Write-combined: faster for devices to read, and very slow for the host to read. It comes from the vendor, not
+        from the pool.
+
+    Raises
+    ------
+    PinningError
+        `wc`, and the device has no such memory. Otherwise as `device_array`.
+    """
+    del portable  # HOST memory is pinned for a device and all like it: `MemoryDevice.allocate` promises that
+    return _host_array(plan(shape, dtype, strides, order), MemoryKind.HOST, stream, device, wc).view(MappedArray)
+
+
+def mapped_array_like(
+    ary: Any, stream: Stream = None, portable: bool = True, wc: bool = False, *, device: Device | str | None = None
+) -> MappedArray:
+    """A `mapped_array` with the shape, dtype and order of dimensions of an array."""
+    del portable
+    return _host_array(plan_like(layout_of(ary)), MemoryKind.HOST, stream, device, wc).view(MappedArray)
+
+
+def managed_array(
+    shape: Shape,
+    dtype: DTypeLike = numpy.float64,
+    strides: Shape | None = None,
+    order: str = "C",
+    stream: Stream = None,
+    *,
+    device: Device | str | None = None,
+) -> MappedArray:
+    """A NumPy array in memory that moves between the host and devices as it is used. As `mapped_array`."""
+    return _host_array(plan(shape, dtype, strides, order), MemoryKind.SHARED, stream, device).view(MappedArray)
+
+
+def _host_array(
+    planned: Plan, kind: MemoryKind, stream: Stream, device: Device | str | None, wc: bool = False
+) -> Array:
+    on = device_of(device, stream)
+    buffer = allocate(planned.nbytes, kind, on, None if stream is None else queue_of(stream, on), wc)
+    return planned.over(numpy.asarray(buffer) if planned.nbytes else numpy.empty(0, numpy.uint8))
+
+
+# ---- what is to be locked ----
+
+
+def _is_empty(buffer: object) -> bool:
+    return isinstance(buffer, numpy.ndarray) and not buffer.nbytes
+
+
+def _united(buffers: list[HostBuffer]) -> list[tuple[int, int, bool | None]]:
+    """Start, end and `read_only` of the ranges that these make up, in the order of addresses."""
+    ranges: list[tuple[int, int, bool | None]] = []
+    for each in sorted(buffers, key=lambda buffer: buffer.ptr):
+        start, end, read_only = each.ptr, each.ptr + each.size, each.read_only
+        if ranges and start <= ranges[-1][1]:
+            start, before, same = ranges.pop()
+            end, read_only = max(end, before), read_only if read_only == same else None
+        ranges.append((start, end, read_only))
+    return ranges
+
+
+def _parts(regions: Any, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """A range cut where what is locked already begins and ends."""
+    at = start
+    for region in regions:
+        if region.start > at:
+            yield at, region.start
+            at = region.start
+        yield at, min(region.end, end)
+        at = min(region.end, end)
+    if at < end:
+        yield at, end

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shape, strides and addresses, worked out by NumPy.
+
+A layout is a NumPy array over memory of a device. NumPy slices, transposes and reshapes it without touching what it
+points at, and so must everybody: never read an element, nor make a copy.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy
+from numpy.typing import DTypeLike, NDArray
+
+from pinning.errors import LayoutError
+
+Shape = int | Iterable[int]
+Array = NDArray[Any]
+
+
+class Plan(NamedTuple):
+    """An array that is to be made."""
+
+    shape: tuple[int, ...]
+    dtype: numpy.dtype[Any]
+    strides: tuple[int, ...] | None
+    order: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from its first to its last."""
+        if 0 in self.shape:
+            return 0
+        if self.strides is None:
+            return math.prod(self.shape) * self.dtype.itemsize
+        return self.dtype.itemsize + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+
+    def over(self, memory: Array) -> Array:
+        """The array, in these bytes."""
+        return numpy.ndarray(self.shape, self.dtype, memory, 0, self.strides, self.order)
+
+
+def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: str = "C") -> Plan:
+    """What `device_array` and its like are asked for.
+
+    Raises
+    ------
+    TypeError
+        No dtype, or one with Python objects.
+    LayoutError
+        A length or a stride is negative, there are not as many strides as dimensions, it is larger than any memory, or
+        there is no such order.
+    """
+    lengths = _integers(shape, "shape")
+    steps = None if strides is None else _integers(strides, "strides")
+    if order not in ("C", "F"):
+        raise LayoutError(f"there is no order {order!r}; give 'C' or 'F'")
+    if steps is not None and len(steps) != len(lengths):
+        raise LayoutError(f"strides are {steps}; the shape {lengths} needs {len(lengths)}")
+    found = Plan(lengths, usable_dtype(dtype), steps, order)
+    if found.nbytes >= 1 << 63:
+        raise LayoutError(f"shape {lengths} of {found.dtype} has {found.nbytes} bytes, more than any memory")
+    return found
+
+
+def plan_like(array: Array) -> Plan:
+    """A new array as `array` is, without gaps, its dimensions in the same order in memory."""
+    usable_dtype(array.dtype)
+    like = numpy.empty_like(array, order="K", subok=False)
+    return Plan(like.shape, like.dtype, None if like.flags.c_contiguous else like.strides, "C")
+
+
+def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:
+    """A dtype whose elements are bytes that can be copied."""
+    found = numpy.dtype(dtype)
+    if found.hasobject:
+        raise TypeError(f"dtype {found} holds Python objects, which no device can use; convert the array first")
+    if not found.itemsize:
+        raise TypeError(f"elements of dtype {found} have no bytes; say how many, as in 'S8'")
+    return found
+
+
+class _Bytes:
+    def __init__(self, ptr: int, size: int, read_only: bool) -> None:
+        self.__array_interface__ = {"data": (ptr, read_only), "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+def layout_at(
+    ptr: int, shape: tuple[int, ...], dtype: numpy.dtype[Any], strides: tuple[int, ...] | None, read_only: bool
+) -> Array:
+    """The layout of an array that is there already, whose first element is at `ptr`; strides may be negative."""
+    if strides is None or 0 in shape:
+        whole = Plan(shape, dtype, None, "C")
+        return whole.over(bytes_at(ptr, whole.nbytes, read_only))
+    ends = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+    below = sum(end for end in ends if end < 0)
+    above = sum(end for end in ends if end > 0) + dtype.itemsize
+    return numpy.ndarray(shape, dtype, bytes_at(ptr + below, above - below, read_only), -below, strides)
+
+
+def bytes_at(ptr: int, size: int, read_only: bool = False) -> Array:
+    """The layout of `size` bytes at an address."""
+    return numpy.asarray(_Bytes(ptr, size, read_only)) if size else numpy.empty(0, numpy.uint8)
+
+
+def address_of(array: Array) -> int:
+    """Where its first element is; 0 for an empty array."""
+    return array.ctypes.data if array.nbytes else 0
+
+
+def _integers(values: Shape, what: str) -> tuple[int, ...]:
+    try:
+        found = tuple(map(operator.index, values)) if isinstance(values, Iterable) else (operator.index(values),)
+    except TypeError:
+        raise TypeError(f"{what} is {values!r}; it must be an integer or several") from None
+    if any(value < 0 for value in found):
+        raise LayoutError(f"{what} is {found}; nothing in it can be negative")
+    return found

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues by their names in CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pinning.errors import PinningError
+from pinning.plugin import Device, MemoryDevice
+from pinning.queues import Queue, as_queue, default_queue
+
+Stream = Any  # a `Queue`, an object with ``__cuda_stream__``, or None
+
+
+def stream(device: Device | str | None = None) -> Queue:
+    """A new in-order queue of a device; close it, or drop it, which waits for nothing."""
+    return Queue(device)
+
+
+def default_stream(device: Device | str | None = None) -> Queue:
+    """The queue of a device that is used where none is given."""
+    return default_queue(device)
+
+
+def external_stream(handle: int, device: Device | str | None = None) -> Queue:
+    """A queue over one that somebody else has made and keeps alive, by its handle, such as a ``cudaStream_t``."""
+    return Queue.adopt(handle, device)
+
+
+@contextmanager
+def auto_synchronize(stream: Stream) -> Iterator[Queue]:
+    """Wait for all work of a stream at the end of a ``with`` block."""
+    queue = as_queue(stream)
+    try:
+        yield queue
+    finally:
+        queue.synchronize()
+
+
+def device_of(device: Device | str | None, stream: Stream) -> MemoryDevice:
+    """The device meant: the one named, or else that of the stream, or else the default one."""
+    if device is None and isinstance(stream, Queue):
+        return stream.device  # type: ignore[no-any-return]
+    return default_queue(device).device  # type: ignore[no-any-return]
+
+
+def queue_of(stream: Stream, device: MemoryDevice) -> Queue:
+    """A stream that is not None, as a queue of this device."""
+    queue = as_queue(stream, device)
+    if queue.device is not device:
+        raise PinningError(f"{queue!r} is not of {device.name}, where the array is: give a stream of that device")
+    return queue

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the elements of an array on a device get to the host, from the host, and from another device."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from pinning.arrays.buffer import run
+from pinning.arrays.layout import Array, address_of
+from pinning.arrays.move import Side, move
+from pinning.arrays.streams import Stream
+from pinning.copies import fill
+from pinning.copies.ends import End
+from pinning.errors import LayoutError
+from pinning.queues import Event, Queue
+
+if TYPE_CHECKING:
+    from pinning.arrays.array import DeviceArray
+
+
+def fetch(array: DeviceArray, ary: Array | None, stream: Stream) -> Array:
+    """Copy to the host; see `DeviceArray.copy_to_host`."""
+    forwards = _forwards(array._layout)
+    there = array._layout[forwards]
+    here = numpy.empty_like(there, order="K", subok=False)
+    final = here[forwards] if ary is None else ary
+    if ary is not None:
+        check_alike(ary, array._layout)
+        if not ary.flags.writeable:
+            raise LayoutError("ary is read only; copy into an array that can be written")
+        if _same_places(ary, here[forwards]):
+            here, there = ary, array._layout
+    if not array.nbytes:
+        return final
+
+    def act(queue: Queue, wait_for: list[Event]) -> list[Event]:
+        events: list[Event] = list(move(_of_host(here), _of(array, there), queue, wait_for))
+        if not numpy.may_share_memory(here, final):
+            events.append(queue.call(partial(numpy.copyto, final, here[forwards]), events))
+        return events
+
+    run(act, array.device, stream, array._buffer)
+    return final
+
+
+def put(array: DeviceArray, source: Array, stream: Stream) -> None:
+    """Copy an array of the host that has the same shape and dtype."""
+    _check_writable(array)
+    if not array.nbytes:
+        return
+    forwards = _forwards(array._layout)
+    there = array._layout[forwards]
+    pattern = _pattern(source)
+    if pattern and address_of(there) % len(pattern) == 0 and _is_compact(there):
+        end = End(address_of(there), array.nbytes, array._buffer.place, False, array._buffer)
+        run(lambda queue, before: [fill(end, pattern, None, queue, before)], array.device, stream, array._buffer)
+        return
+    here = numpy.empty_like(there, order="K", subok=False)
+    if _same_places(source, here[forwards]):
+        here, there = source, array._layout
+    else:
+        here[forwards] = source
+    run(partial(move, _of(array, there), _of_host(here)), array.device, stream, array._buffer)
+
+
+def take(array: DeviceArray, origin: DeviceArray, stream: Stream) -> None:
+    """Copy an array of a device that has the same shape and dtype."""
+    check_alike(origin._layout, array._layout)
+    _check_writable(array)
+    if origin.device is not array.device:
+        if not (_same_places(origin._layout, array._layout) and _is_compact(array._layout)):
+            put(array, origin.copy_to_host(), stream)  # rows do not go from one vendor's device to another's
+            return
+    elif array.size and numpy.may_share_memory(array._layout, origin._layout):
+        origin = origin.copy(stream=stream)
+    buffers = (array._buffer, origin._buffer)
+    run(partial(move, _of(array, array._layout), _of(origin, origin._layout)), array.device, stream, *buffers)
+
+
+def check_alike(array: Array, wanted: Array) -> None:
+    """Refuse what has another shape or dtype."""
+    if not isinstance(array, numpy.ndarray):
+        raise TypeError(f"ary is a {type(array).__name__}; give a NumPy array, such as numpy.empty({wanted.shape})")
+    if array.shape != wanted.shape:
+        raise LayoutError(f"the array has shape {array.shape} and this one {wanted.shape}: reshape it, or take a part")
+    if array.dtype != wanted.dtype:
+        raise LayoutError(f"the array has dtype {array.dtype} and this one {wanted.dtype}: convert it with astype")
+
+
+def _check_writable(array: DeviceArray) -> None:
+    if array.read_only:
+        raise LayoutError(f"{array!r} is read only; copy it first")
+
+
+def _of(array: DeviceArray, layout: Array) -> Side:
+    return Side(layout, array._buffer.place, array._buffer)
+
+
+def _of_host(array: Array) -> Side:
+    return Side(array, None, array)
+
+
+def _forwards(array: Array) -> tuple[Any, ...]:
+    """The index that turns round the dimensions which run backwards in memory; applied twice, nothing is changed."""
+    return (*(slice(None, None, -1 if step < 0 else 1) for step in array.strides), ...)
+
+
+def _is_compact(array: Array) -> bool:
+    """Whether the elements follow one another, in whatever order of dimensions, none of which runs backwards."""
+    return _same_places(array, numpy.empty_like(array, order="K", subok=False))
+
+
+def _same_places(array: Array, other: Array) -> bool:
+    """Whether two arrays of one shape have the elements at the same places."""
+    steps = zip(array.shape, array.strides, other.strides, strict=True)
+    return all(length == 1 or step == wanted for length, step, wanted in steps)
+
+
+def _pattern(array: Array) -> bytes:
+    """The 1, 2 or 4 bytes of which all of an array consists that repeats one element; else nothing."""
+    if not array.ndim or any(step for length, step in zip(array.shape, array.strides, strict=True) if length > 1):
+        return b""
+    first: tuple[Any, ...] = (*(0,) * array.ndim, ...)
+    element: bytes = array[first].tobytes()  # of an array: a scalar's would be in this machine's order
+    for size in (1, 2, 4):
+        if len(element) % size == 0 and element == element[:size] * (len(element) // size):
+            return element[:size]
+    return b""
