@@ -67,12 +67,16 @@ def device(name: str) -> Device:
 
 
 def default_device() -> Device:
-    """The first device that is not the host, or else the host."""
-    return devices()[0]
+    """The first device that is not the host and can lock memory, or else the host."""
+    found = devices()
+    # isinstance(each, UncertainDevice) would take longer than all else here.
+    return next((each for each in found if getattr(each, "can_lock", True)), found[-1])
 
 
 def pinned_map(on: Device | str | None = None) -> PinnedMap:
     """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand.
+
+    For a plugin's device it is the map that native code of this process has under the device's name.
 
     Raises
     ------
@@ -93,7 +97,11 @@ _maps: dict[int, PinnedMap] = {}  # by id of the device, which its map keeps ali
 
 def _map_of(found: Device) -> PinnedMap:
     known = _maps.get(id(found))
-    return known if known is not None else _maps.setdefault(id(found), PinnedMap(found))
+    if known is not None:
+        return known
+    # Only a plugin's device is what its name says to native code.
+    of_plugin = any(each is found for each in devices())
+    return _maps.setdefault(id(found), PinnedMap(found, shared=found.name if of_plugin else None))
 
 
 def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:

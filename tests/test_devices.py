@@ -150,6 +150,14 @@ def test_a_plugin_without_devices_is_no_default(install: Install) -> None:
     assert pinning.default_device().name != "aaa:0"
 
 
+@pytest.mark.parametrize("can_lock", [False, True])
+def test_a_device_that_cannot_lock_is_no_default(install: Install, can_lock: bool) -> None:
+    first = f"from fake_device import FakeDevice\nFakeDevice = type('Device', (FakeDevice,), dict(can_lock={can_lock}))"
+    install("aaa", SOUND.replace("from fake_device import FakeDevice", first).format(name="aaa", count=1))
+    assert pinning.devices()[0].name == "aaa:0"
+    assert (pinning.default_device().name == "aaa:0") is can_lock
+
+
 @pytest.mark.parametrize("name", ["host:1", "nothing", "nothing:0", "", "host:0:0", "host:x"])
 def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(PluginUnavailableError, match="host:0") as caught:

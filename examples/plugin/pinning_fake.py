@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin in 60 lines, for a device that sees the host's memory at other addresses.
+"""A plugin in 50 lines, for a device that sees the host's memory at other addresses.
 
     pip install ./examples/plugin 'pinning[conformance]'
     pytest --pyargs pinning.conformance --device fake:0

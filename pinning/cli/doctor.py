@@ -79,7 +79,8 @@ class DoctorReport:
 def run() -> DoctorReport:
     """Look at everything and lock a page on each device. What fails is in the report."""
     found = pinning.devices()
-    rows = [_device(device, default=device is found[0]) for device in found]
+    default = pinning.default_device()
+    rows = [_device(device, default=device is default) for device in found]
     groups = list(cgroup_memory())
     return DoctorReport(
         version=version("pinning"),

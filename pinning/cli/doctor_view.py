@@ -64,7 +64,7 @@ def _devices(report: DoctorReport) -> Table:
     shown.columns[0].no_wrap = shown.columns[2].no_wrap = True
     for row in report.devices:
         name = f"{row.name} (default)" if row.default else row.name
-        limit = size(row.limit.limit) if row.limit else "no limit"
+        limit = size(row.limit.limit) if row.limit else "no limit" if row.locks else "-"
         result = f"{GOOD} locks" if row.locks else f"{BAD} does not"
         shown.add_row(name, escape(row.description), limit, result)
     return shown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device may offer besides locking: limits, coarse-grained memory, memory of its own."""
+"""What a device may offer besides locking: limits, coarse-grained memory, automatic locks, memory of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pinning import CoarseDevice, CopyDevice, Device, LimitedDevice, PinnedMap, PinningError
+import pinning
+from pinning import AutomaticLocking, CoarseDevice, CopyDevice, Device, LimitedDevice, PinnedMap, PinningError
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
 
@@ -95,6 +96,44 @@ def test_memory_that_need_not_be_coherent(pinned_map: PinnedMap, coherent: bool 
     pages = Pages(1)
     pinned_map.lock(pages.ptr, 100, coherent=coherent)
     pinned_map.unlock(pages.ptr)
+
+
+# ---- automatic locks ----
+
+
+def automatic(device: Device) -> AutomaticLocking:
+    if not isinstance(device, AutomaticLocking):
+        pytest.skip(f"{device.name} has no lock_mapped and unlock_unmapped: pinning.plugin.AutomaticLocking")
+    return device
+
+
+def test_what_is_mapped_is_locked_if_that_is_wanted(locking: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages, device = Pages(3), automatic(locking)
+    monkeypatch.setenv("PINNING_LOCK_MAPPED", "off")
+    assert device.lock_mapped(pages.ptr, pages.size) is None
+    device.unlock_unmapped(pages.ptr)
+    monkeypatch.setenv("PINNING_LOCK_MAPPED", "mandatory")
+    device_ptr = device.lock_mapped(pages.ptr + 7, 2 * PAGE)
+    (region,) = pinning.regions(locking)
+    assert (region.start, region.size, region.device_ptr) == (pages.ptr + 7, 2 * PAGE, device_ptr)
+    device.unlock_unmapped(pages.ptr + 7)
+    assert pinning.regions(locking) == []
+    assert pages.read() == pages.contents
+
+
+def test_what_someone_else_has_pinned_is_tracked_where_nothing_is_locked(
+    tells: Held, locking: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, device = Pages(3), automatic(locking)
+    theirs = tells.lock(pages.ptr, pages.size)
+    monkeypatch.setenv("PINNING_LOCK_MAPPED", "off")
+    assert device.lock_mapped(pages.ptr + PAGE, 10) == theirs + PAGE
+    (region,) = pinning.regions(locking)
+    assert (region.start, region.size, region.external) == (pages.ptr, pages.size, True)
+    device.unlock_unmapped(pages.ptr + PAGE)
+    assert pinning.regions(locking) == []
+    assert locking.is_pinned_ptr(pages.ptr) is not None, "they still have it"
+    tells.unlock(pages.ptr)
 
 
 # ---- memory of its own ----

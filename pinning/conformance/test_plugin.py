@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from pinning import Device, PinningError, Plugin, PluginUnavailableError, VendorError
-from pinning.plugin import ENTRY_POINT_GROUP, DescribedPlugin
+from pinning.plugin import ENTRY_POINT_GROUP, DescribedPlugin, UncertainDevice
 
 
 def test_it_locks_memory_or_is_known_to_refuse(
@@ -25,6 +25,12 @@ def test_it_locks_memory_or_is_known_to_refuse(
     assert refusal.code, "a refusal has the vendor's code"
     assert refusal.name, "a refusal has the vendor's name of that code"
     assert refusal.advice, "a refusal says what is missing, or the way out"
+
+
+def test_it_says_beforehand_whether_it_can_lock(device: Device, refusal: PinningError | None) -> None:
+    if not isinstance(device, UncertainDevice):
+        pytest.skip(f"{device.name} has no can_lock: pinning.plugin.UncertainDevice")
+    assert device.can_lock is (refusal is None)
 
 
 def test_names(plugin: Plugin, device: Device) -> None:

@@ -4,13 +4,21 @@
 A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
 members of `Plugin`. `pinning_host` is the smallest example. A device is what it can do:
 
-- `Device` locks host memory, and that is all it must do; `LimitedDevice` and `CoarseDevice` say more about it;
+- `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice` and `CoarseDevice` say
+  more about it;
 - `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
 """
 
 from pinning.plugin.automatic import AutomaticLocking
-from pinning.plugin.locking import CoarseDevice, Device, LimitedDevice, LockLimit, PinnedInfo
-from pinning.plugin.memory import CopyDevice, MemoryConnection, MemoryDevice, MemoryInfo, MemoryKind
+from pinning.plugin.locking import CoarseDevice, Device, LimitedDevice, LockLimit, PinnedInfo, UncertainDevice
+from pinning.plugin.memory import (
+    CopyDevice,
+    MemoryConnection,
+    MemoryDevice,
+    MemoryInfo,
+    MemoryKind,
+    WriteCombiningDevice,
+)
 from pinning.plugin.queues import VendorEvent, VendorQueue
 from pinning.plugin.vendor import ENTRY_POINT_GROUP, DescribedPlugin, Library, Plugin
 
@@ -30,6 +38,8 @@ __all__ = [
     "MemoryKind",
     "PinnedInfo",
     "Plugin",
+    "UncertainDevice",
     "VendorEvent",
     "VendorQueue",
+    "WriteCombiningDevice",
 ]

@@ -67,6 +67,15 @@ class Device(Protocol):
 
 
 @runtime_checkable
+class UncertainDevice(Device, Protocol):
+    """A device whose driver may lack what it takes to lock host memory."""
+
+    @property
+    def can_lock(self) -> bool:
+        """Whether it can lock any at all; one that cannot is no default device. Asked often, so the answer is kept."""
+
+
+@runtime_checkable
 class LimitedDevice(Device, Protocol):
     """A device whose vendor bounds how much may be locked, or how much in one call."""
 

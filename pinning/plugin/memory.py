@@ -104,3 +104,11 @@ class MemoryDevice(CopyDevice, Protocol):
 
     def synchronize(self) -> None:
         """Wait until all work submitted to this device is done."""
+
+
+@runtime_checkable
+class WriteCombiningDevice(MemoryDevice, Protocol):
+    """A device that also has HOST memory which the host does not cache, for what the host only writes."""
+
+    def allocate_write_combined(self, size: int) -> int:
+        """As `allocate` of kind HOST, and given back like that."""

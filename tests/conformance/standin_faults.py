@@ -7,6 +7,8 @@ What is locked is what the kernel says (``lo`` in smaps), what the stand-in has 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -186,3 +188,34 @@ def test_every_call_fails_until_the_driver_recovers(standin: StandIn, pages: Pag
     standin.configure()
     assert state(standin, pages) == before
     DEVICE.data_unlock(pages.ptr)
+
+
+def test_ctrl_c_during_any_call_of_a_lock_leaves_nothing_locked(standin: StandIn, pages: Pages) -> None:
+    lock, unlock = lambda: DEVICE.data_lock(pages.ptr + 100, PAGE, None), lambda: DEVICE.data_unlock(pages.ptr + 100)
+    lock()
+    unlock()
+    standin.configure()
+    lock()  # not the first one, which also sets up the device
+    functions = {call.split()[0] for call in standin.calls()}
+    unlock()
+    before = state(standin, pages)
+
+    def interrupt(function: str, over: threading.Event) -> None:
+        while not standin.calls(function) and not over.wait(0.001):
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        standin.configure()
+
+    assert functions
+    for function in functions:
+        standin.configure(f"delay={function}:60000")
+        over = threading.Event()
+        interrupting = threading.Thread(target=interrupt, args=(function, over))
+        with pytest.raises(KeyboardInterrupt):
+            interrupting.start()
+            try:
+                lock()
+            finally:
+                over.set()
+                interrupting.join()
+        assert state(standin, pages) == before, f"interrupted during {function}"

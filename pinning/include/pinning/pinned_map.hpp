@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -10,35 +9,14 @@
 #include <optional>
 #include <pagetable/page_table.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "errors.hpp"
 #include "locker.hpp"
+#include "pieces.hpp"
+#include "region.hpp"
 
 namespace pinning {
-
-/// What a map knows of one region, as of one instant.
-struct Region {
-  Address start;
-  std::uint64_t size;
-  Address device_ptr;        // of `start`
-  std::uint64_t piece;       // bytes a vendor call locked at a time; `size` when one call locked it all
-  std::uint32_t references;  // locks held
-  bool external;             // pinned by someone else: never unlocked by this map
-  bool registered;           // by `register_pinned`; external as well
-  Grain grain;
-  std::uint64_t serial;      // of this entry of the map: no other has it, before or after
-
-  Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
-};
-
-/// One lock that a map has counted, by which it is given up, whatever has become of the region meanwhile.
-struct Hold {
-  Address ptr;
-  Address device_ptr;    // of `ptr`
-  std::uint64_t serial;  // of the region
-};
 
 /// The locked host memory of one device, counted.
 ///
@@ -96,7 +74,7 @@ class PinnedMap {
   /// Whether the region of this lock is still there. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
     std::uint64_t serial = any;
-    auto const look = [&](Value const& value) { serial = value.serial.load(std::memory_order_acquire); };
+    auto const look = [&](Record const& record) { serial = record.serial.load(std::memory_order_acquire); };
     return table_.find(hold.ptr, look).has_value() && serial == hold.serial;
   }
 
@@ -114,7 +92,7 @@ class PinnedMap {
   /// Takes back `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
   void unregister(Address ptr) {
     std::lock_guard const guard(mutex_);
-    auto region = table_.find(ptr, [](Value const&) {});
+    auto region = table_.find(ptr, [](Record const&) {});
     if (!region || (table_.value(region->id).flags.load(std::memory_order_relaxed) & registered) == 0) {
       throw NotLocked("no registered region holds 0x" + hex(ptr));
     }
@@ -129,7 +107,7 @@ class PinnedMap {
   std::optional<Region> find(Address ptr, std::uint64_t size = 1) const noexcept {
     Region region{};
     bool found = false;
-    auto range = table_.find(ptr, [&](Value const& value) { found = value.read(region); });
+    auto range = table_.find(ptr, [&](Record const& record) { found = record.read(region); });
     if (!range || !found || size == 0 || !range->contains(ptr, size)) return std::nullopt;
     region.start = range->start;
     region.size = range->size;
@@ -194,16 +172,16 @@ class PinnedMap {
         while (!settle(guard, range.start, range.size)) {
         }
       }
-      auto region = table_.find(range.start, [](Value const&) {});
+      auto region = table_.find(range.start, [](Record const&) {});
       if (!region || *region != range) continue;
-      Value& value = table_.value(region->id);
-      if (value.in_transit()) continue;
-      if ((value.flags.load(std::memory_order_relaxed) & external) != 0) {
+      Record& record = table_.value(region->id);
+      if (record.in_transit()) continue;
+      if ((record.flags.load(std::memory_order_relaxed) & external) != 0) {
         leave(region->start);
         continue;
       }
       try {
-        unlock_last(guard, *region, value);
+        unlock_last(guard, *region, record);
       } catch (...) {
         if (!first_error) first_error = std::current_exception();
         guard.unlock();  // before this error is destroyed, see `lock`
@@ -216,43 +194,9 @@ class PinnedMap {
  private:
   using Id = pagetable::Id;
 
-  enum class State : std::uint8_t { entering, locked, leaving, half_unlocked };
-  static constexpr std::uint8_t external = 1;
-  static constexpr std::uint8_t registered = 2;
+  using State = Record::State;
+  static constexpr std::uint8_t external = Record::external, registered = Record::registered;
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
-
-  /// What the page table keeps with each region.
-  struct Value {
-    std::atomic<Address> device_ptr;
-    std::atomic<std::uint64_t> piece;  // 0: one call
-    std::atomic<std::uint64_t> held;   // bytes from the start that the vendor still has locked; for `unlock_last`
-    std::atomic<std::uint64_t> serial;
-    std::atomic<std::uint32_t> references;
-    std::atomic<State> state;
-    std::atomic<std::uint8_t> flags;
-    std::atomic<Grain> grain;
-
-    bool in_transit() const noexcept {
-      State const now = state.load(std::memory_order_relaxed);
-      return now == State::entering || now == State::leaving;
-    }
-    /// Whether its owner may have unpinned it without this map's knowing.
-    bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == PinnedMap::external; }
-    /// Copies all but the bounds; whether the region is to be found. The state comes first: what `publish` stores
-    /// before it is then seen as well.
-    bool read(Region& region) const noexcept {
-      bool const found = state.load(std::memory_order_acquire) == State::locked;
-      region.device_ptr = device_ptr.load(std::memory_order_acquire);
-      region.piece = piece.load(std::memory_order_acquire);
-      region.references = references.load(std::memory_order_acquire);
-      std::uint8_t const what = flags.load(std::memory_order_acquire);
-      region.external = (what & PinnedMap::external) != 0;
-      region.registered = (what & PinnedMap::registered) != 0;
-      region.grain = grain.load(std::memory_order_acquire);
-      region.serial = serial.load(std::memory_order_acquire);
-      return found;
-    }
-  };
 
   static std::string hex(Address ptr) {
     char text[20];
@@ -287,7 +231,8 @@ class PinnedMap {
       try {
         try {
           if (vendor_locks) {
-            Address const device_ptr = lock_pieces(ptr, size, {wish.access, grain}, piece, held);
+            std::uint64_t const step = piece == 0 ? size : piece;
+            Address const device_ptr = lock_pieces(locker_, ptr, size, {wish.access, grain}, step, held);
             guard.lock();
             publish(id, {.device_ptr = device_ptr, .references = 1, .grain = grain});
             return hold_of(id, ptr, ptr);
@@ -343,13 +288,13 @@ class PinnedMap {
 
   /// A region of others counts only if it is the `confirmed` one.
   std::optional<Hold> count_one_more(Address ptr, std::uint64_t size, Grain wish, std::uint64_t confirmed) noexcept {
-    auto region = table_.find(ptr, [](Value const&) {});
+    auto region = table_.find(ptr, [](Record const&) {});
     if (!region || !region->contains(ptr, size)) return std::nullopt;
-    Value& value = table_.value(region->id);
-    if (value.state.load(std::memory_order_relaxed) != State::locked) return std::nullopt;
-    if (value.of_others() && value.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
-    if (!suits(value.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
-    value.references.store(value.references.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    Record& record = table_.value(region->id);
+    if (record.state.load(std::memory_order_relaxed) != State::locked) return std::nullopt;
+    if (record.of_others() && record.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
+    if (!suits(record.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
+    record.references.store(record.references.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     return hold_of(region->id, region->start, ptr);
   }
 
@@ -357,22 +302,22 @@ class PinnedMap {
   bool count_down(Address ptr, std::uint64_t serial) {
     std::unique_lock guard(mutex_);
     for (;;) {
-      auto region = table_.find(ptr, [](Value const&) {});
+      auto region = table_.find(ptr, [](Record const&) {});
       if (!region || !is(*region, serial)) return false;
-      Value& value = table_.value(region->id);
-      if (value.in_transit()) {
+      Record& record = table_.value(region->id);
+      if (record.in_transit()) {
         settled_.wait(guard);
         continue;
       }
-      std::uint32_t const references = value.references.load(std::memory_order_relaxed);
+      std::uint32_t const references = record.references.load(std::memory_order_relaxed);
       if (references == 0) return false;
-      std::uint8_t const flags = value.flags.load(std::memory_order_relaxed);
+      std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
       if (references > 1 || (flags & registered) != 0) {
-        value.references.store(references - 1, std::memory_order_release);
+        record.references.store(references - 1, std::memory_order_release);
       } else if ((flags & external) != 0) {
         leave(region->start);
       } else {
-        unlock_last(guard, *region, value);
+        unlock_last(guard, *region, record);
       }
       return true;
     }
@@ -380,19 +325,19 @@ class PinnedMap {
 
   bool try_count_down(Address ptr, std::uint64_t serial) {
     std::lock_guard const guard(mutex_);
-    auto region = table_.find(ptr, [](Value const&) {});
+    auto region = table_.find(ptr, [](Record const&) {});
     if (!region || !is(*region, serial)) return false;
-    Value& value = table_.value(region->id);
-    std::uint32_t const references = value.references.load(std::memory_order_relaxed);
-    if (references < 2 || value.in_transit()) return false;
-    value.references.store(references - 1, std::memory_order_release);
+    Record& record = table_.value(region->id);
+    std::uint32_t const references = record.references.load(std::memory_order_relaxed);
+    if (references < 2 || record.in_transit()) return false;
+    record.references.store(references - 1, std::memory_order_release);
     return true;
   }
 
   Hold hold_of(Id id, Address start, Address ptr) noexcept {
-    Value const& value = table_.value(id);
-    return {ptr, value.device_ptr.load(std::memory_order_relaxed) + (ptr - start),
-            value.serial.load(std::memory_order_relaxed)};
+    Record const& record = table_.value(id);
+    return {ptr, record.device_ptr.load(std::memory_order_relaxed) + (ptr - start),
+            record.serial.load(std::memory_order_relaxed)};
   }
 
   std::uint64_t serial_of(pagetable::Region const& region) noexcept {
@@ -403,9 +348,9 @@ class PinnedMap {
   }
   /// Whether it was entered with what the vendor says of it now.
   bool is(pagetable::Region const& region, Pinned const& pinned) noexcept {
-    Value const& value = table_.value(region.id);
-    return value.of_others() &&
-           pinned == Pinned{region.start, region.size, value.device_ptr.load(std::memory_order_relaxed)};
+    Record const& record = table_.value(region.id);
+    return record.of_others() &&
+           pinned == Pinned{region.start, region.size, record.device_ptr.load(std::memory_order_relaxed)};
   }
 
   /// Whether no vendor call is under way in the range; if one is, waits for an outcome and must be asked again.
@@ -426,10 +371,10 @@ class PinnedMap {
   /// Where a region of others is in the way that is not the `confirmed` one, asks the vendor for it, the mutex released
   /// meanwhile: it goes, or it is the confirmed one now. False where there was nothing to ask.
   bool confirm(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, std::uint64_t& confirmed) {
-    Value const& value = table_.value(region.id);
+    Record const& record = table_.value(region.id);
     std::uint64_t const serial = serial_of(region);
-    if (!value.of_others() || serial == confirmed) return false;
-    Pinned const entered{region.start, region.size, value.device_ptr.load(std::memory_order_relaxed)};
+    if (!record.of_others() || serial == confirmed) return false;
+    Pinned const entered{region.start, region.size, record.device_ptr.load(std::memory_order_relaxed)};
     guard.unlock();
     bool const still = locker_.is_pinned(region.start) == entered;
     guard.lock();
@@ -440,7 +385,7 @@ class PinnedMap {
 
   /// Takes out a region of others, whatever its count; false when it is not there any more.
   bool drop(Address start, std::uint64_t serial) noexcept {
-    auto const region = table_.find(start, [](Value const&) {});
+    auto const region = table_.find(start, [](Record const&) {});
     if (!region || serial_of(*region) != serial) return false;
     leave(start);
     return true;
@@ -448,31 +393,31 @@ class PinnedMap {
 
   /// For a region around a lock that `count_one_more` would not count.
   void refuse_grain(pagetable::Region const& region) {
-    Value const& value = table_.value(region.id);
-    if (value.state.load(std::memory_order_relaxed) != State::locked) return;
-    throw not_fine(region.start, region.size, value.grain.load(std::memory_order_relaxed));
+    Record const& record = table_.value(region.id);
+    if (record.state.load(std::memory_order_relaxed) != State::locked) return;
+    throw not_fine(region.start, region.size, record.grain.load(std::memory_order_relaxed));
   }
 
   /// Says why the region, which nobody is changing, forbids a lock or a registration of the range.
   [[noreturn]] void refuse(Address ptr, std::uint64_t size, pagetable::Region const& region) {
-    Value const& value = table_.value(region.id);
-    if (value.state.load(std::memory_order_relaxed) == State::half_unlocked) {
+    Record const& record = table_.value(region.id);
+    if (record.state.load(std::memory_order_relaxed) == State::half_unlocked) {
       throw StillLocked("the region " + describe(region.start, region.size) +
                         " is half unlocked, because the vendor refused; unlock it again first");
     }
-    throw PartialOverlap(ptr, size, region.start, region.size, value.of_others() ? By::others : By::us);
+    throw PartialOverlap(ptr, size, region.start, region.size, record.of_others() ? By::others : By::us);
   }
 
   Id enter(Address ptr, std::uint64_t size, std::uint64_t piece) {
-    return table_.insert(ptr, size, [&](Value& value) {
-      value.device_ptr.store(0, std::memory_order_release);
-      value.piece.store(piece, std::memory_order_release);
-      value.held.store(size, std::memory_order_release);
-      value.serial.store(++last_serial_, std::memory_order_release);
-      value.references.store(0, std::memory_order_release);
-      value.flags.store(0, std::memory_order_release);
-      value.grain.store(Grain::unknown, std::memory_order_release);
-      value.state.store(State::entering, std::memory_order_release);
+    return table_.insert(ptr, size, [&](Record& record) {
+      record.device_ptr.store(0, std::memory_order_release);
+      record.piece.store(piece, std::memory_order_release);
+      record.held.store(size, std::memory_order_release);
+      record.serial.store(++last_serial_, std::memory_order_release);
+      record.references.store(0, std::memory_order_release);
+      record.flags.store(0, std::memory_order_release);
+      record.grain.store(Grain::unknown, std::memory_order_release);
+      record.state.store(State::entering, std::memory_order_release);
     }).id;
   }
 
@@ -483,12 +428,12 @@ class PinnedMap {
     Grain grain;
   };
   void publish(Id id, Facts const& facts) noexcept {
-    Value& value = table_.value(id);
-    value.device_ptr.store(facts.device_ptr, std::memory_order_release);
-    value.references.store(facts.references, std::memory_order_release);
-    value.flags.store(facts.flags, std::memory_order_release);
-    value.grain.store(facts.grain, std::memory_order_release);
-    settle_as(value, State::locked);
+    Record& record = table_.value(id);
+    record.device_ptr.store(facts.device_ptr, std::memory_order_release);
+    record.references.store(facts.references, std::memory_order_release);
+    record.flags.store(facts.flags, std::memory_order_release);
+    record.grain.store(facts.grain, std::memory_order_release);
+    settle_as(record, State::locked);
   }
 
   void leave(Address start) noexcept {
@@ -499,15 +444,15 @@ class PinnedMap {
   /// After a refused `lock`: the entry goes, unless the vendor refused to undo it too; then an `unlock` can try again.
   void abandon(Id id, Address start, std::uint64_t held) noexcept {
     if (held == 0) return leave(start);
-    Value& value = table_.value(id);
-    value.held.store(held, std::memory_order_release);
-    value.references.store(1, std::memory_order_release);
-    settle_as(value, State::half_unlocked);
+    Record& record = table_.value(id);
+    record.held.store(held, std::memory_order_release);
+    record.references.store(1, std::memory_order_release);
+    settle_as(record, State::half_unlocked);
   }
 
-  void settle_as(Value& value, State state) noexcept {
-    State const before = value.state.load(std::memory_order_relaxed);
-    value.state.store(state, std::memory_order_release);
+  void settle_as(Record& record, State state) noexcept {
+    State const before = record.state.load(std::memory_order_relaxed);
+    record.state.store(state, std::memory_order_release);
     size_.store(size_.load(std::memory_order_relaxed) + (state == State::locked) - (before == State::locked),
                 std::memory_order_relaxed);
     settled_.notify_all();
@@ -515,50 +460,19 @@ class PinnedMap {
 
   // ---- vendor calls: without the mutex ----
 
-  /// Locks all pieces or none; `held`, 0 at first, says how many bytes the vendor has locked when it is done.
-  Address lock_pieces(Address ptr, std::uint64_t size, Wish wish, std::uint64_t piece, std::uint64_t& held) {
-    std::uint64_t const step = piece == 0 ? size : piece;
-    Address device_ptr = 0;
-    try {
-      while (held < size) {
-        std::uint64_t const next = std::min(step, size - held);
-        Address const piece_ptr = locker_.lock(ptr + held, next, wish);
-        if (held == 0) device_ptr = piece_ptr;
-        std::uint64_t const at = std::exchange(held, held + next);
-        if (piece_ptr != device_ptr + at) throw NotContiguous();
-      }
-    } catch (...) {
-      try {
-        unlock_pieces(ptr, held, step);
-      } catch (...) {  // the first error says more
-      }
-      throw;
-    }
-    return device_ptr;
-  }
-
-  /// Unlocks the pieces of the first `held` bytes, the last one first; `held` says how far it got.
-  void unlock_pieces(Address ptr, std::uint64_t& held, std::uint64_t step) {
-    while (held > 0) {
-      std::uint64_t const last = (held - 1) / step * step;
-      locker_.unlock(ptr + last);
-      held = last;
-    }
-  }
-
   /// The vendor unlocks the region, the mutex released meanwhile and at the end.
-  void unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Value& value) {
-    std::uint64_t const piece = value.piece.load(std::memory_order_relaxed);
-    std::uint64_t held = value.held.load(std::memory_order_relaxed);
-    State const before = value.state.load(std::memory_order_relaxed);
-    settle_as(value, State::leaving);
+  void unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
+    std::uint64_t const piece = record.piece.load(std::memory_order_relaxed);
+    std::uint64_t held = record.held.load(std::memory_order_relaxed);
+    State const before = record.state.load(std::memory_order_relaxed);
+    settle_as(record, State::leaving);
     guard.unlock();
     try {
-      unlock_pieces(region.start, held, piece == 0 ? region.size : piece);
+      unlock_pieces(locker_, region.start, held, piece == 0 ? region.size : piece);
     } catch (...) {
       guard.lock();
-      value.held.store(held, std::memory_order_release);
-      settle_as(value, held == region.size ? before : State::half_unlocked);
+      record.held.store(held, std::memory_order_release);
+      settle_as(record, held == region.size ? before : State::half_unlocked);
       throw;
     }
     guard.lock();
@@ -573,7 +487,7 @@ class PinnedMap {
   }
 
   Locker& locker_;
-  pagetable::PageTable<Value> table_;
+  pagetable::PageTable<Record> table_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;
   std::uint64_t last_serial_ = none;

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "locker.hpp"
+
+namespace pinning {
+
+/// What a map knows of one region, as of one instant.
+struct Region {
+  Address start;
+  std::uint64_t size;
+  Address device_ptr;        // of `start`
+  std::uint64_t piece;       // bytes a vendor call locked at a time; `size` when one call locked it all
+  std::uint32_t references;  // locks held
+  bool external;             // pinned by someone else: never unlocked by this map
+  bool registered;           // by `register_pinned`; external as well
+  Grain grain;
+  std::uint64_t serial;      // of this entry of the map: no other has it, before or after
+
+  Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
+};
+
+/// One lock that a map has counted, by which it is given up, whatever has become of the region meanwhile.
+struct Hold {
+  Address ptr;
+  Address device_ptr;    // of `ptr`
+  std::uint64_t serial;  // of the region
+};
+
+/// What a map's page table keeps with each region. It changes under the map's mutex; `read` needs none.
+struct Record {
+  enum class State : std::uint8_t { entering, locked, leaving, half_unlocked };
+  static constexpr std::uint8_t external = 1;
+  static constexpr std::uint8_t registered = 2;
+
+  std::atomic<Address> device_ptr;
+  std::atomic<std::uint64_t> piece;  // 0: one call
+  std::atomic<std::uint64_t> held;   // bytes from the start that the vendor still has locked, for the last unlock
+  std::atomic<std::uint64_t> serial;
+  std::atomic<std::uint32_t> references;
+  std::atomic<State> state;
+  std::atomic<std::uint8_t> flags;
+  std::atomic<Grain> grain;
+
+  /// Whether a vendor call is under way for it.
+  bool in_transit() const noexcept {
+    State const now = state.load(std::memory_order_relaxed);
+    return now == State::entering || now == State::leaving;
+  }
+  /// Whether its owner may have unpinned it without the map's knowing.
+  bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == external; }
+  /// Copies all but the bounds; whether the region is to be found. The state comes first: what the map stores before it
+  /// is then seen as well.
+  bool read(Region& region) const noexcept {
+    bool const found = state.load(std::memory_order_acquire) == State::locked;
+    region.device_ptr = device_ptr.load(std::memory_order_acquire);
+    region.piece = piece.load(std::memory_order_acquire);
+    region.references = references.load(std::memory_order_acquire);
+    std::uint8_t const what = flags.load(std::memory_order_acquire);
+    region.external = (what & external) != 0;
+    region.registered = (what & registered) != 0;
+    region.grain = grain.load(std::memory_order_acquire);
+    region.serial = serial.load(std::memory_order_acquire);
+    return found;
+  }
+};
+
+}  // namespace pinning
