@@ -82,6 +82,8 @@ def torch_library() -> Library:
 
 def numba_library() -> Library:
     cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda: pip install numba-cuda")
+    if not hasattr(numpy, "row_stack"):  # gone in NumPy 2.5, without which older releases of numba compile nothing
+        numpy.row_stack = numpy.vstack
 
     @cuda.jit
     def add(array: Any) -> None:

@@ -30,7 +30,9 @@ def _gpu() -> pinning.CopyDevice:
 def gpu() -> Iterator[pinning.CopyDevice]:
     device = _gpu()
     yield device
-    assert pinning.regions(device) == [], "a test left something locked"
+    # Pools that other tests have filled are registered.
+    left = [region for region in pinning.regions(device) if region.references or not region.registered]
+    assert left == [], "a test left something locked"
 
 
 def round_trip(gpu: pinning.CopyDevice, source: numpy.ndarray) -> numpy.ndarray:

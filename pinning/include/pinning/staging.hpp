@@ -113,10 +113,10 @@ class StagedCopy {
     char* const staged = block(chunk) + (at - chunk * chunk_bytes_);
     if (!to_device_) {
       stream_copy(host_ + at, staged, count);
-    } else if (chunks() <= block_count_) {
-      stream_copy(staged, host_ + at, count);  // what this core has not read lately is dirty in another's cache
+    } else if (chunk < block_count_) {
+      stream_copy(staged, host_ + at, count);  // after an earlier copy the block is dirty in another core's cache
     } else {
-      std::memcpy(staged, host_ + at, count);  // the device reads it from the cache, and soon this core writes it again
+      std::memcpy(staged, host_ + at, count);  // the device reads it from the cache, and soon it is written again
     }
     if (left_[chunk].fetch_sub(count, std::memory_order_acq_rel) == count) publish();
   }
