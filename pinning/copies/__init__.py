@@ -8,8 +8,9 @@
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """
 
-from pinning.copies.copy import Copy, copy, copy_2d_async, copy_async, explain, fill
+from pinning.copies.copy import copy, copy_2d_async, copy_async, explain, fill
 from pinning.copies.costs import Costs, costs
+from pinning.copies.direct import Copy
 from pinning.copies.plan import Path, Plan, Step
 from pinning.copies.rings import trim_staging
 

@@ -10,31 +10,16 @@ from typing import Any
 
 from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
-from pinning.copies.direct import whole_copy
+from pinning.copies.direct import Copy, copy_whole
 from pinning.copies.ends import End, end_of
-from pinning.copies.plan import Path, Plan, plan, too_small
+from pinning.copies.plan import Path, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import submit
-from pinning.devices import default_device, pinned_map
+from pinning.devices import default_device
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
 from pinning.queues.gate import Turn
-
-
-class Copy(Event):
-    """A copy under way: an `Event` that also says how the bytes travel.
-
-    Attributes
-    ----------
-    path : Path
-        ``"direct"``, ``"staged"``, ``"lock"`` or ``"plain"``.
-    reason : str
-        Why.
-    """
-
-    path = Path.DIRECT
-    reason = "the host's memory is locked"
 
 
 def copy_async(
@@ -71,12 +56,9 @@ def copy_async(
         The vendor refused. What fails later reaches the `Copy`.
     """
     if nbytes is None and isinstance(queue, Queue):
-        whole = whole_copy(dst, src, pinned_map(queue.device), costs)
+        whole = copy_whole(dst, src, queue, wait_for, costs)
         if whole is not None:
-            copy = queue.submit(whole, wait_for, (whole, whole.allocation), Copy)
-            if not whole.locked:
-                copy.path, copy.reason = Path.PLAIN, too_small(whole.allocation is dst)
-            return copy
+            return whole
     to, origin, size, on = _ends(dst, src, nbytes, queue)
     device = on.device
     chosen = plan(to, origin, size, device, stages=on.waits_for_values)

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common copies, recognised at once: between an allocation on a device and a buffer."""
+"""The event of a copy, and the common copies, recognised at once: between an allocation on a device and a buffer."""
+
+from collections.abc import Iterable
 
 from pinning.copies.costs import Costs
-from pinning.map import PinnedMap
-from pinning.memory import Allocation
-from pinning.plugin import VendorQueue
+from pinning.copies.plan import Path
+from pinning.queues import Event, Queue
 
-class WholeCopy:
-    """Submits one copy when it is called, and keeps both ends' memory while it lives.
+class Copy(Event):
+    """A copy under way: an `Event` that also says how the bytes travel.
 
     Attributes
     ----------
-    locked : bool
-        Whether the buffer is locked; if not, the vendor's own copy of pageable memory is the way.
+    path : Path
+        ``"direct"``, ``"staged"``, ``"lock"`` or ``"plain"``.
+    reason : str
+        Why.
     """
 
-    allocation: Allocation
-    locked: bool
-    def __call__(self, queue: VendorQueue) -> None: ...
+    path: Path
+    reason: str
 
-def whole_copy(dst: object, src: object, on: PinnedMap, costs: Costs) -> WholeCopy | None:
-    """All of an allocation of kind DEVICE and all of a buffer that one lock holds whole, or no lock and no other path.
+def copy_whole(dst: object, src: object, queue: Queue, wait_for: Iterable[Event], costs: Costs) -> Copy | None:
+    """Copy all of an allocation of kind DEVICE and all of a buffer that one lock holds whole, or no lock at all.
 
-    None for all other copies. It decides nothing that `plan` would not: it is for the time that the general way takes.
+    None, and nothing is copied, for all other ends. It decides nothing that `plan` would not: it is for the time that
+    the general way takes.
     """

@@ -10,19 +10,43 @@ from libcpp.optional cimport optional
 
 from pinning.map cimport PinnedMap
 from pinning.native cimport CRegion
+from pinning.queues.event cimport Event
+from pinning.queues.submitter cimport Submitter
 
+from pinning.copies.plan import Path, too_small
+from pinning.devices import pinned_map
 from pinning.memory import Allocation
 from pinning.plugin import MemoryKind
 
 cdef object allocation_type = Allocation
 cdef object device_kind = MemoryKind.DEVICE
+cdef object path_direct = Path.DIRECT
+cdef str reason_locked = "the host's memory is locked"
+
+cdef object last_device = None
+cdef PinnedMap last_map = None
+
+
+cdef PinnedMap map_of(object device):
+    """`pinned_map`, which is the same every time, of the device that was asked for last."""
+    global last_device, last_map
+    cdef PinnedMap found
+    if device is not last_device:
+        found = pinned_map(device)
+        last_device, last_map = device, found
+    return last_map
+
+
+cdef class Copy(Event):
+    def __cinit__(self):
+        self.path = path_direct
+        self.reason = reason_locked
 
 
 cdef class WholeCopy:
     cdef Py_buffer view
     cdef bint exported
-    cdef readonly object allocation
-    cdef readonly bint locked
+    cdef bint locked
     cdef uint64_t dst, src, size
 
     def __call__(self, queue):
@@ -33,13 +57,25 @@ cdef class WholeCopy:
             PyBuffer_Release(&self.view)
 
 
-def whole_copy(dst, src, PinnedMap on not None, costs):
+def copy_whole(dst, src, Submitter queue not None, wait_for, costs):
     cdef bint to_device = isinstance(dst, allocation_type)
     allocation, buffer = (dst, src) if to_device else (src, dst)
-    if not isinstance(allocation, allocation_type) or allocation.kind is not device_kind or allocation.freed:
+    # After a fork the queue refuses.
+    if not isinstance(allocation, allocation_type) or allocation.kind is not device_kind or allocation._ended:
         return None
-    if not PyObject_CheckBuffer(buffer) or allocation.device is not on.device:
+    if allocation.device is not queue.device or not PyObject_CheckBuffer(buffer):
         return None
+    cdef PinnedMap on = map_of(queue.device)
+    cdef WholeCopy whole = recognised(allocation, buffer, to_device, on, costs)
+    if whole is None:
+        return None
+    cdef Copy copy = queue.submit(whole, wait_for, (whole, allocation), Copy)
+    if not whole.locked:
+        copy.path, copy.reason = Path.PLAIN, too_small(to_device)
+    return copy
+
+
+cdef WholeCopy recognised(object allocation, object buffer, bint to_device, PinnedMap on, object costs):
     cdef WholeCopy copy = WholeCopy.__new__(WholeCopy)
     try:
         PyObject_GetBuffer(buffer, &copy.view, PyBUF_SIMPLE if to_device else PyBUF_WRITABLE)
@@ -59,7 +95,6 @@ def whole_copy(dst, src, PinnedMap on not None, costs):
             return None
     elif copy.size >= <uint64_t>costs.least_worth_a_look(to_device) or on.map.overlapping(host, copy.size).size():
         return None
-    copy.allocation = allocation
     if to_device:
         copy.dst, copy.src = allocation.ptr, host
     else:
