@@ -12,11 +12,13 @@ that.
 from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir
+from pinning import map as _native
 from pinning.copies import Copy, copy, copy_2d_async, copy_async, explain, fill
 from pinning.devices import PluginReport, default_device, device, devices, pinned_map, plugins
 from pinning.errors import (
     AlreadyPinnedError,
     InvalidRangeError,
+    LayoutError,
     LockLimitError,
     NotLockedError,
     PartialOverlapError,
@@ -44,6 +46,7 @@ from pinning.plugin import (
     MemoryKind,
     PinnedInfo,
     Plugin,
+    WriteCombiningDevice,
 )
 from pinning.pools import Pool
 from pinning.queues import Event, Queue
@@ -60,6 +63,7 @@ __all__ = [
     "Device",
     "Event",
     "InvalidRangeError",
+    "LayoutError",
     "LimitedDevice",
     "Lock",
     "LockLimit",
@@ -83,6 +87,7 @@ __all__ = [
     "StillInUseError",
     "StillLockedError",
     "VendorError",
+    "WriteCombiningDevice",
     "alloc",
     "copy",
     "copy_2d_async",
@@ -96,6 +101,7 @@ __all__ = [
     "free",
     "include_dirs",
     "is_locked",
+    "library_dirs",
     "lock",
     "lock_mapped",
     "locked",
@@ -110,5 +116,10 @@ __all__ = [
 
 
 def include_dirs() -> list[Path]:
-    """The folders to give a C++ compiler for ``<pinning/pinned_map.hpp>``."""
+    """The folders to give a compiler for ``<pinning/pinned_map.hpp>`` in C++ and ``<pinning/pinning.h>`` in C."""
     return [Path(__file__).parent / "include", _pagetable_include_dir()]
+
+
+def library_dirs() -> list[Path]:
+    """The folder to give a linker for ``-lpinning``, and to a program's run path."""
+    return [Path(_native.__file__).parent / "lib"]  # beside the native modules, wherever they are

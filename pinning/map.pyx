@@ -18,6 +18,7 @@ from pinning.native cimport (
     CLocker,
     CPinnedMap,
     CRegion,
+    DoorState,
     Grain,
     LockMapped,
     MappedLocks,
@@ -25,9 +26,11 @@ from pinning.native cimport (
     Wish,
     destroy,
     device_calls,
+    share,
 )
 
 from collections import deque
+from weakref import WeakSet
 
 from pinning import lifecycle
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError
@@ -108,7 +111,7 @@ _POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": 
 
 @cython.no_gc_clear
 cdef class PinnedMap:
-    def __cinit__(self, device):
+    def __cinit__(self, device, *, shared=None):
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
             if not callable(getattr(device, method, None)):
                 raise TypeError(f"a device needs a method {method}; {device!r} has none")
@@ -116,21 +119,31 @@ cdef class PinnedMap:
         self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
         coherence = getattr(device, "coherence", ())
         self.fine, self.coarse = True in coherence, False in coherence
-        self._make()
+        self._make(shared)
         lifecycle.watch(self)
 
-    cdef _make(self):
-        self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError, self.fine, self.coarse)
+    cdef _make(self, name):
+        cdef PyObject* device = <PyObject*>self.device
+        cdef PyObject* already = <PyObject*>AlreadyPinnedError
+        if name is not None:
+            self.shared = share(name.encode(), device, already, self.fine, self.coarse, self.largest, self.locker)
+            if self.locker is NULL:
+                self.holds = WeakSet()
+        if self.shared is not NULL:
+            self.map, self.mapped = self.shared.map, self.shared.mapped
+            return
+        self.locker = new PythonLocker(device, already, self.fine, self.coarse)
         self.map = new CPinnedMap(dereference(<CLocker*>self.locker))
         self.mapped = new MappedLocks(dereference(self.map))
 
     def __del__(self):
         # Here and not in __dealloc__: a device in a reference cycle with its map is still whole.
-        if self.map is not NULL:
+        if self.map is not NULL and self.shared is NULL:
             self.close()
 
     def __dealloc__(self):
-        destroy(self.mapped, self.map, self.locker)
+        if self.shared is NULL:
+            destroy(self.mapped, self.map, self.locker)
 
     def lock(self, ptr, size, read_only=None, *, piece=None, coherent=None):
         return self.hold(ptr, size, read_only, piece, coherent).device_ptr
@@ -265,18 +278,41 @@ cdef class PinnedMap:
 
     def close(self, *, wait=True):
         cdef CPinnedMap* map = self.map
+        cdef PythonLocker* locker = self.locker
         cdef cbool waits = wait
+        cdef cbool others_come = self.shared is not NULL
+        if locker is NULL:
+            self._let_go()
+            self.closed = True
+            return
         self.closed = True  # first, so that nobody locks meanwhile
         try:
             with nogil:
+                if others_come:
+                    locker.door().set(DoorState.for_unlocking)
                 map.clear(waits)
+                if others_come:
+                    locker.door().set(DoorState.shut)
         except BaseException:
             self.closed = False
+            if others_come:
+                locker.door().set(DoorState.open)
             raise
+
+    cdef _let_go(self):
+        # Only what Python holds: the map and the other locks in it are the native code's that has made it.
+        first_error = None
+        for hold in list(self.holds):
+            try:
+                hold.unlock()
+            except BaseException as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
     def _after_fork_in_child(self):
         # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
-        self._make()
+        self._make(None)
         self.generation += 1
 
     def __enter__(self):
@@ -299,6 +335,8 @@ cdef class Hold:
         self.generation = map.generation
         self.hold = map.hold(ptr, size, read_only, piece, coherent)
         self.counted = True
+        if map.holds is not None:
+            map.holds.add(self)
 
     @property
     def device_ptr(self):

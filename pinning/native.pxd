@@ -50,8 +50,17 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
     cppclass CLocker "pinning::Locker":
         pass
 
+    enum class DoorState "pinning::Door::State":
+        open
+        for_unlocking
+        shut
+
+    cppclass Door:
+        void set(DoorState state) except +
+
     cppclass PythonLocker(CLocker):
         PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +
+        Door& door() noexcept
 
     cppclass CPinnedMap "pinning::PinnedMap":
         CPinnedMap(CLocker& locker) except +
@@ -77,5 +86,19 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
             uint64_t ptr, uint64_t size, LockMapped policy, Wish wish, uint64_t piece
         ) except +raise_in_python
         void unlock_unmapped(uint64_t ptr) except +raise_in_python
+
+    cppclass SharedMap "pinning_map":
+        CPinnedMap* map
+        MappedLocks* mapped
+
+    SharedMap* share(
+        const char* name,
+        PyObject* device,
+        PyObject* already_pinned_error,
+        bool fine,
+        bool coarse,
+        uint64_t largest,
+        PythonLocker*& made,
+    ) except +
 
     void destroy(MappedLocks* mapped, CPinnedMap* map, PythonLocker* locker) noexcept

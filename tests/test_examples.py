@@ -59,6 +59,42 @@ def test_cpp_map_without_python(package: Installed, tmp_path: Path) -> None:
     assert "python" not in libraries
 
 
+def test_c_runtime(package: Installed, tmp_path: Path) -> None:
+    compiler = tool("cc", "apt-get install gcc")
+    program = EXAMPLES / "c_runtime" / "program.c"
+    options = []
+    for named in (
+        '*(f"-I{d}" for d in pinning.include_dirs())',
+        '*(f"-L{d} -Wl,-rpath,{d}" for d in pinning.library_dirs())',
+    ):
+        say = f"import pinning; print({named})"
+        assert say in program.read_text()
+        options += package.run("-c", say, folder=tmp_path).split()
+    sources = sorted(program.parent.glob("*.c"))
+    run(
+        compiler,
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *options,
+        *sources,
+        "-lpinning",
+        "-o",
+        tmp_path / "program",
+        folder=tmp_path,
+    )
+    assert run(tmp_path / "program", folder=tmp_path).splitlines() == [
+        "x is locked: yes",
+        "y[99] after the update: 298",
+        "y[65535] at the end: 196606",
+        "more than is mapped: refused",
+        "copies: 5 fast, 0 slow; left: 0 locked, 0 on the device",
+    ]
+    libraries = run(tool("ldd", "apt-get install libc-bin"), tmp_path / "program", folder=tmp_path)
+    assert "python" not in libraries.replace(str(package.site), "")
+
+
 def test_cython_module(package: Installed, tmp_path: Path) -> None:
     for needed in ("Cython", "setuptools"):
         if find_spec(needed) is None:

@@ -120,6 +120,14 @@ def breaches_in_map_headers(root: Path) -> list[Source]:
     return [each for each in found if "python" in each[2].lower()]
 
 
+def breaches_in_runtime(root: Path) -> list[Source]:
+    sources = sorted((root / "runtime").rglob("*.[ch]pp"))
+    assert "c_api.cpp" in {path.name for path in sources}
+    found = [each for source in sources for each in includes(source, header_folders(root))]
+    vendors = ("cuda.h", "hip/", "hsa/", "omp-tools.h")
+    return [each for each in found if "python" in each[2].lower() or each[2].startswith(vendors)]
+
+
 RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
     # each with what would break it: a file, and a line to put at its end
     breaches_in_pagetable: [
@@ -158,6 +166,11 @@ RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
         ("pinning/include/pinning/locker.hpp", '#include "python_locker.hpp"'),
         ("pagetable/include/pagetable/region.hpp", "#include <Python.h>"),
     ],
+    breaches_in_runtime: [
+        ("runtime/libpinning/registry.cpp", "#include <pinning/python_locker.hpp>"),
+        ("runtime/libpinning/hsa_abi.hpp", "#include <hsa/hsa.h>"),
+        ("pinning/include/pinning/shared_map.hpp", "#include <Python.h>"),
+    ],
 }
 
 
@@ -169,7 +182,7 @@ def test_there_are_no(rule: Callable[[Path], list[Source]]) -> None:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("copy")
-    for name in ("pagetable", "pinning", "plugins"):
+    for name in ("pagetable", "pinning", "plugins", "runtime"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
     return root
 

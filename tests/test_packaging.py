@@ -32,7 +32,7 @@ def folder_of(package: str) -> Path:
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-@pytest.mark.parametrize("pattern", ["**/*.py", "**/*.pyi", "**/*.pxd", "**/*.hpp", "**/*.cmake", "py.typed"])
+@pytest.mark.parametrize("pattern", ["**/*.py", "**/*.pyi", "**/*.pxd", "**/*.h", "**/*.hpp", "**/*.cmake", "py.typed"])
 def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package: str, pattern: str) -> None:
     folder = folder_of(package)
     expected = {f"{package}/{path.relative_to(folder).as_posix()}" for path in folder.glob(pattern)}
@@ -48,6 +48,8 @@ def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package:
         "pagetable/table.pxd",
         "pagetable/table.pyi",
         "pinning/include/pinning/pinned_map.hpp",
+        "pinning/include/pinning/pinning.h",
+        "pinning/lib/libpinning.so",
         "pinning/map.pxd",
         "pinning/map.pyi",
         *(f"{package}/py.typed" for package in sorted(PACKAGES)),
@@ -58,7 +60,8 @@ def test_the_wheel_has_what_others_build_with(content: dict[str, str], name: str
 
 
 def test_the_wheel_has_the_native_modules(content: dict[str, str]) -> None:
-    native = {name.partition(".")[0] for name in content if name.endswith(".so")}
+    modules = [name for name in content if name.endswith(".so") and not name.startswith("pinning/lib/")]
+    native = {name.partition(".")[0] for name in modules}
     sources = {path for package in ("pagetable", "pinning") for path in (ROOT / package).rglob("*.pyx")}
     assert native == {path.relative_to(ROOT).with_suffix("").as_posix() for path in sources}
 
@@ -67,7 +70,7 @@ def test_the_wheel_has_nothing_else(content: dict[str, str]) -> None:
     tops = {name.split("/")[0] for name in content}
     assert tops == PACKAGES | {f"pinning-{PROJECT['version']}.dist-info"}
     kinds = {PurePosixPath(name).suffix for name in content if ".dist-info/" not in name}
-    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".hpp", ".cmake", ".so", ".typed"}  # and so no generated .cpp
+    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".so", ".typed"}  # and so no generated .cpp
 
 
 def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
@@ -86,6 +89,10 @@ def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
     assert dict(entry_points["pytest11"]) == {"pinning": "pytest_pinning"}
 
 
+def test_the_headers_version_is_the_projects(content: dict[str, str]) -> None:
+    assert f'#define PINNING_VERSION "{PROJECT["version"]}"\n' in content["pinning/include/pinning/pinning.h"]
+
+
 def test_the_wheel_names_nobodys_folders(content: dict[str, str]) -> None:
     assert [name for name, text in content.items() if str(ROOT) in text] == []
 
@@ -97,6 +104,7 @@ print(importlib.metadata.version("pinning"))
 print([report.name for report in pinning.plugins()], [device.name for device in pinning.devices()][-1])
 print(*[pagetable.__file__, pinning.__file__, pagetable.table.__file__, pinning.map.__file__], sep="\\n")
 print(*[pagetable.cmake_dir(), pagetable.include_dir(), *pinning.include_dirs()], sep="\\n")
+print(*[folder / "libpinning.so" for folder in pinning.library_dirs()], sep="\\n")
 """
     environment = installed()
     version, plugins, *places = environment.run("-c", program, folder=tmp_path).splitlines()

@@ -135,6 +135,11 @@ class CudaDevice(AutomaticLocking):
         with self._context.current():
             return memory.allocate(size, kind)
 
+    def allocate_write_combined(self, size: int) -> int:
+        """As `allocate` of HOST memory. The host reads it very slowly, since it is not in its caches."""
+        with self._context.current():
+            return memory.allocate_write_combined(size)
+
     def free(self, ptr: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         """Give back what `allocate` returned for this kind. The driver waits until all work of the GPU is done.
 

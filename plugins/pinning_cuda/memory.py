@@ -9,6 +9,7 @@ from pinning.plugin import MemoryKind
 from pinning_cuda.driver import call, constant
 
 _PORTABLE_AND_MAPPED = 0x01 | 0x02  # pinned for, and mapped into, every context
+_WRITE_COMBINED = 0x04
 _ATTACH_GLOBAL = 0x01  # any stream of any GPU may use it
 _MEMORYTYPE_HOST = 1
 
@@ -22,6 +23,12 @@ def allocate(size: int, kind: MemoryKind) -> int:
             (ptr,) = call("cuMemAlloc", size)
         case MemoryKind.SHARED:
             (ptr,) = call("cuMemAllocManaged", size, _ATTACH_GLOBAL)
+    return int(ptr)
+
+
+def allocate_write_combined(size: int) -> int:
+    """As `allocate` of HOST memory, of which the host's caches hold nothing."""
+    (ptr,) = call("cuMemHostAlloc", size, _PORTABLE_AND_MAPPED | _WRITE_COMBINED)
     return int(ptr)
 
 

@@ -5,6 +5,9 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <utility>
+
+#include "pinning.h"
 
 namespace pinning {
 
@@ -71,6 +74,51 @@ class NotContiguous : public std::runtime_error {
 class AlreadyPinned : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+/// A vendor's call that failed: its function, the code and the vendor's name of it, and what helps, if that is known.
+struct VendorCall {
+  std::string function;
+  long long code;
+  std::string name;
+  std::string advice;
+
+  std::string text() const {
+    return function + " failed: " + name + " (" + std::to_string(code) + ")" + (advice.empty() ? "" : "; " + advice);
+  }
+};
+
+class VendorError : public std::runtime_error {
+ public:
+  explicit VendorError(VendorCall failed) : std::runtime_error(failed.text()), call(std::move(failed)) {}
+  VendorCall call;
+};
+
+class VendorAlreadyPinned : public AlreadyPinned {
+ public:
+  explicit VendorAlreadyPinned(VendorCall failed) : AlreadyPinned(failed.text()), call(std::move(failed)) {}
+  VendorCall call;
+};
+
+/// The lock would exceed a limit of this machine.
+class LockLimit : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A driver, a library, a device or an interpreter is missing.
+class Unavailable : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// An error of a locker in another language, which knows what it is to a caller in C.
+class StatusError {
+ public:
+  virtual ~StatusError() = default;
+  /// Called once, as it reaches a caller in C, who cannot raise it again.
+  virtual pinning_status leave() const noexcept = 0;
+  virtual char const* text() const noexcept = 0;
 };
 
 }  // namespace pinning

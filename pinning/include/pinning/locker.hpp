@@ -62,6 +62,10 @@ class Locker {
 
   /// Always the same answer, and quickly.
   virtual Grains grains() const noexcept { return {}; }
+
+  /// Called in a child process after fork, where nothing is locked any more and no other thread runs; another thread
+  /// may have been in the midst of anything.
+  virtual void after_fork() {}
 };
 
 }  // namespace pinning

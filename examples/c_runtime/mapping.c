@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mapping.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct entry {
+  char *host, *device;
+  size_t size, count;
+  struct entry *next;
+} entry;
+
+static entry *mapped; /* one thread, as far as this example goes */
+size_t fast_copies, slow_copies;
+
+static int refuse(const char *what, const void *host, size_t size) {
+  fprintf(stderr, "%s: %zu bytes at %p\n", what, size, host);
+  return 1;
+}
+
+/* The link to the entry that has bytes of the range, or to the end of the list. */
+static entry **find(const char *host, size_t size) {
+  entry **link = &mapped;
+  while (*link && (host >= (*link)->host + (*link)->size || (*link)->host >= host + size)) link = &(*link)->next;
+  return link;
+}
+
+static int holds(const entry *each, const char *host, size_t size) {
+  return host >= each->host && size <= each->size - (size_t)(host - each->host);
+}
+
+/* Before each copy the map is asked: no vendor call, a few nanoseconds, and it says what is locked at this moment. */
+static int copy(pinning_map *locks, const target *device, entry *each, char *host, size_t size, int type) {
+  int const locked = pinning_find(locks, host, size, NULL) == PINNING_OK;
+  char *const there = each->device + (host - each->host);
+  ++*(locked ? &fast_copies : &slow_copies);
+  return type == MAP_TO ? device->copy(there, host, size, locked) : device->copy(host, there, size, locked);
+}
+
+int data_begin(pinning_map *locks, const target *device, void *host, size_t size, int type) {
+  entry *each = *find(host, size);
+  if (each) {
+    if (!holds(each, host, size)) return refuse("mapped already, but not all of it", host, size);
+    ++each->count;
+    return 0;
+  }
+  each = malloc(sizeof *each);
+  if (!each) return refuse("no memory to map", host, size);
+  *each = (entry){host, NULL, size, 1, mapped};
+  void *there;
+  if (device->allocate(size, &there)) {
+    free(each);
+    return refuse("no device memory to map", host, size);
+  }
+  each->device = there;
+  /* PINNING_ON: what cannot be locked is copied the slow way. Locked before the first copy, so that this is fast. */
+  if (pinning_lock_mapped(locks, host, size, PINNING_ON, NULL)) fprintf(stderr, "%s\n", pinning_last_error());
+  if (type & MAP_TO && copy(locks, device, each, host, size, MAP_TO)) {
+    pinning_unlock_unmapped(locks, host);
+    device->release(there);
+    free(each);
+    return refuse("cannot copy to the device", host, size);
+  }
+  mapped = each;
+  return 0;
+}
+
+int data_end(pinning_map *locks, const target *device, void *host, size_t size, int type) {
+  entry **link = find(host, size), *each = *link;
+  if (!each || !holds(each, host, size)) return refuse("not mapped", host, size);
+  if (each->count > 1) {
+    --each->count;
+    return 0;
+  }
+  if (type & MAP_FROM && copy(locks, device, each, host, size, MAP_FROM)) {
+    return refuse("cannot copy from the device", host, size);
+  }
+  /* By the address that was locked: the last one out may have mapped a part. The copy is done, so nothing needs it. */
+  if (pinning_unlock_unmapped(locks, each->host)) {
+    fprintf(stderr, "%s\n", pinning_last_error());
+    return refuse("still locked, so still mapped", host, size);
+  }
+  *link = each->next;
+  int const failed = device->release(each->device);
+  free(each);
+  return failed;
+}
+
+int data_update(pinning_map *locks, const target *device, void *host, size_t size, int type) {
+  entry *each = *find(host, size);
+  if (!each || !holds(each, host, size)) return refuse("not mapped", host, size);
+  return copy(locks, device, each, host, size, type);
+}
+
+void *device_address(const void *host) {
+  entry *each = *find(host, 1);
+  return each ? each->device + ((const char *)host - each->host) : NULL;
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pinned map for C: lock host memory for a device once, however many ask, and know in nanoseconds what is locked.
+ *
+ *     cc -I$(python -c 'import pinning; print(pinning.include_dirs()[0])') program.c \
+ *        -L$DIR -Wl,-rpath,$DIR -lpinning     where DIR is $(python -c 'import pinning; print(pinning.library_dirs()[0])')
+ *
+ * Every function may be called from any thread. One that returns anything but PINNING_OK has changed nothing, unless
+ * it says so here, and has written nothing through its pointers; `pinning_last_error` then says why and what helps.
+ */
+#ifndef PINNING_PINNING_H
+#define PINNING_PINNING_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define PINNING_API __attribute__((visibility("default")))
+#else
+#define PINNING_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#define PINNING_NOEXCEPT noexcept
+#else
+#define PINNING_NOEXCEPT
+#endif
+
+#define PINNING_VERSION "0.1.0"
+
+/* The version of the library that is loaded. */
+PINNING_API const char *pinning_version(void) PINNING_NOEXCEPT;
+
+/* ---- errors ---- */
+
+typedef enum pinning_status {
+  PINNING_OK = 0,
+  PINNING_INVALID_ARGUMENT, /* a null map, a policy or a device name that there is none of */
+  PINNING_INVALID_RANGE,    /* null, empty, past the top of the address space, or not to be locked at all */
+  PINNING_PARTIAL_OVERLAP,  /* it shares bytes with a region, or with what others have pinned, and does not lie inside */
+  PINNING_NOT_LOCKED,       /* no region there */
+  PINNING_STILL_LOCKED,     /* someone holds a lock in it, or it is half unlocked */
+  PINNING_ALREADY_PINNED,   /* others have pinned some of it, and the vendor does not say how far */
+  PINNING_LOCK_LIMIT,       /* more than this process or this machine may lock */
+  PINNING_VENDOR_ERROR,     /* a vendor's call failed */
+  PINNING_UNAVAILABLE,      /* a library, a driver, a device, or the Python interpreter of a map is missing or gone */
+  PINNING_NO_MEMORY,        /* the host's heap is exhausted */
+  PINNING_INTERRUPTED,      /* Ctrl-C struck in a device that is written in Python */
+  PINNING_UNKNOWN_ERROR
+} pinning_status;
+
+/* What a status means, in a sentence; never null. */
+PINNING_API const char *pinning_error_string(pinning_status status) PINNING_NOEXCEPT;
+
+/* Why this thread's last failed call failed: which value, which rule, what to do. Never null; until its next one. */
+PINNING_API const char *pinning_last_error(void) PINNING_NOEXCEPT;
+
+/* For lockers: sets this thread's text and returns `status`. */
+PINNING_API pinning_status pinning_fail(pinning_status status, const char *text) PINNING_NOEXCEPT;
+
+/* ---- maps ---- */
+
+typedef struct pinning_map pinning_map;
+
+/* A pinned range of the host, and the device pointer of its base. */
+typedef struct pinning_pinned {
+  void *base;
+  size_t size;
+  void *device_ptr;
+} pinning_pinned;
+
+/*
+ * One device's calls, for `pinning_map_create`. They come from any thread, several at a time for disjoint ranges, with
+ * no lock of the map's held; they may call `pinning_find`. What else than PINNING_OK they return reaches the map's
+ * caller, with the text of `pinning_fail`.
+ */
+typedef struct pinning_locker {
+  void *self; /* handed to each */
+  /* Page-locks the range. PINNING_ALREADY_PINNED where others have pinned some of it: then `is_pinned` is asked. */
+  pinning_status (*lock)(void *self, void *ptr, size_t size, void **device_ptr);
+  /* Undoes the `lock` of the range that starts at `ptr`. */
+  pinning_status (*unlock)(void *self, void *ptr);
+  /* The pinned range around `ptr`, whoever has pinned it; PINNING_NOT_LOCKED where there is none. */
+  pinning_status (*is_pinned)(void *self, const void *ptr, pinning_pinned *pinned);
+} pinning_locker;
+
+/* A map of its own over `locker`, which is copied; its `self` must outlive the map. */
+PINNING_API pinning_status pinning_map_create(pinning_map **map, const pinning_locker *locker) PINNING_NOEXCEPT;
+
+/*
+ * Unlocks what is left, however many hold it, and frees the map. When the locker refuses to unlock, what could be
+ * unlocked is, and the map stays; call it again. Only for a map that `pinning_map_create` made, and that nobody uses.
+ */
+PINNING_API pinning_status pinning_map_destroy(pinning_map *map) PINNING_NOEXCEPT;
+
+/*
+ * The one map of a device in this process: "cuda:0", "hip:0", "hsa:0" or "host:0" (mlock), in Python's numbering. It is
+ * made on demand, lives as long as the process, and is the map that Python's `pinning` uses for this device.
+ * PINNING_UNAVAILABLE says what is missing.
+ */
+PINNING_API pinning_status pinning_map_open(pinning_map **map, const char *device) PINNING_NOEXCEPT;
+
+/* ---- locks ---- */
+
+/*
+ * Counts one more lock of the range, and locks it first where no region holds it. `device_ptr`, which may be null,
+ * gets the device's address of `ptr`. Where the vendor refuses a part, and then to undo the parts before it, a half
+ * unlocked region stays, for `pinning_unlock` to try again.
+ */
+PINNING_API pinning_status pinning_lock(pinning_map *map, void *ptr, size_t size, void **device_ptr) PINNING_NOEXCEPT;
+
+/* Counts one lock less of the region around `ptr`; the last one unlocks it. */
+PINNING_API pinning_status pinning_unlock(pinning_map *map, const void *ptr) PINNING_NOEXCEPT;
+
+/* Enters memory that its owner has pinned: it is found, and never unlocked by the map. */
+PINNING_API pinning_status pinning_register(pinning_map *map, void *ptr, size_t size, void *device_ptr) PINNING_NOEXCEPT;
+
+/* Takes back `pinning_register` of the region around `ptr`; PINNING_STILL_LOCKED while someone holds a lock in it. */
+PINNING_API pinning_status pinning_unregister(pinning_map *map, const void *ptr) PINNING_NOEXCEPT;
+
+/* Asks the vendor for each region of others, and takes out those that they have unpinned. */
+PINNING_API pinning_status pinning_refresh(pinning_map *map) PINNING_NOEXCEPT;
+
+/* ---- locks for as long as a buffer is mapped ---- */
+
+typedef enum pinning_policy {
+  PINNING_OFF,      /* locks nothing, but enters what others have pinned */
+  PINNING_ON,       /* locks where it can */
+  PINNING_MANDATORY /* it is an error where it cannot */
+} pinning_policy;
+
+/*
+ * When a runtime maps a buffer to the device: one more lock where a region holds it; else what others have pinned is
+ * entered; else it is locked, as `policy` says. `device_ptr`, which may be null, gets null where nothing is locked,
+ * which is an error only for PINNING_MANDATORY and for what is no range. Each call that returns PINNING_OK wants one
+ * `pinning_unlock_unmapped`.
+ */
+PINNING_API pinning_status pinning_lock_mapped(pinning_map *map, void *ptr, size_t size, pinning_policy policy,
+                                               void **device_ptr) PINNING_NOEXCEPT;
+
+/* When the mapping of `ptr` ends: gives up one lock that `pinning_lock_mapped` of this address has taken, if any. */
+PINNING_API pinning_status pinning_unlock_unmapped(pinning_map *map, const void *ptr) PINNING_NOEXCEPT;
+
+/* ---- what is locked ---- */
+
+typedef struct pinning_region {
+  void *start;
+  size_t size;
+  void *device_ptr;    /* of `start` */
+  size_t piece;        /* bytes that one vendor call has locked, `size` where one has locked it all: no copy may cross */
+  uint32_t references; /* locks held */
+  uint32_t external;   /* 1: pinned by others, never unlocked by the map */
+} pinning_region;
+
+/* The device's address of a byte of the region. */
+static inline void *pinning_device_ptr_of(const pinning_region *region, const void *ptr) {
+  return (char *)region->device_ptr + ((const char *)ptr - (const char *)region->start);
+}
+
+/*
+ * The region that holds the whole range; PINNING_NOT_LOCKED, which leaves `pinning_last_error` as it was, where none
+ * does. `region` may be null. Takes no lock, writes nothing that others read, and waits for nobody.
+ */
+PINNING_API pinning_status pinning_find(const pinning_map *map, const void *ptr, size_t size,
+                                        pinning_region *region) PINNING_NOEXCEPT;
+
+/* Writes the first `room` regions, ascending and as of one instant, and how many there are in all. */
+PINNING_API pinning_status pinning_regions(const pinning_map *map, pinning_region *regions, size_t room,
+                                           size_t *count) PINNING_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one map of each device in a process, which lives in libpinning.so: whoever comes first makes it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "mapped_locks.hpp"
+
+/// What C calls a map: one with all that belongs to it.
+struct pinning_map {
+  pinning_map(std::unique_ptr<pinning::Locker> made, std::uint64_t largest_lock)
+      : locker(std::move(made)), largest(largest_lock) {
+    begin();
+  }
+  pinning_map(pinning_map const&) = delete;
+  ~pinning_map() {
+    delete mapped;
+    delete map;
+  }
+
+  /// An empty map. The one before, if any, is abandoned: after fork its locks are the parent's.
+  void begin() {
+    auto fresh = std::make_unique<pinning::PinnedMap>(*locker);
+    mapped = new pinning::MappedLocks(*fresh);
+    map = fresh.release();
+  }
+
+  /// Bytes that one vendor call is to take of `size`; 0 for all.
+  std::uint64_t piece(std::uint64_t size) const noexcept { return size > largest ? largest : 0; }
+
+  std::unique_ptr<pinning::Locker> const locker;
+  std::uint64_t const largest;  // bytes that one vendor call can take
+  pinning::PinnedMap* map;
+  pinning::MappedLocks* mapped;
+};
+
+namespace pinning {
+
+/// The shared map of this name, or null.
+PINNING_API pinning_map* find_shared(std::string const& name);
+
+/// The shared map of this name; where there is none, a new one over `locker`, which is taken only then.
+PINNING_API pinning_map* share(std::string const& name, std::unique_ptr<Locker>& locker, std::uint64_t largest);
+
+}  // namespace pinning

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// <pinning/pinning.h>: arguments checked, exceptions turned into statuses, and all else is the map's.
+#include <pinning/shared_map.hpp>
+
+#include "c_locker.hpp"
+#include "failure.hpp"
+#include "lockers.hpp"
+
+namespace {
+
+using pinning::Address;
+using pinning::guarded;
+using pinning::InvalidArgument;
+
+Address word(void const* ptr) noexcept { return reinterpret_cast<Address>(ptr); }
+void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
+
+void set(void** result, Address address) noexcept {
+  if (result != nullptr) *result = pointer(address);
+}
+
+template <class Map>
+Map& given(Map* map) {
+  if (map == nullptr) throw InvalidArgument("the map is null; make one by pinning_map_create or pinning_map_open");
+  return *map;
+}
+
+template <class Result>
+Result& room(Result* result) {
+  if (result == nullptr) throw InvalidArgument("there is no place for the result: a pointer is null");
+  return *result;
+}
+
+pinning_region in_c(pinning::Region const& region) noexcept {
+  return {pointer(region.start), region.size,       pointer(region.device_ptr),
+          region.piece,          region.references, region.external};
+}
+
+}  // namespace
+
+char const* pinning_version() noexcept { return PINNING_VERSION; }
+
+pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locker) noexcept {
+  return guarded([&] {
+    room(map);
+    if (locker == nullptr || locker->lock == nullptr || locker->unlock == nullptr || locker->is_pinned == nullptr) {
+      throw InvalidArgument("a locker needs its three functions, and one of them or all is null");
+    }
+    *map = new pinning_map(std::make_unique<pinning::CLocker>(*locker), ~std::uint64_t{0});
+  });
+}
+
+pinning_status pinning_map_destroy(pinning_map* map) noexcept {
+  return guarded([&] {
+    if (dynamic_cast<pinning::CLocker*>(given(map).locker.get()) == nullptr) {
+      throw InvalidArgument("this map is the process's, by pinning_map_open, and lives as long; leave it");
+    }
+    map->map->clear();
+    delete map;
+  });
+}
+
+pinning_status pinning_map_open(pinning_map** map, char const* device) noexcept {
+  return guarded([&] {
+    room(map);
+    std::string const name = pinning::full_name(device);
+    pinning_map* found = pinning::find_shared(name);
+    if (found == nullptr) {
+      pinning::Native native = pinning::make_native(name);
+      found = pinning::share(name, native.locker, native.largest);
+    }
+    *map = found;
+  });
+}
+
+pinning_status pinning_lock(pinning_map* map, void* ptr, size_t size, void** device_ptr) noexcept {
+  return guarded([&] { set(device_ptr, given(map).map->lock(word(ptr), size, {}, map->piece(size)).device_ptr); });
+}
+
+pinning_status pinning_unlock(pinning_map* map, void const* ptr) noexcept {
+  return guarded([&] { given(map).map->unlock(word(ptr)); });
+}
+
+pinning_status pinning_register(pinning_map* map, void* ptr, size_t size, void* device_ptr) noexcept {
+  return guarded([&] { given(map).map->register_pinned(word(ptr), size, word(device_ptr)); });
+}
+
+pinning_status pinning_unregister(pinning_map* map, void const* ptr) noexcept {
+  return guarded([&] { given(map).map->unregister(word(ptr)); });
+}
+
+pinning_status pinning_refresh(pinning_map* map) noexcept {
+  return guarded([&] { given(map).map->refresh(); });
+}
+
+pinning_status pinning_lock_mapped(pinning_map* map, void* ptr, size_t size, pinning_policy policy,
+                                   void** device_ptr) noexcept {
+  return guarded([&] {
+    using pinning::LockMapped;
+    given(map);
+    if (policy != PINNING_OFF && policy != PINNING_ON && policy != PINNING_MANDATORY) {
+      throw InvalidArgument("there is no policy " + std::to_string(policy) +
+                            "; give PINNING_OFF, PINNING_ON or PINNING_MANDATORY");
+    }
+    LockMapped const how = policy == PINNING_OFF  ? LockMapped::off
+                           : policy == PINNING_ON ? LockMapped::on
+                                                  : LockMapped::mandatory;
+    set(device_ptr, map->mapped->lock_mapped(word(ptr), size, how, {}, map->piece(size)).value_or(0));
+  });
+}
+
+pinning_status pinning_unlock_unmapped(pinning_map* map, void const* ptr) noexcept {
+  return guarded([&] { given(map).mapped->unlock_unmapped(word(ptr)); });
+}
+
+pinning_status pinning_find(pinning_map const* map, void const* ptr, size_t size, pinning_region* region) noexcept {
+  if (map == nullptr) return guarded([&] { given(map); });
+  auto const found = map->map->find(word(ptr), size);
+  if (!found) return PINNING_NOT_LOCKED;
+  if (region != nullptr) *region = in_c(*found);
+  return PINNING_OK;
+}
+
+pinning_status pinning_regions(pinning_map const* map, pinning_region* regions, size_t room_for,
+                               size_t* count) noexcept {
+  return guarded([&] {
+    given(map);
+    room(count);
+    if (room_for != 0) room(regions);
+    auto const found = map->map->regions();
+    for (std::size_t i = 0; i < std::min(room_for, found.size()); ++i) regions[i] = in_c(found[i]);
+    *count = found.size();
+  });
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A locker written in C.
+#pragma once
+
+#include <pinning/locker.hpp>
+#include <string>
+
+#include "failure.hpp"
+
+namespace pinning {
+
+/// What a function of a locker returned, with the text that it left by `pinning_fail`.
+class CLockerError : public std::exception, public StatusError {
+ public:
+  CLockerError(pinning_status status, char const* text) : status_(status), text_(text) {}
+  pinning_status leave() const noexcept override { return status_; }
+  char const* text() const noexcept override { return text_.c_str(); }
+  char const* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  pinning_status status_;
+  std::string text_;
+};
+
+class CLocker : public Locker {
+ public:
+  explicit CLocker(pinning_locker const& functions) : functions_(functions) {}
+
+  Address lock(Address ptr, std::uint64_t size, Wish) override {
+    void* device_ptr = nullptr;
+    call([&] { return functions_.lock(functions_.self, pointer(ptr), size, &device_ptr); });
+    return reinterpret_cast<Address>(device_ptr);
+  }
+
+  void unlock(Address ptr) override {
+    call([&] { return functions_.unlock(functions_.self, pointer(ptr)); });
+  }
+
+  std::optional<Pinned> is_pinned(Address ptr) override {
+    pinning_pinned pinned{};
+    bool found = true;
+    call([&] {
+      pinning_status const status = functions_.is_pinned(functions_.self, pointer(ptr), &pinned);
+      found = status == PINNING_OK;
+      return status == PINNING_NOT_LOCKED ? PINNING_OK : status;
+    });
+    if (!found) return std::nullopt;
+    return Pinned{reinterpret_cast<Address>(pinned.base), pinned.size, reinterpret_cast<Address>(pinned.device_ptr)};
+  }
+
+ private:
+  static void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
+
+  template <class Function>
+  static void call(Function&& function) {
+    unsigned const before = failures();
+    pinning_status const status = function();
+    if (status == PINNING_OK) return;
+    char const* const text = failures() != before ? pinning_last_error() : pinning_error_string(status);
+    if (status == PINNING_ALREADY_PINNED) throw AlreadyPinned(text);
+    throw CLockerError(status, text);
+  }
+
+  pinning_locker const functions_;
+};
+
+}  // namespace pinning

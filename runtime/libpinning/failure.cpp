@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "failure.hpp"
+
+#include <cstring>
+#include <new>
+
+namespace pinning {
+
+namespace {
+
+// No string: a thread's destructors have run before the last functions of a program do.
+thread_local char last_error[1024];
+thread_local unsigned failed;
+
+}  // namespace
+
+pinning_status fail(pinning_status status, char const* text) noexcept {
+  if (text == nullptr) text = "";
+  std::size_t const length = strnlen(text, sizeof last_error - 1);
+  std::memmove(last_error, text, length);
+  last_error[length] = '\0';
+  ++failed;
+  return status;
+}
+
+unsigned failures() noexcept { return failed; }
+
+pinning_status failure() noexcept {
+  try {
+    throw;
+  } catch (StatusError const& error) {
+    return fail(error.leave(), error.text());
+  } catch (PartialOverlap const& error) {
+    return fail(PINNING_PARTIAL_OVERLAP, error.what());
+  } catch (InvalidRange const& error) {
+    return fail(PINNING_INVALID_RANGE, error.what());
+  } catch (InvalidArgument const& error) {
+    return fail(PINNING_INVALID_ARGUMENT, error.what());
+  } catch (NotLocked const& error) {
+    return fail(PINNING_NOT_LOCKED, error.what());
+  } catch (StillLocked const& error) {
+    return fail(PINNING_STILL_LOCKED, error.what());
+  } catch (AlreadyPinned const& error) {
+    return fail(PINNING_ALREADY_PINNED, error.what());
+  } catch (LockLimit const& error) {
+    return fail(PINNING_LOCK_LIMIT, error.what());
+  } catch (VendorError const& error) {
+    return fail(PINNING_VENDOR_ERROR, error.what());
+  } catch (Unavailable const& error) {
+    return fail(PINNING_UNAVAILABLE, error.what());
+  } catch (std::bad_alloc const&) {
+    return fail(PINNING_NO_MEMORY, "the host's heap is exhausted");
+  } catch (std::exception const& error) {
+    return fail(PINNING_UNKNOWN_ERROR, error.what());
+  } catch (...) {
+    return fail(PINNING_UNKNOWN_ERROR, "an exception of unknown kind");
+  }
+}
+
+}  // namespace pinning
+
+char const* pinning_last_error() noexcept { return pinning::last_error; }
+
+pinning_status pinning_fail(pinning_status status, char const* text) noexcept { return pinning::fail(status, text); }
+
+char const* pinning_error_string(pinning_status status) noexcept {
+  switch (status) {
+    case PINNING_OK: return "all is well";
+    case PINNING_INVALID_ARGUMENT: return "an argument is wrong";
+    case PINNING_INVALID_RANGE: return "this range cannot be locked";
+    case PINNING_PARTIAL_OVERLAP: return "the range overlaps a locked region without lying inside it";
+    case PINNING_NOT_LOCKED: return "no locked region is there";
+    case PINNING_STILL_LOCKED: return "what is locked there forbids it";
+    case PINNING_ALREADY_PINNED: return "someone else has pinned some of this memory";
+    case PINNING_LOCK_LIMIT: return "it would exceed a limit of this machine";
+    case PINNING_VENDOR_ERROR: return "a vendor's call failed";
+    case PINNING_UNAVAILABLE: return "a library, a driver, a device or an interpreter is missing";
+    case PINNING_NO_MEMORY: return "the host's heap is exhausted";
+    case PINNING_INTERRUPTED: return "interrupted";
+    case PINNING_UNKNOWN_ERROR: return "an error of unknown kind";
+  }
+  return "no status of this library";
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a call in C says of the exception that ended it.
+#pragma once
+
+#include <pinning/errors.hpp>
+#include <utility>
+
+namespace pinning {
+
+/// The status of the exception that is being handled; its text becomes this thread's last error.
+pinning_status failure() noexcept;
+
+/// Sets this thread's last error.
+pinning_status fail(pinning_status status, char const* text) noexcept;
+
+/// How often this thread has set it.
+unsigned failures() noexcept;
+
+/// Runs `body`, which may throw, for a caller who cannot catch.
+template <class Body>
+pinning_status guarded(Body&& body) noexcept {
+  try {
+    std::forward<Body>(body)();
+    return PINNING_OK;
+  } catch (...) {
+    return failure();
+  }
+}
+
+/// An argument that is wrong whatever is locked.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+}  // namespace pinning

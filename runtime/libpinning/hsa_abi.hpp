@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of hsa.h and hsa_ext_amd.h that is called: every enumeration is an int here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pinning::hsa {
+
+/// hsa_agent_t and hsa_amd_memory_pool_t, which are alike.
+struct Handle {
+  std::uint64_t handle;
+};
+
+/// hsa_amd_pointer_info_t, which only grows within a major version; the runtime fills in no more than `size`.
+struct PointerInfo {
+  std::uint32_t size;
+  int type;
+  void* agentBaseAddress;
+  void* hostBaseAddress;
+  std::size_t sizeInBytes;
+  void* userData;
+  Handle agentOwner;
+  std::uint32_t global_flags;
+};
+
+using Visit = int (*)(Handle, void*);
+
+#define PINNING_HSA_FUNCTIONS(FUNCTION)                                                                              \
+  FUNCTION(hsa_init, int, )                                                                                          \
+  FUNCTION(hsa_status_string, int, int, char const**)                                                                \
+  FUNCTION(hsa_iterate_agents, int, Visit, void*)                                                                    \
+  FUNCTION(hsa_agent_get_info, int, Handle, int, void*)                                                              \
+  FUNCTION(hsa_amd_agent_iterate_memory_pools, int, Handle, Visit, void*)                                            \
+  FUNCTION(hsa_amd_memory_pool_get_info, int, Handle, int, void*)                                                    \
+  FUNCTION(hsa_amd_memory_lock, int, void*, std::size_t, Handle*, int, void**)                                       \
+  FUNCTION(hsa_amd_memory_lock_to_pool, int, void*, std::size_t, Handle*, int, Handle, std::uint32_t, void**)        \
+  FUNCTION(hsa_amd_memory_unlock, int, void*)                                                                        \
+  FUNCTION(hsa_amd_pointer_info, int, void const*, PointerInfo*, void* (*)(std::size_t), std::uint32_t*, Handle**)
+
+#define PINNING_HSA_CONSTANTS(CONSTANT)                             \
+  CONSTANT(HSA_STATUS_ERROR, 0x1000)                                \
+  CONSTANT(HSA_AGENT_INFO_DEVICE, 17)                               \
+  CONSTANT(HSA_DEVICE_TYPE_CPU, 0)                                  \
+  CONSTANT(HSA_DEVICE_TYPE_GPU, 1)                                  \
+  CONSTANT(HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS, 1)                \
+  CONSTANT(HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED, 5)       \
+  CONSTANT(HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT, 1)         \
+  CONSTANT(HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED, 2)         \
+  CONSTANT(HSA_EXT_POINTER_TYPE_HSA, 1)                             \
+  CONSTANT(HSA_EXT_POINTER_TYPE_LOCKED, 2)
+
+#define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);
+struct Functions {
+  PINNING_HSA_FUNCTIONS(PINNING_POINTER)
+};
+#undef PINNING_POINTER
+
+}  // namespace pinning::hsa

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The HSA runtime, loaded and started, and what it finds in the machine.
+#pragma once
+
+#include <pinning/errors.hpp>
+#include <vector>
+
+#include "hsa_abi.hpp"
+#include "library.hpp"
+
+namespace pinning::hsa {
+
+#define PINNING_ENUMERATOR(name, value) name = value,
+enum { PINNING_HSA_CONSTANTS(PINNING_ENUMERATOR) };
+#undef PINNING_ENUMERATOR
+
+class Runtime : public Functions {
+ public:
+  /// Loaded and started once; again after each failure. Never shut down: what it locked may outlive us.
+  static Runtime& get();
+
+  void check(char const* function, int code) const;
+  VendorCall failed(char const* function, int code, std::string advice = "") const;
+
+  bool is_gpu(Handle agent) const noexcept;
+
+  std::vector<Handle> gpus;
+  Handle coherent_pool{};  // of the host, to which memory is locked so that it is coherent
+
+ private:
+  Runtime();
+  void find_machine();
+
+  Library library_;
+  Started started_{"HSA"};
+};
+
+}  // namespace pinning::hsa

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "library.hpp"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <pinning/errors.hpp>
+
+namespace pinning {
+
+Library::Library(std::initializer_list<std::string> names, char const* remedy) {
+  std::string reasons;
+  for (int const already : {RTLD_NOLOAD, 0}) {
+    for (auto const& name : names) {
+      handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | already);
+      name_ = name;
+      if (handle_ != nullptr) return;
+      char const* const reason = dlerror();
+      if (already == 0) reasons += (reasons.empty() ? "" : "; ") + std::string(reason != nullptr ? reason : "unknown");
+    }
+  }
+  throw Unavailable(*names.begin() + " cannot be loaded (" + reasons + "): " + remedy);
+}
+
+void* Library::find(char const* name) const {
+  void* const found = dlsym(handle_, name);
+  if (found == nullptr) throw Unavailable(name_ + " has no " + name + ": it is too old, install a newer one");
+  return found;
+}
+
+Started::Started(char const* driver) : driver_(driver), process_(getpid()) {}
+
+void Started::check() const {
+  if (process_ == getpid()) return;
+  throw Unavailable("process " + std::to_string(getpid()) + " is a fork of process " + std::to_string(process_) +
+                    ", which uses " + driver_ + ", so " + driver_ +
+                    " does not work in it: start it by exec, or fork before the first use");
+}
+
+}  // namespace pinning

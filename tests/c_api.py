@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""<pinning/pinning.h> for Python tests: statuses by name, and a map whose methods raise them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from typing import NamedTuple
+
+import pinning
+
+HEADER = (pinning.include_dirs()[0] / "pinning" / "pinning.h").read_text()
+STATUSES = re.findall(r"PINNING_\w+", HEADER.partition("typedef enum pinning_status {")[2].partition("}")[0])
+LIBRARY = pinning.library_dirs()[0] / "libpinning.so"
+
+OFF, ON, MANDATORY = range(3)
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [
+        ("start", c_void_p),
+        ("size", c_size_t),
+        ("device_ptr", c_void_p),
+        ("piece", c_size_t),
+        ("references", c_uint32),
+        ("external", c_uint32),
+    ]
+
+
+class Region(NamedTuple):
+    start: int
+    size: int
+    device_ptr: int
+    piece: int
+    references: int
+    external: int
+
+
+class StatusError(Exception):
+    """A call that did not return PINNING_OK."""
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+
+
+_lib = ctypes.CDLL(str(LIBRARY))
+_lib.pinning_last_error.restype = c_char_p
+for _name, _arguments in {
+    "pinning_map_open": [POINTER(c_void_p), c_char_p],
+    "pinning_lock": [c_void_p, c_void_p, c_size_t, POINTER(c_void_p)],
+    "pinning_unlock": [c_void_p, c_void_p],
+    "pinning_register": [c_void_p, c_void_p, c_size_t, c_void_p],
+    "pinning_unregister": [c_void_p, c_void_p],
+    "pinning_refresh": [c_void_p],
+    "pinning_lock_mapped": [c_void_p, c_void_p, c_size_t, c_int, POINTER(c_void_p)],
+    "pinning_unlock_unmapped": [c_void_p, c_void_p],
+    "pinning_find": [c_void_p, c_void_p, c_size_t, POINTER(_Region)],
+    "pinning_regions": [c_void_p, POINTER(_Region), c_size_t, POINTER(c_size_t)],
+}.items():
+    getattr(_lib, _name).argtypes = _arguments
+
+
+def call(function: str, *arguments: object) -> None:
+    """Call a function of the library; raises StatusError."""
+    status = STATUSES[getattr(_lib, function)(*arguments)]
+    if status != "PINNING_OK":
+        raise StatusError(status, _lib.pinning_last_error().decode())
+
+
+class Map:
+    """The process's map of a device."""
+
+    def __init__(self, device: str) -> None:
+        self._map = c_void_p()
+        call("pinning_map_open", byref(self._map), device.encode())
+
+    def lock(self, ptr: int, size: int) -> int:
+        device_ptr = c_void_p()
+        call("pinning_lock", self._map, ptr, size, byref(device_ptr))
+        return device_ptr.value or 0
+
+    def unlock(self, ptr: int) -> None:
+        call("pinning_unlock", self._map, ptr)
+
+    def register(self, ptr: int, size: int, device_ptr: int) -> None:
+        call("pinning_register", self._map, ptr, size, device_ptr)
+
+    def unregister(self, ptr: int) -> None:
+        call("pinning_unregister", self._map, ptr)
+
+    def refresh(self) -> None:
+        call("pinning_refresh", self._map)
+
+    def lock_mapped(self, ptr: int, size: int, policy: int) -> int:
+        device_ptr = c_void_p()
+        call("pinning_lock_mapped", self._map, ptr, size, policy, byref(device_ptr))
+        return device_ptr.value or 0
+
+    def unlock_unmapped(self, ptr: int) -> None:
+        call("pinning_unlock_unmapped", self._map, ptr)
+
+    def find(self, ptr: int, size: int = 1) -> Region | None:
+        region = _Region()
+        try:
+            call("pinning_find", self._map, ptr, size, byref(region))
+        except StatusError:
+            return None
+        return _named(region)
+
+    def regions(self) -> list[Region]:
+        count = c_size_t()
+        call("pinning_regions", self._map, None, 0, byref(count))
+        found = (_Region * count.value)()
+        call("pinning_regions", self._map, found, count.value, byref(count))
+        return [_named(region) for region in found]
+
+
+def _named(region: _Region) -> Region:
+    return Region(region.start, region.size, region.device_ptr, region.piece, region.references, region.external)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in driver of the vendor that the variable LOCKER names, and the process's map of one of its devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.extend([str(HERE), str(HERE.parent)])
+
+from vendors import VENDORS, Vendor  # noqa: E402
+
+import c_api  # noqa: E402
+from standins.standin import StandIn  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def vendor() -> Vendor:
+    return VENDORS[os.environ["LOCKER"]]
+
+
+@pytest.fixture
+def standin(vendor: Vendor, tmp_path: Path) -> Iterator[StandIn]:
+    """The stand-in that is this process's driver. A test leaves nothing registered."""
+    standin = vendor.driver.standin(tmp_path / "calls")
+    standin.configure()
+    yield standin
+    standin.configure()
+    assert standin.registrations() == set()
+
+
+@pytest.fixture
+def native(vendor: Vendor, standin: StandIn) -> Iterator[c_api.Map]:
+    """The map, empty before and after."""
+    native = c_api.Map(vendor.device)
+    assert native.regions() == []
+    yield native
+    assert native.regions() == []

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the native locker of HIP keeps to besides, on the stand-in runtime. The device is the second one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import byref, c_int
+
+import pytest
+
+import c_api
+from mapped_memory import PAGE, Memory
+from standins.libhip import DRIVER
+from standins.standin import StandIn
+
+OFFSET_OF_DEVICE_1 = (1 << 52) + (1 << 47)
+
+
+@pytest.fixture
+def hip() -> Iterator[ctypes.CDLL]:
+    """The runtime, as somebody else calls it; at the end, as at the beginning, the thread's device is the first."""
+    runtime = ctypes.CDLL(DRIVER.soname)
+    yield runtime
+    assert current_device(runtime) == 0
+
+
+def current_device(hip: ctypes.CDLL) -> int:
+    device = c_int(-1)
+    assert hip.hipGetDevice(byref(device)) == 0
+    return device.value
+
+
+def test_the_callers_device_stays(native: c_api.Map, hip: ctypes.CDLL) -> None:
+    memory = Memory(2)
+    for device in (1, 0):
+        assert hip.hipSetDevice(device) == 0
+        assert native.lock(memory.ptr, PAGE) == memory.ptr + OFFSET_OF_DEVICE_1
+        native.lock_mapped(memory.ptr + PAGE, PAGE, c_api.OFF)
+        native.unlock_unmapped(memory.ptr + PAGE)
+        native.unlock(memory.ptr)
+        assert current_device(hip) == device
+
+
+def test_no_error_is_left_for_others(standin: StandIn, native: c_api.Map, hip: ctypes.CDLL) -> None:
+    memory = Memory(1)
+    for call in ("hipHostRegister", "hipHostGetDevicePointer", "hipPointerGetAttribute"):
+        standin.configure(f"fail={call}:1:999")
+        with pytest.raises(c_api.StatusError, match="hipErrorUnknown"):
+            native.lock(memory.ptr, PAGE)
+        assert hip.hipGetLastError() == 0
+    standin.configure()
+    native.lock(memory.ptr, PAGE)  # the lookups before it failed, as they must
+    assert hip.hipGetLastError() == 0
+    native.unlock(memory.ptr)
+
+
+def test_a_runtime_that_registers_twice_is_not_asked_to(standin: StandIn, native: c_api.Map, hip: ctypes.CDLL) -> None:
+    memory = Memory(3)
+    standin.configure("silent_duplicates")
+    assert hip.hipHostRegister(ctypes.c_void_p(memory.ptr + PAGE), ctypes.c_size_t(PAGE), 3) == 0
+    native.lock(memory.ptr + PAGE, 10)
+    for start in (memory.ptr, memory.ptr + PAGE + 1):
+        with pytest.raises(c_api.StatusError, match="PARTIAL_OVERLAP"):
+            native.lock(start, 2 * PAGE - 1)
+    assert len(standin.calls("hipHostRegister")) == 1
+    native.unlock(memory.ptr + PAGE)
+    assert hip.hipHostUnregister(ctypes.c_void_p(memory.ptr + PAGE)) == 0

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the native lockers say of vendors' functions, constants and structures, against the headers, by a compiler."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from installed import ROOT
+from standins import libcuda, libhip, libhsa
+from standins.standin import Driver, MissingError
+
+PROGRAM = r"""
+#include <type_traits>
+@INCLUDE@
+#include "@VENDOR@_abi.hpp"
+
+// Enumerations are ints to us, and handles that are pointers void*; structures have the same size.
+template <class Theirs, class Ours>
+constexpr bool alike = sizeof(Theirs) == sizeof(Ours) && std::is_pointer_v<Theirs> == std::is_pointer_v<Ours> &&
+                       std::is_class_v<Theirs> == std::is_class_v<Ours>;
+template <class Theirs, class Ours>
+constexpr bool agree = false;
+template <class R, class... A, class S, class... B>
+constexpr bool agree<R (*)(A...), S (*)(B...)> = [] {
+  if constexpr (sizeof...(A) != sizeof...(B)) return false;
+  else return ((std::is_void_v<R> ? std::is_void_v<S> : alike<R, S>) && ... && alike<A, B>);
+}();
+
+#define CHECK(name, ...) \
+  static_assert(agree<decltype(&::name), decltype(pinning::@VENDOR@::Functions::name)>, #name);
+PINNING_@UPPER@_FUNCTIONS(CHECK)
+#define CHECK_CONSTANT(name, value) static_assert(static_cast<long>(name) == (value), #name);  // perhaps a macro
+PINNING_@UPPER@_CONSTANTS(CHECK_CONSTANT)
+@MORE@
+int main() {}
+"""
+HSA = r"""
+#include <cstddef>
+static_assert(sizeof(hsa_agent_t) == sizeof(pinning::hsa::Handle));
+static_assert(sizeof(hsa_amd_memory_pool_t) == sizeof(pinning::hsa::Handle));
+static_assert(sizeof(hsa_amd_pointer_info_t) == sizeof(pinning::hsa::PointerInfo));
+#define CHECK_FIELD(name)                                                                                    \
+  static_assert(offsetof(hsa_amd_pointer_info_t, name) == offsetof(pinning::hsa::PointerInfo, name), #name); \
+  static_assert(sizeof(hsa_amd_pointer_info_t::name) == sizeof(pinning::hsa::PointerInfo::name), #name);
+CHECK_FIELD(size) CHECK_FIELD(type) CHECK_FIELD(agentBaseAddress) CHECK_FIELD(hostBaseAddress)
+CHECK_FIELD(sizeInBytes) CHECK_FIELD(userData) CHECK_FIELD(agentOwner) CHECK_FIELD(global_flags)
+"""
+# The exported names carry the version that today's header stands for.
+CUDA = r"""
+#define SAME(name, version) static_assert(&::name == &::version);
+SAME(cuMemHostRegister, cuMemHostRegister_v2)
+SAME(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)
+SAME(cuCtxPushCurrent, cuCtxPushCurrent_v2)
+SAME(cuCtxPopCurrent, cuCtxPopCurrent_v2)
+SAME(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)
+"""
+VENDORS: dict[str, tuple[Driver, str, str]] = {
+    "cuda": (libcuda.DRIVER, "#include <cuda.h>", CUDA),
+    "hip": (libhip.DRIVER, "#include <hip/hip_runtime_api.h>", ""),
+    "hsa": (libhsa.DRIVER, "#include <hsa/hsa.h>\n#include <hsa/hsa_ext_amd.h>", HSA),
+}
+
+
+def compiled(vendor: str, folder: Path, header: str | None = None) -> subprocess.CompletedProcess[str]:
+    driver, include, more = VENDORS[vendor]
+    compiler = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
+    try:
+        includes = [f"-isystem{folder}" for folder in driver.includes()]
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    if header:
+        (folder / f"{vendor}_abi.hpp").write_text(header)
+    text = PROGRAM.replace("@INCLUDE@", include).replace("@MORE@", more)
+    source = folder / "abi.cpp"
+    source.write_text(text.replace("@VENDOR@", vendor).replace("@UPPER@", vendor.upper()))
+    places = [f"-I{folder}", f"-I{ROOT / 'runtime' / 'libpinning'}", *includes]
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-w", *driver.options, *places, str(source)]
+    return subprocess.run(command, text=True, capture_output=True)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_what_is_called_is_what_the_header_declares(vendor: str, tmp_path: Path) -> None:
+    done = compiled(vendor, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("vendor", "right", "wrong"),
+    [
+        (
+            "cuda",
+            "cuMemHostRegister_v2, int, void*, std::size_t, unsigned",
+            "cuMemHostRegister_v2, int, void*, int, unsigned",
+        ),
+        ("cuda", "RANGE_SIZE, 12", "RANGE_SIZE, 13"),
+        ("hip", "hipHostUnregister, int, void*", "hipHostUnregister, int, void*, int"),
+        ("hip", "hipHostRegisterMapped, 2", "hipHostRegisterMapped, 4"),
+        ("hsa", "std::uint32_t global_flags;", "std::uint64_t global_flags;"),
+        ("hsa", "hsa_amd_memory_unlock, int, void*", "hsa_amd_memory_unlock, int, Handle"),
+    ],
+)
+def test_a_wrong_declaration_is_noticed(vendor: str, right: str, wrong: str, tmp_path: Path) -> None:
+    header = (ROOT / "runtime" / "libpinning" / f"{vendor}_abi.hpp").read_text()
+    assert right in header
+    assert compiled(vendor, tmp_path, header.replace(right, wrong)).returncode != 0

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the native lockers need of each vendor: its stand-in, and its own way to pin memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
+
+from standins import libcuda, libhip, libhost, libhsa
+from standins.standin import Driver
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """`register` and `unregister` call the driver as somebody else's code in this process does.
+
+    `failure` is the code that calls fail with, and `named` what the vendor calls it. `unheard` are those calls whose
+    failure nobody need hear of.
+    """
+
+    device: str
+    driver: Driver
+    configuration: str
+    failure: int
+    named: str
+    register: Callable[[int, int], None] | None
+    unregister: Callable[[int], None] | None
+    unheard: frozenset[str] = frozenset()
+
+
+def _ok(code: int) -> None:
+    assert code == 0, code
+
+
+def _cuda_register(ptr: int, size: int) -> None:
+    cuda, context = ctypes.CDLL(libcuda.DRIVER.soname), c_void_p()
+    _ok(cuda.cuInit(0))
+    _ok(cuda.cuDevicePrimaryCtxRetain(byref(context), 0))
+    _ok(cuda.cuCtxPushCurrent_v2(context))
+    _ok(cuda.cuMemHostRegister_v2(c_void_p(ptr), c_size_t(size), c_uint(3)))
+
+
+def _cuda_unregister(ptr: int) -> None:
+    cuda = ctypes.CDLL(libcuda.DRIVER.soname)
+    _ok(cuda.cuMemHostUnregister(c_void_p(ptr)))
+    _ok(cuda.cuCtxPopCurrent_v2(byref(c_void_p())))
+
+
+def _hip_register(ptr: int, size: int) -> None:
+    _ok(ctypes.CDLL(libhip.DRIVER.soname).hipHostRegister(c_void_p(ptr), c_size_t(size), c_uint(3)))
+
+
+def _hip_unregister(ptr: int) -> None:
+    _ok(ctypes.CDLL(libhip.DRIVER.soname).hipHostUnregister(c_void_p(ptr)))
+
+
+def _hsa_register(ptr: int, size: int) -> None:
+    agents = (ctypes.c_uint64 * 1)(0xD0)
+    hsa = ctypes.CDLL(libhsa.DRIVER.soname)
+    _ok(hsa.hsa_init())
+    _ok(hsa.hsa_amd_memory_lock(c_void_p(ptr), c_size_t(size), agents, c_int(1), byref(c_void_p())))
+
+
+def _hsa_unregister(ptr: int) -> None:
+    _ok(ctypes.CDLL(libhsa.DRIVER.soname).hsa_amd_memory_unlock(c_void_p(ptr)))
+
+
+VENDORS = {
+    "cuda": Vendor(
+        "cuda:1",
+        libcuda.DRIVER,
+        "devices=2",
+        999,
+        "CUDA_ERROR_UNKNOWN (999)",
+        _cuda_register,
+        _cuda_unregister,
+        frozenset({"cuCtxPopCurrent"}),
+    ),
+    "hip": Vendor(
+        "hip:1",
+        libhip.DRIVER,
+        "devices=2",
+        999,
+        "hipErrorUnknown (999)",
+        _hip_register,
+        _hip_unregister,
+        frozenset({"hipGetLastError", "hipSetDevice"}),  # of the latter the one that sets it back
+    ),
+    "hsa": Vendor(
+        "hsa:1",
+        libhsa.DRIVER,
+        "gpus=2",
+        0x1008,
+        "HSA_STATUS_ERROR_OUT_OF_RESOURCES (4104)",
+        _hsa_register,
+        _hsa_unregister,
+        frozenset({"hsa_status_string"}),
+    ),
+    "host": Vendor("host:0", libhost.DRIVER, "", 12, "ENOMEM (12)", None, None),
+}

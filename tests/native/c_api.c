@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* <pinning/pinning.h> as a program in C99 uses it, over a locker of its own: what each call returns, and what it leaves. */
+#include <pinning/pinning.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPECT(condition)                                                        \
+  do {                                                                           \
+    if (!(condition)) {                                                          \
+      printf("VIOLATION line %d: %s (%s)\n", __LINE__, #condition, pinning_last_error()); \
+      exit(1);                                                                   \
+    }                                                                            \
+  } while (0)
+#define GIVES(status, call) EXPECT((call) == (status))
+#define SAYS(words) EXPECT(strstr(pinning_last_error(), words))
+
+/* ---- a vendor with one lock, one range of somebody else's, and a list of what it was asked ---- */
+
+enum { OFFSET = 1 << 20 };
+static char memory[1 << 16];
+static struct vendor {
+  pinning_pinned locked, foreign;
+  pinning_status refuses; /* the next call */
+  const char *because;
+  int calls;
+} vendor;
+
+static pinning_status refused(struct vendor *self) {
+  pinning_status const status = self->refuses;
+  self->refuses = PINNING_OK;
+  ++self->calls;
+  return status && self->because ? pinning_fail(status, self->because) : status;
+}
+static pinning_status vendor_lock(void *self, void *ptr, size_t size, void **device_ptr) {
+  struct vendor *const v = self;
+  pinning_status const status = refused(v);
+  if (status) return status;
+  char *const start = ptr, *const foreign = v->foreign.base;
+  if (foreign && start < foreign + v->foreign.size && foreign < start + size) return PINNING_ALREADY_PINNED;
+  EXPECT(!v->locked.base);
+  v->locked = (pinning_pinned){ptr, size, start + OFFSET};
+  *device_ptr = v->locked.device_ptr;
+  return PINNING_OK;
+}
+static pinning_status vendor_unlock(void *self, void *ptr) {
+  struct vendor *const v = self;
+  pinning_status const status = refused(v);
+  if (status) return status;
+  EXPECT(v->locked.base == ptr);
+  v->locked.base = NULL;
+  return PINNING_OK;
+}
+static pinning_status vendor_is_pinned(void *self, const void *ptr, pinning_pinned *pinned) {
+  struct vendor *const v = self;
+  pinning_status const status = refused(v);
+  if (status) return status;
+  size_t const offset = (size_t)((const char *)ptr - (char *)v->foreign.base);
+  if (!v->foreign.base || offset >= v->foreign.size) return PINNING_NOT_LOCKED;
+  *pinned = v->foreign;
+  return PINNING_OK;
+}
+static const pinning_locker locker = {&vendor, vendor_lock, vendor_unlock, vendor_is_pinned};
+
+static size_t count(pinning_map *map) {
+  size_t all = 99;
+  GIVES(PINNING_OK, pinning_regions(map, NULL, 0, &all));
+  return all;
+}
+static uint32_t references(pinning_map *map, const void *ptr) {
+  pinning_region region;
+  GIVES(PINNING_OK, pinning_find(map, ptr, 1, &region));
+  return region.references;
+}
+
+/* ---- scenes ---- */
+
+static void arguments(pinning_map *map) {
+  void *untouched = memory;
+  pinning_map *none = map;
+  pinning_locker hollow = locker;
+  hollow.unlock = NULL;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(NULL, &locker));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_create(&none, &hollow));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(NULL, "host:0"));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(&none, NULL));
+  static const char *const names[] = {"host:", "host:x", "host:-1", "host:01", "host:0 ", "host:99999999999", ":", "host:0:0"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
+    GIVES(PINNING_INVALID_ARGUMENT, pinning_map_open(&none, names[i]));
+    SAYS(names[i]);
+  }
+  GIVES(PINNING_UNAVAILABLE, pinning_map_open(&none, "host:1"));
+  GIVES(PINNING_UNAVAILABLE, pinning_map_open(&none, "abacus"));
+  SAYS("abacus:0");
+  EXPECT(none == map);
+
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_lock(NULL, memory, 1, &untouched));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_unlock(NULL, memory));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_register(NULL, memory, 1, memory));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_unregister(NULL, memory));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_refresh(NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_lock_mapped(NULL, memory, 1, PINNING_ON, &untouched));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_lock_mapped(map, memory, 1, (pinning_policy)3, &untouched));
+  SAYS("policy 3");
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_unlock_unmapped(NULL, memory));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_find(NULL, memory, 1, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_regions(map, NULL, 0, NULL));
+  size_t all;
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_regions(map, NULL, 1, &all));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_destroy(NULL));
+
+  GIVES(PINNING_INVALID_RANGE, pinning_lock(map, NULL, 1, &untouched));
+  GIVES(PINNING_INVALID_RANGE, pinning_lock(map, memory, 0, &untouched));
+  SAYS("0 bytes");
+  GIVES(PINNING_INVALID_RANGE, pinning_lock(map, memory, SIZE_MAX, &untouched));
+  GIVES(PINNING_INVALID_RANGE, pinning_register(map, memory, 0, memory));
+  GIVES(PINNING_INVALID_RANGE, pinning_lock_mapped(map, memory, 0, PINNING_ON, &untouched));
+  EXPECT(untouched == memory && count(map) == 0 && vendor.calls == 0);
+}
+
+static void locks(pinning_map *map) {
+  void *device;
+  pinning_region region, regions[2];
+  GIVES(PINNING_OK, pinning_lock(map, memory + 100, 1000, &device));
+  EXPECT(device == memory + 100 + OFFSET);
+  GIVES(PINNING_OK, pinning_lock(map, memory + 200, 50, &device));
+  EXPECT(device == memory + 200 + OFFSET && vendor.calls == 1);
+  GIVES(PINNING_OK, pinning_lock(map, memory + 100, 1000, NULL));
+
+  GIVES(PINNING_OK, pinning_find(map, memory + 1099, 1, &region));
+  EXPECT(region.start == memory + 100 && region.size == 1000 && region.device_ptr == memory + 100 + OFFSET);
+  EXPECT(region.references == 3 && region.external == 0 && region.piece == 1000);
+  EXPECT(pinning_device_ptr_of(&region, memory + 1099) == memory + 1099 + OFFSET);
+  pinning_fail(PINNING_OK, "as it was");
+  GIVES(PINNING_NOT_LOCKED, pinning_find(map, memory + 1099, 2, &region));
+  GIVES(PINNING_NOT_LOCKED, pinning_find(map, memory + 99, 1, NULL));
+  GIVES(PINNING_NOT_LOCKED, pinning_find(map, memory + 100, 0, NULL));
+  SAYS("as it was");
+  GIVES(PINNING_OK, pinning_find(map, memory + 100, 1000, NULL));
+
+  GIVES(PINNING_PARTIAL_OVERLAP, pinning_lock(map, memory, 101, &device));
+  GIVES(PINNING_PARTIAL_OVERLAP, pinning_lock(map, memory + 1099, 2, &device));
+  GIVES(PINNING_PARTIAL_OVERLAP, pinning_lock(map, memory, 5000, &device));
+  SAYS("(1000 bytes)");
+  EXPECT(vendor.calls == 1);
+
+  GIVES(PINNING_OK, pinning_register(map, memory + 5000, 100, memory));
+  GIVES(PINNING_PARTIAL_OVERLAP, pinning_register(map, memory + 5050, 10, memory));
+  size_t all = 0;
+  GIVES(PINNING_OK, pinning_regions(map, regions, 1, &all));
+  EXPECT(all == 2 && regions[0].start == memory + 100);
+  GIVES(PINNING_OK, pinning_regions(map, regions, 2, &all));
+  EXPECT(all == 2 && regions[1].start == memory + 5000 && regions[1].external == 1 && regions[1].device_ptr == memory);
+  GIVES(PINNING_OK, pinning_lock(map, memory + 5010, 1, &device));
+  EXPECT(device == memory + 10);
+  GIVES(PINNING_STILL_LOCKED, pinning_unregister(map, memory + 5099));
+  GIVES(PINNING_OK, pinning_unlock(map, memory + 5000));
+  GIVES(PINNING_NOT_LOCKED, pinning_unlock(map, memory + 5000));
+  GIVES(PINNING_OK, pinning_unregister(map, memory + 5099));
+  GIVES(PINNING_NOT_LOCKED, pinning_unregister(map, memory + 5099));
+
+  GIVES(PINNING_OK, pinning_unlock(map, memory + 1099));
+  GIVES(PINNING_OK, pinning_unlock(map, memory + 100));
+  EXPECT(vendor.calls == 1);
+  GIVES(PINNING_OK, pinning_unlock(map, memory + 300));
+  EXPECT(vendor.calls == 2 && !vendor.locked.base && count(map) == 0);
+  GIVES(PINNING_NOT_LOCKED, pinning_unlock(map, memory + 300));
+  SAYS("no locked region holds 0x");
+}
+
+static void refusals(pinning_map *map) {
+  void *device = memory;
+  vendor.refuses = PINNING_LOCK_LIMIT, vendor.because = "three locks a day: come back tomorrow";
+  GIVES(PINNING_LOCK_LIMIT, pinning_lock(map, memory, 100, &device));
+  SAYS("three locks a day");
+  EXPECT(device == memory && count(map) == 0);
+  vendor.refuses = PINNING_VENDOR_ERROR, vendor.because = NULL; /* says nothing: the old text is not about this */
+  GIVES(PINNING_VENDOR_ERROR, pinning_lock(map, memory, 100, &device));
+  SAYS(pinning_error_string(PINNING_VENDOR_ERROR));
+
+  GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
+  vendor.refuses = PINNING_VENDOR_ERROR;
+  GIVES(PINNING_VENDOR_ERROR, pinning_unlock(map, memory));
+  EXPECT(references(map, memory) == 1);
+  vendor.refuses = PINNING_VENDOR_ERROR;
+  GIVES(PINNING_VENDOR_ERROR, pinning_map_destroy(map));
+  EXPECT(references(map, memory) == 1);
+  GIVES(PINNING_OK, pinning_unlock(map, memory));
+}
+
+static void others(pinning_map *map) {
+  void *device;
+  vendor.foreign = (pinning_pinned){memory + 1000, 1000, memory + 7};
+  GIVES(PINNING_OK, pinning_lock(map, memory + 1100, 10, &device));
+  EXPECT(device == memory + 107);
+  pinning_region region;
+  GIVES(PINNING_OK, pinning_find(map, memory + 1000, 1000, &region));
+  EXPECT(region.external == 1 && region.references == 1);
+  GIVES(PINNING_PARTIAL_OVERLAP, pinning_lock(map, memory + 1999, 2, NULL));
+  SAYS("someone else");
+  vendor.refuses = PINNING_VENDOR_ERROR, vendor.because = "cannot tell";
+  GIVES(PINNING_VENDOR_ERROR, pinning_refresh(map));
+  SAYS("cannot tell");
+  GIVES(PINNING_OK, pinning_refresh(map));
+  EXPECT(count(map) == 1);
+  vendor.foreign.base = NULL;
+  GIVES(PINNING_OK, pinning_refresh(map));
+  EXPECT(count(map) == 0);
+}
+
+static void mappings(pinning_map *map) {
+  void *device = memory;
+  GIVES(PINNING_OK, pinning_lock_mapped(map, memory, 100, PINNING_OFF, &device));
+  EXPECT(device == NULL && count(map) == 0);
+  GIVES(PINNING_OK, pinning_unlock_unmapped(map, memory));
+  vendor.refuses = PINNING_VENDOR_ERROR;
+  GIVES(PINNING_OK, pinning_lock_mapped(map, memory, 100, PINNING_ON, &device)); /* it cannot even tell who pinned it */
+  EXPECT(device == NULL);
+  GIVES(PINNING_OK, pinning_unlock_unmapped(map, memory));
+  vendor.refuses = PINNING_VENDOR_ERROR, vendor.because = "no";
+  GIVES(PINNING_VENDOR_ERROR, pinning_lock_mapped(map, memory, 100, PINNING_MANDATORY, &device));
+  GIVES(PINNING_OK, pinning_lock_mapped(map, memory, 100, PINNING_MANDATORY, &device));
+  EXPECT(device == memory + OFFSET);
+  GIVES(PINNING_OK, pinning_lock_mapped(map, memory + 10, 10, PINNING_OFF, NULL));
+  EXPECT(references(map, memory) == 2);
+  GIVES(PINNING_OK, pinning_unlock_unmapped(map, memory + 10));
+  GIVES(PINNING_OK, pinning_unlock_unmapped(map, memory + 10));
+  EXPECT(references(map, memory) == 1);
+  vendor.refuses = PINNING_VENDOR_ERROR;
+  GIVES(PINNING_VENDOR_ERROR, pinning_unlock_unmapped(map, memory));
+  GIVES(PINNING_OK, pinning_unlock_unmapped(map, memory));
+  EXPECT(count(map) == 0);
+}
+
+static void process_wide(void) {
+  pinning_map *host, *again;
+  void *device;
+  char *const buffer = malloc(100000);
+  GIVES(PINNING_OK, pinning_map_open(&host, "host:0"));
+  GIVES(PINNING_OK, pinning_map_open(&again, "host"));
+  EXPECT(host == again);
+  GIVES(PINNING_OK, pinning_lock(host, buffer, 100000, &device));
+  EXPECT(device == buffer);
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_map_destroy(host));
+  GIVES(PINNING_OK, pinning_unlock(host, buffer));
+  free(buffer);
+}
+
+static void texts(void) {
+  for (int status = PINNING_OK; status <= PINNING_UNKNOWN_ERROR + 1; ++status) {
+    for (int other = PINNING_OK; other < status; ++other) {
+      EXPECT(strcmp(pinning_error_string((pinning_status)status), pinning_error_string((pinning_status)other)));
+    }
+  }
+  char endless[5000];
+  memset(endless, 'x', sizeof endless - 1);
+  endless[sizeof endless - 1] = 0;
+  GIVES(PINNING_LOCK_LIMIT, pinning_fail(PINNING_LOCK_LIMIT, endless));
+  EXPECT(strlen(pinning_last_error()) > 500 && strlen(pinning_last_error()) < 5000);
+  GIVES(PINNING_LOCK_LIMIT, pinning_fail(PINNING_LOCK_LIMIT, NULL));
+  EXPECT(!strcmp(pinning_last_error(), ""));
+  EXPECT(!strcmp(pinning_version(), PINNING_VERSION));
+}
+
+int main(void) {
+  pinning_map *map;
+  EXPECT(!strcmp(pinning_last_error(), ""));
+  GIVES(PINNING_OK, pinning_map_create(&map, &locker));
+  arguments(map);
+  locks(map);
+  refusals(map);
+  others(map);
+  mappings(map);
+  GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
+  GIVES(PINNING_OK, pinning_map_destroy(map));
+  EXPECT(!vendor.locked.base);
+  process_wide();
+  texts();
+  puts("all right");
+}

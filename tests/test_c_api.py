@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""<pinning/pinning.h>: from C, and as one map with Python's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import c_api
+import pinning
+from child_process import run_in_child
+from installed import ROOT, run
+
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+INCLUDES = [f"-I{folder}" for folder in pinning.include_dirs()]
+LINKED = ["-lpinning", *(f"-L{folder}" for folder in pinning.library_dirs())]
+LINKED += [f"-Wl,-rpath,{folder}" for folder in pinning.library_dirs()]
+
+
+def compiler() -> str:
+    return shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler: apt-get install gcc")
+
+
+def child(scene: str) -> str:
+    """What a fresh Python prints that runs `scene`, with the C interface and 10000 bytes at hand."""
+    program = (
+        "import c_api, ctypes, os, pinning\nmemory = bytearray(10000)\nptr = pinning.buffers.resolve(memory).ptr\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    command = [sys.executable, "-P", "-W", "error", "-c", program + scene]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def child_with(folder: Path, program: str, scene: str) -> str:
+    """The same, with `program` in C as `library`."""
+    source, library = folder / "library.c", folder / "library.so"
+    source.write_text(program)
+    run(compiler(), *INCLUDES, "-shared", "-fPIC", "-pthread", source, *LINKED, "-o", library, folder=folder)
+    return child(f"library = ctypes.CDLL({str(library)!r})\n{scene}")
+
+
+@pytest.mark.parametrize("options", [[], ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]])
+def test_c_program(tmp_path: Path, options: list[str]) -> None:
+    source = ROOT / "tests" / "native" / "c_api.c"
+    run(compiler(), *STRICT, *options, *INCLUDES, source, *LINKED, "-o", tmp_path / "c_api", folder=tmp_path)
+    assert run(tmp_path / "c_api", folder=tmp_path) == "all right\n"
+
+
+def test_header_is_c_plus_plus_too(tmp_path: Path) -> None:
+    source = tmp_path / "program.cpp"
+    source.write_text("#include <pinning/pinning.h>\nint main() { return *pinning_version() == 0; }")
+    cxx = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
+    strict = ["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    run(cxx, *strict, *INCLUDES, source, *LINKED, "-o", tmp_path / "program", folder=tmp_path)
+    run(tmp_path / "program", folder=tmp_path)
+
+
+def test_no_python_in_the_library() -> None:
+    ldd = shutil.which("ldd") or pytest.skip("needs ldd: apt-get install libc-bin")
+    assert "python" not in run(ldd, c_api.LIBRARY, folder=ROOT)
+
+
+def test_exports_are_the_headers_functions() -> None:
+    nm = shutil.which("nm") or pytest.skip("needs nm: apt-get install binutils")
+    said = run(nm, "-D", "--defined-only", c_api.LIBRARY, folder=ROOT)
+    exported = {line.split()[2] for line in said.splitlines() if line.split()[1] == "T"}
+    functions = set(re.findall(r"PINNING_API [\w *]+?(pinning_\w+)\(", c_api.HEADER))
+    assert {name for name in exported if not name.startswith("_Z")} == functions
+
+
+# ---- one map ----
+
+
+@pytest.fixture
+def memory() -> bytearray:
+    return bytearray(b"x" * 10000)
+
+
+def address(buffer: bytearray) -> int:
+    return pinning.buffers.resolve(buffer).ptr
+
+
+def test_python_first(memory: bytearray) -> None:
+    with pinning.lock(memory, device="host") as lock:
+        native = c_api.Map("host:0")
+        found = native.find(lock.host_ptr, 10000)
+        assert found == (lock.host_ptr, 10000, lock.device_ptr, 10000, 1, 0)
+        assert native.lock(lock.host_ptr + 10, 5) == lock.device_ptr + 10
+        assert lock.region is not None and lock.region.references == 2
+    region = pinning.find(memory)
+    assert region is not None and region.references == 1
+    native.unlock(address(memory))
+    assert pinning.find(memory) is None
+    assert native.regions() == []
+
+
+def test_native_code_first() -> None:
+    said = child("""
+native = c_api.Map("host:0")
+native.lock(ptr, 10000)
+region = pinning.find(memory, device="host")
+print(region.references, region.size, region.device_ptr == ptr, region.coherent, region.device.name)
+lock = pinning.lock(memory, device="host")
+print(native.find(ptr).references, lock.held, lock.region == pinning.find(memory))
+native.unlock(ptr)
+lock.unlock()
+print(native.regions(), pinning.regions())
+for broken in [(8192, 10), (ptr + 9999, 0)]:
+    try:
+        pinning.pinned_map("host").lock(*broken)
+    except pinning.VendorError as error:
+        print(error.call, error.code, error.name, error.advice)
+    except pinning.InvalidRangeError as error:
+        print("InvalidRangeError")
+""")
+    where = "[0x2000, 0x3000) (4096 bytes)"
+    assert said.splitlines() == [
+        "1 10000 True True host:0",
+        "2 True True",
+        "[] []",
+        f"mlock 12 ENOMEM some of {where} is not mapped; was it freed?",
+        "InvalidRangeError",
+    ]
+
+
+def test_automatic_locks_are_one_account() -> None:
+    assert child("""
+os.environ["PINNING_LOCK_MAPPED"] = "on"
+native = c_api.Map("host:0")
+pinning.lock_mapped(memory, device="host")
+native.lock_mapped(ptr, 10000, c_api.OFF)
+print(native.find(ptr).references)
+native.unlock_unmapped(ptr)
+pinning.unlock_unmapped(memory, device="host")
+print(native.find(ptr))
+""").split() == ["2", "None"]
+
+
+def test_a_map_made_by_hand_stays_private(memory: bytearray) -> None:
+    with pinning.PinnedMap(pinning.device("host")) as private:
+        private.lock(address(memory), 10000)
+        assert c_api.Map("host:0").find(address(memory)) is None
+
+
+def test_errors_of_python_devices_are_statuses() -> None:
+    said = child("""
+class Odd(pinning.AutomaticLocking):
+    name = "odd:0"
+    raises = None
+    def data_lock(self, ptr, size, read_only):
+        raise self.raises
+    data_unlock = data_lock
+    def is_pinned_ptr(self, ptr):
+        return None
+odd = Odd()
+shared = pinning.PinnedMap(odd, shared="odd:0")
+native = c_api.Map("odd")
+for error in [
+    pinning.InvalidRangeError("bad"), pinning.VendorError("oddLock", 7, "ODD", "be even"),
+    pinning.LockLimitError("much"), pinning.AlreadyPinnedError("oddLock", 8, "TWICE"),
+    pinning.PluginUnavailableError("gone"), MemoryError("full"),
+    ValueError("what"), KeyboardInterrupt(),
+]:
+    Odd.raises = error
+    try:
+        native.lock(ptr, 100)
+    except c_api.StatusError as refused:
+        print(refused.status, "|", refused.text)
+    except KeyboardInterrupt:
+        print("KeyboardInterrupt")
+    assert native.regions() == [] == list(shared)
+""")
+    assert said.splitlines()[:7] == [
+        "PINNING_INVALID_RANGE | InvalidRangeError: bad",
+        "PINNING_VENDOR_ERROR | VendorError: oddLock failed: ODD (7); be even",
+        "PINNING_LOCK_LIMIT | LockLimitError: much",
+        "PINNING_ALREADY_PINNED | AlreadyPinnedError: oddLock failed: TWICE (8)",
+        "PINNING_UNAVAILABLE | PluginUnavailableError: gone",
+        "PINNING_NO_MEMORY | MemoryError: full",
+        "PINNING_UNKNOWN_ERROR | ValueError: what",
+    ]
+    assert said.splitlines()[7] == "KeyboardInterrupt"  # raised again as the call returns to Python
+
+
+def test_native_threads_call_a_python_device(tmp_path: Path) -> None:
+    """They have no thread state of Python's, take the GIL for the call, and leave none behind."""
+    program = r"""
+#include <pinning/pinning.h>
+#include <pthread.h>
+static pinning_map *map;
+static void *work(void *memory) {
+  long refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    refused += pinning_lock(map, memory, 100, 0) != PINNING_OK;
+    refused += pinning_find(map, memory, 100, 0) != PINNING_OK;
+    refused += pinning_unlock(map, memory) != PINNING_OK;
+  }
+  return (void *)refused;
+}
+long work_in_threads(char *memory) {
+  pthread_t threads[4];
+  void *refused;
+  long all = pinning_map_open(&map, "host:0");
+  for (int i = 0; i < 4; ++i) pthread_create(&threads[i], 0, work, memory + 1000 * (i / 2));
+  for (int i = 0; i < 4; ++i) pthread_join(threads[i], &refused), all += (long)refused;
+  return all;
+}
+"""
+    scene = """
+pinning.lock(memory, device="host").unlock()  # so that the map is Python's
+print(library.work_in_threads(ctypes.c_void_p(ptr)), pinning.regions())
+"""
+    assert child_with(tmp_path, program, scene).split() == ["0", "[]"]
+
+
+def test_after_the_interpreters_end(tmp_path: Path) -> None:
+    """Native code outlives Python: what Python made answers that it is gone, and nothing hangs."""
+    program = r"""
+#include <pinning/pinning.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+static pinning_map *map;
+static void *ask(void *memory) {
+  void *device;
+  printf("%s", pinning_lock(map, memory, 10, 0) == PINNING_UNAVAILABLE ? "gone" : "there");
+  printf(" %d", pinning_lock_mapped(map, memory, 10, PINNING_ON, &device) || device);
+  printf(" %d %d\n", pinning_find(map, memory, 10, 0) == PINNING_NOT_LOCKED, pinning_unlock_unmapped(map, memory));
+  return 0;
+}
+static char buffer[100];
+static void at_exit(void) {
+  pthread_t thread;
+  ask(buffer);
+  pthread_create(&thread, 0, ask, buffer);
+  pthread_join(thread, 0);
+  fflush(stdout);
+}
+void begin(void) {
+  pinning_map_open(&map, "host:0");
+  pinning_lock(map, buffer, 50, 0);
+  atexit(at_exit);
+}
+"""
+    scene = """
+pinning.pinned_map("host")
+library.begin()
+"""
+    assert child_with(tmp_path, program, scene).split() == ["gone", "0", "1", "0", "gone", "0", "1", "0"]
+
+
+def test_the_interpreter_waits_for_native_threads_in_a_device(tmp_path: Path) -> None:
+    program = r"""
+#include <pinning/pinning.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+static pinning_map *map;
+static pthread_t thread;
+static char buffer[100];
+static void *lock(void *ignored) {
+  printf("%d\n", pinning_lock(map, buffer, 100, 0)); /* in time */
+  printf("%s\n", pinning_error_string(pinning_lock(map, buffer, 100, 0)));
+  return ignored;
+}
+static void at_exit(void) {
+  pthread_join(thread, 0);
+  fflush(stdout);
+}
+void begin(void) {
+  pinning_map_open(&map, "slow:0");
+  atexit(at_exit);
+  pthread_create(&thread, 0, lock, 0);
+}
+"""
+    scene = """
+import time
+from fake_device import FakeDevice
+inside = False
+class Slow(FakeDevice):
+    def data_lock(self, ptr, size, read_only):
+        global inside
+        inside = True
+        time.sleep(0.5)
+        return super().data_lock(ptr, size, read_only)
+device = Slow()
+shared = pinning.PinnedMap(device, shared="slow:0")
+library.begin()
+while not inside:
+    time.sleep(0.001)
+"""
+    first, second = child_with(tmp_path, program, scene).splitlines()
+    assert first == "0"
+    assert second in ("all is well", "a library, a driver, a device or an interpreter is missing")
+
+
+def test_a_close_that_the_vendor_refuses_leaves_the_map_open_to_both() -> None:
+    assert child("""
+from fake_device import FakeDevice
+class Stubborn(FakeDevice):
+    stubborn = True
+    def data_unlock(self, ptr):
+        if self.stubborn:
+            raise pinning.VendorError("unlock", 1, "NO")
+        super().data_unlock(ptr)
+device = Stubborn()
+shared = pinning.PinnedMap(device, shared="stubborn:0")
+native = c_api.Map("stubborn")
+native.lock(ptr, 100)
+try:
+    shared.close()
+except pinning.VendorError:
+    native.lock(ptr + 200, 100)
+    shared.lock(ptr + 400, 100)
+    print(len(shared), len(native.regions()))
+Stubborn.stubborn = False
+shared.close()
+print(len(shared), len(native.regions()), len(device.locked))
+try:
+    native.lock(ptr, 100)
+except c_api.StatusError as refused:
+    print(refused.status)
+""").split() == ["3", "3", "0", "0", "0", "PINNING_UNAVAILABLE"]
+
+
+def test_a_map_that_native_code_made_outlives_python(tmp_path: Path) -> None:
+    program = r"""
+#include <pinning/pinning.h>
+#include <stdio.h>
+#include <stdlib.h>
+static pinning_map *map;
+static char buffer[100];
+static void *pythons;
+static void at_exit(void) {
+  pinning_region region;
+  printf("%d ", pinning_find(map, pythons, 1, 0) == PINNING_NOT_LOCKED); /* Python has given up its own */
+  printf("%d ", pinning_find(map, buffer, 50, &region) == PINNING_OK ? (int)region.references : -1);
+  printf("%d ", pinning_unlock(map, buffer));
+  printf("%d\n", pinning_lock(map, buffer, 100, 0));
+  fflush(stdout);
+}
+void begin(void *memory) {
+  pythons = memory;
+  pinning_map_open(&map, "host:0");
+  pinning_lock(map, buffer, 50, 0);
+  atexit(at_exit);
+}
+"""
+    scene = """
+library.begin(ctypes.c_void_p(ptr))
+(native,) = pinning.regions("host")
+held = pinning.lock(memory, device="host"), pinning.lock(native.start, 10, device="host")
+print(len(pinning.regions("host")))
+"""
+    assert child_with(tmp_path, program, scene).split() == ["2", "1", "1", "0", "0"]
+
+
+def test_closing_pythons_side_of_a_native_map() -> None:
+    assert child("""
+native = c_api.Map("host:0")
+native.lock(ptr, 100)
+lock = pinning.lock(memoryview(memory)[50:60], device="host")
+pinning.pinned_map("host").close()
+print(lock.held, native.find(ptr).references)
+try:
+    pinning.lock(memory, device="host")
+except pinning.PinningError:
+    print("closed")
+native.unlock(ptr)
+print(native.regions())
+""").split() == ["False", "1", "closed", "[]"]
+
+
+def test_the_child_of_a_fork_begins_anew(memory: bytearray) -> None:
+    native = c_api.Map("host:0")
+    ptr = address(memory)
+    with pinning.lock(memory, device="host") as lock:
+        native.lock(ptr, 10)
+
+        def in_child() -> None:
+            assert native.regions() == [] == pinning.regions()
+            assert not lock.held
+            with pytest.raises(c_api.StatusError, match="NOT_LOCKED"):
+                native.unlock(ptr)
+            native.lock(ptr, 100)
+            region = pinning.find(memory[:0] or (ptr, 100), device="host")
+            assert region is not None and region.references == 1
+            with pinning.lock((ptr, 50), device="host"):
+                assert native.find(ptr) == (ptr, 100, ptr, 100, 2, 0)
+            native.unlock(ptr)
+
+        run_in_child(in_child)
+        assert lock.held and native.find(ptr) == (ptr, 10000, ptr, 10000, 2, 0)
+        native.unlock(ptr)
+
+
+def test_a_fork_of_native_code_first() -> None:
+    assert child("""
+native = c_api.Map("host:0")
+native.lock(ptr, 100)
+pinning.lock(memoryview(memory)[:10], device="host").unlock()
+if (forked := os.fork()) == 0:
+    assert native.regions() == [] == pinning.regions()
+    with pinning.lock(memory, device="host"):
+        assert native.find(ptr).size == 10000
+    os._exit(0)
+print(os.waitpid(forked, 0)[1], native.find(ptr).references)
+""").split() == ["0", "1"]
+
+
+# ---- limits ----
+
+
+def test_more_than_may_be_locked() -> None:
+    said = child("""
+import mmap, pytest
+from child_process import run_as_ordinary_user
+def too_much():
+    native = c_api.Map("host:0")
+    much = mmap.mmap(-1, 16 << 20)
+    with pytest.raises(c_api.StatusError, match="RLIMIT_MEMLOCK allows 8388608 bytes") as refused:
+        native.lock(pinning.buffers.resolve(much).ptr, 16 << 20)
+    assert refused.value.status == "PINNING_LOCK_LIMIT"
+    assert native.regions() == []
+try:
+    run_as_ordinary_user(too_much)
+except pytest.skip.Exception as reason:
+    print(reason)
+""")
+    if said:
+        pytest.skip(said)
