@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from pinning.errors import PluginUnavailableError
@@ -36,10 +38,14 @@ class PluginReport(NamedTuple):
     plugin: Plugin | None
 
 
+def _entries() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
+
+
 @cache
 def plugins() -> tuple[PluginReport, ...]:
     """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once."""
-    found = [_report(entry.name, entry.load) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    found = [_report(entry.name, entry.load) for entry in _entries()]
     return tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
 
 
@@ -100,8 +106,16 @@ def _map_of(found: Device) -> PinnedMap:
     if known is not None:
         return known
     # Only a plugin's device is what its name says to native code.
-    of_plugin = any(each is found for each in devices())
-    return _maps.setdefault(id(found), PinnedMap(found, shared=found.name if of_plugin else None))
+    return _maps.setdefault(id(found), PinnedMap(found, shared=found.name if _is_of_a_plugin(found) else None))
+
+
+def _is_of_a_plugin(found: Device) -> bool:
+    name, _, index = str(getattr(found, "name", "")).partition(":")
+    # Plugins that nobody has imported are not asked: to lock on a device of one's own starts no vendor's driver.
+    loaded = [entry for entry in _entries() if entry.name == name and entry.module in sys.modules]
+    with suppress(Exception):
+        return any(entry.load().device(int(index)) is found for entry in loaded)
+    return False
 
 
 def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:

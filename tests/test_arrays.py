@@ -53,6 +53,20 @@ class FarDevice(FakeMemoryDevice):
         return super().real(ptr, size)
 
 
+def leave_nothing_pinned(device: Any) -> None:
+    """Give back what pools keep."""
+    gc.collect()
+    arrays.synchronize(device)
+    for kind in MemoryKind:
+        default_pool(pinning.device(device) if isinstance(device, str) else device, kind).trim_to(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def host_is_as_before() -> Iterator[None]:
+    yield
+    leave_nothing_pinned(HOST)
+
+
 def finish(device: FakeMemoryDevice) -> None:
     """Give all back that arrays have used, and see that it is all."""
     device.let_go()

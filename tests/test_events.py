@@ -234,3 +234,16 @@ def test_an_event_raises_the_same_each_time_and_its_traceback_does_not_grow(devi
         event = queue.call(lambda: 1 / 0)
         lengths = [len(traceback.extract_tb(raised().__traceback__)) for _ in range(3)]
     assert len(set(lengths)) == 1
+
+
+def test_an_error_is_told_once_and_not_by_events_that_come_later(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        failed = queue.submit(work)
+        device.fail_call()
+        assert not queue.poll()  # the vendor tells it here, and may never tell it again
+        later = queue.submit(None)
+        device.release()
+        with pytest.raises(VendorError):
+            failed.wait()
+        later.wait()
+        queue.record().wait()

@@ -50,6 +50,7 @@ def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package:
         "pinning/include/pinning/pinned_map.hpp",
         "pinning/include/pinning/pinning.h",
         "pinning/lib/libpinning.so",
+        "pinning/lib/libpinning_omp.so",
         "pinning/map.pxd",
         "pinning/map.pyi",
         *(f"{package}/py.typed" for package in sorted(PACKAGES)),

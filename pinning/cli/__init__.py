@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``pinning demo``, ``pinning doctor`` and ``pinning bench``."""
+"""The command line: ``pinning demo``, ``pinning doctor``, ``pinning bench`` and ``pinning run``."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from pinning.cli import bench as benching
 from pinning.cli import bench_view, demo_view, doctor_view
 from pinning.cli import demo as demonstrating
 from pinning.cli import doctor as examining
+from pinning.cli import run as running
 from pinning.cli.machine import for_the_shell
 from pinning.cli.output import console, print_json, progress_bar, say_error
 from pinning.plugin import Device
@@ -79,6 +81,26 @@ def bench(
         print_json(report)
     else:
         bench_view.show(report, console())
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]...", help="Usually after --.")],
+    lock_mapped: Annotated[
+        running.LockMapped | None, typer.Option(help="Instead of PINNING_LOCK_MAPPED; on where neither is given.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Say at its exit what was locked and moved.")] = False,
+    report_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="The report goes there, not to standard error.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="A timeline for Perfetto.")
+    ] = None,
+) -> None:
+    """Run an OpenMP program and lock the host buffers that it maps to devices."""
+    with _failures(as_json=False):
+        file = report_file or (Path("-") if report else None)
+        running.become(program, running.environment(os.environ, lock_mapped, file, trace))
 
 
 @app.callback(invoke_without_command=True)

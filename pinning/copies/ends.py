@@ -14,7 +14,7 @@ from pinning.locks import Lock
 from pinning.memory import Allocation, memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 
-_SCATTERED = "the bytes of this {} do not follow one another: copy a contiguous array, or use copy_2d"
+_SCATTERED = "the bytes of this {} do not follow one another: copy a contiguous array, or use copy_2d_async"
 
 
 class End(NamedTuple):

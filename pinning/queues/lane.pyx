@@ -284,6 +284,7 @@ cdef class Lane:
         cdef Place place = None if self.last is None else self.last()
         if place is not None and place.vendor_event is None:
             place.error = error
+            self.last = None  # it is not that of events to come
         elif self.error is None:
             self.error = error
 

@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.extend([str(HERE), str(HERE.parent)])
 
-from vendors import VENDORS, Vendor  # noqa: E402
+from locker_vendors import VENDORS, Vendor  # noqa: E402
 
 import c_api  # noqa: E402
 from standins.standin import StandIn  # noqa: E402

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from vendors import Vendor
+from locker_vendors import Vendor
 
 import c_api
 from child_process import run_in_child

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vendors import VENDORS
+from locker_vendors import VENDORS
 
 from standins.child import run_pytest
 from standins.standin import MissingError

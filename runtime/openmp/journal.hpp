@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tool did, for the report at exit and the trace. Does nothing where neither is asked for.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "range.hpp"
+#include "report.hpp"
+#include "trace.hpp"
+
+namespace pinning::omp {
+
+struct Journal {
+  std::unique_ptr<Report> report;
+  std::unique_ptr<Trace> trace;
+
+  void locked(Range const& range, std::string const& device, Moment began, Moment ended) {
+    if (report) report->locked(range, device, began, ended);
+    if (trace) trace->span("lock", began, ended, range, device);
+  }
+  void unlocked(Range const& range, std::string const& device, char const* why, Moment began, Moment ended) {
+    if (report) report->unlocked(range, began, ended);
+    if (trace) trace->span(why, began, ended, range, device);
+  }
+  void refused(Range const& range, std::string const& device, std::string const& why) {
+    if (report) report->refused(range, why);
+    if (trace) trace->instant("not locked", range, device, why);
+  }
+};
+
+}  // namespace pinning::omp

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// LLVM's extensions by which a program locks host memory itself, or allocates it locked. Where this library is loaded
+// before libomptarget, by LD_PRELOAD or link order, the program calls these; libomptarget's come after them.
+#include <dlfcn.h>
+
+#include "tool.hpp"
+
+namespace {
+
+using pinning::omp::Address;
+using pinning::omp::Device;
+using pinning::omp::Inside;
+using pinning::omp::range_of;
+using pinning::omp::say;
+using pinning::omp::Tool;
+
+/// libomptarget's function of this name, or null.
+template <class Function>
+Function* next(char const* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+/// Whether this library locks for the device; else libomptarget is asked.
+Device* known(Tool* tool, int number) {
+  Device* const device = tool != nullptr ? tool->devices.find(number) : nullptr;
+  return device != nullptr && device->map() != nullptr ? device : nullptr;
+}
+
+pinning_status lock(void* ptr, size_t size, int number, void** device_ptr) noexcept {
+  Inside const inside;
+  try {
+    Tool* const tool = Tool::running();
+    Device* const device = known(tool, number);
+    if (device == nullptr) return PINNING_UNAVAILABLE;
+    pinning_status const status = tool->locks(*device).lock(*device, range_of(ptr, size), device_ptr);
+    if (status != PINNING_OK) say(std::string("not locked: ") + pinning_last_error());
+    return status;
+  } catch (std::exception const& error) {
+    say(std::string("not locked: ") + error.what());
+    return PINNING_NO_MEMORY;
+  }
+}
+
+bool unlock(void* ptr) noexcept {
+  Inside const inside;
+  try {
+    Tool* const tool = Tool::running();
+    return tool != nullptr && tool->unlock(reinterpret_cast<Address>(ptr));
+  } catch (std::exception const& error) {
+    say(std::string("not unlocked: ") + error.what());
+    return false;
+  }
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+/// The device's address of `ptr`; null where the range is null, empty, or overlaps another lock in part. What the
+/// vendor refuses is libomptarget's affair, as without this library.
+void* llvm_omp_target_lock_mem(void* ptr, size_t size, int device) {
+  if (ptr == nullptr || size == 0 || size - 1 > ~reinterpret_cast<Address>(ptr)) return nullptr;
+  void* device_ptr = nullptr;
+  pinning_status const status = lock(ptr, size, device, &device_ptr);
+  if (status == PINNING_OK || status == PINNING_PARTIAL_OVERLAP) return device_ptr;
+  auto* const theirs = next<void*(void*, size_t, int)>("llvm_omp_target_lock_mem");
+  return theirs != nullptr ? theirs(ptr, size, device) : nullptr;
+}
+
+void llvm_omp_target_unlock_mem(void* ptr, int device) {
+  if (unlock(ptr)) return;
+  if (auto* const theirs = next<void(void*, int)>("llvm_omp_target_unlock_mem")) theirs(ptr, device);
+}
+
+/// libomptarget's memory; on CPU devices, where that is any memory, locked by this library.
+void* llvm_omp_target_alloc_host(size_t size, int device) {
+  auto* const theirs = next<void*(size_t, int)>("llvm_omp_target_alloc_host");
+  void *const ptr = theirs != nullptr ? theirs(size, device) : nullptr, *device_ptr = nullptr;
+  if (ptr != nullptr && size != 0) lock(ptr, size, device, &device_ptr);
+  return ptr;
+}
+
+void llvm_omp_target_free_host(void* ptr, int device) {
+  if (ptr != nullptr) unlock(ptr);
+  if (auto* const theirs = next<void(void*, int)>("llvm_omp_target_free_host")) theirs(ptr, device);
+}
+}
+#pragma GCC visibility pop

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The OMPT tool: what a runtime says of its devices, mappings and transfers.
+//
+// LLVM 19 says an allocation's host address before and after it, the device's address only after it; a deletion names
+// the device's address alone. Transfers are told before they are submitted, and as they were submitted: those of locked
+// memory go on until the runtime waits for them.
+#include "ompt.hpp"
+
+#include "tool.hpp"
+
+namespace pinning::omp {
+
+namespace {
+
+struct Operation {
+  ompt_target_data_op_t type;
+  void* source;
+  int source_device;
+  void* target;
+  int target_device;
+  std::size_t bytes;
+
+  bool to_device() const noexcept {
+    return type == ompt_target_data_transfer_to_device || type == ompt_target_data_transfer_to_device_async;
+  }
+  /// Of a transfer.
+  Range host() const noexcept { return range_of(to_device() ? source : target, bytes); }
+};
+
+/// A program goes on whatever becomes of the tool.
+template <class Body>
+void quietly(Body&& body) noexcept {
+  Inside const inside;
+  try {
+    if (Tool* const tool = Tool::running()) body(*tool);
+  } catch (std::exception const& error) {
+    say(error.what());
+  }
+}
+
+/// A thread has one transfer at a time.
+struct Current {
+  Moment began;
+  Locks::Transfer transfer;
+};
+thread_local Current current;
+
+void begin_transfer(Tool& tool, Operation const& op) {
+  bool const to = op.to_device();
+  int const number = to ? op.target_device : op.source_device;
+  Device* const device = tool.devices.find(number);
+  current.transfer = {};
+  if (device != nullptr && op.bytes != 0 && !tool.devices.contains(to ? op.source_device : op.target_device)) {
+    auto const device_ptr = reinterpret_cast<Address>(to ? op.target : op.source);
+    current.transfer = tool.locks(*device).before_transfer(number, *device, op.host(), device_ptr);
+  }
+  if (tool.context.journal.trace) current.began = now();
+}
+
+void end_transfer(Tool& tool, Operation const& op) {
+  bool const to = op.to_device();
+  Device* const device = tool.devices.find(to ? op.target_device : op.source_device);
+  auto const& [lock, watched] = current.transfer;
+  if (watched) tool.locks(*device).submitted(op.host());
+  if (auto const& report = tool.context.journal.report) {
+    report->moved(lock.value_or(op.host()), op.bytes, to, lock.has_value());
+  }
+  if (auto const& trace = tool.context.journal.trace) {
+    trace->span(to ? "to device" : "from device", current.began, now(), op.host(),
+                device ? device->name() : "unknown", lock ? "locked" : "not locked");
+  }
+}
+
+void on(Tool& tool, ompt_scope_endpoint_t endpoint, Operation const& op) {
+  bool const begins = endpoint != ompt_scope_end, ends = endpoint != ompt_scope_begin;
+  switch (op.type) {
+    case ompt_target_data_alloc:
+    case ompt_target_data_alloc_async:
+    case ompt_target_data_associate: {
+      Device* const device = tool.devices.find(op.target_device);
+      // omp_target_alloc has no host address; an allocation that failed, no device's.
+      if (ends && device != nullptr && op.source != nullptr && (op.target != nullptr || begins)) {
+        auto const device_ptr = reinterpret_cast<Address>(op.target);
+        tool.locks(*device).mapped(op.target_device, range_of(op.source, op.bytes), device_ptr);
+      }
+      break;
+    }
+    case ompt_target_data_delete:
+    case ompt_target_data_delete_async:
+      if (Device* const device = ends ? tool.devices.find(op.source_device) : nullptr) {
+        tool.locks(*device).unmapped(op.source_device, reinterpret_cast<Address>(op.source));
+      }
+      break;
+    case ompt_target_data_disassociate:
+      if (Device* const device = ends ? tool.devices.find(op.target_device) : nullptr) {
+        tool.locks(*device).unmapped_host(op.target_device, reinterpret_cast<Address>(op.source));
+      }
+      break;
+    case ompt_target_data_transfer_to_device:
+    case ompt_target_data_transfer_from_device:
+    case ompt_target_data_transfer_to_device_async:
+    case ompt_target_data_transfer_from_device_async:
+      if (begins) begin_transfer(tool, op);
+      if (ends) end_transfer(tool, op);
+      break;
+  }
+}
+
+void on_operation_emi(ompt_scope_endpoint_t endpoint, ompt_data_t*, ompt_data_t*, ompt_id_t*,
+                      ompt_target_data_op_t type, void* source, int source_device, void* target, int target_device,
+                      std::size_t bytes, void const*) {
+  quietly([&](Tool& tool) { on(tool, endpoint, {type, source, source_device, target, target_device, bytes}); });
+}
+
+void on_operation(ompt_id_t, ompt_id_t, ompt_target_data_op_t type, void* source, int source_device, void* target,
+                  int target_device, std::size_t bytes, void const*) {
+  quietly([&](Tool& tool) {
+    on(tool, ompt_scope_beginend, {type, source, source_device, target, target_device, bytes});
+  });
+}
+
+void on_device(int number, char const* type, ompt_device_t*, ompt_function_lookup_t, char const*) {
+  quietly([&](Tool& tool) { tool.devices.add(number, type); });
+}
+
+void on_thread_begin(ompt_thread_t, ompt_data_t*) {
+  quietly([](Tool& tool) { tool.context.stacks.add_this_thread(); });
+}
+
+void on_thread_end(ompt_data_t*) {
+  quietly([](Tool& tool) { tool.context.stacks.remove_this_thread(); });
+}
+
+/// For the trace alone: a construct ends when its transfers and its kernel have.
+void on_target(ompt_target_t kind, ompt_scope_endpoint_t endpoint, int number, ompt_data_t*, ompt_data_t*, ompt_data_t*,
+               void const*) {
+  thread_local Moment began[8];
+  thread_local int depth = 0;
+  if (endpoint == ompt_scope_begin) {
+    if (depth < 8) began[depth] = now();
+    depth++;
+    return;
+  }
+  if (depth == 0 || --depth >= 8) return;
+  quietly([&](Tool& tool) {
+    char const* const names[8] = {"target", "target", "target enter data", "target exit data", "target update",
+                                  "target", "target", "target"};
+    Device* const device = tool.devices.find(number);
+    tool.context.journal.trace->span(names[kind & 7], began[depth], now(), {},
+                                     device ? device->name() : "unknown");
+  });
+}
+
+int initialize(ompt_function_lookup_t lookup, int, ompt_data_t*) {
+  auto const set = reinterpret_cast<ompt_set_callback_t>(lookup("ompt_set_callback"));
+  if (set == nullptr) return 0;
+  auto const watch = [&](ompt_callbacks_t event, auto* function) {
+    return set(event, reinterpret_cast<ompt_callback_t>(function)) >= ompt_set_sometimes;
+  };
+  Tool& tool = Tool::get();
+  watch(ompt_callback_device_initialize, on_device);
+  watch(ompt_callback_thread_begin, on_thread_begin);
+  watch(ompt_callback_thread_end, on_thread_end);
+  if (tool.context.journal.trace) watch(ompt_callback_target_emi, on_target);
+  if (!watch(ompt_callback_target_data_op_emi, on_operation_emi) &&
+      !watch(ompt_callback_target_data_op, on_operation)) {
+    say("this OpenMP runtime does not tell of its transfers; nothing is locked");
+  }
+  return 1;
+}
+
+void finalize(ompt_data_t*) {
+  quietly([](Tool& tool) { tool.finish(); });
+}
+
+}  // namespace
+
+}  // namespace pinning::omp
+
+extern "C" [[gnu::visibility("default")]] ompt_start_tool_result_t* ompt_start_tool(unsigned, char const*) {
+  static ompt_start_tool_result_t result = {pinning::omp::initialize, pinning::omp::finalize, {0}};
+  return &result;
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "policy.hpp"
+
+#include <unistd.h>
+
+#include <cctype>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string_view>
+
+namespace pinning::omp {
+
+namespace {
+
+std::string variable(char const* name) {
+  char const* const value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+std::string lower(std::string text) {
+  for (char& each : text) each = static_cast<char>(std::tolower(static_cast<unsigned char>(each)));
+  return text;
+}
+
+/// "4096", "64 KiB", "1m", "2GB": all units are powers of 1024.
+std::optional<std::size_t> bytes(std::string const& text) {
+  std::size_t value = 0;
+  auto const [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return std::nullopt;
+  std::string unit = lower(std::string(stopped, text.data() + text.size()));
+  std::erase(unit, ' ');
+  int shift = 0;
+  if (!unit.empty() && unit != "b") {
+    std::size_t const place = std::string_view("kmgt").find(unit[0]);
+    std::string_view const rest = std::string_view(unit).substr(1);
+    if (place == std::string_view::npos || !(rest.empty() || rest == "b" || rest == "ib")) return std::nullopt;
+    shift = 10 * (static_cast<int>(place) + 1);
+  }
+  if (value > (~std::size_t{0} >> shift)) return std::nullopt;
+  return value << shift;
+}
+
+/// Half of the machine's memory.
+std::size_t default_budget() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) / 2 * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+class Reader {
+ public:
+  explicit Reader(Policy& policy) : policy_(policy) {}
+
+  template <class Value>
+  void word(char const* name, Value& value, std::initializer_list<std::pair<char const*, Value>> words) {
+    std::string const text = lower(variable(name));
+    if (text.empty()) return;
+    std::string known;
+    for (auto const& [word, meaning] : words) {
+      if (text == word) {
+        value = meaning;
+        return;
+      }
+      known += (known.empty() ? "" : ", ") + std::string(word);
+    }
+    refuse(name, "give one of " + known);
+  }
+
+  void number(char const* name, std::size_t& value, std::size_t least) {
+    std::string const text = variable(name);
+    if (text.empty()) return;
+    auto const read = bytes(text);
+    if (read && *read >= least) value = *read;
+    else refuse(name, "give a number of at least " + std::to_string(least) + ", such as 64KiB");
+  }
+
+ private:
+  void refuse(char const* name, std::string const& remedy) {
+    say(std::string(name) + "=" + variable(name) + " means nothing: " + remedy + "; nothing is locked");
+    policy_.mode = Mode::off;
+  }
+
+  Policy& policy_;
+};
+
+}  // namespace
+
+Policy policy_of_environment() {
+  Policy policy;
+  policy.budget = default_budget();
+  std::size_t after = policy.after;
+  Reader read(policy);
+  read.word<Mode>("PINNING_LOCK_MAPPED", policy.mode,
+                  {{"off", Mode::off}, {"on", Mode::on}, {"mandatory", Mode::mandatory}});
+  read.word<bool>("PINNING_LOCK_UNTIL", policy.until_freed, {{"freed", true}, {"unmapped", false}});
+  read.number("PINNING_LOCK_MIN_BYTES", policy.min_bytes, 1);
+  read.number("PINNING_LOCK_BUDGET", policy.budget, 0);
+  read.number("PINNING_LOCK_AFTER", after, 1);
+  policy.after = static_cast<unsigned>(std::min<std::size_t>(after, ~0U));
+  policy.report = variable("PINNING_REPORT");
+  policy.trace = variable("PINNING_TRACE");
+  return policy;
+}
+
+void say(std::string const& text) {
+  static auto& mutex = *new std::mutex;
+  static auto& said = *new std::set<std::string>;
+  {
+    std::lock_guard const guard(mutex);
+    if (said.size() >= 100 || !said.insert(text).second) return;
+  }
+  std::fprintf(stderr, "pinning: %s\n", text.c_str());
+}
+
+std::string in_units(std::size_t bytes) {
+  char text[32];
+  if (bytes < 1024) {
+    std::snprintf(text, sizeof text, "%zu B", bytes);
+    return text;
+  }
+  char const* unit = "KiB";
+  double value = static_cast<double>(bytes) / 1024;
+  for (char const* const larger : {"MiB", "GiB", "TiB"}) {
+    if (value < 1024) break;
+    value /= 1024;
+    unit = larger;
+  }
+  bool const whole = value >= 100 || value == static_cast<double>(static_cast<std::size_t>(value));
+  std::snprintf(text, sizeof text, "%.*f %s", whole ? 0 : 1, value, unit);
+  return text;
+}
+
+}  // namespace pinning::omp

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What whoever runs the program wants of the tool, by the environment; see docs/openmp.md.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace pinning::omp {
+
+enum class Mode { off, on, mandatory };
+
+struct Policy {
+  Mode mode = Mode::on;                    // PINNING_LOCK_MAPPED
+  std::size_t min_bytes = 1 << 20;         // PINNING_LOCK_MIN_BYTES: smaller mappings are left alone
+  unsigned after = 2;                      // PINNING_LOCK_AFTER: the transfer of a buffer that locks it, from 1
+  std::size_t budget = ~std::size_t{0};    // PINNING_LOCK_BUDGET: bytes locked at once
+  bool until_freed = true;                 // PINNING_LOCK_UNTIL: freed or unmapped
+  std::string report;                      // PINNING_REPORT: "-" for standard error, or a file; empty for none
+  std::string trace;                       // PINNING_TRACE: a file; empty for none
+};
+
+/// Where a variable has no value that there is, says so and locks nothing.
+Policy policy_of_environment();
+
+/// One line on standard error, the first time that this text comes.
+void say(std::string const& text);
+
+/// "12.5 MiB"
+std::string in_units(std::size_t bytes);
+
+}  // namespace pinning::omp

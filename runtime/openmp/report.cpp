@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <functional>
+#include <ranges>
+#include <vector>
+
+#include "policy.hpp"
+
+namespace pinning::omp {
+
+namespace {
+
+constexpr std::size_t shown = 20;
+
+double ms(std::chrono::nanoseconds time) { return std::chrono::duration<double, std::milli>(time).count(); }
+
+}  // namespace
+
+void Report::locked(Range const& range, std::string const& device, Moment began, Moment ended) {
+  std::lock_guard const guard(mutex_);
+  Buffer& buffer = buffers_[range.start];
+  buffer.size = range.size();
+  buffer.times++;
+  buffer.device = device;
+  buffer.locking += ended - began;
+  buffer.since = ended;
+  buffer.is_locked = true;
+  now_locked_ += range.size();
+  most_ = std::max(most_, now_locked_);
+}
+
+void Report::unlocked(Range const& range, Moment began, Moment ended) {
+  std::lock_guard const guard(mutex_);
+  Buffer& buffer = buffers_[range.start];
+  buffer.unlocking += ended - began;
+  buffer.held += began - buffer.since;
+  buffer.is_locked = false;
+  now_locked_ -= range.size();
+}
+
+void Report::refused(Range const& range, std::string const& why) {
+  std::lock_guard const guard(mutex_);
+  if (refusals_.size() >= 1000 && !refusals_.contains(why)) return;
+  Refusal& refusal = refusals_[why];
+  refusal.times++;
+  refusal.largest = std::max(refusal.largest, range.size());
+}
+
+void Report::moved(Range const& buffer, std::size_t bytes, bool to_device, bool locked) {
+  std::lock_guard const guard(mutex_);
+  Traffic& all = moved_[to_device][locked];
+  all.transfers++;
+  all.bytes += bytes;
+  if (!locked) return;
+  auto const found = buffers_.find(buffer.start);
+  if (found == buffers_.end()) return;
+  found->second.fast.transfers++;
+  found->second.fast.bytes += bytes;
+}
+
+void Report::print(std::FILE* to, Moment until) {
+  std::lock_guard const guard(mutex_);
+  std::chrono::nanoseconds locking{}, unlocking{};
+  std::vector<std::pair<Address, Buffer>> largest(buffers_.begin(), buffers_.end());
+  for (auto& [start, buffer] : largest) {
+    locking += buffer.locking;
+    unlocking += buffer.unlocking;
+    if (buffer.is_locked) buffer.held += until - buffer.since;
+  }
+  std::ranges::stable_sort(largest, std::greater(), [](auto const& each) { return each.second.fast.bytes; });
+  std::fprintf(to, "pinning: %zu buffers locked, %s at most; %.1f ms to lock, %.1f ms to unlock\n", largest.size(),
+               in_units(most_).c_str(), ms(locking), ms(unlocking));
+  for (int const to_device : {1, 0}) {
+    auto const& [plain, fast] = moved_[to_device];
+    std::fprintf(to, "pinning: %s: %s in %zu transfers of locked memory, %s in %zu of other\n",
+                 to_device ? "to devices" : "from devices", in_units(fast.bytes).c_str(), fast.transfers,
+                 in_units(plain.bytes).c_str(), plain.transfers);
+  }
+  if (moved_[0][0].transfers + moved_[0][1].transfers + moved_[1][0].transfers + moved_[1][1].transfers == 0) {
+    std::fputs("pinning: the runtime has told of no transfer; if there were some, libomptarget does not find the tools' "
+               "interface, which it looks for by the name libomp.so\n", to);
+  }
+  if (!largest.empty()) {
+    std::fprintf(to, "pinning: %18s %10s %-8s %6s %10s %12s %10s %10s\n", "buffer", "size", "device", "locked",
+                 "to lock", "held", "transfers", "moved");
+  }
+  for (auto const& [start, buffer] : largest | std::views::take(shown)) {
+    std::fprintf(to, "pinning: %#18zx %10s %-8s %5zux %7.1f ms %9.1f ms %10zu %10s\n", start,
+                 in_units(buffer.size).c_str(), buffer.device.c_str(), buffer.times, ms(buffer.locking),
+                 ms(buffer.held), buffer.fast.transfers, in_units(buffer.fast.bytes).c_str());
+  }
+  if (largest.size() > shown) std::fprintf(to, "pinning: and %zu more\n", largest.size() - shown);
+  for (auto const& [why, refusal] : refusals_) {
+    std::fprintf(to, "pinning: not locked: %zux, up to %s: %s\n", refusal.times, in_units(refusal.largest).c_str(),
+                 why.c_str());
+  }
+}
+
+}  // namespace pinning::omp

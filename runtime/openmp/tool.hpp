@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tool of this process: its devices and their locks.
+#pragma once
+
+#include <atomic>
+
+#include "devices.hpp"
+#include "locks.hpp"
+
+namespace pinning::omp {
+
+class Tool {
+ public:
+  Tool();
+
+  /// Null before the first use, and in a child of fork, where nothing is locked and no device works.
+  static Tool* running() noexcept { return running_.load(std::memory_order_acquire); }
+  /// Starts it.
+  static Tool& get();
+
+  Locks& locks(Device const& device) { return locks_[static_cast<int>(device.vendor())]; }
+  void freed(Range const& range) {
+    for (Locks& each : locks_) each.freed(range);
+  }
+  bool may_meet(Range const& range) const noexcept {
+    return locks_[0].may_meet(range) || locks_[1].may_meet(range) || locks_[2].may_meet(range);
+  }
+  /// False where there is no such lock.
+  bool unlock(Address ptr);
+  void finish();
+
+  Context context;
+  Devices devices;
+
+ private:
+  static inline std::atomic<Tool*> running_ = nullptr;
+
+  Locks locks_[vendors]{Locks(context), Locks(context), Locks(context)};
+};
+
+/// While it lives, what this thread frees is the tool's or a vendor's own, and no business of the hooks.
+class Inside {
+ public:
+  Inside() noexcept { depth++; }
+  ~Inside() { depth--; }
+  Inside(Inside const&) = delete;
+  static bool now() noexcept { return depth != 0; }
+
+ private:
+  [[gnu::tls_model("initial-exec")]] static inline thread_local int depth = 0;
+};
+
+/// Whether the functions of hooks.cpp are those that the program calls.
+bool frees_are_seen() noexcept;
+
+}  // namespace pinning::omp

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// A timeline as Perfetto and chrome://tracing read it: the trace event format, as an array, whose end may be missing.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "range.hpp"
+#include "report.hpp"
+
+namespace pinning::omp {
+
+class Trace {
+ public:
+  /// Null, which is said, where the file cannot be written.
+  static std::unique_ptr<Trace> open(std::string const& file);
+  /// Nothing is written afterwards.
+  void finish();
+
+  void span(char const* what, Moment began, Moment ended, Range const& range = {}, std::string const& device = "",
+            char const* memory = nullptr);
+  void instant(char const* what, Range const& range, std::string const& device, std::string const& why);
+  void locked_bytes(std::size_t bytes);
+
+ private:
+  explicit Trace(std::FILE* file);
+  void event(std::string const& fields);
+
+  std::mutex mutex_;
+  std::FILE* file_;
+  Moment const start_ = now();
+  bool first_ = true;
+};
+
+}  // namespace pinning::omp

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling OpenMP programs for the CPU's devices of LLVM, and running them with and without the tool."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pinning
+
+TOOL = pinning.library_dirs()[0] / "libpinning_omp.so"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "openmp"
+SOURCES = Path(__file__).parent / "sources"
+
+
+class MissingClangError(Exception):
+    """There is no compiler that offloads; the message says what to install."""
+
+
+def compile_program(source: Path, program: Path) -> Path:
+    clang = shutil.which("clang-19") or shutil.which("clang")
+    needs = "needs clang with OpenMP offloading: apt-get install clang-19 libomp-19-dev"
+    if clang is None:
+        raise MissingClangError(needs)
+    folder = subprocess.run([clang, "-print-resource-dir"], capture_output=True, text=True, check=True).stdout.strip()
+    libraries = Path(folder).resolve().parents[1]
+    if not (libraries / "libomptarget.so").exists():
+        raise MissingClangError(needs)
+    target = ["-fopenmp", "-fopenmp-targets=x86_64-pc-linux-gnu", f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+    subprocess.run([clang, "-O1", "-Wall", "-Werror", *target, str(source), "-o", str(program)], check=True)
+    return program
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a program did, and what the tool said of it on standard error, line by line without ``pinning: ``."""
+
+    code: int
+    out: str
+    errors: str
+
+    @property
+    def said(self) -> list[str]:
+        return [line.removeprefix("pinning: ") for line in self.errors.splitlines() if line.startswith("pinning: ")]
+
+    @property
+    def locked(self) -> int:
+        """How many buffers its report counts."""
+        return int(self._figure(r"(\d+) buffers locked"))
+
+    def moved(self, direction: str) -> tuple[int, int]:
+        """Transfers ``"to"`` or ``"from"`` devices, of locked and of other memory."""
+        line = rf"{direction} devices: .* in (\d+) transfers of locked memory, .* in (\d+) of other"
+        return int(self._figure(line)), int(self._figure(line, 2))
+
+    @property
+    def refused(self) -> list[str]:
+        return [line.removeprefix("not locked: ") for line in self.said if line.startswith("not locked: ")]
+
+    def _figure(self, pattern: str, group: int = 1) -> str:
+        for line in self.said:
+            if found := re.match(pattern, line):
+                return found[group]
+        raise AssertionError(f"{pattern} is not in {self.errors}")
+
+
+def run(
+    program: Path,
+    *arguments: object,
+    preload: bool = True,
+    before: Callable[[], None] | None = None,
+    **variables: object,
+) -> Ran:
+    """The program with the tool, loaded first as by `pinning run`, or else by the runtime; variables in lower case."""
+    more = {f"PINNING_{name.upper()}": str(value) for name, value in variables.items()}
+    tool = {"LD_PRELOAD" if preload else "OMP_TOOL_LIBRARIES": str(TOOL), "PINNING_REPORT": "-"}
+    return run_plain(program, *arguments, before=before, environment={**os.environ, **tool, **more})
+
+
+def run_plain(
+    program: Path,
+    *arguments: object,
+    before: Callable[[], None] | None = None,
+    environment: dict[str, str] | None = None,
+) -> Ran:
+    with tidied():
+        done = subprocess.run(
+            [program, *map(str, arguments)],
+            env=environment,
+            preexec_fn=before,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def tidied() -> Iterator[None]:
+    """Take away what LLVM's CPU devices leave in /tmp, whatever TMPDIR says: a file for each device that is used."""
+    before = set(Path("/tmp").glob("tmpfile_??????"))
+    try:
+        yield
+    finally:
+        for file in set(Path("/tmp").glob("tmpfile_??????")) - before:
+            with suppress(OSError):
+                file.unlink()

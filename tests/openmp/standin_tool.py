@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tool locks, and when, seen by the driver. Run with the tool loaded first and the stand-in as the driver.
+
+PINNING_LOCK_MIN_BYTES is one page, and a buffer is locked at its second transfer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ompt_runtime import ASSOCIATE, Runtime, address_on
+from programs import TOOL
+
+import pinning
+from mapped_memory import PAGE, READ_WRITE, Memory
+from standins.libcuda import DRIVER
+from standins.standin import StandIn
+
+FIXED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
+REGISTERED = 1 << 47  # between the stand-in's host and device addresses of registered memory
+
+tool = ctypes.CDLL(str(TOOL))
+tool.llvm_omp_target_lock_mem.restype = ctypes.c_void_p
+tool.llvm_omp_target_lock_mem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+tool.llvm_omp_target_unlock_mem.argtypes = [ctypes.c_void_p, ctypes.c_int]
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.realloc.restype = libc.mremap.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.realloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+runtime = Runtime(tool, "sm_90", "sm_90", "a strange one", "generic-64bit")
+
+
+@pytest.fixture
+def standin(tmp_path: Path) -> Iterator[StandIn]:
+    standin = DRIVER.standin(tmp_path / "calls")
+    standin.configure()
+    yield standin
+    standin.configure()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    """16 pages at addresses that no other test has had. Their locks go with them."""
+    memory = Memory(16)
+    yield memory
+    assert libc.mmap(memory.ptr, memory.size, 0, FIXED, -1, 0) == memory.ptr
+
+
+def move(memory: Memory, first: float, pages: float, device: int = 0, times: int = 1) -> None:
+    for _ in range(times):
+        with runtime.to_device(at(memory, first), int(pages * PAGE), device):
+            pass
+
+
+def at(memory: Memory, page: float) -> int:
+    return memory.ptr + int(page * PAGE)
+
+
+def locked(standin: StandIn, memory: Memory) -> set[tuple[float, float]]:
+    """The first page and the number of pages of each registration in the memory."""
+    inside = ((start - memory.ptr, size) for start, size in standin.registrations())
+    return {(start / PAGE, size / PAGE) for start, size in inside if 0 <= start < memory.size}
+
+
+def test_a_mapped_buffer_is_locked_whole_at_its_second_transfer(standin: StandIn, memory: Memory) -> None:
+    runtime.map(at(memory, 1), 4 * PAGE)
+    move(memory, 1, 4)
+    assert locked(standin, memory) == set()
+    move(memory, 2, 1)
+    assert locked(standin, memory) == {(1, 4)}
+    with runtime.from_device(at(memory, 1), 4 * PAGE):
+        assert locked(standin, memory) == {(1, 4)}
+    assert len(standin.calls("cuMemHostRegister")) == 1
+    runtime.unmap(at(memory, 1))
+
+
+def test_it_is_locked_before_the_transfer(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, 4 * PAGE)
+    move(memory, 0, 4)
+    with runtime.to_device(memory.ptr, 4 * PAGE):
+        assert locked(standin, memory) == {(0, 4)}
+    runtime.unmap(memory.ptr)
+
+
+def test_a_small_buffer_is_left_alone(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, PAGE - 1)
+    move(memory, 0, 0.5, times=5)
+    runtime.unmap(memory.ptr)
+    assert locked(standin, memory) == set()
+
+
+def test_transfers_are_counted_over_mappings(standin: StandIn, memory: Memory) -> None:
+    for _ in range(2):
+        runtime.map(memory.ptr, 4 * PAGE)
+        move(memory, 0, 4)
+        runtime.unmap(memory.ptr)
+    assert locked(standin, memory) == {(0, 4)}
+
+
+def test_a_lock_stays_until_the_memory_is_unmapped(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, 4 * PAGE)
+    move(memory, 0, 4, times=2)
+    runtime.unmap(memory.ptr)
+    assert locked(standin, memory) == {(0, 4)}
+    memory.unmap(15)
+    assert locked(standin, memory) == {(0, 4)}
+    memory.unmap(3)
+    assert locked(standin, memory) == set()
+
+
+@pytest.mark.parametrize("advice", [4, 8])  # MADV_DONTNEED, MADV_FREE
+def test_pages_that_are_given_back_are_unlocked_first(standin: StandIn, memory: Memory, advice: int) -> None:
+    move(memory, 0, 4, times=2)
+    assert locked(standin, memory) == {(0, 4)}
+    assert libc.madvise(at(memory, 4), PAGE, advice) == 0
+    assert locked(standin, memory) == {(0, 4)}
+    assert libc.madvise(at(memory, 3), PAGE, advice) == 0
+    assert locked(standin, memory) == set()
+
+
+def test_advice_that_keeps_the_pages_keeps_the_lock(standin: StandIn, memory: Memory) -> None:
+    move(memory, 0, 4, times=2)
+    assert libc.madvise(memory.ptr, memory.size, 14) == 0  # MADV_HUGEPAGE
+    assert locked(standin, memory) == {(0, 4)}
+
+
+def test_memory_that_moves_is_unlocked_first(standin: StandIn) -> None:
+    memory = Memory(16)
+    move(memory, 0, 4, times=2)
+    moved = libc.mremap(memory.ptr, memory.size, 2 * memory.size, 1)
+    assert standin.registrations() == set()
+    libc.munmap(moved, 2 * memory.size)
+
+
+def test_a_new_mapping_in_the_place_of_a_locked_one_unlocks_it(standin: StandIn, memory: Memory) -> None:
+    move(memory, 0, 4, times=2)
+    assert libc.mmap(memory.ptr, PAGE, READ_WRITE, FIXED, -1, 0) == memory.ptr
+    assert locked(standin, memory) == set()
+
+
+@pytest.mark.parametrize("size", [5 * PAGE, 1 << 20], ids=["of the heap", "mapped"])
+@pytest.mark.parametrize("how", ["free", "realloc"])
+def test_freed_memory_is_unlocked_first(standin: StandIn, size: int, how: str) -> None:
+    ptr = libc.malloc(size)
+    inside = ptr + 100
+    runtime.map(inside, size - 200)
+    for _ in range(2):
+        with runtime.to_device(inside, size - 200):
+            pass
+    assert (inside, size - 200) in standin.registrations()
+    if how == "free":
+        libc.free(ptr)
+    else:
+        ptr = libc.realloc(ptr, 2 * size)
+        libc.free(ptr)
+    assert standin.registrations() == set()
+    runtime.unmap(inside)
+
+
+def test_a_transfer_that_crosses_a_lock_takes_it_along(standin: StandIn, memory: Memory) -> None:
+    move(memory, 2, 4, times=2)
+    assert locked(standin, memory) == {(2, 4)}
+    with runtime.to_device(at(memory, 4), 6 * PAGE):
+        assert locked(standin, memory) == {(2, 8)}
+
+
+def test_a_transfer_around_two_locks_makes_them_one(standin: StandIn, memory: Memory) -> None:
+    move(memory, 2, 2, times=2)
+    move(memory, 6, 2, times=2)
+    assert locked(standin, memory) == {(2, 2), (6, 2)}
+    with runtime.from_device(memory.ptr, 16 * PAGE):
+        assert locked(standin, memory) == {(0, 16)}
+
+
+def test_a_small_transfer_over_an_edge_is_seen_too(standin: StandIn, memory: Memory) -> None:
+    move(memory, 2, 2, times=2)
+    with runtime.to_device(at(memory, 4) - 4, 8):
+        assert locked(standin, memory) == {(2, 2 + 4 / PAGE)}
+
+
+def test_where_the_wider_range_cannot_be_locked_the_lock_in_the_way_goes(standin: StandIn, memory: Memory) -> None:
+    move(memory, 2, 2, times=2)
+    standin.configure("fail=cuMemHostRegister:1:2")
+    with runtime.to_device(memory.ptr, 16 * PAGE):
+        assert locked(standin, memory) == set()
+
+
+def test_a_lock_that_the_driver_does_not_undo_stays_and_is_tried_again(standin: StandIn, memory: Memory) -> None:
+    move(memory, 2, 2, times=2)
+    standin.configure("fail=cuMemHostUnregister:1:999")
+    with runtime.to_device(memory.ptr, 16 * PAGE):
+        assert locked(standin, memory) == {(2, 2)}
+    with runtime.to_device(memory.ptr, 16 * PAGE):
+        assert locked(standin, memory) == {(0, 16)}
+
+
+def test_after_a_refusal_it_is_tried_again_ever_more_seldom(standin: StandIn, memory: Memory) -> None:
+    standin.configure(";".join(f"fail=cuMemHostRegister:{n}:2" for n in range(1, 10)))
+    runtime.map(memory.ptr, 4 * PAGE)
+    tries = []
+    for _ in range(40):
+        move(memory, 0, 4)
+        tries.append(len(standin.calls("cuMemHostRegister")))
+    assert [tries.index(n) + 1 for n in range(1, tries[-1] + 1)] == [2, 4, 8, 16, 32]
+    runtime.unmap(memory.ptr)
+
+
+def test_what_the_program_has_registered_itself_is_used_and_left(standin: StandIn, memory: Memory) -> None:
+    cuda = ctypes.CDLL(DRIVER.soname)
+    move(memory, 8, 1, times=2)  # starts the driver
+    context, device = ctypes.c_void_p(), ctypes.c_int(0)
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cuda.cuCtxPushCurrent_v2(context) == 0
+    assert cuda.cuMemHostRegister_v2(ctypes.c_void_p(memory.ptr), ctypes.c_size_t(4 * PAGE), 3) == 0
+    move(memory, 0, 4, times=3)
+    assert locked(standin, memory) == {(0, 4), (8, 1)}
+    libc.madvise(memory.ptr, 4 * PAGE, 4)  # which the kernel refuses for pages that are locked
+    assert locked(standin, memory) == {(0, 4), (8, 1)}
+    assert cuda.cuMemHostUnregister(ctypes.c_void_p(memory.ptr)) == 0
+    cuda.cuCtxPopCurrent_v2(ctypes.byref(context))
+
+
+def test_two_devices_share_one_lock(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, 4 * PAGE, 0)
+    runtime.map(memory.ptr, 4 * PAGE, 1)
+    move(memory, 0, 4, device=0)
+    move(memory, 0, 4, device=1, times=3)
+    assert locked(standin, memory) == {(0, 4)}
+    assert len(standin.calls("cuMemHostRegister")) == 1
+    runtime.unmap(memory.ptr, 0)
+    runtime.unmap(memory.ptr, 1)
+
+
+def test_memory_that_is_associated_is_locked_as_what_is_mapped(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, 4 * PAGE, how=ASSOCIATE)
+    move(memory, 1, 1, times=2)
+    assert locked(standin, memory) == {(0, 4)}
+    runtime.disassociate(memory.ptr)
+
+
+def test_a_pointer_that_goes_into_a_mapped_structure_is_no_transfer_of_it(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, 4 * PAGE)
+    for _ in range(5):
+        runtime.transfer_between(at(memory, 8), address_on(0, memory.ptr) + 8, 8)
+    assert locked(standin, memory) == set()
+    runtime.unmap(memory.ptr)
+
+
+def test_an_unknown_device_is_none_of_the_tools_business(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, 4 * PAGE, 2)
+    move(memory, 0, 4, device=2, times=3)
+    runtime.unmap(memory.ptr, 2)
+    assert standin.calls() == []
+
+
+def test_read_only_data_is_locked_for_reading(standin: StandIn, memory: Memory) -> None:
+    memory.protect(0, 1)
+    runtime.map(memory.ptr, PAGE)
+    move(memory, 0, 1, times=2)
+    (call,) = standin.calls("cuMemHostRegister")
+    assert int(call.split()[3]) & 8
+    runtime.unmap(memory.ptr)
+
+
+def test_two_threads_that_move_one_buffer_make_one_lock(standin: StandIn, memory: Memory) -> None:
+    standin.configure("delay=cuMemHostRegister:50")
+    runtime.map(memory.ptr, 4 * PAGE)
+    move(memory, 0, 4)
+    inside: list[set[tuple[float, float]]] = []
+
+    def one() -> None:
+        with runtime.to_device(memory.ptr, 4 * PAGE):
+            inside.append(locked(standin, memory))
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == [{(0, 4)}] * 4
+    assert len(standin.calls("cuMemHostRegister")) == 1
+    runtime.unmap(memory.ptr)
+
+
+def test_memory_freed_by_one_thread_while_another_locks_it_does_not_stay_locked(
+    standin: StandIn, memory: Memory
+) -> None:
+    standin.configure("delay=cuMemHostRegister:50")
+    move(memory, 0, 4)
+    mover = threading.Thread(target=move, args=(memory, 0, 4))
+    mover.start()
+    while not standin.calls("cuMemHostRegister"):
+        pass
+    assert libc.madvise(memory.ptr, PAGE, 4) == 0
+    assert locked(standin, memory) == set()
+    mover.join()
+
+
+def test_a_lock_of_the_programs_own(standin: StandIn, memory: Memory) -> None:
+    assert tool.llvm_omp_target_lock_mem(at(memory, 1), 4 * PAGE, 0) == at(memory, 1) + REGISTERED
+    assert tool.llvm_omp_target_lock_mem(at(memory, 2), PAGE, 1) == at(memory, 2) + REGISTERED
+    assert locked(standin, memory) == {(1, 4)}
+    tool.llvm_omp_target_unlock_mem(at(memory, 3), 0)
+    assert locked(standin, memory) == {(1, 4)}
+    tool.llvm_omp_target_unlock_mem(at(memory, 1), 0)
+    assert locked(standin, memory) == set()
+    tool.llvm_omp_target_unlock_mem(at(memory, 1), 0)  # one too many
+
+
+@pytest.mark.parametrize(("first", "pages"), [(0, 2), (4, 4), (0, 16)], ids=["head", "tail", "around"])
+def test_a_lock_of_the_programs_own_that_overlaps_another_is_refused(
+    standin: StandIn, memory: Memory, first: float, pages: int
+) -> None:
+    tool.llvm_omp_target_lock_mem(at(memory, 1), 4 * PAGE, 0)
+    assert tool.llvm_omp_target_lock_mem(at(memory, first), pages * PAGE, 0) is None
+    assert locked(standin, memory) == {(1, 4)}
+    tool.llvm_omp_target_unlock_mem(at(memory, 1), 0)
+
+
+def test_nothing_and_nowhere_cannot_be_locked(standin: StandIn, memory: Memory) -> None:
+    assert tool.llvm_omp_target_lock_mem(None, PAGE, 0) is None
+    assert tool.llvm_omp_target_lock_mem(memory.ptr, 0, 0) is None
+    assert tool.llvm_omp_target_lock_mem(memory.ptr, (1 << 64) - 1, 0) is None
+    assert standin.calls("cuMemHostRegister") == []
+
+
+def test_the_programs_own_lock_survives_a_transfer_that_crosses_it(standin: StandIn, memory: Memory) -> None:
+    tool.llvm_omp_target_lock_mem(at(memory, 1), 2 * PAGE, 0)
+    with runtime.to_device(at(memory, 2), 4 * PAGE):
+        assert locked(standin, memory) == {(1, 5)}
+    tool.llvm_omp_target_unlock_mem(at(memory, 1), 0)
+    assert locked(standin, memory) == set()
+
+
+def test_a_buffer_locked_by_the_program_and_mapped_stays_locked_for_either(standin: StandIn, memory: Memory) -> None:
+    runtime.map(memory.ptr, 4 * PAGE)
+    tool.llvm_omp_target_lock_mem(memory.ptr, 4 * PAGE, 0)
+    move(memory, 0, 4)
+    tool.llvm_omp_target_unlock_mem(memory.ptr, 0)
+    assert locked(standin, memory) == {(0, 4)}
+    runtime.unmap(memory.ptr)
+
+
+def test_pythons_map_of_the_device_and_the_tools_are_one(standin: StandIn, memory: Memory) -> None:
+    whole, half = (memory.ptr, 4 * PAGE), (memory.ptr, 2 * PAGE)
+    move(memory, 0, 4, device=3, times=2)
+    found = pinning.find(*half, device="host:0")
+    assert found is not None
+    assert (found.start, found.size, found.references) == (*whole, 1)
+    with pinning.lock(half, device="host:0") as lock:
+        assert libc.madvise(memory.ptr, PAGE, 4) != 0  # the tool gives its lock up, the program keeps its own
+        assert lock.held
+        assert lock.region.references == 1
+    assert pinning.find(*half, device="host:0") is None
+    assert locked(standin, memory) == set()
