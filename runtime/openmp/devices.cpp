@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 
+#include "drain.hpp"
 #include "policy.hpp"
 
 namespace pinning::omp {
@@ -28,8 +29,11 @@ std::optional<Vendor> vendor_of(std::string_view type) {
 pinning_map* Device::map() {
   std::call_once(opened_, [&] {
     pinning_map* map = nullptr;
-    if (pinning_map_open(&map, name_.c_str()) == PINNING_OK) map_ = map;
-    else say(std::string(pinning_last_error()) + "; nothing is locked for " + name_);
+    if (pinning_map_open(&map, name_.c_str()) != PINNING_OK) {
+      return say(std::string(pinning_last_error()) + "; nothing is locked for " + name_);
+    }
+    prepare_to_drain(vendor_);
+    map_ = map;
   });
   return map_;
 }

@@ -8,6 +8,9 @@
 #include <cstdlib>
 #include <functional>
 #include <ranges>
+#include <utility>
+
+#include "drain.hpp"
 
 namespace pinning::omp {
 
@@ -68,20 +71,27 @@ Locks::Transfer Locks::before_transfer(int number, Device& device, Range const& 
     return {{}, true};
   }
   lock->last_use = ++uses_;
+  lock->submitting++;
+  submits_in_ = lock;
   return {lock->range, true};
 }
 
 void Locks::submitted(Range const& moved) {
   Guard const guard(mutex_);
   moving_.erase(std::ranges::find(moving_, moved));
+  if (Lock* const lock = std::exchange(submits_in_, nullptr)) {
+    lock->submitting--;
+    if (lock->changing) settled_.notify_all();
+  }
 }
 
 void Locks::freed(Range const& range) {
   if (!may_meet(range)) return;
   Guard guard(mutex_);
-  settle(guard, range);
+  if (submits_in_ == nullptr) settle(guard, range);
   mappings_.freed(range);
-  Some const go = meeting(range);
+  Some go = meeting(range);
+  std::erase_if(go, [](auto const& each) { return each->second.changing; });
   for (auto const& each : go) {
     if (each->second.asked == 0 || range.holds(each->second.range)) continue;
     say("what the program has locked in " + text(each->second.range) + " is locked no more, for some of it is freed");
@@ -277,7 +287,15 @@ Locks::Lock* Locks::make(Guard& guard, Device& device, Range const& range, std::
 bool Locks::drop(Guard& guard, Some const& which, char const* why) {
   if (which.empty()) return true;
   for (auto const& each : which) each->second.changing = true;
+  // A copy that is under way in a lock must be over when that goes. But who frees memory while it submits waits for
+  // nobody, or two of them could wait for each other.
+  if (submits_in_ == nullptr) {
+    settled_.wait(guard, [&] {
+      return std::ranges::all_of(which, [](auto const& each) { return each->second.submitting == 0; });
+    });
+  }
   guard.unlock();
+  drain(which.front()->second.device->vendor());
   std::vector<bool> gone;
   for (auto const& [start, lock] : which | std::views::transform([](auto const& each) -> auto& { return *each; })) {
     auto const began = now();

@@ -41,7 +41,7 @@ class Locks {
   /// Before a transfer is submitted: makes way for it, and locks its buffer if that is due.
   struct Transfer {
     std::optional<Range> lock;  // that it lies in
-    bool watched = false;       // until `submitted`, no lock is made that it would cross
+    bool watched = false;       // until `submitted`, no lock is made that it would cross, and its own does not go
   };
   Transfer before_transfer(int number, Device& device, Range const& moved, Address device_ptr);
   /// Afterwards, where it is watched.
@@ -65,6 +65,7 @@ class Locks {
     Device* device = nullptr;
     Address device_ptr = 0;
     std::size_t mappings = 0, asked = 0;  // who needs it: mappings that meet it, and calls of `lock`
+    std::size_t submitting = 0;  // transfers in it that are told and not yet submitted
     std::size_t last_use = 0;
     bool changing = true;
     bool stays = false;  // without anyone who needs it, until its memory is freed
@@ -95,6 +96,7 @@ class Locks {
   Table table_;
   Mappings mappings_;
   std::vector<Range> moving_;  // what is watched
+  inline static thread_local Lock* submits_in_ = nullptr;  // this thread's own transfer
   std::size_t uses_ = 0, bytes_ = 0;
   std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all locks: what lies outside needs no mutex
 };
