@@ -296,6 +296,26 @@ def test_a_copy_keeps_both_ends_until_it_is_done(device: FakeMemoryDevice) -> No
         device.let_go()
 
 
+@pytest.mark.parametrize("size", [1000, SIZE])
+@pytest.mark.parametrize("part", [slice(None), slice(1, None)], ids=["whole", "part"])
+def test_what_is_unlocked_under_a_copy_stays_locked_until_it_is_over(
+    device: FakeMemoryDevice, size: int, part: slice
+) -> None:
+    device.held = True
+    with pinning.Queue(device) as queue, pinning.alloc(size, device=device) as there:
+        array, back = noise(size)[part], numpy.zeros(size, numpy.uint8)[part]
+        ends = there if len(array) == size else there.ptr
+        with pinning.lock(array, device=device), pinning.lock(back, device=device):
+            pinning.copy_async(ends, array, array.nbytes if ends is not there else None, queue=queue)
+            copy = pinning.copy_async(back, ends, array.nbytes if ends is not there else None, queue=queue)
+        assert len(device.locked) == 2
+        run(device, copy.done)
+        run(device, queue.poll)
+        assert device.locked == {}
+        assert (back == array).all()
+        device.let_go()
+
+
 def test_a_copy_waits_for_events(device: FakeMemoryDevice) -> None:
     device.held = True
     with pinning.Queue(device) as one, pinning.Queue(device) as other, pinning.alloc(100, device=device) as there:

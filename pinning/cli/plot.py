@@ -54,14 +54,14 @@ def _copies(report: BenchReport, axes: Axes) -> None:
         rows = [row for row in report.copies if row.direction == way]
         sizes = [row.size for row in rows]
         kinds = {"locked": _BLUE, "by_pinning": _GREEN, "pageable": _GREY}
-        labels = {"by_pinning": "pageable by pinning"}
+        labels = {"by_pinning": "pageable, by pinning"} if style == "-" else dict.fromkeys(kinds, "_unlabelled")
         for kind, colour in kinds.items():
             if all(getattr(row, kind) for row in rows):
                 rates = [row.size / getattr(row, kind).median / 1e9 for row in rows]
-                axes.plot(sizes, rates, style, marker="o", color=colour, label=f"{labels.get(kind, kind)}, {way}")
+                axes.plot(sizes, rates, style, marker="o", color=colour, label=labels.get(kind, kind))
     sizes = sorted({row.size for row in report.copies})
-    axes.set(title="copies", ylabel="GB/s", xscale="log", ylim=(0, None))
+    axes.set(title="copies (dashed: from the device)", ylabel="GB/s", xscale="log", ylim=(0, None))
     axes.set_xticks(sizes, [size(each) for each in sizes], rotation=30, fontsize="small")
     axes.minorticks_off()
     if sizes:
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(frameon=False, fontsize="small", loc="upper left")

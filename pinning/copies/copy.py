@@ -14,7 +14,7 @@ from pinning.copies.direct import Copy, copy_whole
 from pinning.copies.ends import End, end_of
 from pinning.copies.plan import Path, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
-from pinning.copies.submit import submit
+from pinning.copies.submit import holds, submit
 from pinning.devices import default_device
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice, VendorQueue
@@ -72,14 +72,14 @@ def copy_async(
         copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
         copy.path, copy.reason = chosen.path, chosen.reason
         return copy
-    staged: list[object] = []
+    held: list[object] = []
     how = chosen.path, chosen.reason
 
     def work(vendor_queue: VendorQueue) -> None:
         nonlocal how
-        how = submit(chosen, device, vendor_queue, staged)
+        how = submit(chosen, device, vendor_queue, held)
 
-    copy = on.submit(work, wait_for, (to.owner, origin.owner, staged), Copy)
+    copy = on.submit(work, wait_for, (to.owner, origin.owner, held), Copy)
     copy.path, copy.reason = how
     return copy
 
@@ -128,10 +128,13 @@ def copy_2d_async(
             f"the rows cross the border of a lock ({chosen.reason}), which no vendor's 2-D copy does: lock all of them"
         )
 
+    held: list[object] = []
+
     def work(vendor_queue: VendorQueue) -> None:
+        held.extend(holds(chosen, on.device))
         vendor_queue.copy_2d(to.ptr, dst_pitch, origin.ptr, src_pitch, width, height)
 
-    copy = on.submit(work, wait_for, (to.owner, origin.owner), Copy)
+    copy = on.submit(work, wait_for, (to.owner, origin.owner, held), Copy)
     copy.path, copy.reason = chosen.path, chosen.reason
     return copy
 

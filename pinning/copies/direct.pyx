@@ -8,13 +8,14 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.map cimport PinnedMap
+from pinning.map cimport Hold, PinnedMap
 from pinning.native cimport CRegion
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter
 
 from pinning.copies.plan import Path, too_small
 from pinning.devices import pinned_map
+from pinning.errors import PinningError
 from pinning.memory import Allocation
 from pinning.plugin import MemoryKind
 
@@ -44,6 +45,7 @@ cdef class Copy(Event):
 
 
 cdef class WholeCopy:
+    cdef Hold hold  # so that no unlock takes the memory away under the copy
     cdef Py_buffer view
     cdef bint exported
     cdef bint locked
@@ -53,6 +55,7 @@ cdef class WholeCopy:
         queue.copy(self.dst, self.src, self.size)
 
     def __dealloc__(self):
+        self.hold = None  # before its memory may go
         if self.exported:
             PyBuffer_Release(&self.view)
 
@@ -92,6 +95,10 @@ cdef WholeCopy recognised(object allocation, object buffer, bint to_device, Pinn
         if dereference(region).external and not dereference(region).registered:
             return None
         if dereference(region).piece < dereference(region).size:
+            return None
+        try:
+            copy.hold = Hold.__new__(Hold, on, host, copy.size, None, None, None)
+        except PinningError:  # it was unlocked just now
             return None
     elif copy.size >= <uint64_t>costs.least_worth_a_look(to_device) or on.map.overlapping(host, copy.size).size():
         return None

@@ -9,13 +9,15 @@ from pinning.copies.costs import costs
 from pinning.copies.plan import Path, Plan, Step
 from pinning.copies.rings import rings_of
 from pinning.copies.staging import StagedCopy
+from pinning.devices import pinned_map
+from pinning.map import Hold
 from pinning.plugin import MemoryDevice, VendorQueue
 
 _WORD = 1 << 32
 
 
-def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, staged: list[object]) -> tuple[Path, str]:
-    """Put all steps of a plan into a queue. Adds to `staged` what must live until they are done.
+def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[object]) -> tuple[Path, str]:
+    """Put all steps of a plan into a queue. Adds to `held` what must live until they are done.
 
     Returns
     -------
@@ -29,6 +31,7 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, staged: list[ob
     """
     path, reason = plan.path, plan.reason
     submitted = False
+    held += holds(plan, device)
     try:
         for step in plan.steps:
             copy = None
@@ -37,7 +40,7 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, staged: list[ob
                 host = step.src if plan.to_device else step.dst
                 copy = rings_of(device).stage(queue, plan.to_device, host, step.size)
             if copy is not None:
-                staged.append(copy)
+                held.append(copy)
                 _submit_staged(copy, step, plan.to_device is True, queue, device)
             else:
                 queue.copy(step.dst, step.src, step.size)
@@ -51,6 +54,15 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, staged: list[ob
                 queue.synchronize()
         raise
     return path, reason
+
+
+def holds(plan: Plan, device: MemoryDevice) -> list[Hold]:
+    """One more lock of each range that is copied directly, so that no unlock takes it away under the copy."""
+    on = pinned_map(device)
+    direct = [step for step in plan.steps if step.path is Path.DIRECT and plan.to_device is not None]
+    ranges = [(step.src if plan.to_device else step.dst, step.size) for step in direct]
+    # Not of what others have pinned, and the map does not know.
+    return [Hold(on, *each, None, None, None) for each in ranges if on.find(*each) is not None]
 
 
 def _submit_staged(copy: StagedCopy, step: Step, to_device: bool, queue: VendorQueue, device: MemoryDevice) -> None:

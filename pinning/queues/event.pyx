@@ -108,7 +108,7 @@ cdef class Event:
                     vendor_event.wait()
                 elif not vendor_event.done():
                     return False
-                self.line.reach(self.position)
+                self.place.lane.arrive(self.position)
             except Exception as error:
                 self.fail(error)
         self.settle()

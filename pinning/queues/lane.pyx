@@ -288,6 +288,10 @@ cdef class Lane:
         elif self.error is None:
             self.error = error
 
+    def arrive(self, uint64_t position):
+        """All up to here is over, an event says."""
+        self.reach(position)
+
     cdef reach(self, uint64_t position):
         cdef Event event
         self.line.reach(position)

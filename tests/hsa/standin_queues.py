@@ -373,9 +373,11 @@ def test_signals_are_used_again_once_nothing_waits_for_them(
     queue.synchronize()
     assert live()["signals"] >= 100
     del events
-    queue.copy(there, source, 10)
-    queue.synchronize()
-    assert live()["signals"] <= 70  # few spare ones are kept
+    end = time.monotonic() + 30
+    while live()["signals"] > 70 and time.monotonic() < end:  # few spare ones are kept, once the queue's thread is done
+        queue.copy(there, source, 10)
+        queue.synchronize()
+    assert live()["signals"] <= 70
 
 
 def test_a_signal_is_not_used_again_while_an_engine_waits_for_it(
