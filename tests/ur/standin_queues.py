@@ -96,6 +96,7 @@ def test_pageable_memory_is_copied(queue: UrQueue, memory: Allocations) -> None:
     source, target, there = Buffer(DATA), Buffer(bytes(len(DATA))), memory(DEVICE)
     queue.copy(there, source.ptr, len(DATA))
     queue.copy(target.ptr, there, len(DATA))
+    queue.synchronize()
     assert target.bytes_ == DATA
 
 
