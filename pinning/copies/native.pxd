@@ -20,7 +20,7 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         char* block(uint32_t chunk) noexcept
         bool begun() noexcept
         bool over() noexcept
-        void abandon() noexcept
+        bool abandon() noexcept
         @staticmethod
         void began(void* copy) noexcept
 

@@ -98,7 +98,7 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
             path = Path.PLAIN
         steps.append(Step(to.ptr + offset, origin.ptr + offset, part.size, path))
     path = min((step.path for step in steps), key=_SLOWEST_FIRST.index)
-    return Plan(path, _reason(parts, path, stages, to_device), tuple(steps), to_device)
+    return Plan(path, _reason(parts, steps, path, stages, to_device), tuple(steps), to_device)
 
 
 def _between_devices(to: End, origin: End, size: int) -> Plan:
@@ -155,12 +155,13 @@ def too_small(to_device: bool, what: str = "the host's memory is pageable") -> s
     return f"{what}; the vendor's copy is as fast below {costs.stage_from(to_device)} bytes"
 
 
-def _reason(parts: list[_Part], path: Path, stages: bool, to_device: bool) -> str:
+def _reason(parts: list[_Part], steps: list[Step], path: Path, stages: bool, to_device: bool) -> str:
     pageable = [part for part in parts if not part.locked]
     pieces = f", in {len(parts)} parts at the borders of locks" if len(parts) > 1 else ""
     if not pageable:
         return f"the host's memory is locked{pieces}"
-    largest = max(part.size for part in pageable)
+    plain = [step.size for step in steps if step.path is Path.PLAIN]
+    largest = max(plain or [part.size for part in pageable])
     what = f"the host's memory is pageable{pieces}" if len(pageable) == len(parts) else f"some is pageable{pieces}"
     if path is Path.STAGED:
         return f"{what}; {largest} bytes are worth staging"

@@ -10,7 +10,7 @@ import os
 import threading
 
 from pinning.copies.costs import costs
-from pinning.copies.staging import COUNTER_BYTES, Ring, StagedCopy
+from pinning.copies.staging import COUNTER_BYTES, PIECE_BYTES, Ring, StagedCopy
 from pinning.plugin import MemoryDevice, MemoryKind, VendorQueue
 
 _lock = threading.Lock()
@@ -35,7 +35,7 @@ class Rings:
             if ring is not None:
                 return self._staged(ring, queue, to_device, host, size)
             nbytes = costs.ring_bytes
-            if self._bytes + nbytes > costs.staging_bytes:
+            if nbytes < PIECE_BYTES or self._bytes + nbytes > costs.staging_bytes:
                 return None
             self._bytes += nbytes
         try:
@@ -57,15 +57,24 @@ class Rings:
         self._rings[ring] = queue
         if ring.worn and ring.idle:
             ring.rewind()
-        return StagedCopy(ring, to_device, host, size, costs.chunk_bytes(size), costs.threads)
+        chunk_bytes = min(costs.chunk_bytes(size), ring.nbytes // PIECE_BYTES * PIECE_BYTES)
+        return StagedCopy(ring, to_device, host, size, chunk_bytes, costs.threads)
 
-    def drop(self, ring: Ring) -> None:
-        """Give back a ring that no device and no thread uses any more."""
+    def take_out(self, ring: Ring) -> None:
+        """Give this ring to nobody any more."""
         with _lock:
-            if self._rings.pop(ring, self) is self:
-                return
+            self._rings.pop(ring, None)
+
+    def give_back(self, ring: Ring) -> None:
+        """Free a ring that was taken out and that no device and no thread uses. After an error it is here again."""
+        try:
+            self._device.free(ring.ptr, MemoryKind.HOST)
+        except BaseException:
+            with _lock:
+                self._rings[ring] = None
+            raise
+        with _lock:
             self._bytes -= ring.nbytes
-        self._give_back(ring)
 
     def trim(self) -> int:
         """Give back those that are idle; returns how many bytes."""
@@ -73,19 +82,9 @@ class Rings:
             idle = [ring for ring in self._rings if ring.idle]
             for ring in idle:
                 del self._rings[ring]
-                self._bytes -= ring.nbytes
         for ring in idle:
-            self._give_back(ring)
+            self.give_back(ring)
         return sum(ring.nbytes for ring in idle)
-
-    def _give_back(self, ring: Ring) -> None:
-        try:
-            self._device.free(ring.ptr, MemoryKind.HOST)
-        except BaseException:
-            with _lock:
-                self._rings[ring] = None
-                self._bytes += ring.nbytes
-            raise
 
 
 def rings_of(device: MemoryDevice) -> Rings:

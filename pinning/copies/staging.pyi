@@ -84,3 +84,8 @@ class StagedCopy:
 
     def abandon(self) -> None:
         """Have no thread wait for the device any more, and block until none touches its memory."""
+
+class LetGo:
+    """When it is collected, no thread touches the pageable memory of a copy any more, even if its device is lost."""
+
+    def __init__(self, copy: StagedCopy) -> None: ...

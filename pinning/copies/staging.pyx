@@ -12,7 +12,6 @@ from pinning.copies.native cimport (
     CStagedCopy,
     PIECE,
     StagingCounters,
-    moved,
     place_counters,
     taken,
 )
@@ -69,7 +68,7 @@ cdef class Ring:
 
     @property
     def idle(self):
-        if taken(self.counters[0]) != self.base or moved(self.counters[0]) != self.base:
+        if taken(self.counters[0]) != self.base:
             return False
         if self.last is not None and not self.last.over:
             return False
@@ -102,7 +101,7 @@ cdef class StagedCopy:
         self.block_count = ring.nbytes // chunk_bytes
         self.copy = new CStagedCopy(started(thread_count)[0], to_device, <char*>host, size, chunk_bytes, ring.blocks,
                                     self.block_count, ring.counters[0], ring.base)
-        ring.base += self.copy.chunks()
+        ring.base += self.copy.chunks() + (not to_device)
         ring.last = self
 
     @property
@@ -127,9 +126,8 @@ cdef class StagedCopy:
     def over(self):
         return self.copy.over()
 
-    def abandon(self):
-        if self.copy.begun():
-            self.copy.abandon()  # of no effect on a copy whose work is done
+    cpdef abandon(self):
+        if not self.copy.abandon():
             with nogil:
                 while not self.copy.over():
                     usleep(50)
@@ -141,3 +139,14 @@ cdef class StagedCopy:
             return  # a vendor that has lost the device may still call it: it is left behind
         self.abandon()
         del self.copy
+
+
+cdef class LetGo:
+    cdef StagedCopy copy
+
+    def __cinit__(self, StagedCopy copy not None):
+        self.copy = copy
+
+    def __dealloc__(self):
+        if self.copy is not None:
+            self.copy.abandon()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pinning.copies.costs import costs
 from pinning.copies.plan import Path, Plan, Step
 from pinning.copies.rings import rings_of
-from pinning.copies.staging import StagedCopy
+from pinning.copies.staging import LetGo, StagedCopy
 from pinning.devices import pinned_map
 from pinning.map import Hold
 from pinning.plugin import MemoryDevice, VendorQueue
@@ -40,7 +40,7 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[obje
                 host = step.src if plan.to_device else step.dst
                 copy = rings_of(device).stage(queue, plan.to_device, host, step.size)
             if copy is not None:
-                held.append(copy)
+                held.append(LetGo(copy))
                 _submit_staged(copy, step, plan.to_device is True, queue, device)
             else:
                 queue.copy(step.dst, step.src, step.size)
@@ -50,7 +50,7 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[obje
             submitted = True
     except BaseException:
         if submitted:
-            with suppress(Exception):  # the first error says more
+            with suppress(BaseException):  # the first error says more
                 queue.synchronize()
         raise
     return path, reason
@@ -82,11 +82,13 @@ def _submit_staged(copy: StagedCopy, step: Step, to_device: bool, queue: VendorQ
             queue.write_value(taken, (base + i + 1) % _WORD)
         if not to_device:
             queue.wait_value(moved, (base + copy.chunks) % _WORD)
+            queue.write_value(taken, (base + copy.chunks + 1) % _WORD)
     except BaseException:
-        # The counters will never agree again, so the ring goes, once nobody uses it.
-        with suppress(Exception):
+        # The counters will never agree again: the ring goes to nobody else, and is given back when nobody uses it.
+        rings_of(device).take_out(ring)
+        with suppress(BaseException):
             queue.synchronize()
         copy.abandon()
         with suppress(Exception):
-            rings_of(device).drop(ring)
+            rings_of(device).give_back(ring)
         raise

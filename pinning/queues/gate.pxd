@@ -20,5 +20,4 @@ cdef class Gate:
 cdef class Turn:
     cdef object __weakref__
     cdef object python
-    cdef object name
     cdef object event  # weakly

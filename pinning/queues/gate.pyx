@@ -62,10 +62,9 @@ cdef class Turn:
         return <uintptr_t><PyObject*>self
 
     def __call__(self):
-        function, self.python = self.python, None  # what it holds can go
-        self.name = repr(function)
+        # It stays until the queue lets go of this: what it holds may call the vendor when it goes, and must not here.
         try:
-            function()
+            self.python()
         except BaseException as error:
             event = self.event()
             if event is None:
@@ -73,7 +72,7 @@ cdef class Turn:
             event.fail(error)
 
     def __repr__(self):
-        return f"<{self.name or self.python!r}, called by a queue; its event was dropped>"
+        return f"<{self.python!r}, called by a queue; its event was dropped>"
 
 
 def gate_for(event):

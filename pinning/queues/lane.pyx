@@ -148,6 +148,13 @@ cdef class Lane:
     def record(self, Place place not None):
         """Make the vendor's event of a place."""
         check_process(self.generation)
+        # Whoever submits makes it first, and may then block in a copy that waits for what this thread is to say.
+        ident = PyThread_get_thread_ident()
+        while place.vendor_event is None and self.owner != 0 and self.owner != ident:
+            with nogil:
+                usleep(20)
+        if place.vendor_event is not None:
+            return
         cdef bint outermost = self.enter()
         try:
             if place.vendor_event is None:

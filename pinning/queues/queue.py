@@ -78,6 +78,8 @@ class Queue(Submitter):
         VendorError
             The vendor refused, perhaps because there is no such stream.
         """
+        if isinstance(stream, Queue):
+            return stream
         on = _memory_device(device)
         if isinstance(stream, int):
             return cls._over(on, on.adopt_queue(stream), None)

@@ -80,8 +80,11 @@ void Locks::submitted(Range const& moved) {
   Guard const guard(mutex_);
   moving_.erase(std::ranges::find(moving_, moved));
   if (Lock* const lock = std::exchange(submits_in_, nullptr)) {
-    lock->submitting--;
-    if (lock->changing) settled_.notify_all();
+    if (--lock->submitting == 0 && lock->gone) {
+      table_.erase(lock->range.start);
+      changed();
+    }
+    settled_.notify_all();
   }
 }
 
@@ -188,7 +191,7 @@ Locks::Lock* Locks::replace(Guard& guard, Device& device, Range const& moved, Ra
     if (std::ranges::any_of(go, [](auto const& each) { return each->second.changing; })) {
       settle(guard, around(moved, target.empty() ? moved : target));
       if (Lock* const made = holding(moved)) {
-        made->asked += asked;
+        made->asked += asked + before;
         return made;
       }
       continue;
@@ -306,8 +309,9 @@ bool Locks::drop(Guard& guard, Some const& which, char const* why) {
   }
   guard.lock();
   for (std::size_t i = 0; i < which.size(); ++i) {
-    if (gone[i]) table_.erase(which[i]);
-    else which[i]->second.changing = false;
+    if (!gone[i]) which[i]->second.changing = false;
+    else if (which[i]->second.submitting == 0) table_.erase(which[i]);
+    else which[i]->second.gone = true;  // whoever submits in it lets go of it
   }
   changed();
   settled_.notify_all();

@@ -68,6 +68,7 @@ class Locks {
     std::size_t submitting = 0;  // transfers in it that are told and not yet submitted
     std::size_t last_use = 0;
     bool changing = true;
+    bool gone = false;  // unlocked, while a transfer in it was being submitted
     bool stays = false;  // without anyone who needs it, until its memory is freed
 
     bool idle() const noexcept { return mappings == 0 && asked == 0 && !changing; }

@@ -6,7 +6,8 @@
 // from the driver back to the host, which takes longer than to copy a MiB.
 //
 //     to the device:  call(began)  for each chunk i: wait(moved > i)           copy  write(taken = i + 1)
-//     to the host:    call(began)  for each chunk i: wait(moved > i - blocks)  copy  write(taken = i + 1)  end: wait(moved = all)
+//     to the host:    call(began)  for each chunk i: wait(moved > i - blocks)  copy  write(taken = i + 1)
+//                     end: wait(moved = all)  write(taken = all + 1)
 //
 // No byte of the host's is touched before `began`, for work that is queued earlier may still read or write it.
 #pragma once
@@ -93,8 +94,11 @@ class StagedCopy {
   /// Whether no thread will touch it any more.
   bool over() const noexcept { return over_.load(std::memory_order_acquire); }
 
-  /// The device is lost: its threads stop waiting for it.
-  void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
+  /// From now on no thread touches any memory that it does not yet. False where one still may, until it is `over`.
+  bool abandon() noexcept {
+    abandoned_.store(true);
+    return !begun_.load() || over();
+  }
 
   /// What the vendor's queue calls, with the copy as its argument.
   static void began(void* copy);
@@ -105,6 +109,7 @@ class StagedCopy {
   std::size_t pieces() const noexcept { return (size_ + piece_bytes - 1) / piece_bytes; }
 
   void move_piece(std::size_t piece) {
+    if (abandoned_.load(std::memory_order_relaxed)) return;
     std::size_t const at = piece * piece_bytes;
     std::uint32_t const chunk = static_cast<std::uint32_t>(at / chunk_bytes_);
     std::size_t const count = std::min(piece_bytes, size_ - at);
@@ -139,8 +144,10 @@ class StagedCopy {
   /// Counts the chunks that are moved and have none before them that is not.
   void publish() {
     std::lock_guard const guard(publishing_);
+    std::uint32_t const before = published_;
     while (published_ < chunks() && left_[published_].load(std::memory_order_acquire) == 0) ++published_;
-    counters_.moved.store(base_ + published_, std::memory_order_release);
+    // A thread that comes late has nothing to say, and the next copy may be counting already.
+    if (published_ != before) counters_.moved.store(base_ + published_, std::memory_order_release);
   }
 
   CopyThreads& threads_;
@@ -162,7 +169,14 @@ class StagedCopy {
 class CopyThreads {
  public:
   explicit CopyThreads(unsigned count) {
-    for (unsigned i = 0; i < count; ++i) threads_.emplace_back([this] { work(); });
+    for (unsigned i = 0; i < count; ++i) {
+      try {
+        threads_.emplace_back([this] { work(); });
+      } catch (...) {
+        if (threads_.empty()) throw;
+        return;  // fewer will do
+      }
+    }
   }
   ~CopyThreads() {
     {
@@ -208,7 +222,8 @@ class CopyThreads {
 
 inline void StagedCopy::began(void* copy) {
   auto& self = *static_cast<StagedCopy*>(copy);
-  self.begun_.store(true, std::memory_order_release);
+  self.begun_.store(true);
+  if (self.abandoned_.load()) return self.over_.store(true);
   self.threads_.begin(self);
 }
 
