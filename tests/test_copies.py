@@ -216,6 +216,30 @@ def test_rings_are_used_again_and_given_back(device: FakeMemoryDevice, queue: pi
         assert not any(kind is MemoryKind.HOST for _, kind in device.allocated.values())
 
 
+@pytest.mark.parametrize(
+    ("ring_bytes", "path"), [(1000, "plain"), (PIECE_BYTES, "staged"), (PIECE_BYTES + 1, "staged")]
+)
+def test_rings_smaller_than_a_chunk(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, ring_bytes: int, path: str
+) -> None:
+    monkeypatch.setattr(costs, "ring_bytes", ring_bytes)
+    array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
+    with pinning.alloc(SIZE, device=device) as there:
+        copy = pinning.copy_async(there, array, queue=queue)
+        last = pinning.copy_async(back, there, queue=queue)
+        run(device, last.done)
+        assert copy.path == path
+        assert (back == array).all()
+
+
+def test_the_reason_names_the_part_that_is_too_small(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=device) as there, pinning.lock(array[4096 : 2 * MIB], device=device):
+        plan = pinning.explain(there, array, queue=queue)
+        assert [step.path for step in plan.steps] == ["plain", "direct", "staged"]
+        assert "fast below" in plan.reason
+
+
 def test_a_ring_that_has_counted_far_counts_anew(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

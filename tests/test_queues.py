@@ -385,3 +385,8 @@ def test_threads_submit_at_once_and_everything_comes_after_what_it_waits_for(see
         queue.close()
     assert early == []
     assert ran == set(range(600))
+
+
+def test_a_queue_is_a_queue_already() -> None:
+    with Queue(HOST) as queue:
+        assert Queue.adopt(queue) is queue
