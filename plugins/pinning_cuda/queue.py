@@ -15,7 +15,7 @@ from pinning.errors import PinningError
 from pinning.plugin import VendorEvent
 from pinning_cuda.context import FunctionsInContext
 from pinning_cuda.driver import INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, constant, functions, vendor_error
-from pinning_cuda.events import CudaEvent, SpareEvents
+from pinning_cuda.events import CudaEvent, spare_events
 
 # 0 and 1: the legacy default stream; 2: the calling thread's own.
 _DEFAULT_STREAMS = 2
@@ -34,7 +34,7 @@ class CudaQueue:
         self.handle = handle
         self._context = context
         self._owned = owned
-        self._spares = SpareEvents(context)
+        self._spares = spare_events(context)
         self._functions: Any = functions if handle > _DEFAULT_STREAMS else FunctionsInContext(context)
 
     def __del__(self) -> None:

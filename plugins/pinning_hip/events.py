@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from functools import partial
 
-from pinning.errors import PinningError, VendorError
+from pinning.errors import VendorError
 from pinning.plugin import VendorEvent
+from pinning.plugin.spares import Spares
 from pinning_hip.current import current_device
 from pinning_hip.driver import NOT_READY, call
 
@@ -15,56 +16,21 @@ _BLOCKING_SYNC = 0x1  # who waits for it sleeps; without this flag it spins, and
 _POLLED = 50e-6  # seconds
 
 
-class SpareEvents:
+def spare_events(index: int) -> Spares[object]:
     """Events of a device that nobody needs any more, to be recorded again."""
 
-    _MOST = 64
+    def make() -> object:
+        with current_device(index):
+            (handle,) = call("hipEventCreateWithFlags", _BLOCKING_SYNC)
+        return handle
 
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._handles: deque[object] = deque()
-        self._most = self._MOST
-
-    def take(self) -> object:
-        """One of them, or a new one."""
-        try:
-            return self._handles.pop()
-        except IndexError:
-            with current_device(self._index):
-                (handle,) = call("hipEventCreateWithFlags", _BLOCKING_SYNC)
-            return handle
-
-    def give(self, handle: object) -> None:
-        """Keep an event for later, or destroy it when there are enough."""
-        self._handles.append(handle)
-        self._destroy_beyond(self._most)
-
-    def close(self) -> None:
-        """Destroy them, and from now on all that are given."""
-        self._most = 0
-        self._destroy_beyond(0)
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _destroy_beyond(self, count: int) -> None:
-        # Two threads may do this at once, and finalizers, which have nobody to tell of a failure.
-        while len(self._handles) > count:
-            try:
-                handle = self._handles.popleft()
-            except IndexError:
-                return
-            try:
-                call("hipEventDestroy", handle)
-            except PinningError:
-                self._handles.append(handle)
-                return
+    return Spares(make, partial(call, "hipEventDestroy"))
 
 
 class HipEvent:
     """A point in a stream. The runtime's event goes back to the `spares` when this is collected."""
 
-    def __init__(self, handle: object, spares: SpareEvents) -> None:
+    def __init__(self, handle: object, spares: Spares[object]) -> None:
         self.handle = handle
         self._spares = spares
 

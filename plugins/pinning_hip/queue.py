@@ -10,7 +10,7 @@ from pinning.plugin import MemoryKind, VendorEvent
 from pinning_hip import memory
 from pinning_hip.current import current_device
 from pinning_hip.driver import INVALID_VALUE, NOT_SUPPORTED, call, constant
-from pinning_hip.events import HipEvent, SpareEvents, is_ready
+from pinning_hip.events import HipEvent, is_ready, spare_events
 
 _NON_BLOCKING = 0x1
 _GTE, _ALL_BITS = 0x0, 0xFFFFFFFF
@@ -30,7 +30,7 @@ class HipQueue:
         self._index = index
         self._owned = owned
         self._open = True
-        self._spares = SpareEvents(index)
+        self._spares = spare_events(index)
 
     def __del__(self) -> None:
         with contextlib.suppress(PinningError, AttributeError):

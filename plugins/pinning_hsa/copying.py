@@ -71,7 +71,7 @@ def copy_and_wait(dst: Reached, src: Reached, size: int) -> None:
     """
     wait = loaded().hsa_signal_wait_scacquire
     spares = SpareSignals()
-    signal = spares.take(1)
+    signal = spares.take_with(1)
     try:
         begin(Rows(dst.ptr, 0, src.ptr, 0, size, 1), dst, src, signal)
     finally:

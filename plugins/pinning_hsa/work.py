@@ -51,7 +51,7 @@ class Work:
     """
 
     def __init__(self, parts: int, spares: SpareSignals, batch: Batch) -> None:
-        self.signal = spares.take(parts)
+        self.signal = spares.take_with(parts)
         self.time = 0.0
         self._spares = spares
         self._batch = batch
