@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
@@ -17,7 +16,7 @@ from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import holds, submit
 from pinning.devices import default_device
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.plugin import MemoryDevice, VendorQueue
+from pinning.plugin import MemoryDevice, VendorQueue, host_work
 from pinning.queues import Event, Queue, default_queue
 from pinning.queues.gate import Turn
 
@@ -172,9 +171,9 @@ def fill(
     if size % len(pattern):
         raise InvalidRangeError(f"{size} bytes are no whole number of values of {len(pattern)}")
     on = given or default_queue(to.device or _default())
-    if to.device is None:
-        return on.call(lambda: _fill_host(to, pattern, size), wait_for)
     count = size // len(pattern)
+    if to.device is None:
+        return on.call(lambda: host_work.fill(to.ptr, pattern, count), wait_for)
     return on.submit(lambda vendor_queue: vendor_queue.fill(to.ptr, pattern, count), wait_for, (to.owner,))
 
 
@@ -238,9 +237,3 @@ def _default() -> MemoryDevice:
     if not isinstance(device, MemoryDevice):
         raise PinningError(f"{device.name} has no queues to copy in; name a queue of another device")
     return device
-
-
-def _fill_host(to: End, pattern: bytes, size: int) -> Any:
-    if len(pattern) == 1:
-        return ctypes.memset(to.ptr, pattern[0], size)
-    return ctypes.memmove(to.ptr, pattern * (size // len(pattern)), size)

@@ -14,11 +14,10 @@ from functools import partial
 from queue import SimpleQueue
 
 from pinning.errors import InvalidRangeError, PinningError, VendorError
-from pinning.plugin import VendorEvent
+from pinning.plugin import VendorEvent, host_work
 
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # without the GIL, as are memmove and memset of ctypes
 _EAGAIN = 11
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at a word
 
 Job = Callable[[], object]
 
@@ -154,7 +153,7 @@ class HostQueue:
 
     def fill(self, ptr: int, value: bytes, count: int) -> None:
         """Write `value` `count` times."""
-        self._worker.put(partial(_fill, ptr, value, count))
+        self._worker.put(partial(host_work.fill, ptr, value, count))
 
     def call(self, function: int, argument: int) -> None:
         """Call a C function on the queue's thread."""
@@ -162,11 +161,11 @@ class HostQueue:
 
     def wait_value(self, address: int, value: int) -> None:
         """Look at the word again and again, ever less often."""
-        self._worker.put(partial(_wait_value, address, value))
+        self._worker.put(partial(host_work.wait_value, address, value))
 
     def write_value(self, address: int, value: int) -> None:
         """Write the word in its turn."""
-        self._worker.put(partial(_write_value, address, value))
+        self._worker.put(partial(host_work.write_value, address, value))
 
     def record(self) -> HostEvent:
         """An event after all that was submitted so far."""
@@ -231,28 +230,3 @@ class Queues:
 def _copy_rows(dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int) -> None:
     for row in range(height):
         ctypes.memmove(dst + row * dst_pitch, src + row * src_pitch, width)
-
-
-def _fill(ptr: int, value: bytes, count: int) -> None:
-    if len(value) == 1:
-        ctypes.memset(ptr, value[0], count)
-        return
-    size = len(value) * count
-    filled = min(len(value), size)
-    ctypes.memmove(ptr, value, filled)
-    while filled < size:
-        step = min(filled, size - filled)
-        ctypes.memmove(ptr + filled, ptr, step)
-        filled += step
-
-
-def _wait_value(address: int, value: int) -> None:
-    word = ctypes.c_uint32.from_address(address)
-    pause = _SHORTEST
-    while (word.value - value) % 2**32 >= 2**31:
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST)
-
-
-def _write_value(address: int, value: int) -> None:
-    ctypes.c_uint32.from_address(address).value = value

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 from pinning_hsa.driver import call
 
 
@@ -20,17 +18,6 @@ def fill_device(ptr: int, value: bytes, count: int) -> None:
     for start, stop in ((ptr, first), (last, end)):
         if start < stop:
             call("hsa_memory_copy", start, _cut(value, start - ptr, stop - start), stop - start)
-
-
-def fill_host(ptr: int, value: bytes, count: int) -> None:
-    """Write `value` `count` times to memory of the host."""
-    size = len(value) * count
-    filled = min(len(value), size)
-    ctypes.memmove(ptr, value, filled)
-    while filled < size:
-        step = min(filled, size - filled)
-        ctypes.memmove(ptr + filled, ptr, step)
-        filled += step
 
 
 def _cut(value: bytes, start: int, size: int) -> bytes:

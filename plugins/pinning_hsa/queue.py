@@ -14,17 +14,16 @@ import time
 from functools import partial
 
 from pinning.errors import PinningError
-from pinning.plugin import VendorEvent
+from pinning.plugin import VendorEvent, host_work
 from pinning_hsa.agents import Machine
 from pinning_hsa.copying import Rows, begin
 from pinning_hsa.driver import call, loaded
-from pinning_hsa.filling import fill_device, fill_host
+from pinning_hsa.filling import fill_device
 from pinning_hsa.pointers import Reached, range_around, reach
 from pinning_hsa.signals import SpareSignals
 from pinning_hsa.work import Batch, Start, Work, Worker
 
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # without the GIL
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at a word
 
 
 class HsaEvent:
@@ -96,7 +95,7 @@ class HsaQueue:
         if found and found.gpu is not None:
             self._in_turn(partial(fill_device, ptr, value, count))
         else:
-            self._in_turn(partial(fill_host, found.host + found.offset(ptr) if found else ptr, value, count))
+            self._in_turn(partial(host_work.fill, found.host + found.offset(ptr) if found else ptr, value, count))
 
     def call(self, function: int, argument: int) -> None:
         """Call a C function on the queue's thread."""
@@ -104,11 +103,11 @@ class HsaQueue:
 
     def wait_value(self, address: int, value: int) -> None:
         """The queue's thread looks at the word again and again, ever less often: engines wait for signals only."""
-        self._in_turn(partial(_wait_value, address, value))
+        self._in_turn(partial(host_work.wait_value, address, value))
 
     def write_value(self, address: int, value: int) -> None:
         """The queue's thread writes the word."""
-        self._in_turn(partial(_write_value, address, value))
+        self._in_turn(partial(host_work.write_value, address, value))
 
     # ---- order ----
 
@@ -178,15 +177,3 @@ class HsaQueue:
 def _copy_rows(rows: Rows) -> None:
     for row in range(rows.height):
         call("hsa_memory_copy", rows.dst + row * rows.dst_pitch, rows.src + row * rows.src_pitch, rows.width)
-
-
-def _wait_value(address: int, value: int) -> None:
-    word = ctypes.c_uint32.from_address(address)
-    pause = _SHORTEST
-    while (word.value - value) % 2**32 >= 2**31:
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST)
-
-
-def _write_value(address: int, value: int) -> None:
-    ctypes.c_uint32.from_address(address).value = value
