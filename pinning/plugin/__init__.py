@@ -7,6 +7,9 @@ members of `Plugin`. `pinning_host` is the smallest example. A device is what it
 - `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice` and `CoarseDevice` say
   more about it;
 - `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
+
+And what more than one plugin needs: `spares` (objects of the vendor's that are used again), `host_work` (what a thread
+does in the place of a vendor's queue), `mapping` (how this process has mapped a range).
 """
 
 from pinning.plugin.automatic import AutomaticLocking

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pinning.errors import InvalidRangeError
-from pinning_cuda.mapping import gap, mappings
+from pinning.plugin.mapping import gap, mappings
 
 PORTABLE = 0x01  # pinned for every context, not only the current one
 DEVICEMAP = 0x02

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pinning_cuda reads from /proc/self/maps; no driver takes part."""
+"""What plugins read from /proc/self/maps; no driver takes part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapped_memory import PAGE, READ_WRITE, Memory
-from pinning_cuda.mapping import gap, mappings
+from pinning.plugin.mapping import gap, mappings
 
 PAGES = 8
 
