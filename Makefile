@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WHEEL := $(VENV)/wheel
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-  $(shell find pagetable pinning plugins pytest_pinning runtime -type f -not -name '*.so' -not -path '*/__pycache__/*')
+  $(shell find pagetable pinning plugins pytest_pinning native -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 # The CUDA plugin needs NVIDIA's bindings where there is a driver for them to bind.
 DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
@@ -13,6 +11,7 @@ from typing import NamedTuple
 from pinning.errors import PluginUnavailableError
 from pinning.map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, Device, Plugin
+from pinning.plugin.native import NativeDevice
 
 HOST = "host"
 
@@ -82,7 +81,7 @@ def default_device() -> Device:
 def pinned_map(on: Device | str | None = None) -> PinnedMap:
     """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand.
 
-    For a plugin's device it is the map that native code of this process has under the device's name.
+    For a native device it is the map that native code of this process has under the device's name.
 
     Raises
     ------
@@ -105,17 +104,7 @@ def _map_of(found: Device) -> PinnedMap:
     known = _maps.get(id(found))
     if known is not None:
         return known
-    # Only a plugin's device is what its name says to native code.
-    return _maps.setdefault(id(found), PinnedMap(found, shared=found.name if _is_of_a_plugin(found) else None))
-
-
-def _is_of_a_plugin(found: Device) -> bool:
-    name, _, index = str(getattr(found, "name", "")).partition(":")
-    # Plugins that nobody has imported are not asked: to lock on a device of one's own starts no vendor's driver.
-    loaded = [entry for entry in _entries() if entry.name == name and entry.module in sys.modules]
-    with suppress(Exception):
-        return any(entry.load().device(int(index)) is found for entry in loaded)
-    return False
+    return _maps.setdefault(id(found), PinnedMap(found, shared=isinstance(found, NativeDevice)))
 
 
 def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:

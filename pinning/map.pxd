@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint32_t, uint64_t
 
-from pinning.native cimport CHold, CPinnedMap, CRegion, Grain, MappedLocks, PythonLocker, SharedMap
+from cpython.object cimport PyObject
+
+from pinning.native cimport CHold, CPinnedMap, CRegion, MappedLocks, PythonLocker, SharedMap
+from pinning.plugin.native cimport Grain
 
 
 cdef class Region:
@@ -20,9 +23,9 @@ cdef class PinnedMap:
     # The C++ map, for callers without the GIL. In a child process after fork it is another one.
     cdef CPinnedMap* map
     cdef MappedLocks* mapped
-    cdef PythonLocker* locker  # null where native code has made the map
+    cdef PythonLocker* locker  # null where the device is native
     cdef SharedMap* shared  # null where nobody else can find it
-    cdef object holds  # of a map that outlives the interpreter, to be given up before that
+    cdef PyObject* holds  # of a map that outlives the interpreter, to be given up before that: a list of Holds
     cdef uint64_t largest
     cdef bint fine
     cdef bint coarse
@@ -31,7 +34,7 @@ cdef class PinnedMap:
     cdef readonly bint closed
     cdef readonly long generation
 
-    cdef _make(self, name)
+    cdef _make(self)
     cdef _let_go(self)
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
@@ -42,6 +45,11 @@ cdef class Hold:
     cdef CHold hold
     cdef bint counted
     cdef long generation
+    cdef bint linked
+    cdef PyObject* previous_hold
+    cdef PyObject* next_hold
     cdef object __weakref__
 
     cdef bint is_in_map(self) noexcept
+    cdef void link(self) noexcept
+    cdef void unlink(self) noexcept

@@ -13,24 +13,19 @@ from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
 from pinning.native cimport (
-    Access,
     CHold,
-    CLocker,
     CPinnedMap,
     CRegion,
-    DoorState,
-    Grain,
     LockMapped,
     MappedLocks,
     PythonLocker,
-    Wish,
     destroy,
     device_calls,
-    share,
+    shared_map,
 )
+from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
 
 from collections import deque
-from weakref import WeakSet
 
 from pinning import lifecycle
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError
@@ -111,7 +106,7 @@ _POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": 
 
 @cython.no_gc_clear
 cdef class PinnedMap:
-    def __cinit__(self, device, *, shared=None):
+    def __cinit__(self, device, *, bint shared=False):
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
             if not callable(getattr(device, method, None)):
                 raise TypeError(f"a device needs a method {method}; {device!r} has none")
@@ -119,21 +114,24 @@ cdef class PinnedMap:
         self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
         coherence = getattr(device, "coherence", ())
         self.fine, self.coarse = True in coherence, False in coherence
-        self._make(shared)
+        if shared:
+            if not isinstance(device, NativeDevice):
+                raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
+            self.shared = &shared_map((<NativeDevice>device).vendor[0])
+        self._make()
         lifecycle.watch(self)
 
-    cdef _make(self, name):
-        cdef PyObject* device = <PyObject*>self.device
-        cdef PyObject* already = <PyObject*>AlreadyPinnedError
-        if name is not None:
-            self.shared = share(name.encode(), device, already, self.fine, self.coarse, self.largest, self.locker)
-            if self.locker is NULL:
-                self.holds = WeakSet()
+    cdef _make(self):
+        cdef Locker* locker
         if self.shared is not NULL:
             self.map, self.mapped = self.shared.map, self.shared.mapped
             return
-        self.locker = new PythonLocker(device, already, self.fine, self.coarse)
-        self.map = new CPinnedMap(dereference(<CLocker*>self.locker))
+        if isinstance(self.device, NativeDevice):
+            locker = (<NativeDevice>self.device).vendor
+        else:
+            locker = self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError, self.fine,
+                                                    self.coarse)
+        self.map = new CPinnedMap(dereference(locker))
         self.mapped = new MappedLocks(dereference(self.map))
 
     def __del__(self):
@@ -278,31 +276,30 @@ cdef class PinnedMap:
 
     def close(self, *, wait=True):
         cdef CPinnedMap* map = self.map
-        cdef PythonLocker* locker = self.locker
         cdef cbool waits = wait
-        cdef cbool others_come = self.shared is not NULL
-        if locker is NULL:
+        if self.shared is not NULL:
             self._let_go()
             self.closed = True
             return
         self.closed = True  # first, so that nobody locks meanwhile
         try:
             with nogil:
-                if others_come:
-                    locker.door().set(DoorState.for_unlocking)
                 map.clear(waits)
-                if others_come:
-                    locker.door().set(DoorState.shut)
         except BaseException:
             self.closed = False
-            if others_come:
-                locker.door().set(DoorState.open)
             raise
 
     cdef _let_go(self):
         # Only what Python holds: the map and the other locks in it are the native code's that has made it.
+        cdef Hold hold
         first_error = None
-        for hold in list(self.holds):
+        cdef list held = []
+        cdef PyObject* each = self.holds
+        while each is not NULL:
+            hold = <Hold>each
+            held.append(hold)
+            each = hold.next_hold
+        for hold in held:
             try:
                 hold.unlock()
             except BaseException as error:
@@ -312,7 +309,8 @@ cdef class PinnedMap:
 
     def _after_fork_in_child(self):
         # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
-        self._make(None)
+        self.holds = NULL
+        self._make()
         self.generation += 1
 
     def __enter__(self):
@@ -335,8 +333,8 @@ cdef class Hold:
         self.generation = map.generation
         self.hold = map.hold(ptr, size, read_only, piece, coherent)
         self.counted = True
-        if map.holds is not None:
-            map.holds.add(self)
+        if map.shared is not NULL:
+            self.link()
 
     @property
     def device_ptr(self):
@@ -348,6 +346,26 @@ cdef class Hold:
 
     cdef bint is_in_map(self) noexcept:
         return not self.map.closed and self.generation == self.map.generation and self.map.map.holds(self.hold)
+
+    cdef void link(self) noexcept:
+        """Into the list of those that the map has to give up at exit; the GIL guards it."""
+        self.next_hold = self.map.holds
+        if self.next_hold is not NULL:
+            (<Hold>self.next_hold).previous_hold = <PyObject*>self
+        self.map.holds = <PyObject*>self
+        self.linked = True
+
+    cdef void unlink(self) noexcept:
+        if not self.linked or self.generation != self.map.generation:
+            return
+        self.linked = False
+        if self.previous_hold is NULL:
+            self.map.holds = self.next_hold
+        else:
+            (<Hold>self.previous_hold).next_hold = self.next_hold
+        if self.next_hold is not NULL:
+            (<Hold>self.next_hold).previous_hold = self.previous_hold
+        self.next_hold = self.previous_hold = NULL
 
     def unlock(self):
         if not self.counted:
@@ -364,6 +382,7 @@ cdef class Hold:
         except BaseException:
             self.counted = True
             raise
+        self.unlink()
         return True
 
     def drop(self, owner):
@@ -377,6 +396,8 @@ cdef class Hold:
     def __dealloc__(self):
         if self.counted:
             self.unlock()
+        if self.map is not None:
+            self.unlink()
 
 
 _orphans = deque()  # of Holds, each with the owner of its memory

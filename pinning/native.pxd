@@ -7,25 +7,11 @@ from libcpp cimport bool
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
+from pinning.plugin.native cimport Access, Grain, Locker, VendorDevice, Wish, raise_in_python
+
 
 cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
-    void raise_in_python()
-
     int device_calls
-
-    enum class Access "pinning::Access":
-        unknown
-        writable
-        read_only
-
-    enum class Grain "pinning::Grain":
-        unknown
-        fine
-        coarse
-
-    cppclass Wish "pinning::Wish":
-        Access access
-        Grain grain
 
     enum class LockMapped "pinning::LockMapped":
         off
@@ -47,23 +33,11 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         bool registered
         Grain grain
 
-    cppclass CLocker "pinning::Locker":
-        pass
-
-    enum class DoorState "pinning::Door::State":
-        open
-        for_unlocking
-        shut
-
-    cppclass Door:
-        void set(DoorState state) except +
-
-    cppclass PythonLocker(CLocker):
+    cppclass PythonLocker(Locker):
         PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +
-        Door& door() noexcept
 
     cppclass CPinnedMap "pinning::PinnedMap":
-        CPinnedMap(CLocker& locker) except +
+        CPinnedMap(Locker& locker) except +
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
         bool unlock(const CHold& hold) except +raise_in_python
@@ -87,18 +61,12 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         ) except +raise_in_python
         void unlock_unmapped(uint64_t ptr) except +raise_in_python
 
+    void destroy(MappedLocks* mapped, CPinnedMap* map, PythonLocker* locker) noexcept
+
+
+cdef extern from "<pinning/shared_map.hpp>" namespace "pinning" nogil:
     cppclass SharedMap "pinning_map":
         CPinnedMap* map
         MappedLocks* mapped
 
-    SharedMap* share(
-        const char* name,
-        PyObject* device,
-        PyObject* already_pinned_error,
-        bool fine,
-        bool coarse,
-        uint64_t largest,
-        PythonLocker*& made,
-    ) except +
-
-    void destroy(MappedLocks* mapped, CPinnedMap* map, PythonLocker* locker) noexcept
+    SharedMap& shared_map(VendorDevice& device) except +raise_in_python

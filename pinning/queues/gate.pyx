@@ -12,7 +12,7 @@ import weakref
 
 cdef extern from *:
     """
-    #include <pinning/python_locker.hpp>
+    #include <pinning/gil.hpp>
 
     // On a thread of the vendor's, which may be the first to come to Python.
     static void call_in_python(void* turn) {

@@ -6,13 +6,11 @@
 #include <string>
 
 #include "mapped_locks.hpp"
+#include "vendor.hpp"
 
 /// What C calls a map: one with all that belongs to it.
 struct pinning_map {
-  pinning_map(std::unique_ptr<pinning::Locker> made, std::uint64_t largest_lock)
-      : locker(std::move(made)), largest(largest_lock) {
-    begin();
-  }
+  pinning_map(pinning::Locker& calls, std::uint64_t largest_lock) : locker(calls), largest(largest_lock) { begin(); }
   pinning_map(pinning_map const&) = delete;
   ~pinning_map() {
     delete mapped;
@@ -21,7 +19,7 @@ struct pinning_map {
 
   /// An empty map. The one before, if any, is abandoned: after fork its locks are the parent's.
   void begin() {
-    auto fresh = std::make_unique<pinning::PinnedMap>(*locker);
+    auto fresh = std::make_unique<pinning::PinnedMap>(locker);
     mapped = new pinning::MappedLocks(*fresh);
     map = fresh.release();
   }
@@ -29,7 +27,7 @@ struct pinning_map {
   /// Bytes that one vendor call is to take of `size`; 0 for all.
   std::uint64_t piece(std::uint64_t size) const noexcept { return size > largest ? largest : 0; }
 
-  std::unique_ptr<pinning::Locker> const locker;
+  pinning::Locker& locker;
   std::uint64_t const largest;  // bytes that one vendor call can take
   pinning::PinnedMap* map;
   pinning::MappedLocks* mapped;
@@ -37,10 +35,7 @@ struct pinning_map {
 
 namespace pinning {
 
-/// The shared map of this name, or null.
-PINNING_API pinning_map* find_shared(std::string const& name);
-
-/// The shared map of this name; where there is none, a new one over `locker`, which is taken only then.
-PINNING_API pinning_map* share(std::string const& name, std::unique_ptr<Locker>& locker, std::uint64_t largest);
+/// The map of this device that the whole process shares.
+PINNING_API pinning_map& shared_map(VendorDevice& device);
 
 }  // namespace pinning

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "hsa_runtime.hpp"
-#include "lockers.hpp"
+#include "devices.hpp"
 
 namespace pinning {
 
@@ -78,9 +78,9 @@ bool is_pinned_host(Runtime const& runtime, PointerInfo const& info) {
        describe(ptr, size) + " is pinned already, in whole or in part, and HSA would lock it twice"});
 }
 
-class HsaLocker : public Locker {
+class HsaDevice : public LockingDevice {
  public:
-  explicit HsaLocker(unsigned index) {
+  explicit HsaDevice(unsigned index) : LockingDevice("hsa:" + std::to_string(index)) {
     std::size_t const count = Runtime::get().gpus.size();
     if (index >= count) {
       throw Unavailable("there is no hsa:" + std::to_string(index) + ": this process sees " + std::to_string(count) +
@@ -145,6 +145,6 @@ class HsaLocker : public Locker {
 
 }  // namespace
 
-Native make_hsa(unsigned index) { return {std::make_unique<HsaLocker>(index)}; }
+std::unique_ptr<VendorDevice> make_hsa(unsigned index) { return std::make_unique<HsaDevice>(index); }
 
 }  // namespace pinning

@@ -12,7 +12,7 @@
 #include <map>
 #include <mutex>
 
-#include "lockers.hpp"
+#include "devices.hpp"
 #include "mappings.hpp"
 
 namespace pinning {
@@ -90,8 +90,10 @@ std::uint64_t locked_now() {
 
 /// A change of a range waits for a change of the same pages to end, and for no other. The kernel is called without the
 /// mutex, and what is held changes only after it has done its part.
-class MlockLocker : public Locker {
+class HostDevice : public LockingDevice {
  public:
+  HostDevice() : LockingDevice("host:0") {}
+
   Address lock(Address ptr, std::uint64_t size, Wish) override {
     Pages const pages = pages_of(ptr, size);
     Change const change(*state_, pages);
@@ -186,9 +188,9 @@ class MlockLocker : public Locker {
 
 }  // namespace
 
-Native make_mlock(unsigned index) {
+std::unique_ptr<VendorDevice> make_host(unsigned index) {
   if (index != 0) throw Unavailable("there is no host:" + std::to_string(index) + ": the host is host:0 alone");
-  return {std::make_unique<MlockLocker>()};
+  return std::make_unique<HostDevice>();
 }
 
 }  // namespace pinning

@@ -4,7 +4,7 @@
 
 #include "c_locker.hpp"
 #include "failure.hpp"
-#include "lockers.hpp"
+#include "../vendors/devices.hpp"
 
 namespace {
 
@@ -46,16 +46,24 @@ pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locke
     if (locker == nullptr || locker->lock == nullptr || locker->unlock == nullptr || locker->is_pinned == nullptr) {
       throw InvalidArgument("a locker needs its three functions, and one of them or all is null");
     }
-    *map = new pinning_map(std::make_unique<pinning::CLocker>(*locker), ~std::uint64_t{0});
+    auto calls = std::make_unique<pinning::CLocker>(*locker);
+    *map = new pinning_map(*calls, ~std::uint64_t{0});
+    calls.release();  // the map's, until pinning_map_destroy
   });
 }
 
 pinning_status pinning_map_destroy(pinning_map* map) noexcept {
   return guarded([&] {
-    if (dynamic_cast<pinning::CLocker*>(given(map).locker.get()) == nullptr) {
+    std::unique_ptr<pinning::CLocker> calls(dynamic_cast<pinning::CLocker*>(&given(map).locker));
+    if (calls == nullptr) {
       throw InvalidArgument("this map is the process's, by pinning_map_open, and lives as long; leave it");
     }
-    map->map->clear();
+    try {
+      map->map->clear();
+    } catch (...) {
+      calls.release();
+      throw;
+    }
     delete map;
   });
 }
@@ -63,13 +71,7 @@ pinning_status pinning_map_destroy(pinning_map* map) noexcept {
 pinning_status pinning_map_open(pinning_map** map, char const* device) noexcept {
   return guarded([&] {
     room(map);
-    std::string const name = pinning::full_name(device);
-    pinning_map* found = pinning::find_shared(name);
-    if (found == nullptr) {
-      pinning::Native native = pinning::make_native(name);
-      found = pinning::share(name, native.locker, native.largest);
-    }
-    *map = found;
+    *map = &pinning::shared_map(pinning::vendor_device(pinning::full_name(device)));
   });
 }
 

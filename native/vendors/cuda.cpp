@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVIDIA GPUs, by the driver's own interface. The rules are those of Python's plugin pinning_cuda.
+// NVIDIA GPUs, by the driver's own interface. 
 #include <array>
 #include <atomic>
 
 #include "cuda_abi.hpp"
 #include "library.hpp"
-#include "lockers.hpp"
+#include "devices.hpp"
 #include "mappings.hpp"
 
 namespace pinning {
@@ -124,9 +124,10 @@ std::string advice(Address ptr, std::uint64_t size, unsigned flags) {
   return "";
 }
 
-class CudaLocker : public Locker {
+class CudaDevice : public LockingDevice {
  public:
-  explicit CudaLocker(unsigned index) : driver_(Driver::get()) {
+  explicit CudaDevice(unsigned index)
+      : LockingDevice("cuda:" + std::to_string(index)), driver_(Driver::get()) {
     int count = 0;
     driver_.check("cuDeviceGetCount", driver_.cuDeviceGetCount(&count));
     if (index >= static_cast<unsigned>(count)) {
@@ -174,6 +175,9 @@ class CudaLocker : public Locker {
     return Pinned{base, size, start};
   }
 
+  /// The driver refuses 512 GiB in one call, so half of that.
+  std::uint64_t largest_lock() const noexcept override { return std::uint64_t{256} << 30; }
+
   Grains grains() const noexcept override { return {.fine = true}; }  // the driver knows no other host memory
 
  private:
@@ -216,7 +220,6 @@ class CudaLocker : public Locker {
 
 }  // namespace
 
-/// The driver refuses 512 GiB in one call, so half of that.
-Native make_cuda(unsigned index) { return {std::make_unique<CudaLocker>(index), std::uint64_t{256} << 30}; }
+std::unique_ptr<VendorDevice> make_cuda(unsigned index) { return std::make_unique<CudaDevice>(index); }
 
 }  // namespace pinning

@@ -4,7 +4,7 @@
 
 #include "hip_abi.hpp"
 #include "library.hpp"
-#include "lockers.hpp"
+#include "devices.hpp"
 
 namespace pinning {
 
@@ -83,9 +83,10 @@ class Current {
 constexpr char advice[] =
     "is all of it mapped, and writable? HIP has no read-only registration: map a file private and writable";
 
-class HipLocker : public Locker {
+class HipDevice : public LockingDevice {
  public:
-  explicit HipLocker(unsigned index) : index_(static_cast<int>(index)) {
+  explicit HipDevice(unsigned index)
+      : LockingDevice("hip:" + std::to_string(index)), index_(static_cast<int>(index)) {
     int const count = Runtime::get().count;
     if (index >= static_cast<unsigned>(count)) {
       throw Unavailable("there is no hip:" + std::to_string(index) + ": this process sees " + std::to_string(count) +
@@ -173,6 +174,6 @@ class HipLocker : public Locker {
 
 }  // namespace
 
-Native make_hip(unsigned index) { return {std::make_unique<HipLocker>(index)}; }
+std::unique_ptr<VendorDevice> make_hip(unsigned index) { return std::make_unique<HipDevice>(index); }
 
 }  // namespace pinning

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which device has which map. Locks: `Registry::mutex` guards the list, is taken before that of the devices, and is held
+// during no call that may wait; over a fork too, so that the child's list is whole.
+#include <pthread.h>
+
+#include <map>
+#include <mutex>
+#include <pinning/shared_map.hpp>
+
+#include "../vendors/devices.hpp"
+
+namespace pinning {
+
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<VendorDevice*, pinning_map*> maps;
+};
+
+Registry& registry();
+
+void before_fork() {
+  registry().mutex.lock();
+  lock_devices();
+}
+
+void after_fork_in_parent() {
+  unlock_devices();
+  registry().mutex.unlock();
+}
+
+void after_fork_in_child() {
+  devices_after_fork();
+  for (auto const& [device, map] : registry().maps) map->begin();
+  unlock_devices();
+  registry().mutex.unlock();
+}
+
+/// Never destroyed: programs look things up until the end. Nor are its maps.
+Registry& registry() {
+  static Registry& only = []() -> Registry& {
+    auto* const made = new Registry;
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();
+    return *made;
+  }();
+  return only;
+}
+
+}  // namespace
+
+pinning_map& shared_map(VendorDevice& device) {
+  Registry& all = registry();
+  std::lock_guard const guard(all.mutex);
+  pinning_map*& map = all.maps[&device];
+  if (map == nullptr) map = new pinning_map(device, device.largest_lock());
+  return *map;
+}
+
+}  // namespace pinning

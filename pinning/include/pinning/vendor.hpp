@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each vendor implements once, natively: its rules for locking, its memory, and the queues that copies go through.
+// The map, the staging threads, the pools, the C interface and the OpenMP tool know vendors by these three classes only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "errors.hpp"
+#include "locker.hpp"
+
+namespace pinning {
+
+/// Who can reach an allocation: pinned host memory; memory of one device; memory that moves as it is used.
+enum class MemoryKind : std::uint8_t { host, device, shared };
+
+/// An allocation or registration as its vendor knows it.
+struct MemoryInfo {
+  MemoryKind kind;
+  Address base;        // the host's address of host memory, else the device's
+  std::uint64_t size;
+  int device;          // the index of the device that it is on; -1 where it is on none
+};
+
+/// A point in a queue, reached when all that was submitted before it is done. Its destructor gives it back to the
+/// vendor, blocks for nothing, and may run on any thread.
+class VendorEvent {
+ public:
+  virtual ~VendorEvent() = default;
+  /// Throws VendorError where the work before it failed.
+  virtual bool done() = 0;
+  /// Blocks until it is reached. Throws as `done`.
+  virtual void wait() = 0;
+  /// Seconds between two reached points of one vendor, by the device's clock where it has one.
+  virtual double seconds_since(VendorEvent& earlier) = 0;
+};
+
+/// Work in order. Any thread may submit; the caller sees to it that no two do at once. `done`, `synchronize` and `handle`
+/// may be called at any time. What is refused throws VendorError, and then nothing of that call was submitted.
+class VendorQueue {
+ public:
+  /// Closes it.
+  virtual ~VendorQueue() = default;
+
+  /// The vendor's own handle, such as a cudaStream_t; 0 where there is none.
+  virtual std::uintptr_t handle() const noexcept = 0;
+
+  /// Where an end is pageable host memory, it may block until that has been read or written.
+  virtual void copy(Address dst, Address src, std::uint64_t size) = 0;
+  virtual void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
+                       std::uint64_t height) = 0;
+  /// Writes the low `bytes` (1, 2 or 4) of `value` `count` times.
+  virtual void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) = 0;
+  /// Calls a function of the host in its turn, on a thread of the vendor's, which it must not keep for long.
+  virtual void call(void (*function)(void*), void* argument) = 0;
+
+  /// Whether it has the next two; without them nothing can be staged.
+  virtual bool waits_for_values() const noexcept = 0;
+  /// Later work waits until the 32-bit word at a host address, in HOST memory of this device, has reached `value`:
+  /// `int32(word - value) >= 0`. The word is written by threads of the host (by release) or by `write_value`.
+  virtual void wait_value(Address address, std::uint32_t value) = 0;
+  /// Writes a 32-bit word of HOST memory in its turn, after all data of the work before it.
+  virtual void write_value(Address address, std::uint32_t value) = 0;
+  /// `write_value` and then `wait_value`: one call where the vendor has one for both.
+  virtual void write_then_wait(Address written, std::uint32_t value, Address awaited, std::uint32_t reached) {
+    write_value(written, value);
+    wait_value(awaited, reached);
+  }
+
+  /// A point after all that was submitted so far.
+  virtual std::unique_ptr<VendorEvent> record() = 0;
+  /// Later work waits for a point in any queue of the same vendor.
+  virtual void wait(VendorEvent& event) = 0;
+  /// Whether all that was submitted is done. Throws VendorError of work that failed.
+  virtual bool done() = 0;
+  /// Blocks until all that was submitted so far is done. Throws as `done`.
+  virtual void synchronize() = 0;
+  /// Gives it back once its work is done; one that was adopted stays. After an error it is still open.
+  virtual void close() = 0;
+};
+
+/// One device, as its vendor's driver has it. There is one of each, and it is never destroyed: what it has locked may
+/// outlive any owner. Any thread may call it, several at a time, and none of ours calls it under a lock.
+class VendorDevice : public Locker {
+ public:
+  /// "cuda:0"
+  virtual std::string const& name() const noexcept = 0;
+  /// Bytes that one `lock` can take.
+  virtual std::uint64_t largest_lock() const noexcept { return ~std::uint64_t{0}; }
+
+  /// Exactly `size` bytes, aligned to at least 16; the host's address of host memory, else the device's.
+  virtual Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined = false) = 0;
+  /// Gives back what `allocate` returned for this kind. After an error it is still allocated.
+  virtual void free(Address ptr, MemoryKind kind) = 0;
+  /// The allocation or registration around `ptr`, whoever made it.
+  virtual std::optional<MemoryInfo> memory_info(Address ptr) = 0;
+  /// Copies in either direction, and waits until it is done.
+  virtual void copy(Address dst, Address src, std::uint64_t size) = 0;
+  /// Waits until all work of the device is done.
+  virtual void synchronize() = 0;
+
+  virtual std::unique_ptr<VendorQueue> make_queue() = 0;
+  /// Over a queue that someone else has made and keeps.
+  virtual std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) = 0;
+};
+
+/// What a device does not have, and what does instead.
+class Unsupported : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The device of this full name, such as "cuda:0", the same one each time. Throws Unavailable, which says what is missing.
+PINNING_API VendorDevice& vendor_device(std::string const& name);
+
+}  // namespace pinning

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a vendor implements natively, <pinning/vendor.hpp>, for Cython: declarations, and their Python faces."""
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libcpp cimport bool
+from libcpp.memory cimport unique_ptr
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+
+
+cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
+    void raise_in_python()
+
+
+cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
+    enum class Access:
+        unknown
+        writable
+        read_only
+
+    enum class Grain:
+        unknown
+        fine
+        coarse
+
+    cppclass Wish:
+        Access access
+        Grain grain
+
+    cppclass Grains:
+        bool fine
+        bool coarse
+
+    cppclass Pinned:
+        uint64_t base
+        uint64_t size
+        uint64_t device_ptr
+
+    cppclass Locker:
+        uint64_t lock(uint64_t ptr, uint64_t size, Wish wish) except +raise_in_python
+        void unlock(uint64_t ptr) except +raise_in_python
+        optional[Pinned] is_pinned(uint64_t ptr) except +raise_in_python
+        Grains grains() noexcept
+
+    enum class CMemoryKind "pinning::MemoryKind":
+        host
+        device
+        shared
+
+    cppclass CMemoryInfo "pinning::MemoryInfo":
+        CMemoryKind kind
+        uint64_t base
+        uint64_t size
+        int device
+
+    cppclass VendorEvent:
+        bool done() except +raise_in_python
+        void wait() except +raise_in_python
+        double seconds_since(VendorEvent& earlier) except +raise_in_python
+
+    cppclass VendorQueue:
+        uintptr_t handle() noexcept
+        void copy(uint64_t dst, uint64_t src, uint64_t size) except +raise_in_python
+        void copy_2d(uint64_t dst, uint64_t dst_pitch, uint64_t src, uint64_t src_pitch, uint64_t width,
+                     uint64_t height) except +raise_in_python
+        void fill(uint64_t ptr, uint32_t value, unsigned bytes, uint64_t count) except +raise_in_python
+        void call(void (*function)(void*), void* argument) except +raise_in_python
+        bool waits_for_values() noexcept
+        void wait_value(uint64_t address, uint32_t value) except +raise_in_python
+        void write_value(uint64_t address, uint32_t value) except +raise_in_python
+        void write_then_wait(uint64_t written, uint32_t value, uint64_t awaited,
+                             uint32_t reached) except +raise_in_python
+        unique_ptr[VendorEvent] record() except +raise_in_python
+        void wait(VendorEvent& event) except +raise_in_python
+        bool done() except +raise_in_python
+        void synchronize() except +raise_in_python
+        void close() except +raise_in_python
+
+    cppclass VendorDevice(Locker):
+        const string& name() noexcept
+        uint64_t largest_lock() noexcept
+        uint64_t allocate(uint64_t size, CMemoryKind kind, bool write_combined) except +raise_in_python
+        void free(uint64_t ptr, CMemoryKind kind) except +raise_in_python
+        optional[CMemoryInfo] memory_info(uint64_t ptr) except +raise_in_python
+        void copy(uint64_t dst, uint64_t src, uint64_t size) except +raise_in_python
+        void synchronize() except +raise_in_python
+        unique_ptr[VendorQueue] make_queue() except +raise_in_python
+        unique_ptr[VendorQueue] adopt_queue(uintptr_t handle) except +raise_in_python
+
+    VendorDevice& vendor_device(const string& name) except +raise_in_python
+
+
+cdef class NativeDevice:
+    cdef object __weakref__
+    cdef VendorDevice* vendor  # lives as long as the process
+    cdef readonly str name
+
+
+cdef class NativeQueue:
+    cdef object __weakref__
+    cdef VendorQueue* vendor  # its own
+
+
+cdef class NativeEvent:
+    cdef VendorEvent* vendor  # its own
