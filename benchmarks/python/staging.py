@@ -33,6 +33,10 @@ def noise(size: int) -> numpy.ndarray:
     return numpy.resize(block, size)
 
 
+def towards(to_device: bool) -> str:
+    return "to the device" if to_device else "to the host"
+
+
 class Ends:
     """An array of the host and memory of the device, and a queue between them."""
 
@@ -53,11 +57,6 @@ class Ends:
         self.submit()
         self.queue.synchronize()
 
-    def check(self) -> None:
-        back = numpy.empty_like(self.array)
-        pinning.copy(back, self.there, queue=self.queue)
-        assert (back == self.array).all(), "wrong bytes"
-
 
 def rate(moved: int, do: Callable[[], object]) -> float:
     begin = time.perf_counter_ns()
@@ -67,85 +66,78 @@ def rate(moved: int, do: Callable[[], object]) -> float:
 
 def compare(kind: str, series: str, moved: int, ways: dict[str, Callable[[], object]], rounds: int) -> None:
     case = Case("staging", kind, 1)
+
+    def turn(name: str, do: Callable[[], object]) -> None:
+        case.add(series, "GB/s", name, rate(moved, do))
+
     for do in ways.values():
         do()
         do()
-    take_turns(rounds, [partial(lambda name, do: case.add(series, "GB/s", name, rate(moved, do)), *way) for way in ways.items()])
+    take_turns(rounds, [partial(turn, *way) for way in ways.items()])
     case.print()
 
 
-def alone(rounds: int) -> None:
+def alone(size: int, to_device: bool, rounds: int) -> None:
     """One copy at a time, waited for."""
-    for size in (8 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB):
-        for to_device in (True, False):
-            with ExitStack() as stack:
-                ways = {
-                    "pageable": Ends(stack, size, to_device).copy,
-                    "locked": Ends(stack, size, to_device, locked=True).copy,
-                }
-                series = "to the device" if to_device else "to the host"
-                compare(f"{size // MIB} MiB", series, size, ways, rounds)
+    with ExitStack() as stack:
+        ways = {
+            "pageable": Ends(stack, size, to_device).copy,
+            "locked": Ends(stack, size, to_device, locked=True).copy,
+        }
+        compare(f"{size // MIB} MiB", towards(to_device), size, ways, rounds)
 
 
-def in_a_row(rounds: int) -> None:
+def in_a_row(to_device: bool, rounds: int) -> None:
     """32 copies of 32 MiB, of as many arrays, in one queue."""
-    size, count = 32 * MIB, 32
-    for to_device in (True, False):
-        with ExitStack() as stack:
-            first = Ends(stack, size, to_device)
-            arrays = [noise(size) for _ in range(count)]
-            theres = [stack.enter_context(pinning.alloc(size, device="cuda:0")) for _ in range(count)]
-            for there, array in zip(theres, arrays, strict=True):
-                pinning.copy(there, array, queue=first.queue)
+    with ExitStack() as stack:
+        ends = [Ends(stack, 32 * MIB, to_device) for _ in range(32)]
+        for each in ends:
+            each.queue = ends[0].queue
 
-            def all_of_them() -> None:
-                for there, array in zip(theres, arrays, strict=True):
-                    pinning.copy_async(*((there, array) if to_device else (array, there)), queue=first.queue)
-                first.queue.synchronize()
+        def all_of_them() -> None:
+            for each in ends:
+                each.submit()
+            ends[0].queue.synchronize()
 
-            series = "to the device" if to_device else "to the host"
-            compare("32 x 32 MiB", series, size * count, {"pageable": all_of_them}, rounds)
+        compare("32 x 32 MiB", towards(to_device), GIB, {"pageable": all_of_them}, rounds)
 
 
-def both_ways(rounds: int) -> None:
+def both_ways(locked: bool, rounds: int) -> None:
     """1 GiB in and 1 GiB out at once, in two queues."""
-    for locked in (False, True):
-        with ExitStack() as stack:
-            ends = [Ends(stack, GIB, to_device, locked) for to_device in (True, False)]
+    with ExitStack() as stack:
+        ends = [Ends(stack, GIB, to_device, locked) for to_device in (True, False)]
 
-            def at_once() -> None:
-                for each in ends:
-                    each.submit()
-                for each in ends:
-                    each.queue.synchronize()
+        def at_once() -> None:
+            for each in ends:
+                each.submit()
+            for each in ends:
+                each.queue.synchronize()
 
-            name = "locked" if locked else "pageable"
-            compare("1 GiB in and out", "in all", 2 * GIB, {name: at_once}, rounds)
+        compare("1 GiB in and out", "in all", 2 * GIB, {"locked" if locked else "pageable": at_once}, rounds)
 
 
-def many_queues(rounds: int) -> None:
-    """So many threads, a queue each, 64 MiB there and back."""
-    size, times = 64 * MIB, 4
-    for count in QUEUES:
-        with ExitStack() as stack:
-            ends = [Ends(stack, size, True) for _ in range(count)]
-            backs = [numpy.empty_like(each.array) for each in ends]
+def many_queues(count: int, rounds: int) -> None:
+    """So many threads, a queue each, 64 MiB there and back, four times."""
+    with ExitStack() as stack:
+        ends = [Ends(stack, 64 * MIB, True) for _ in range(count)]
+        backs = [numpy.empty_like(each.array) for each in ends]
 
-            def work(each: Ends, back: numpy.ndarray) -> None:
-                for _ in range(times):
-                    pinning.copy_async(each.there, each.array, queue=each.queue)
-                    pinning.copy(back, each.there, queue=each.queue)
+        def work(each: Ends, back: numpy.ndarray) -> None:
+            for _ in range(4):
+                each.submit()
+                pinning.copy(back, each.there, queue=each.queue)
 
-            def all_at_once() -> None:
-                threads = [threading.Thread(target=work, args=pair) for pair in zip(ends, backs, strict=True)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+        def all_at_once() -> None:
+            threads = [threading.Thread(target=work, args=pair) for pair in zip(ends, backs, strict=True)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
-            compare(f"{count} queues", "there and back", 2 * times * count * size, {"pageable": all_at_once}, rounds)
-            for each, back in zip(ends, backs, strict=True):
-                assert (each.array == back).all(), "wrong bytes"
+        moved = 2 * 4 * count * 64 * MIB
+        compare(f"{count} queues", "there and back", moved, {"pageable": all_at_once}, rounds)
+        for each, back in zip(ends, backs, strict=True):
+            assert (each.array == back).all(), "wrong bytes"
 
 
 def warm_file(rounds: int) -> None:
@@ -157,12 +149,14 @@ def warm_file(rounds: int) -> None:
         queue = stack.enter_context(pinning.Queue("cuda:0"))
         opened = stack.enter_context(Path(file.name).open("rb"))
         case = Case("staging", "2 GiB of a file, first touch", 1)
-        for round_ in range(rounds + 1):
-            mapped = mmap.mmap(opened.fileno(), FILE_BYTES, prot=mmap.PROT_READ)
-            got = rate(FILE_BYTES, lambda: pinning.copy(there, mapped, queue=queue))
-            mapped.close()
-            if round_:
-                case.add("to the device", "GB/s", "mapped read only", got)
+
+        def first_touch() -> float:
+            with mmap.mmap(opened.fileno(), FILE_BYTES, prot=mmap.PROT_READ) as mapped:
+                return rate(FILE_BYTES, lambda: pinning.copy(there, mapped, queue=queue))
+
+        first_touch()
+        for _ in range(rounds):
+            case.add(towards(True), "GB/s", "mapped read only", first_touch())
         case.print()
 
 
@@ -171,5 +165,13 @@ if __name__ == "__main__":
     if not any(device.name.startswith("cuda:") for device in pinning.devices()):
         print("no CUDA GPU here", file=sys.stderr)
         sys.exit(77)
-    for measure in (alone, in_a_row, both_ways, many_queues, warm_file):
-        measure(rounds)
+    for size in (8 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB):
+        alone(size, True, rounds)
+        alone(size, False, rounds)
+    in_a_row(True, rounds)
+    in_a_row(False, rounds)
+    both_ways(True, rounds)
+    both_ways(False, rounds)
+    for count in QUEUES:
+        many_queues(count, rounds)
+    warm_file(rounds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads with a queue each that copy pageable and locked memory both ways while others lock, unlock, allocate and free.
+"""Threads with a queue each that copy memory both ways while others lock, unlock, allocate and free.
 
 ``many_queues.py THREADS SECONDS SEED``: ends with status 0 once every byte was right, with the stacks of all threads
 where one has not moved on for a minute.
@@ -105,7 +105,8 @@ def main() -> None:
         each.start()
     for each in working:
         each.join()
-    print(f"{threads} threads moved {sum(watch.moved) / seconds / 1e9:.1f} GB/s; the least {min(watch.moved) / 1e6:.0f} MB")
+    rate = sum(watch.moved) / seconds / 1e9
+    print(f"{threads} threads moved {rate:.1f} GB/s; the slowest moved {min(watch.moved) / 1e6:.0f} MB")
     sys.exit(bool(watch.errors))
 
 
