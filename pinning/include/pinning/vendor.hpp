@@ -13,6 +13,12 @@
 
 namespace pinning {
 
+/// What a device does not have, and what does instead.
+class Unsupported : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 /// Who can reach an allocation: pinned host memory; memory of one device; memory that moves as it is used.
 enum class MemoryKind : std::uint8_t { host, device, shared };
 
@@ -22,6 +28,12 @@ struct MemoryInfo {
   Address base;        // the host's address of host memory, else the device's
   std::uint64_t size;
   int device;          // the index of the device that it is on; -1 where it is on none
+};
+
+/// A copy of a batch. The kernel that moves parts reads them as they lie here.
+struct Part {
+  Address dst, src;
+  std::uint64_t size;  // bytes
 };
 
 /// A point in a queue, reached when all that was submitted before it is done. Its destructor gives it back to the
@@ -51,6 +63,15 @@ class VendorQueue {
   virtual void copy(Address dst, Address src, std::uint64_t size) = 0;
   virtual void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                        std::uint64_t height) = 0;
+  /// `copy` of each part, by one call where the vendor has one for all. No two parts may share a byte that one writes.
+  virtual void copy_batch(Part const* parts, std::uint64_t count) {
+    for (std::uint64_t i = 0; i < count; ++i) copy(parts[i].dst, parts[i].src, parts[i].size);
+  }
+  /// Whether it has `move_parts`.
+  virtual bool moves_parts() const noexcept { return false; }
+  /// Has the device itself read and write parts of which both ends are its own or locked memory, by its addresses. The
+  /// list lies in HOST memory of the device, by its address, and stays until that is done.
+  virtual void move_parts(Address, std::uint64_t) { throw Unsupported("this queue has no kernel that moves parts"); }
   /// Writes the low `bytes` (1, 2 or 4) of `value` `count` times.
   virtual void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) = 0;
   /// Calls a function of the host in its turn, on a thread of the vendor's, which it must not keep for long.
@@ -104,12 +125,6 @@ class VendorDevice : public Locker {
   virtual std::unique_ptr<VendorQueue> make_queue() = 0;
   /// Over a queue that someone else has made and keeps.
   virtual std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) = 0;
-};
-
-/// What a device does not have, and what does instead.
-class Unsupported : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
 };
 
 /// The device of this full name, such as "cuda:0", the same one each time. Throws Unavailable, which says what is missing.
