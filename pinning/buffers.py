@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
 from pinning.errors import InvalidRangeError
+from pinning.exports import exported
 
 _ACCEPTED = (
     "an object with the buffer protocol (bytes, bytearray, memoryview, mmap, NumPy array, ...), a SharedMemory, an "
@@ -103,48 +104,12 @@ def _whole(buffer: object, size: int | None) -> HostBuffer:
     raise TypeError(f"{type(buffer).__name__} is no buffer; pass {_ACCEPTED}")
 
 
-class _Export(ctypes.Structure):
-    """CPython's ``Py_buffer``. From when it is filled until it is collected, the exporter keeps the memory in place."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
-        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
-        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
-        ("internal", ctypes.c_void_p),
-    )
-
-    # As a default argument it outlives the module's globals when the interpreter exits.
-    def __del__(self, release: Any = ctypes.pythonapi.PyBuffer_Release) -> None:
-        release(self)
-
-
-_fill = ctypes.pythonapi.PyObject_GetBuffer
-_fill.argtypes = (ctypes.py_object, ctypes.POINTER(_Export), ctypes.c_int)
-ctypes.pythonapi.PyBuffer_Release.argtypes = (ctypes.POINTER(_Export),)
-ctypes.pythonapi.PyBuffer_Release.restype = None
-# Shape and strides, read-only allowed. Without a format, which NumPy cannot give for every dtype.
-_PYBUF_STRIDES = 0x0018
-
-
 def _exported(buffer: object) -> HostBuffer:
-    export = _Export()
     try:
-        _fill(buffer, export, _PYBUF_STRIDES)
+        ptr, size, read_only, owner, contiguous = exported(buffer)
     except (ValueError, BufferError) as error:
         raise _no_access(buffer, error) from error
-    ptr, size, dimensions = export.buf or 0, export.len, export.ndim
-    if not size or not export.strides:
-        return _checked(ptr, size, bool(export.readonly), export)
-    shape, strides = export.shape[:dimensions], export.strides[:dimensions]
-    found = _checked(*_span(ptr, shape, strides, export.itemsize), bool(export.readonly), export)
-    return found._replace(contiguous=is_contiguous(shape, strides, export.itemsize))
+    return _checked(ptr, size, read_only, owner)._replace(contiguous=contiguous)
 
 
 def _span(ptr: int, shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -14,6 +16,10 @@ from pinning.plugin import ENTRY_POINT_GROUP, Device, Plugin
 from pinning.plugin.native import NativeDevice
 
 HOST = "host"
+
+# A child that is forked while another thread imports a plugin would wait for that import for ever.
+_loading = threading.RLock()
+os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 
 class PluginReport(NamedTuple):
@@ -44,7 +50,8 @@ def _entries() -> tuple[EntryPoint, ...]:
 @cache
 def plugins() -> tuple[PluginReport, ...]:
     """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once."""
-    found = [_report(entry.name, entry.load) for entry in _entries()]
+    with _loading:
+        found = [_report(entry.name, entry.load) for entry in _entries()]
     return tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
 
 

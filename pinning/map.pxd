@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from cpython.object cimport PyObject
 
 from pinning.native cimport CHold, CPinnedMap, CRegion, MappedLocks, PythonLocker, SharedMap
-from pinning.plugin.native cimport Grain
+from pinning.plugin.native cimport Grain, Wish
 
 
 cdef class Region:
@@ -37,7 +37,11 @@ cdef class PinnedMap:
     cdef _make(self)
     cdef _let_go(self)
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
+    cdef check_open(self)
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
+
+
+cdef Wish wish(object read_only, object coherent)
 
 
 cdef class Hold:
@@ -50,6 +54,11 @@ cdef class Hold:
     cdef PyObject* next_hold
     cdef object __weakref__
 
+    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept
+    cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent)
+    cdef void own(self, PinnedMap map, CHold hold) noexcept
+    cdef bint is_held(self) noexcept
+    cdef bint give_up(self) except *
     cdef bint is_in_map(self) noexcept
     cdef void link(self) noexcept
     cdef void unlink(self) noexcept

@@ -79,12 +79,12 @@ class PinnedMap:
         Anything with ``data_lock(ptr, size, read_only)``, ``data_unlock(ptr)`` and ``is_pinned_ptr(ptr)``, see
         `pinning.plugin.Device`. What these raise reaches the caller unchanged. With ``coherence``, see
         `pinning.plugin.CoarseDevice`, it says what locked memory can be.
-    shared : str, optional
-        The name by which native code in this process has the same map, see ``<pinning/pinning.h>``. If native code has
-        made that map already, this is it, and the device's methods are not called. It lives as long as the process.
+    shared : bool
+        Whether it is the one map that native code of this process has of a native device, see ``<pinning/pinning.h>``.
+        That one lives as long as the process.
     """
 
-    def __init__(self, device: _Device, *, shared: str | None = None) -> None: ...
+    def __init__(self, device: _Device, *, shared: bool = False) -> None: ...
     @property
     def device(self) -> Any: ...
     @property

@@ -28,7 +28,7 @@ from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
 from collections import deque
 
 from pinning import lifecycle
-from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError
+from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError
 
 
 cdef class Region:
@@ -149,13 +149,12 @@ cdef class PinnedMap:
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
+        cdef uint64_t each = 0 if piece is None else word(piece, "piece")
         cdef Wish wanted = wish(read_only, coherent)
+        self.check_open()
         cdef optional[CHold] held = self.map.try_lock(first, count, wanted.grain)
         if held.has_value():
             return dereference(held)
-        if self.closed:
-            raise PinningError(f"the map of {self.device} is closed; nothing can be locked in it")
-        cdef uint64_t each = 0 if piece is None else word(piece, "piece")
         if piece is not None and each == 0:
             raise InvalidRangeError("piece 0 locks nothing; give at least one byte, or None for one piece")
         each = self.step(count, each)
@@ -166,7 +165,15 @@ cdef class PinnedMap:
                 made = map.lock(first, count, wanted, each)
         finally:
             unlock_orphans()
+        if self.closed:  # meanwhile, and perhaps without having seen this lock
+            with nogil:
+                map.unlock(made)
+            self.check_open()
         return made
+
+    cdef check_open(self):
+        if self.closed:
+            raise PinningError(f"the map of {self.device} is closed; nothing can be locked or registered in it")
 
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept:
         return self.largest if size > self.largest and (piece == 0 or piece > self.largest) else piece
@@ -189,7 +196,7 @@ cdef class PinnedMap:
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
         if self.closed:
             if chosen == LockMapped.mandatory:
-                raise PinningError(f"the map of {self.device} is closed; nothing can be locked in it")
+                self.check_open()
             return None
         cdef Wish wanted = wish(read_only, None)
         cdef uint64_t each = self.step(count, 0)
@@ -200,6 +207,12 @@ cdef class PinnedMap:
                 device_ptr = mapped.lock_mapped(first, count, chosen, wanted, each)
         finally:
             unlock_orphans()
+        if self.closed:  # meanwhile, and perhaps without having seen this lock
+            with nogil:
+                mapped.unlock_unmapped(first)
+            if chosen == LockMapped.mandatory:
+                self.check_open()
+            return None
         return dereference(device_ptr) if device_ptr.has_value() else None
 
     def unlock_unmapped(self, ptr):
@@ -227,10 +240,15 @@ cdef class PinnedMap:
         cdef uint64_t count = word(size, "size")
         cdef uint64_t device = word(device_ptr, "device pointer")
         cdef CPinnedMap* map = self.map
-        if self.closed:
-            raise PinningError(f"the map of {self.device} is closed; nothing can be registered in it")
+        self.check_open()
         with nogil:
             map.register_pinned(first, count, device)
+        if self.closed:  # meanwhile, and perhaps without having seen this
+            try:
+                map.unregister(first)
+            except NotLockedError:
+                pass
+            self.check_open()
 
     def unregister(self, ptr):
         self.map.unregister(word(ptr, "address"))
@@ -328,10 +346,27 @@ cdef class PinnedMap:
 cdef class Hold:
     # In C, because Ctrl-C may raise between any two steps in Python: a lock just counted must have an owner already.
 
-    def __cinit__(self, PinnedMap map not None, ptr, size, read_only, piece, coherent):
+    def __init__(self, PinnedMap map not None, ptr, size, read_only, piece, coherent):
+        if self.map is not None:
+            raise TypeError("a Hold is made once")
+        self.take(map, ptr, size, read_only, piece, coherent)
+
+    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept:
+        """`take` where a region holds the range already and nobody need be asked."""
+        if map.closed:
+            return False
+        cdef optional[CHold] held = map.map.try_lock(ptr, size, wish)
+        if held.has_value():
+            self.own(map, dereference(held))
+        return held.has_value()
+
+    cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent):
+        self.own(map, map.hold(ptr, size, read_only, piece, coherent))
+
+    cdef void own(self, PinnedMap map, CHold hold) noexcept:
         self.map = map
         self.generation = map.generation
-        self.hold = map.hold(ptr, size, read_only, piece, coherent)
+        self.hold = hold
         self.counted = True
         if map.shared is not NULL:
             self.link()
@@ -342,6 +377,9 @@ cdef class Hold:
 
     @property
     def held(self):
+        return self.is_held()
+
+    cdef bint is_held(self) noexcept:
         return self.counted and self.is_in_map()
 
     cdef bint is_in_map(self) noexcept:
@@ -368,6 +406,9 @@ cdef class Hold:
         self.next_hold = self.previous_hold = NULL
 
     def unlock(self):
+        return self.give_up()
+
+    cdef bint give_up(self) except *:
         if not self.counted:
             return False
         self.counted = False  # first, so that of two threads only one unlocks
@@ -391,11 +432,11 @@ cdef class Hold:
         if device_calls > 0:
             _orphans.append((self, owner))
         else:
-            self.unlock()
+            self.give_up()
 
     def __dealloc__(self):
         if self.counted:
-            self.unlock()
+            self.give_up()
         if self.map is not None:
             self.unlink()
 
@@ -413,4 +454,4 @@ cdef unlock_orphans():
 
 
 cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor, nobody is there to hear of an error
-    hold.unlock()
+    hold.give_up()

@@ -42,12 +42,14 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         void unlock(uint64_t ptr) except +raise_in_python
         bool unlock(const CHold& hold) except +raise_in_python
         bool holds(const CHold& hold) noexcept
+        uint64_t serial_at(uint64_t ptr) noexcept
         void register_pinned(uint64_t ptr, uint64_t size, uint64_t device_ptr) except +raise_in_python
         void unregister(uint64_t ptr) except +raise_in_python
         optional[CRegion] find(uint64_t ptr, uint64_t size) noexcept
-        optional[CHold] try_lock(uint64_t ptr, uint64_t size, Grain wish) except +raise_in_python
-        bool try_unlock(uint64_t ptr) except +raise_in_python
-        bool try_unlock(const CHold& hold) except +raise_in_python
+        optional[CHold] track(uint64_t ptr, uint64_t size, Wish wish) except +raise_in_python
+        optional[CHold] try_lock(uint64_t ptr, uint64_t size, Grain wish) noexcept
+        bool try_unlock(uint64_t ptr) noexcept
+        bool try_unlock(const CHold& hold) noexcept
         vector[CRegion] refresh() except +raise_in_python
         size_t size() noexcept
         vector[CRegion] regions() except +raise_in_python

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,3 +194,26 @@ def test_threads_that_ask_for_a_map_get_one() -> None:
         device = FakeDevice()
         threads = [Background(lambda device=device: pinning.pinned_map(device)) for _ in range(4)]  # type: ignore[misc]
         assert len({id(thread.result()) for thread in threads}) == 1
+
+
+def test_a_fork_while_another_thread_loads_plugins(tmp_path: Path) -> None:
+    """The child would wait for an import that nobody goes on with."""
+    slow = "import started\nstarted.event.set()\nimport time\ntime.sleep(1)\nplugin = 1\n"
+    (tmp_path / "slow_plugin.py").write_text(slow)
+    (tmp_path / "started.py").write_text("import threading\nevent = threading.Event()\n")
+    folder = tmp_path / "slow_plugin-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[pinning.plugins]\nslow = slow_plugin:plugin\n")
+    program = """
+import os, sys, threading, pinning, started
+threading.Thread(target=pinning.plugins).start()
+assert started.event.wait(60)
+child = os.fork()
+if child == 0:
+    os._exit(7 if "slow" in [each.name for each in pinning.plugins()] else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("7\n", "")

@@ -140,7 +140,7 @@ RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
     breaches_in_pinning: [
         ("pinning/devices.py", "def f():\n    import pinning_host"),
         ("pinning/devices.py", "import importlib\nimportlib.import_module('pinning_cuda.device')"),
-        ("pinning/locks.py", "from cuda.bindings import driver"),
+        ("pinning/locks.pyx", "from cuda.bindings import driver"),
         ("pinning/buffers.py", "import torch"),
         ("pinning/buffers.py", "import pytest"),
         ("pinning/conformance/conftest.py", "import pinning_host"),

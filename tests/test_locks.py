@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import mmap
+import pickle
+import subprocess
 import sys
 import threading
 import weakref
@@ -622,3 +625,50 @@ def test_ctrl_c_inside_the_vendor_call_leaves_nothing_locked(device: FakeDevice,
         threading.Event().wait(5)  # in data_unlock it is raised again once that has been settled
     assert device.locked == {}
     assert lock is None or not lock.held
+
+
+# ---- what other parts of a program may do ----
+
+
+def test_a_lock_cannot_be_copied(device: FakeDevice) -> None:
+    with pinning.lock(bytearray(100), device=device) as lock:
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied"):
+                attempt(lock)
+        assert lock.held
+
+
+@pytest.mark.parametrize("address", [1 << 64, -1, np.int64(-5)])
+def test_an_address_that_there_is_not_is_not_locked(device: FakeDevice, address: Any) -> None:
+    with pytest.raises(NotLockedError, match=hex(address)):
+        pinning.unlock(address)
+    with pytest.raises(NotLockedError):
+        pinning.unlock(address, device=device)
+    assert not pinning.is_locked(address)
+    assert pinning.find(address, device=device) is None
+
+
+def test_other_users_of_pythonapi_are_left_alone() -> None:
+    program = """
+import ctypes
+before = ctypes.pythonapi.PyObject_GetBuffer.argtypes, ctypes.pythonapi.PyBuffer_Release.argtypes
+import pinning
+assert (ctypes.pythonapi.PyObject_GetBuffer.argtypes, ctypes.pythonapi.PyBuffer_Release.argtypes) == before
+ctypes.pythonapi.PyObject_GetBuffer.argtypes = ctypes.c_int, ctypes.c_int
+assert not pinning.is_locked(bytearray(10))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_youngest_of_exactly_these_bytes_goes_first(device: FakeDevice) -> None:
+    whole = bytearray(1000)
+    inner = memoryview(whole)[10:20]
+    locks = [pinning.lock(buffer, device=device) for buffer in (whole, inner, whole, inner, whole)]
+    gone = []
+    for buffer in (inner, inner, inner, whole, inner):
+        pinning.unlock(buffer, device=device)
+        gone += [each for each in locks if not each.held and each not in gone]
+    assert [locks.index(each) for each in gone] == [3, 1, 4, 2, 0]
+    with pytest.raises(NotLockedError):
+        pinning.unlock(whole, device=device)

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -942,9 +943,35 @@ def test_close_while_another_thread_locks(device: FakeDevice, pinned: PinnedMap,
             closing.result()
         let_others_run()
         assert closing.is_alive() == wait
-    locking.result()
+    with pytest.raises(PinningError, match="closed"):
+        locking.result()
     closing.result()
-    assert device.locked == ({} if wait else {BASE: SIZE})
+    assert device.locked == {}
+    assert len(pinned) == 0
+
+
+def test_what_begins_before_close_and_ends_after_it_is_undone(device: FakeDevice) -> None:
+    class Closing:
+        """A number that takes its time."""
+
+        def __init__(self, pinned: PinnedMap) -> None:
+            self.pinned = pinned
+
+        def __index__(self) -> int:
+            self.pinned.close()
+            return SIZE
+
+    attempts: list[Callable[[PinnedMap, Any], object]] = [
+        lambda pinned, size: pinned.lock(BASE, size),
+        lambda pinned, size: pinned.lock(BASE, SIZE, piece=size),
+        lambda pinned, size: pinned.register(BASE, size, 1),
+    ]
+    for attempt in attempts:
+        pinned = PinnedMap(device)
+        with pytest.raises(PinningError, match="closed"):
+            attempt(pinned, Closing(pinned))
+        assert len(pinned) == 0
+    assert device.locked == {}
 
 
 def test_threads_that_lock_parts_of_what_someone_else_has_pinned(device: FakeDevice, pinned: PinnedMap) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import pinning
 from fake_device import WAIT, Background, FakeDevice
-from fake_memory import FakeMemoryDevice
+from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import PinningError, VendorError
 from pinning.queues import Event, Queue, as_queue, default_queue, uses
 from queue_work import Thing, eventually, work
@@ -291,6 +291,20 @@ def test_queues_of_two_vendors_wait_for_each_other() -> None:
     del first, second, third
     assert eventually(lambda: gc.collect() >= 0 and device.events_alive == 0), "the thread that waited has let go"
     device.check()
+
+
+def test_threads_that_come_at_once_get_the_same_default_queue() -> None:
+    class Slow(FakeMemoryDevice):
+        def make_queue(self) -> FakeQueue:
+            together.wait(60)
+            return super().make_queue()
+
+    together = threading.Barrier(3)
+    device = Slow()
+    threads = [Background(lambda: default_queue(device)) for _ in range(3)]
+    queues = [thread.result() for thread in threads]
+    assert queues[0] is queues[1] is queues[2] is default_queue(device)
+    assert device.queues_alive == 1, "the others were given back"
 
 
 def test_the_default_queue() -> None:

@@ -13,7 +13,7 @@ from pinning.errors import PinningError
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
 from pinning.queues.gate import Turn
-from pinning.queues.submitter import Submitter
+from pinning.queues.submitter import Submitter, replace
 
 Order = Literal["in_order", "out_of_order"]
 
@@ -172,9 +172,10 @@ def default_queue(device: Device | str | None = None) -> Queue:
         The device has no queues.
     """
     on = _memory_device(device)
-    known = _defaults.get(id(on))
-    if known is None or not known.usable:
-        known = _defaults[id(on)] = Queue(on)
+    while (known := _defaults.get(id(on))) is None or not known.usable:
+        made = Queue(on)
+        if not replace(_defaults, id(on), known, made):  # another thread was quicker
+            made.close()
     return known
 
 

@@ -7,6 +7,8 @@ from pinning.queues.event import Event
 from pinning.queues.order import History
 
 _E = TypeVar("_E", bound=Event)
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 class Submitter:
     """What a `Queue` is made of: lanes of the vendor, and one way to submit.
@@ -112,3 +114,6 @@ class Submitter:
             Work failed, and no event was there to tell. Or the vendor refused to take the queue back; then it is
             still open, unless the vendor refuses everything, as that of a lost device does.
         """
+
+def replace(where: dict[_K, _V], key: _K, old: _V | None, new: _V) -> bool:
+    """Set an entry if it is still `old`, None for none, in one step; whether it was."""

@@ -241,3 +241,10 @@ cdef class Submitter:
             self.barrier = ()
         if first is not None:
             raise first
+
+
+def replace(dict where not None, key, old, new):
+    if where.get(key) is not old:
+        return False
+    where[key] = new
+    return True

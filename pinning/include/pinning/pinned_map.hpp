@@ -78,6 +78,13 @@ class PinnedMap {
     return table_.find(hold.ptr, look).has_value() && serial == hold.serial;
   }
 
+  /// What the region around `ptr` is known by in a `Hold`, also while it is half unlocked; 0 where there is none.
+  std::uint64_t serial_at(Address ptr) const noexcept {
+    std::uint64_t serial = none;
+    auto const look = [&](Record const& record) { serial = record.serial.load(std::memory_order_acquire); };
+    return table_.find(ptr, look).has_value() ? serial : none;
+  }
+
   /// Enters memory that its owner has pinned: found like any other, never unlocked by this map. Not a lock, so no
   /// `unlock` takes it away. Throws InvalidRange, or PartialOverlap when any of it is in the map.
   void register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
@@ -115,14 +122,15 @@ class PinnedMap {
     return region;
   }
 
-  /// `lock` where a region that can be relied on holds the range already: no vendor call, no waiting.
+  /// `lock` where a region that can be relied on holds the range already, and nobody is changing the map: no vendor
+  /// call, no waiting.
   std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Grain wish = Grain::unknown) {
-    if (size == 0) return std::nullopt;
-    std::lock_guard const guard(mutex_);
+    std::unique_lock const guard(mutex_, std::try_to_lock);
+    if (size == 0 || !guard) return std::nullopt;
     return count_one_more(ptr, size, wish, none);
   }
 
-  /// `unlock` where it is not the last: no vendor call, no waiting.
+  /// `unlock` where it is not the last, and nobody is changing the map: no vendor call, no waiting.
   bool try_unlock(Address ptr) { return try_count_down(ptr, any); }
   bool try_unlock(Hold const& hold) { return try_count_down(hold.ptr, hold.serial); }
 
@@ -324,7 +332,8 @@ class PinnedMap {
   }
 
   bool try_count_down(Address ptr, std::uint64_t serial) {
-    std::lock_guard const guard(mutex_);
+    std::unique_lock const guard(mutex_, std::try_to_lock);
+    if (!guard) return false;
     auto region = table_.find(ptr, [](Record const&) {});
     if (!region || !is(*region, serial)) return false;
     Record& record = table_.value(region->id);

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
+from pinning.exports cimport Bytes
+from pinning.map cimport Hold, PinnedMap
+
+
+cdef class Lock(Hold):
+    cdef readonly uint64_t host_ptr
+    cdef readonly uint64_t size
+    cdef object owner  # of the memory; None once unlocked, and where the caller keeps it
+    cdef signed char read_only  # as Bytes has it
+    cdef dict __dict__
+    cdef uint64_t serial  # the older the smaller; 0 where it has not been entered
+
+    cdef void leave(self) noexcept
+
+
+cdef PinnedMap map_of(object device)
+cdef object bytes_of(object buffer, object size, Bytes* found)

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Locks for people: of any buffer, as handles that keep the buffer alive. The stub says what each does."""
+
+cimport cython
+from cpython.object cimport PyObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+
+from pinning.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
+from pinning.map cimport Hold, PinnedMap, wish
+from pinning.native cimport CRegion
+from pinning.plugin.native cimport Wish
+
+import warnings
+from contextlib import ExitStack, contextmanager
+
+from pinning import devices
+from pinning.buffers import HostBuffer, resolve
+from pinning.errors import InvalidRangeError, NotLockedError
+from pinning.populate import is_resident, populate
+from pinning.room import check_room
+
+cdef extern from "Python.h":
+    PyObject* PyDict_GetItem(object dictionary, object key)
+
+cdef extern from *:
+    """
+    #include <cstdint>
+    #include <map>
+    #include <tuple>
+
+    // The locks that are held, borrowed, to be found by what they lock: by their bytes, and by their region.
+    class OpenLocks {
+     public:
+      using Word = std::uint64_t;
+      void enter(void const* map, Word ptr, Word size, Word region, Word serial, PyObject* lock) {
+        by_bytes_[{map, ptr, size, serial}] = lock;
+        try {
+          by_region_[{map, region, 0, serial}] = lock;
+        } catch (...) {
+          by_bytes_.erase({map, ptr, size, serial});
+          throw;
+        }
+      }
+      void leave(void const* map, Word ptr, Word size, Word region, Word serial) {
+        by_bytes_.erase({map, ptr, size, serial});
+        by_region_.erase({map, region, 0, serial});
+      }
+      // The youngest that is older than one with serial `before`.
+      PyObject* of_bytes(void const* map, Word ptr, Word size, Word before) { return last(by_bytes_, {map, ptr, size, before}); }
+      PyObject* of_region(void const* map, Word region, Word before) { return last(by_region_, {map, region, 0, before}); }
+
+     private:
+      using Key = std::tuple<void const*, Word, Word, Word>;
+      using Locks = std::map<Key, PyObject*>;
+      static PyObject* last(Locks const& locks, Key const& before) {
+        auto found = locks.lower_bound(before);
+        if (found == locks.begin()) return nullptr;
+        Key key = (--found)->first;
+        std::get<3>(key) = std::get<3>(before);
+        return key == before ? found->second : nullptr;
+      }
+      Locks by_bytes_, by_region_;
+    };
+    """
+    cppclass OpenLocks:
+        void enter(const void* map, uint64_t ptr, uint64_t size, uint64_t region, uint64_t serial, PyObject* lock) except +
+        void leave(const void* map, uint64_t ptr, uint64_t size, uint64_t region, uint64_t serial) noexcept
+        PyObject* of_bytes(const void* map, uint64_t ptr, uint64_t size, uint64_t before) noexcept
+        PyObject* of_region(const void* map, uint64_t region, uint64_t before) noexcept
+
+
+cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
+cdef uint64_t last_serial = 0
+
+cdef dict maps = devices._maps
+cdef object plugins = devices.plugins
+cdef object reports = None  # of the plugins, for which the next two hold
+cdef PinnedMap default_map = None
+cdef dict named = {}
+
+
+cdef PinnedMap map_of(object device):
+    """`pinned_map`, without looking through the devices every time."""
+    global reports, default_map
+    cdef PyObject* known
+    if device is not None and not isinstance(device, str):
+        known = PyDict_GetItem(maps, <uint64_t><void*>device)
+        return devices.pinned_map(device) if known is NULL else <PinnedMap>known
+    found = plugins()
+    if found is not reports:
+        reports, default_map = found, None
+        named.clear()
+    if device is None:
+        if default_map is None:
+            default_map = devices.pinned_map()
+        return default_map
+    known = PyDict_GetItem(named, device)
+    if known is NULL:
+        named[device] = devices.pinned_map(device)
+        return named[device]
+    return <PinnedMap>known
+
+
+cdef object bytes_of(object buffer, object size, Bytes* found):
+    """Which bytes of the host's memory a buffer is; what is returned keeps them. Raises what `resolve` does."""
+    cdef Kind kind = kind_of(buffer)
+    cdef DLTensor tensor
+    if kind.buffer and size is None:
+        try:
+            owner = export(buffer, found)
+        except (TypeError, ValueError, BufferError):
+            pass  # the long way says what is wrong, or has another
+        else:
+            if is_range(found.ptr, found.size):
+                return owner
+    elif kind.dlpack is not NULL and size is None:
+        # Device types of the host: its own, and what CUDA and ROCm allocate pinned.
+        if dlpack_bytes(buffer, kind.dlpack, &tensor, found) and tensor.device_type in (1, 3, 11):
+            if is_range(found.ptr, found.size):
+                return buffer
+    resolved = resolve(buffer, size)
+    found.ptr, found.size, found.contiguous = resolved.ptr, resolved.size, resolved.contiguous
+    found.read_only = -1 if resolved.read_only is None else bool(resolved.read_only)
+    return resolved.owner
+
+
+cdef bint range_at(object buffer, object size, Bytes* found) except -1:
+    """The same where no owner is needed; an address by itself is one byte. False for a range that is nowhere."""
+    cdef bint address = kind_of(buffer).address
+    if not address:
+        bytes_of(buffer, size, found)
+        return True
+    try:
+        found.ptr = int(buffer)
+        found.size = 1 if size is None else size
+    except OverflowError:
+        return False
+    return True
+
+
+@cython.no_gc_clear
+cdef class Lock(Hold):
+    def __init__(self):
+        raise TypeError("a Lock is had from pinning.lock")
+
+    def __reduce__(self):
+        raise TypeError("a Lock cannot be copied: it stands for one lock; lock the buffer once more")
+
+    @property
+    def device(self):
+        return self.map.device
+
+    @property
+    def region(self):
+        return self.map.find(self.host_ptr, self.size) if self.is_held() else None
+
+    def unlock(self):
+        self.give_up()
+
+    cdef bint give_up(self) except *:
+        if not Hold.give_up(self):
+            return False
+        self.leave()
+        self.owner = None
+        return True
+
+    cdef void leave(self) noexcept:
+        """Out of the list of those that are held."""
+        if self.serial:
+            open_locks.leave(<void*>self.map, self.host_ptr, self.size, self.hold.serial, self.serial)
+            self.serial = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.give_up()
+
+    def __del__(self):
+        if not self.is_held():
+            return
+        try:
+            warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
+        finally:
+            self.drop(self.owner)
+
+    def __dealloc__(self):
+        self.leave()
+        if self.counted:
+            self.give_up()  # while the memory is still there
+
+    def __repr__(self):
+        state = "" if self.is_held() else ", unlocked"
+        device = getattr(self.map.device, "name", self.map.device)
+        end = int(self.host_ptr) + self.size
+        return f"<Lock of [{self.host_ptr:#x}, {end:#x}), {self.size} bytes, on {device}{state}>"
+
+
+def lock(buffer, size=None, *, device=None, read_only=None, piece=None, coherent=None, progress=None):
+    global last_serial
+    cdef Bytes found
+    cdef Lock made = Lock.__new__(Lock)
+    made.owner = bytes_of(buffer, size, &found)
+    made.host_ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
+    cdef PinnedMap on = map_of(device)
+    if not made.try_take(on, found.ptr, found.size, wish(read_only, coherent).grain):
+        if read_only is None and found.read_only >= 0:
+            read_only = bool(found.read_only)
+        bring_in(found.ptr, found.size, on, progress)
+        made.take(on, found.ptr, found.size, read_only, piece, coherent)
+    try:
+        open_locks.enter(<void*>on, found.ptr, found.size, made.hold.serial, last_serial + 1, <PyObject*>made)
+    except MemoryError:
+        made.give_up()
+        raise
+    last_serial += 1
+    made.serial = last_serial
+    return made
+
+
+def make_ready(buffer, PinnedMap on not None, progress=None):
+    bring_in(buffer.ptr, buffer.size, on, progress)
+
+
+cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
+    # Where either end is in a locked region, the map has the answer: one more lock, or an overlap.
+    if on.closed or on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
+        return
+    resident = is_resident(ptr, size)
+    check_room(size, on.device, resident)
+    populate(ptr, size, progress=progress, resident=resident)
+
+
+def unlock(buffer, *, device=None):
+    cdef Bytes found
+    if isinstance(buffer, Lock):
+        (<Lock>buffer).give_up()
+        return
+    cdef PinnedMap on
+    if range_at(buffer, None, &found):
+        for on in list(maps.values()) if device is None else (map_of(device),):
+            if unlock_youngest(on, &found):
+                return
+            try:
+                on.unlock(found.ptr)  # locked through the map itself
+            except NotLockedError:
+                continue
+            return
+        raise NotLockedError(f"no locked region holds {found.ptr:#x}")
+    raise NotLockedError(f"no locked region holds {int(buffer):#x}, which is not in [0, 2**64)")
+
+
+cdef bint unlock_youngest(PinnedMap on, Bytes* found) except -1:
+    cdef uint64_t region = on.map.serial_at(found.ptr)
+    cdef uint64_t before = last_serial + 1
+    cdef PyObject* each
+    cdef bint exact
+    cdef Lock lock
+    for exact in (True, False):
+        while True:
+            each = (open_locks.of_bytes(<void*>on, found.ptr, found.size, before) if exact
+                    else open_locks.of_region(<void*>on, region, before))
+            if each is NULL:
+                break
+            lock = <Lock>each
+            before = lock.serial
+            if lock.is_held() and lock.give_up():
+                return True
+        before = last_serial + 1
+    return False
+
+
+@contextmanager
+def locked(*buffers, device=None, read_only=None, coherent=None):
+    with ExitStack() as stack:
+        yield tuple([
+            stack.enter_context(lock(each, device=device, read_only=read_only, coherent=coherent)) for each in buffers
+        ])
+
+
+def is_locked(buffer, size=None, *, device=None):
+    cdef Bytes found
+    cdef object on
+    if not range_at(buffer, size, &found):
+        return False
+    if device is not None:
+        return map_of(device).map.find(found.ptr, found.size).has_value()
+    for on in maps.values():
+        if (<PinnedMap>on).map.find(found.ptr, found.size).has_value():
+            return True
+    return False
+
+
+def find(buffer, size=None, *, device=None):
+    cdef Bytes found
+    if not range_at(buffer, size, &found):
+        return None
+    for on in list(maps.values()) if device is None else (map_of(device),):
+        region = (<PinnedMap>on).find(found.ptr, found.size)
+        if region is not None:
+            return region
+    return None
+
+
+def regions(device=None):
+    return [region for on in (list(maps.values()) if device is None else [map_of(device)]) for region in on]
+
+
+def range_of(buffer, size=None):
+    cdef Bytes found
+    if kind_of(buffer).address:
+        return int(buffer), 1 if size is None else size
+    bytes_of(buffer, size, &found)
+    return found.ptr, found.size
