@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from pinning import library_dirs
+from pinning.plugin import native
+
 ROOT = Path(__file__).parent.parent
 PLUGINS = sorted(path.name for path in (ROOT / "plugins").iterdir() if (path / "__init__.py").is_file())
 OURS = {"pagetable", "pinning", *PLUGINS}
@@ -235,6 +238,9 @@ def test_a_plugin_needs_the_interface_alone(tmp_path: Path, name: str) -> None:
     shutil.copytree(ROOT / "pinning" / "plugin", tmp_path / "pinning" / "plugin")
     (tmp_path / "pinning" / "__init__.py").touch()
     shutil.copy(ROOT / "pinning" / "errors.py", tmp_path / "pinning")
+    shutil.copy(native.__file__, tmp_path / "pinning" / "plugin")
+    (library,) = library_dirs()
+    shutil.copytree(library, tmp_path / "pinning" / "lib")
     shutil.copytree(ROOT / "plugins" / name, tmp_path / name)
     paths = [str(tmp_path), sysconfig.get_path("purelib")]
     # -S: no .pth file, so nothing points back to this repository

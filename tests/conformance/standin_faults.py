@@ -191,13 +191,14 @@ def test_every_call_fails_until_the_driver_recovers(standin: StandIn, pages: Pag
 
 
 def test_ctrl_c_during_any_call_of_a_lock_leaves_nothing_locked(standin: StandIn, pages: Pages) -> None:
-    lock, unlock = lambda: DEVICE.data_lock(pages.ptr + 100, PAGE, None), lambda: DEVICE.data_unlock(pages.ptr + 100)
-    lock()
-    unlock()
+    def lock() -> pinning.Lock:
+        return pinning.lock((pages.ptr + 100, PAGE), device=DEVICE)
+
+    lock().unlock()
     standin.configure()
-    lock()  # not the first one, which also sets up the device
+    again = lock()  # not the first one, which also sets up the device
     functions = {call.split()[0] for call in standin.calls()}
-    unlock()
+    again.unlock()
     before = state(standin, pages)
 
     def interrupt(function: str, over: threading.Event) -> None:
