@@ -7,36 +7,103 @@
 
 namespace pinning::cuda {
 
+/// CUDA_MEMCPY2D
+struct Rows {
+  std::size_t srcXInBytes, srcY;
+  int srcMemoryType;
+  void const* srcHost;
+  unsigned long long srcDevice;
+  void* srcArray;
+  std::size_t srcPitch, dstXInBytes, dstY;
+  int dstMemoryType;
+  void* dstHost;
+  unsigned long long dstDevice;
+  void* dstArray;
+  std::size_t dstPitch, WidthInBytes, Height;
+};
+
+/// CUstreamBatchMemOpParams, of which `waitValue` and `writeValue` look alike.
+struct WordOperation {
+  int operation;
+  unsigned long long address;
+  std::uint64_t value;
+  unsigned flags;
+  unsigned long long alias;
+  std::uint64_t unused;
+};
+
 // FUNCTION(name, result, arguments...): the exported name, with its version.
-#define PINNING_CUDA_FUNCTIONS(FUNCTION)                                             \
-  FUNCTION(cuInit, int, unsigned)                                                    \
-  FUNCTION(cuGetErrorName, int, int, char const**)                                   \
-  FUNCTION(cuDeviceGetCount, int, int*)                                              \
-  FUNCTION(cuDeviceGet, int, int*, int)                                              \
-  FUNCTION(cuDeviceGetAttribute, int, int*, int, int)                                \
-  FUNCTION(cuDevicePrimaryCtxRetain, int, void**, int)                               \
-  FUNCTION(cuDevicePrimaryCtxRelease_v2, int, int)                                   \
-  FUNCTION(cuCtxPushCurrent_v2, int, void*)                                          \
-  FUNCTION(cuCtxPopCurrent_v2, int, void**)                                          \
-  FUNCTION(cuMemHostRegister_v2, int, void*, std::size_t, unsigned)                  \
-  FUNCTION(cuMemHostUnregister, int, void*)                                          \
-  FUNCTION(cuMemHostGetDevicePointer_v2, int, unsigned long long*, void*, unsigned)  \
-  FUNCTION(cuPointerGetAttributes, int, unsigned, int*, void**, unsigned long long)
+#define PINNING_CUDA_FUNCTIONS(FUNCTION)                                                                \
+  FUNCTION(cuInit, int, unsigned)                                                                       \
+  FUNCTION(cuGetErrorName, int, int, char const**)                                                      \
+  FUNCTION(cuDeviceGetCount, int, int*)                                                                 \
+  FUNCTION(cuDeviceGet, int, int*, int)                                                                 \
+  FUNCTION(cuDeviceGetAttribute, int, int*, int, int)                                                   \
+  FUNCTION(cuDevicePrimaryCtxRetain, int, void**, int)                                                  \
+  FUNCTION(cuDevicePrimaryCtxRelease_v2, int, int)                                                      \
+  FUNCTION(cuCtxGetCurrent, int, void**)                                                                \
+  FUNCTION(cuCtxPushCurrent_v2, int, void*)                                                             \
+  FUNCTION(cuCtxPopCurrent_v2, int, void**)                                                             \
+  FUNCTION(cuCtxGetDevice, int, int*)                                                                   \
+  FUNCTION(cuCtxSynchronize, int, void)                                                                 \
+  FUNCTION(cuMemHostRegister_v2, int, void*, std::size_t, unsigned)                                     \
+  FUNCTION(cuMemHostUnregister, int, void*)                                                             \
+  FUNCTION(cuMemHostGetDevicePointer_v2, int, unsigned long long*, void*, unsigned)                     \
+  FUNCTION(cuMemHostAlloc, int, void**, std::size_t, unsigned)                                          \
+  FUNCTION(cuMemFreeHost, int, void*)                                                                   \
+  FUNCTION(cuMemAlloc_v2, int, unsigned long long*, std::size_t)                                        \
+  FUNCTION(cuMemAllocManaged, int, unsigned long long*, std::size_t, unsigned)                          \
+  FUNCTION(cuMemFree_v2, int, unsigned long long)                                                       \
+  FUNCTION(cuMemcpy, int, unsigned long long, unsigned long long, std::size_t)                          \
+  FUNCTION(cuPointerGetAttributes, int, unsigned, int*, void**, unsigned long long)                     \
+  FUNCTION(cuStreamCreate, int, void**, unsigned)                                                       \
+  FUNCTION(cuStreamDestroy_v2, int, void*)                                                              \
+  FUNCTION(cuStreamGetCtx, int, void*, void**)                                                          \
+  FUNCTION(cuStreamQuery, int, void*)                                                                   \
+  FUNCTION(cuStreamSynchronize, int, void*)                                                             \
+  FUNCTION(cuStreamWaitEvent, int, void*, void*, unsigned)                                              \
+  FUNCTION(cuStreamWaitValue32_v2, int, void*, unsigned long long, std::uint32_t, unsigned)             \
+  FUNCTION(cuStreamWriteValue32_v2, int, void*, unsigned long long, std::uint32_t, unsigned)            \
+  FUNCTION(cuStreamBatchMemOp_v2, int, void*, unsigned, WordOperation*, unsigned)                       \
+  FUNCTION(cuLaunchHostFunc, int, void*, void (*)(void*), void*)                                        \
+  FUNCTION(cuMemcpyAsync, int, unsigned long long, unsigned long long, std::size_t, void*)              \
+  FUNCTION(cuMemcpy2DAsync_v2, int, Rows const*, void*)                                                 \
+  FUNCTION(cuMemsetD8Async, int, unsigned long long, unsigned char, std::size_t, void*)                 \
+  FUNCTION(cuMemsetD16Async, int, unsigned long long, unsigned short, std::size_t, void*)               \
+  FUNCTION(cuMemsetD32Async, int, unsigned long long, unsigned, std::size_t, void*)                     \
+  FUNCTION(cuEventCreate, int, void**, unsigned)                                                        \
+  FUNCTION(cuEventDestroy_v2, int, void*)                                                               \
+  FUNCTION(cuEventRecord, int, void*, void*)                                                            \
+  FUNCTION(cuEventQuery, int, void*)                                                                    \
+  FUNCTION(cuEventSynchronize, int, void*)                                                              \
+  FUNCTION(cuEventElapsedTime, int, float*, void*, void*)
 
 // CONSTANT(name, value)
 #define PINNING_CUDA_CONSTANTS(CONSTANT)                                \
   CONSTANT(CUDA_ERROR_INVALID_VALUE, 1)                                 \
+  CONSTANT(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
+  CONSTANT(CUDA_ERROR_INVALID_HANDLE, 400)                              \
   CONSTANT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)              \
   CONSTANT(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 113)  \
   CONSTANT(CU_MEMHOSTREGISTER_PORTABLE, 1)                              \
   CONSTANT(CU_MEMHOSTREGISTER_DEVICEMAP, 2)                             \
   CONSTANT(CU_MEMHOSTREGISTER_READ_ONLY, 8)                             \
+  CONSTANT(CU_MEMHOSTALLOC_PORTABLE, 1)                                 \
+  CONSTANT(CU_MEMHOSTALLOC_DEVICEMAP, 2)                                \
+  CONSTANT(CU_MEMHOSTALLOC_WRITECOMBINED, 4)                            \
+  CONSTANT(CU_MEM_ATTACH_GLOBAL, 1)                                     \
   CONSTANT(CU_MEMORYTYPE_HOST, 1)                                       \
+  CONSTANT(CU_MEMORYTYPE_UNIFIED, 4)                                    \
   CONSTANT(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                         \
   CONSTANT(CU_POINTER_ATTRIBUTE_HOST_POINTER, 4)                        \
   CONSTANT(CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                          \
+  CONSTANT(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)                      \
   CONSTANT(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11)                   \
-  CONSTANT(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12)
+  CONSTANT(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12)                         \
+  CONSTANT(CU_STREAM_MEM_OP_WAIT_VALUE_32, 1)                           \
+  CONSTANT(CU_STREAM_MEM_OP_WRITE_VALUE_32, 2)                          \
+  CONSTANT(CU_STREAM_WAIT_VALUE_GEQ, 0)                                 \
+  CONSTANT(CU_STREAM_WRITE_VALUE_DEFAULT, 0)
 
 #define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);
 struct Functions {

@@ -2,6 +2,7 @@
 #include "library.hpp"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <pinning/errors.hpp>
@@ -28,13 +29,20 @@ void* Library::find(char const* name) const {
   return found;
 }
 
-Started::Started(char const* driver) : driver_(driver), process_(getpid()) {}
+std::atomic<unsigned> forks = 0;
 
-void Started::check() const {
-  if (process_ == getpid()) return;
+namespace {
+[[maybe_unused]] int const counts_forks = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+}
+
+Started::Started(char const* driver) : driver_(driver), process_(getpid()), forks_(forks) {}
+
+void Started::refuse() const {
   throw Unavailable("process " + std::to_string(getpid()) + " is a fork of process " + std::to_string(process_) +
                     ", which uses " + driver_ + ", so " + driver_ +
-                    " does not work in it: start it by exec, or fork before the first use");
+                    " does not work in it: start it by exec, as multiprocessing's 'spawn' method does, or fork before "
+                    "the first use of " +
+                    driver_);
 }
 
 }  // namespace pinning

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <initializer_list>
 #include <string>
 
@@ -29,16 +30,26 @@ class Library {
   std::string name_;
 };
 
+/// How many forks lie between the process that loaded us and this one. To ask for the process's number takes a system call.
+extern std::atomic<unsigned> forks;
+
 /// The process in which a driver was started: its state does not survive a fork.
 class Started {
  public:
   explicit Started(char const* driver);
-  /// Throws Unavailable in a child of that process.
-  void check() const;
+  /// Whether this is a child of that process, in which the driver must not be called.
+  bool elsewhere() const noexcept { return forks.load(std::memory_order_relaxed) != forks_; }
+  /// Throws Unavailable there. It takes no longer than a look at a word, so that hot calls may ask.
+  void check() const {
+    if (elsewhere()) refuse();
+  }
 
  private:
+  [[noreturn]] void refuse() const;
+
   char const* driver_;
   pid_t process_;
+  unsigned forks_;
 };
 
 }  // namespace pinning

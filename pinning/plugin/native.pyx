@@ -164,6 +164,10 @@ cdef class NativeQueue:
         with nogil:
             self.vendor.write_value(address, value)
 
+    def write_then_wait(self, uint64_t written, uint32_t value, uint64_t awaited, uint32_t reached):
+        with nogil:
+            self.vendor.write_then_wait(written, value, awaited, reached)
+
     def record(self):
         cdef unique_ptr[VendorEvent] made
         with nogil:

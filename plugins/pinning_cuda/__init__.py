@@ -46,7 +46,7 @@ class CudaPlugin:
         if not 0 <= index < count:
             raise PluginUnavailableError(f"there is no cuda:{index}: this process sees {count}, from cuda:0 on")
         if index not in self._devices:
-            self._devices.setdefault(index, CudaDevice(index))
+            self._devices.setdefault(index, CudaDevice(f"cuda:{index}", index))
         return self._devices[index]
 
     def library(self) -> Library:

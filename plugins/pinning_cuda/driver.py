@@ -3,21 +3,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
-from collections.abc import Callable
 from typing import Any
 
-from pinning.errors import AlreadyPinnedError, PluginUnavailableError, VendorError
+from pinning.errors import PluginUnavailableError, VendorError
 
-INVALID_VALUE = 1
-INVALID_CONTEXT = 201
-INVALID_HANDLE = 400
-NOT_READY = 600
 PEER_ACCESS_ALREADY_ENABLED = 704
 TOO_MANY_PEERS = 711
-ALREADY_REGISTERED = 712
 
 _ADVICE_ON_INIT = {
     3: "CUDA does not work in a fork of a process that uses it: start processes with the 'spawn' method",
@@ -28,31 +21,6 @@ _ADVICE_ON_INIT = {
 
 _bindings: Any = None
 _process = 0  # the one that called cuInit
-
-
-class Functions:
-    """The functions of the driver, and the types of the bindings, by name. A fork of this process has none."""
-
-    def __getattr__(self, name: str) -> Any:
-        # Called once for each name, and for all of them again in a fork: so the calls that must be quick check nothing.
-        _refuse_fork()
-        found = _host_function_launcher() if name == "cuLaunchHostFunc" else getattr(_bindings, name)
-        setattr(self, name, found)
-        return found
-
-
-def _host_function_launcher() -> Callable[[int, int, int], tuple[Any]]:
-    # The function of the bindings (12.9, 13.0, 13.3) has the host function called with the GIL held, so that one which
-    # waits for another thread of Python would wait for ever.
-    code, address, _ = _bindings.cuGetProcAddress(b"cuLaunchHostFunc", 10000, 0)
-    if code:
-        raise vendor_error("cuGetProcAddress", code)
-    launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(address)
-    return lambda stream, function, argument: (_bindings.CUresult(launch(stream, function, argument)),)
-
-
-functions = Functions()
-os.register_at_fork(after_in_child=functions.__dict__.clear)
 
 
 def initialise() -> None:
@@ -88,9 +56,6 @@ def initialise() -> None:
 def call(function: str, *arguments: object) -> tuple[Any, ...]:
     """Call the driver's `function` and return what it gives besides its code.
 
-    The bindings release the GIL for as long as the driver takes: each function of theirs is a ``with nogil:`` block
-    around the C call (cuda_bindings/cuda/bindings/driver.pyx of NVIDIA/cuda-python, cuMemHostRegister among them).
-
     Raises
     ------
     VendorError
@@ -98,21 +63,16 @@ def call(function: str, *arguments: object) -> tuple[Any, ...]:
     PluginUnavailableError
         This process is a fork of the one that initialised CUDA.
     """
-    code, *results = getattr(functions, function)(*arguments)
+    _refuse_fork()
+    code, *results = getattr(_bindings, function)(*arguments)
     if code:
-        raise vendor_error(function, code)
+        raise VendorError(function, int(code), code.name)
     return tuple(results)
 
 
-def vendor_error(function: str, code: Any) -> VendorError:
-    """What is to be raised when `function` gave this CUresult."""
-    kind = AlreadyPinnedError if code == ALREADY_REGISTERED else VendorError
-    return kind(function, int(code), code.name)
-
-
-def constant(enumeration: str, name: str) -> Any:
-    """A constant of cuda.h, as the bindings want it."""
-    return getattr(getattr(functions, enumeration), name)
+def device_attribute(name: str) -> Any:
+    """One of the ``CU_DEVICE_ATTRIBUTE_`` constants of cuda.h, as the bindings want it."""
+    return getattr(_bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
 
 
 def _refuse_fork() -> None:

@@ -15,7 +15,7 @@ from cuda.bindings import driver as cuda
 from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
 from pinning.plugin import CopyDevice, LimitedDevice
-from pinning_cuda import CudaDevice, plugin
+from pinning_cuda import plugin
 from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
@@ -40,17 +40,6 @@ def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
     assert isinstance(DEVICE, CopyDevice)
     assert DEVICE.lock_limit() is None
     assert DEVICE.largest_lock == 1 << 38
-
-
-def test_a_gpu_without_read_only_registration_is_not_asked_for_it(standin: StandIn) -> None:
-    standin.configure("no_read_only")
-    device = CudaDevice(0)
-    memory = Memory(1)
-    memory.protect(0, 1)  # PROT_READ
-    device.data_lock(memory.ptr, PAGE, True)
-    (register,) = standin.calls("cuMemHostRegister")
-    assert register.endswith(" 3")
-    device.data_unlock(memory.ptr)
 
 
 def test_a_thread_without_a_context_locks_and_is_left_without(standin: StandIn) -> None:
@@ -93,7 +82,7 @@ def test_another_librarys_context_is_left_current(standin: StandIn) -> None:
 
 
 def test_the_context_is_retained_once_however_many_threads_begin(standin: StandIn) -> None:
-    device, memory = CudaDevice(2), Memory(2)
+    device, memory = plugin.device(2), Memory(2)
     standin.configure("delay=cuDevicePrimaryCtxRetain:60000")
     threads = [
         threading.Thread(target=device.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)

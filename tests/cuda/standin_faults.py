@@ -23,20 +23,26 @@ DEVICE = plugin.device(0)
 def test_a_lock_fails_without_a_trace(standin: StandIn) -> None:
     memory = Memory(1)
     failed = {}
-    for call, outcome in each_failure(standin, lambda: CudaDevice(0).data_lock(memory.ptr, PAGE, None)):
+    DEVICE.free(DEVICE.allocate(1))  # the first of all calls makes the context
+    for call, outcome in each_failure(standin, lambda: DEVICE.data_lock(memory.ptr, PAGE, None)):
         failed[call] = outcome
         assert standin.registrations() == (set() if outcome else {(memory.ptr, PAGE)})
         if not outcome:
             DEVICE.data_unlock(memory.ptr)
     DEVICE.data_unlock(memory.ptr)  # of the last round, in which nothing failed
     names = {call: outcome and (outcome.call, outcome.code, outcome.name) for call, outcome in failed.items()}
+    assert names.pop("cuCtxGetCurrent") is None  # the context is pushed then
     assert names.pop("cuCtxPopCurrent") is None  # it may report someone else's earlier failure
     assert names == {
         call: (call, UNKNOWN, "CUDA_ERROR_UNKNOWN")
-        for call in [
-            *("cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain"),
-            *("cuCtxPushCurrent", "cuMemHostRegister", "cuMemHostGetDevicePointer"),
-        ]
+        for call in ("cuCtxPushCurrent", "cuMemHostRegister", "cuMemHostGetDevicePointer")
+    }
+
+
+def test_a_device_is_made_or_not(standin: StandIn) -> None:
+    failed = dict(each_failure(standin, lambda: CudaDevice("cuda:0", 0)))
+    assert {call: outcome and outcome.call for call, outcome in failed.items()} == {
+        call: call for call in ("cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute")
     }
 
 

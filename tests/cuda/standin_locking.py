@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -166,25 +164,6 @@ def test_the_interpreter_runs_on_while_the_driver_registers(standin: StandIn) ->
     locking.join()
     assert standin.registrations() == {(memory.ptr, memory.size)}
     DEVICE.data_unlock(memory.ptr)
-
-
-def test_ctrl_c_during_a_registration_leaves_nothing_locked(standin: StandIn) -> None:
-    memory = Memory(1)
-    standin.configure("delay=cuMemHostRegister:60000")
-
-    def interrupt() -> None:
-        while not standin.calls("cuMemHostRegister"):
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-        standin.configure()
-
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    with pytest.raises(KeyboardInterrupt):
-        DEVICE.data_lock(memory.ptr, memory.size, False)
-    interrupting.join()
-    assert standin.registrations() == set()
-    assert standin.calls("cuMemHostUnregister"), "the registration took place, and was undone"
 
 
 def test_many_threads_lock_and_unlock(standin: StandIn) -> None:

@@ -44,7 +44,7 @@ def test_a_gpu_is_a_memory_device(standin: StandIn) -> None:
 
 def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> None:
     standin.configure("no_managed")
-    gpu = CudaDevice(0)
+    gpu = CudaDevice("cuda:0", 0)
     assert gpu.memory_kinds == {HOST, DEVICE}
     with pytest.raises(VendorError, match="CUDA_ERROR_NOT_SUPPORTED"):
         gpu.allocate(8, SHARED)
@@ -100,7 +100,7 @@ def test_an_address_that_is_no_memory(standin: StandIn, address: int) -> None:
 
 def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
     ptr = GPU.allocate(100)
-    fresh = CudaDevice(3)
+    fresh = plugin.device(3)
     answers: list[MemoryInfo | None] = []
     standin.configure()
     thread = threading.Thread(target=lambda: answers.append(fresh.memory_info(ptr + 7)))
@@ -141,6 +141,7 @@ def test_each_call_of_an_allocation_fails(standin: StandIn, kind: MemoryKind) ->
     allocate = CALLS[kind][0].split()[0]
     # A pop may report someone else's earlier failure, so the memory is there all the same.
     assert failed == {
+        "cuCtxGetCurrent": None,
         "cuCtxPushCurrent": ("cuCtxPushCurrent", UNKNOWN),
         allocate: (allocate, UNKNOWN),
         "cuCtxPopCurrent": None,
@@ -185,19 +186,19 @@ def test_another_librarys_context_is_left_current(standin: StandIn, kind: Memory
 
 def test_a_gpu_uses_its_own_memory(standin: StandIn) -> None:
     standin.configure()
-    assert GPU.connection(CudaDevice(0)) is MemoryConnection.UNIFIED
+    assert GPU.connection(CudaDevice("cuda:0", 0)) is MemoryConnection.UNIFIED
     assert standin.calls("cuDeviceCanAccessPeer") == standin.calls("cuCtxEnablePeerAccess") == []
 
 
 def test_access_of_another_gpu_is_enabled_in_its_context(standin: StandIn) -> None:
-    owner, user = CudaDevice(2), CudaDevice(3)
+    owner, user = plugin.device(2), plugin.device(3)
     standin.configure()
     assert owner.connection(user) is MemoryConnection.UNIFIED
     assert standin.calls("cuDeviceCanAccessPeer") == ["cuDeviceCanAccessPeer 3 2"]
     (pushed,) = standin.calls("cuCtxPushCurrent")
-    assert int(pushed.split()[1], 16) == int(user._context.handle)  # type: ignore[call-overload]
+    assert int(pushed.split()[1], 16) == int(user._context)  # type: ignore[call-overload]
     (enabled,) = standin.calls("cuCtxEnablePeerAccess")
-    assert int(enabled.split()[1], 16) == int(owner._context.handle)  # type: ignore[call-overload]
+    assert int(enabled.split()[1], 16) == int(owner._context)  # type: ignore[call-overload]
     assert owner.connection(user) is MemoryConnection.UNIFIED  # enabled already, by us or another
 
 
@@ -209,11 +210,11 @@ def test_gpus_that_do_not_reach_one_another_copy(standin: StandIn) -> None:
 
 def test_more_gpus_than_can_be_connected_copy(standin: StandIn) -> None:
     standin.configure("fail=cuCtxEnablePeerAccess:1:711")
-    assert CudaDevice(1).connection(CudaDevice(3)) is MemoryConnection.MIGRATABLE
+    assert plugin.device(1).connection(plugin.device(3)) is MemoryConnection.MIGRATABLE
 
 
 def test_each_call_of_a_connection_fails(standin: StandIn) -> None:
-    failed = dict(each_failure(standin, lambda: CudaDevice(0).connection(CudaDevice(2))))
+    failed = dict(each_failure(standin, lambda: CudaDevice("cuda:0", 0).connection(CudaDevice("cuda:2", 2))))
     assert failed.pop("cuCtxPopCurrent") is None
     assert {"cuDeviceCanAccessPeer", "cuCtxPushCurrent", "cuCtxEnablePeerAccess"} < failed.keys()
     assert all(outcome and (outcome.call, outcome.code) == (call, UNKNOWN) for call, outcome in failed.items())

@@ -7,6 +7,7 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from cuda.bindings import driver as cuda
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin import PinnedInfo
-from pinning_cuda import memory, plugin
+from pinning_cuda import plugin
 from standins.standin import StandIn
 
 SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
@@ -98,12 +99,21 @@ def test_asking_works_in_a_thread_without_a_context(standin: StandIn) -> None:
     DEVICE.data_unlock(MEMORY.ptr)
 
 
+@pytest.mark.parametrize("question", [DEVICE.is_pinned_ptr, DEVICE.memory_info])
 def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
-    standin: StandIn, monkeypatch: pytest.MonkeyPatch
+    standin: StandIn, question: Callable[[int], object]
 ) -> None:
     DEVICE.data_lock(MEMORY.ptr, 100, False)
-    seen = memory.range_around(MEMORY.ptr)
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(question(MEMORY.ptr)))
+    standin.configure("delay=cuPointerGetAttributes:60000")
+    thread.start()
+    while not standin.calls("cuPointerGetAttributes"):
+        pass
+    standin.configure("delay=cuPointerGetAttributes:60000")  # lets the first call go on, and holds up the second
+    while not standin.calls("cuPointerGetAttributes"):
+        pass
     DEVICE.data_unlock(MEMORY.ptr)
-    monkeypatch.setattr(memory, "range_around", lambda ptr: seen)
-    assert DEVICE.is_pinned_ptr(MEMORY.ptr) is None
-    assert DEVICE.memory_info(MEMORY.ptr) is None
+    standin.configure()
+    thread.join()
+    assert answers == [None]

@@ -17,8 +17,8 @@ import pytest
 from holding import Buffer, Held, host_bytes
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
+from pinning.plugin.native import NativeQueue
 from pinning_cuda import CudaDevice, plugin
-from pinning_cuda.queue import CudaQueue
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def gpu() -> CudaDevice:
 
 
 @pytest.fixture
-def queue(gpu: CudaDevice) -> Iterator[CudaQueue]:
+def queue(gpu: CudaDevice) -> Iterator[NativeQueue]:
     queue = gpu.make_queue()
     yield queue
     queue.synchronize()
@@ -149,7 +149,7 @@ def test_more_memory_than_there_is(gpu: CudaDevice) -> None:
             gpu.allocate(1 << 46, kind)
 
 
-def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: CudaQueue, memory: Allocations) -> None:
+def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: NativeQueue, memory: Allocations) -> None:
     source, there, order = memory.array(64 * MIB), gpu.allocate(64 * MIB), memory.array(1)
     for _ in range(10):
         queue.copy(there, source.ctypes.data, source.nbytes)
@@ -159,7 +159,7 @@ def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: Cu
 
 
 def test_a_gpu_and_itself(gpu: CudaDevice) -> None:
-    assert gpu.connection(CudaDevice(0)) is MemoryConnection.UNIFIED
+    assert gpu.connection(CudaDevice("cuda:0", 0)) is MemoryConnection.UNIFIED
 
 
 # ---- work ----
@@ -169,7 +169,7 @@ def test_a_gpu_and_itself(gpu: CudaDevice) -> None:
 @pytest.mark.parametrize("locked", [False, True], ids=["pageable", "locked"])
 @pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 def test_bytes_go_there_and_come_back(
-    gpu: CudaDevice, queue: CudaQueue, memory: Allocations, kind: MemoryKind, locked: bool, size: int
+    gpu: CudaDevice, queue: NativeQueue, memory: Allocations, kind: MemoryKind, locked: bool, size: int
 ) -> None:
     source, target, there = noise(size), numpy.zeros(size, dtype=numpy.uint8), memory(kind, size)
     pointers = (source.ctypes.data, target.ctypes.data) if locked else ()
@@ -184,7 +184,7 @@ def test_bytes_go_there_and_come_back(
 
 
 @pytest.mark.parametrize("pageable", [False, True], ids=["pinned", "pageable"])
-def test_rows(queue: CudaQueue, memory: Allocations, pageable: bool) -> None:
+def test_rows(queue: NativeQueue, memory: Allocations, pageable: bool) -> None:
     size = 300 * 200
     source, target = (
         (noise(size), numpy.zeros(size, dtype=numpy.uint8)) if pageable else (memory.array(size), memory.array(size))
@@ -201,7 +201,7 @@ def test_rows(queue: CudaQueue, memory: Allocations, pageable: bool) -> None:
 
 @pytest.mark.parametrize("value", [b"\x07", b"\x01\xfe", b"\x01\x02\x03\xfc"])
 @pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
-def test_fills(queue: CudaQueue, memory: Allocations, kind: MemoryKind, value: bytes) -> None:
+def test_fills(queue: NativeQueue, memory: Allocations, kind: MemoryKind, value: bytes) -> None:
     there, target = memory(kind, 4000), memory.array(4001)
     queue.fill(there, value, 1000)
     queue.copy(target.ctypes.data, there, 1000 * len(value))
@@ -209,7 +209,7 @@ def test_fills(queue: CudaQueue, memory: Allocations, kind: MemoryKind, value: b
     assert bytes(target[: 1000 * len(value) + 1]) == value * 1000 + b"\0"
 
 
-def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: CudaQueue, memory: Allocations) -> None:
+def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory.fives(20), memory.array(20)
     queue.copy(target.ctypes.data, source, 10)
     with Held(queue) as held:
@@ -223,7 +223,7 @@ def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: CudaQ
     assert queue.done()
 
 
-def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: CudaQueue, memory: Allocations) -> None:
+def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory.array(10), memory.array(10)
     source[:] = 5
     with Held(queue) as held:
@@ -236,7 +236,7 @@ def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: CudaQueue, m
         assert target.all()
 
 
-def test_functions_are_called_without_the_gil(queue: CudaQueue) -> None:
+def test_functions_are_called_without_the_gil(queue: NativeQueue) -> None:
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
     libc.pthread_mutex_lock(lock)
@@ -249,7 +249,9 @@ def test_functions_are_called_without_the_gil(queue: CudaQueue) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 2**32 - 2], ids=["zero", "wrapping"])
-def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(queue: CudaQueue, memory: Allocations, start: int) -> None:
+def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(
+    queue: NativeQueue, memory: Allocations, start: int
+) -> None:
     words = memory.array(8).view(numpy.uint32)
     source, target = memory.fives(10), memory.array(10)
     words[0] = start
@@ -268,7 +270,9 @@ def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(queue: CudaQueue, m
     assert words[1] == 77
 
 
-def test_a_copy_across_the_border_of_a_lock_is_refused(gpu: CudaDevice, queue: CudaQueue, memory: Allocations) -> None:
+def test_a_copy_across_the_border_of_a_lock_is_refused(
+    gpu: CudaDevice, queue: NativeQueue, memory: Allocations
+) -> None:
     array, there = noise(MIB), memory(DEVICE, MIB)
     gpu.data_lock(array.ctypes.data, MIB // 2, False)
     with pytest.raises(VendorError) as raised:
@@ -281,7 +285,7 @@ def test_a_copy_across_the_border_of_a_lock_is_refused(gpu: CudaDevice, queue: C
 # ---- events ----
 
 
-def test_events_are_reached_in_order_and_tell_the_time(queue: CudaQueue, memory: Allocations) -> None:
+def test_events_are_reached_in_order_and_tell_the_time(queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory.array(64 * MIB), memory(DEVICE, 64 * MIB)
     first = queue.record()
     with Held(queue) as held:
@@ -299,7 +303,7 @@ def test_events_are_reached_in_order_and_tell_the_time(queue: CudaQueue, memory:
     assert 0 < second.seconds_since(first) <= third.seconds_since(first) < 60
 
 
-def test_a_queue_waits_for_an_event_of_another(gpu: CudaDevice, queue: CudaQueue, memory: Allocations) -> None:
+def test_a_queue_waits_for_an_event_of_another(gpu: CudaDevice, queue: NativeQueue, memory: Allocations) -> None:
     source, target, other = memory.fives(10), memory.array(10), gpu.make_queue()
     with Held(other) as held:
         queue.wait(other.record())  # the event may be recorded again from now on
@@ -328,7 +332,7 @@ def test_an_event_outlives_its_queue(gpu: CudaDevice, memory: Allocations) -> No
         queue.copy(target.ctypes.data, source, 10)
 
 
-def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: CudaQueue) -> None:
+def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: NativeQueue) -> None:
     with Held(queue) as held:
         waits = [queue.record().wait, queue.synchronize, gpu.synchronize]
         threads = [threading.Thread(target=wait) for wait in waits]
@@ -344,7 +348,7 @@ def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: CudaQueue) ->
 # ---- contexts ----
 
 
-def submit_all(queue: CudaQueue, ptr: int, there: int) -> None:
+def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
     """Every kind of work, on 64 bytes of HOST and of DEVICE memory, and every question."""
     page = Buffer(bytes(64))
     queue.copy(there, ptr, 8)
@@ -470,7 +474,7 @@ def test_work_of_torch_and_ours_in_one_stream(gpu: CudaDevice, memory: Allocatio
         queue.close()
 
 
-def test_cuda_core_takes_a_queue_of_ours(queue: CudaQueue, memory: Allocations) -> None:
+def test_cuda_core_takes_a_queue_of_ours(queue: NativeQueue, memory: Allocations) -> None:
     core = pytest.importorskip("cuda.core")
     target = memory.array(10)
     stream = core.Stream.from_handle(queue.handle)
@@ -564,41 +568,3 @@ for _ in range(20):
 gpu.adopt_queue(0).record()
 {end}
 """)
-
-
-# ---- what it costs ----
-
-
-def test_costs(gpu: CudaDevice, queue: CudaQueue, memory: Allocations, capsys: pytest.CaptureFixture[str]) -> None:
-    from cuda.bindings import driver as cuda
-
-    ptr, there, stream = memory(HOST, 64), memory(DEVICE, 64), cuda.CUstream(queue.handle)
-    default, event = gpu.adopt_queue(0), queue.record()
-    acts: dict[str, Callable[[], object]] = {
-        "cuMemcpyAsync, bindings": lambda: cuda.cuMemcpyAsync(there, ptr, 64, stream),
-        "copy": lambda: queue.copy(there, ptr, 64),
-        "copy, default stream": lambda: default.copy(there, ptr, 64),  # no context is current in this thread
-        "copy_2d": lambda: queue.copy_2d(there, 8, ptr, 8, 8, 8),
-        "fill": lambda: queue.fill(there, b"\1", 64),
-        "record": queue.record,
-        "event done": event.done,
-        "queue done": queue.done,
-        "wait": lambda: queue.wait(event),
-        "write_value": lambda: queue.write_value(ptr, 1),
-        "wait_value": lambda: queue.wait_value(ptr, 1),
-        "synchronize": queue.synchronize,
-        "record and cuStreamSynchronize": lambda: (queue.record(), cuda.cuStreamSynchronize(stream)),
-        "memory_info": lambda: gpu.memory_info(there),
-        "memory_info of ordinary memory": lambda: gpu.memory_info(id(queue)),
-    }
-    with capsys.disabled():
-        print()
-        for name, act in acts.items():
-            best = float("inf")
-            for _ in range(5):
-                begin = time.perf_counter()
-                for _ in range(500):
-                    act()
-                best = min(best, (time.perf_counter() - begin) / 500)
-                queue.synchronize()
-            print(f"{name:32} {best * 1e6:6.2f} us")

@@ -76,7 +76,7 @@ VENDORS = {
         "CUDA_ERROR_UNKNOWN (999)",
         _cuda_register,
         _cuda_unregister,
-        frozenset({"cuCtxPopCurrent"}),
+        frozenset({"cuCtxGetCurrent", "cuCtxPopCurrent"}),  # the context is pushed then; and has been popped for us
     ),
     "hip": Vendor(
         "hip:1",

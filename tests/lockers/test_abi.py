@@ -51,12 +51,33 @@ CHECK_FIELD(sizeInBytes) CHECK_FIELD(userData) CHECK_FIELD(agentOwner) CHECK_FIE
 """
 # The exported names carry the version that today's header stands for.
 CUDA = r"""
+#include <cstddef>
+static_assert(sizeof(CUDA_MEMCPY2D) == sizeof(pinning::cuda::Rows));
+#define CHECK_FIELD(name)                                                                  \
+  static_assert(offsetof(CUDA_MEMCPY2D, name) == offsetof(pinning::cuda::Rows, name), #name);
+CHECK_FIELD(srcXInBytes) CHECK_FIELD(srcMemoryType) CHECK_FIELD(srcDevice) CHECK_FIELD(srcPitch)
+CHECK_FIELD(dstXInBytes) CHECK_FIELD(dstMemoryType) CHECK_FIELD(dstDevice) CHECK_FIELD(dstPitch)
+CHECK_FIELD(WidthInBytes) CHECK_FIELD(Height)
+static_assert(sizeof(CUstreamBatchMemOpParams) == sizeof(pinning::cuda::WordOperation));
+#define CHECK_WORD(theirs, name) \
+  static_assert(offsetof(CUstreamBatchMemOpParams, theirs) == offsetof(pinning::cuda::WordOperation, name), #theirs);
+CHECK_WORD(operation, operation)
+CHECK_WORD(waitValue.address, address) CHECK_WORD(waitValue.value, value) CHECK_WORD(waitValue.flags, flags)
+CHECK_WORD(writeValue.address, address) CHECK_WORD(writeValue.value, value) CHECK_WORD(writeValue.flags, flags)
 #define SAME(name, version) static_assert(&::name == &::version);
 SAME(cuMemHostRegister, cuMemHostRegister_v2)
 SAME(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)
 SAME(cuCtxPushCurrent, cuCtxPushCurrent_v2)
 SAME(cuCtxPopCurrent, cuCtxPopCurrent_v2)
 SAME(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)
+SAME(cuMemAlloc, cuMemAlloc_v2)
+SAME(cuMemFree, cuMemFree_v2)
+SAME(cuMemcpy2DAsync, cuMemcpy2DAsync_v2)
+SAME(cuStreamDestroy, cuStreamDestroy_v2)
+SAME(cuStreamWaitValue32, cuStreamWaitValue32_v2)
+SAME(cuStreamWriteValue32, cuStreamWriteValue32_v2)
+SAME(cuStreamBatchMemOp, cuStreamBatchMemOp_v2)
+SAME(cuEventDestroy, cuEventDestroy_v2)
 """
 VENDORS: dict[str, tuple[Driver, str, str]] = {
     "cuda": (libcuda.DRIVER, "#include <cuda.h>", CUDA),

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_driver.hpp"
+
+namespace pinning::cuda {
+
+namespace {
+
+char const* advice(int code) {
+  switch (code) {
+    case 3: return "CUDA does not work in a fork of a process that uses it: start processes by exec";
+    case 34: return "the libcuda.so.1 found is the toolkit's stub: put the NVIDIA driver's before it";
+    case 100: return "no NVIDIA GPU is visible: compare `nvidia-smi -L` with the variable CUDA_VISIBLE_DEVICES";
+    case 803: return "the NVIDIA kernel module and libcuda.so.1 are of different versions: reboot, or install one "
+                     "version of both";
+    default: return "see whether `nvidia-smi` works";
+  }
+}
+
+}  // namespace
+
+Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the NVIDIA driver, which provides it") {
+#define PINNING_GET(name, ...) library_.get(#name, this->name);
+  PINNING_CUDA_FUNCTIONS(PINNING_GET)
+#undef PINNING_GET
+  streams_ = {
+      .stream_create = {"cuStreamCreate", cuStreamCreate},
+      .stream_destroy = {"cuStreamDestroy", cuStreamDestroy_v2},
+      .stream_query = {"cuStreamQuery", cuStreamQuery},
+      .stream_synchronize = {"cuStreamSynchronize", cuStreamSynchronize},
+      .stream_wait_event = {"cuStreamWaitEvent", cuStreamWaitEvent},
+      .launch_host_function = {"cuLaunchHostFunc", cuLaunchHostFunc},
+      .event_create = {"cuEventCreate", cuEventCreate},
+      .event_destroy = {"cuEventDestroy", cuEventDestroy_v2},
+      .event_query = {"cuEventQuery", cuEventQuery},
+      .event_synchronize = {"cuEventSynchronize", cuEventSynchronize},
+      .event_record = {"cuEventRecord", cuEventRecord},
+      .event_elapsed = {"cuEventElapsedTime", cuEventElapsedTime},
+  };
+  int const code = cuInit(0);
+  if (code != 0) {
+    throw Unavailable("the NVIDIA driver does not start: " + failed("cuInit", code).text() + "; " + advice(code));
+  }
+}
+
+Driver const& Driver::get() {
+  static Driver const& driver = *new Driver;  // not destroyed: programs lock until the end
+  driver.started().check();
+  return driver;
+}
+
+VendorCall Driver::failed(char const* function, int code, std::string advice) const {
+  char const* name = nullptr;
+  bool const known = cuGetErrorName(code, &name) == 0 && name != nullptr;
+  return {function, code, known ? name : "unknown", std::move(advice)};
+}
+
+Where Driver::enter(Where context) const {
+  void* now = nullptr;
+  if (cuCtxGetCurrent(&now) == 0 && reinterpret_cast<Where>(now) == context) return 0;
+  check("cuCtxPushCurrent", cuCtxPushCurrent_v2(reinterpret_cast<void*>(context)));
+  return context;
+}
+
+// Its code may be that of someone's earlier asynchronous work.
+void Driver::leave(Where pushed) const noexcept {
+  void* popped;
+  if (pushed != 0) cuCtxPopCurrent_v2(&popped);
+}
+
+}  // namespace pinning::cuda

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_queue.hpp"
+
+namespace pinning::cuda {
+
+void Queue::copy(Address dst, Address src, std::uint64_t size) {
+  submit("cuMemcpyAsync", [&] { return driver_.cuMemcpyAsync(dst, src, size, stream()); });
+}
+
+void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
+                    std::uint64_t height) {
+  Rows rows{};
+  rows.srcMemoryType = rows.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+  rows.dstDevice = dst;
+  rows.dstPitch = dst_pitch;
+  rows.srcDevice = src;
+  rows.srcPitch = src_pitch;
+  rows.WidthInBytes = width;
+  rows.Height = height;
+  submit("cuMemcpy2DAsync", [&] { return driver_.cuMemcpy2DAsync_v2(&rows, stream()); });
+}
+
+void Queue::fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) {
+  switch (bytes) {
+    case 1:
+      return submit("cuMemsetD8Async", [&] {
+        return driver_.cuMemsetD8Async(ptr, static_cast<unsigned char>(value), count, stream());
+      });
+    case 2:
+      return submit("cuMemsetD16Async", [&] {
+        return driver_.cuMemsetD16Async(ptr, static_cast<unsigned short>(value), count, stream());
+      });
+    default:
+      return submit("cuMemsetD32Async", [&] { return driver_.cuMemsetD32Async(ptr, value, count, stream()); });
+  }
+}
+
+// Reached or gone past, on a scale that wraps.
+void Queue::wait_value(Address address, std::uint32_t value) {
+  submit("cuStreamWaitValue32",
+         [&] { return driver_.cuStreamWaitValue32_v2(stream(), address, value, CU_STREAM_WAIT_VALUE_GEQ); });
+}
+
+// After all that was written before.
+void Queue::write_value(Address address, std::uint32_t value) {
+  submit("cuStreamWriteValue32",
+         [&] { return driver_.cuStreamWriteValue32_v2(stream(), address, value, CU_STREAM_WRITE_VALUE_DEFAULT); });
+}
+
+void Queue::write_then_wait(Address written, std::uint32_t value, Address awaited, std::uint32_t reached) {
+  WordOperation operations[] = {
+      {CU_STREAM_MEM_OP_WRITE_VALUE_32, written, value, CU_STREAM_WRITE_VALUE_DEFAULT, 0, 0},
+      {CU_STREAM_MEM_OP_WAIT_VALUE_32, awaited, reached, CU_STREAM_WAIT_VALUE_GEQ, 0, 0},
+  };
+  submit("cuStreamBatchMemOp", [&] { return driver_.cuStreamBatchMemOp_v2(stream(), 2, operations, 0); });
+}
+
+void Queue::close() {
+  StreamQueue::close();
+  if (own_spares_) own_spares_->destroy_all();
+}
+
+}  // namespace pinning::cuda

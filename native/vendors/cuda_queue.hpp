@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda_driver.hpp"
+
+namespace pinning::cuda {
+
+/// A stream. Its handle knows its context, and none need be current (driver 580; not so for older ones, which say
+/// "invalid context" or "invalid handle"). The handles of the default streams mean those of the current context.
+class Queue final : public StreamQueue {
+ public:
+  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares)
+      : StreamQueue(driver, context, std::move(spares), Calls::as_it_is), driver_(driver) {}
+  /// Over someone else's stream. `own_spares`: they serve this queue alone, and end with it.
+  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool own_spares, std::uintptr_t stream)
+      : StreamQueue(driver, context, spares, stream > last_default ? Calls::as_it_is : Calls::in_place,
+                    reinterpret_cast<void*>(stream)),
+        driver_(driver),
+        own_spares_(own_spares ? std::move(spares) : nullptr) {}
+  ~Queue() override { close_quietly(); }
+
+  /// The driver refuses a host range that crosses the border of a lock. From host memory to host memory, locked or not,
+  /// it waits until the bytes are copied, and so for all work before them.
+  void copy(Address dst, Address src, std::uint64_t size) override;
+  /// Pitches are at least `width` and below 2 GiB.
+  void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
+               std::uint64_t height) override;
+  /// `ptr` is a multiple of `bytes`.
+  void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
+  bool waits_for_values() const noexcept override { return true; }
+  void wait_value(Address address, std::uint32_t value) override;
+  void write_value(Address address, std::uint32_t value) override;
+  void write_then_wait(Address written, std::uint32_t value, Address awaited, std::uint32_t reached) override;
+  void close() override;
+
+ protected:
+  bool wants_place(int code) const noexcept override {
+    return code == CUDA_ERROR_INVALID_CONTEXT || code == CUDA_ERROR_INVALID_HANDLE;
+  }
+
+ private:
+  static constexpr std::uintptr_t last_default = 2;  // 0 and 1: the legacy default stream; 2: the calling thread's own
+
+  Driver const& driver_;
+  std::shared_ptr<SpareEvents> const own_spares_;
+};
+
+}  // namespace pinning::cuda

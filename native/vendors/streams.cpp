@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Locks: `SpareEvents::mutex_` is taken last and held for a few nanoseconds, during no call of a vendor.
+#include "streams.hpp"
+
+#include <chrono>
+#include <thread>
+
+namespace pinning {
+
+namespace {
+
+// To wake a thread that sleeps takes 0.05 to 0.2 ms, which must be little of what it has waited for.
+constexpr auto polled = std::chrono::milliseconds(2);
+
+}  // namespace
+
+SpareEvents::~SpareEvents() {
+  while (Spare* const spare = pop()) delete spare;
+}
+
+SpareEvents::Spare* SpareEvents::take() {
+  Spare *found, *surplus = nullptr;
+  {
+    std::lock_guard const guard(mutex_);
+    found = pop();
+    if (found != nullptr && count_ > most) surplus = pop();
+  }
+  // So many are no longer needed at a time. One for each that is taken, so that nobody has to destroy thousands.
+  if (surplus != nullptr) destroy(surplus);
+  if (found != nullptr) return found;
+  auto made = std::make_unique<Spare>();
+  Current const current(vendor_, where_);
+  vendor_.check(vendor_.streams().event_create, &made->handle, StreamVendor::blocking_sync);
+  return made.release();
+}
+
+void SpareEvents::give(Spare* spare) noexcept {
+  ++count_;
+  spare->next = given_.load(std::memory_order_relaxed);
+  while (!given_.compare_exchange_weak(spare->next, spare, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
+void SpareEvents::destroy_all() noexcept {
+  for (int left = count_; left > 0; --left) {  // and no more: those that cannot be destroyed come back
+    Spare* spare;
+    {
+      std::lock_guard const guard(mutex_);
+      spare = pop();
+    }
+    if (spare == nullptr) return;
+    destroy(spare);
+  }
+}
+
+SpareEvents::Spare* SpareEvents::pop() noexcept {
+  if (ready_ == nullptr) ready_ = given_.exchange(nullptr, std::memory_order_acquire);
+  if (ready_ == nullptr) return nullptr;
+  --count_;
+  return std::exchange(ready_, ready_->next);
+}
+
+void SpareEvents::destroy(Spare* spare) noexcept {
+  if (vendor_.streams().event_destroy.call(spare->handle) == 0) {
+    delete spare;
+  } else {  // it is still there
+    vendor_.forget_error();
+    give(spare);
+  }
+}
+
+bool StreamEvent::done() {
+  vendor_.started().check();
+  auto const& query = vendor_.streams().event_query;
+  return vendor_.ready(query.name, query.call(handle()));
+}
+
+void StreamEvent::wait() {
+  for (auto const end = std::chrono::steady_clock::now() + polled; std::chrono::steady_clock::now() < end;) {
+    if (done()) return;
+    std::this_thread::yield();
+  }
+  vendor_.check(vendor_.streams().event_synchronize, handle());
+}
+
+double StreamEvent::seconds_since(VendorEvent& earlier) {
+  vendor_.started().check();
+  float milliseconds = 0;
+  vendor_.check(vendor_.streams().event_elapsed, &milliseconds, of(vendor_, earlier).handle(), handle());
+  return static_cast<double>(milliseconds) / 1e3;
+}
+
+StreamEvent& StreamEvent::of(StreamVendor const& vendor, VendorEvent& event) {
+  auto* const ours = dynamic_cast<StreamEvent*>(&event);
+  if (ours != nullptr && &ours->vendor_ == &vendor) return *ours;
+  throw Unsupported(std::string("that is no event of a queue of ") + vendor.name() +
+                    "; only those can be waited for, or compared");
+}
+
+StreamQueue::StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls)
+    : vendor_(vendor), where_(where), spares_(std::move(spares)), owned_(true), calls_(calls) {
+  Current const current(vendor_, where_);
+  vendor_.check(vendor_.streams().stream_create, &stream_, StreamVendor::non_blocking);
+}
+
+StreamQueue::StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls,
+                         void* stream)
+    : vendor_(vendor), where_(where), spares_(std::move(spares)), stream_(stream), owned_(false), calls_(calls) {}
+
+void StreamQueue::call(void (*function)(void*), void* argument) {
+  auto const& launch = vendor_.streams().launch_host_function;
+  submit(launch.name, [&] { return launch.call(stream_, function, argument); });
+}
+
+std::unique_ptr<VendorEvent> StreamQueue::record() {
+  auto const& record = vendor_.streams().event_record;
+  vendor_.started().check();
+  if (calls_ == Calls::never) refuse(record.name);
+  auto event = std::make_unique<StreamEvent>(vendor_, spares_);
+  submit(record.name, [&] { return record.call(event->handle(), stream_); });
+  return event;
+}
+
+void StreamQueue::wait(VendorEvent& event) {
+  auto const& wait = vendor_.streams().stream_wait_event;
+  void* const awaited = StreamEvent::of(vendor_, event).handle();
+  submit(wait.name, [&] { return wait.call(stream_, awaited, 0); });
+}
+
+bool StreamQueue::done() {
+  Asking const asking(asking_);
+  auto const& query = vendor_.streams().stream_query;
+  return vendor_.ready(query.name, result(query.name, [&] { return query.call(stream_); }));
+}
+
+void StreamQueue::synchronize() {
+  Asking const asking(asking_);
+  auto const& synchronize = vendor_.streams().stream_synchronize;
+  submit(synchronize.name, [&] { return synchronize.call(stream_); });
+}
+
+void StreamQueue::close() {
+  vendor_.started().check();
+  Calls const before = calls_.exchange(Calls::never);
+  if (before == Calls::never || !owned_) return;
+  for (int others = asking_; others != 0; others = asking_) asking_.wait(others);
+  auto const& destroy = vendor_.streams().stream_destroy;
+  try {
+    auto const call = [&] { return destroy.call(stream_); };
+    vendor_.check(destroy.name, result(before, destroy.name, call));
+  } catch (...) {
+    calls_ = before;
+    throw;
+  }
+}
+
+void StreamQueue::close_quietly() noexcept {
+  try {
+    close();
+  } catch (...) {
+  }
+}
+
+void StreamQueue::refuse(char const* function) const {
+  throw Unsupported(std::string("this ") + vendor_.name() + " queue is closed, so " + function +
+                    " cannot be called: make another");
+}
+
+}  // namespace pinning
