@@ -80,8 +80,9 @@ class PinnedMap:
         `pinning.plugin.Device`. What these raise reaches the caller unchanged. With ``coherence``, see
         `pinning.plugin.CoarseDevice`, it says what locked memory can be.
     shared : bool
-        Whether it is the one map that native code of this process has of a native device, see ``<pinning/pinning.h>``.
-        That one lives as long as the process.
+        Whether this is the map that native code of this process has under the device's name, see
+        ``<pinning/pinning.h>``: only for a `pinning.plugin.native.NativeDevice`. It lives as long as the process, and
+        `close` gives up the locks of Python's `Lock` handles alone.
     """
 
     def __init__(self, device: _Device, *, shared: bool = False) -> None: ...

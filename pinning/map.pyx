@@ -26,9 +26,10 @@ from pinning.native cimport (
 from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
 
 from collections import deque
+from contextlib import suppress
 
-from pinning import lifecycle
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError
+from pinning.lifecycle import Living, Part, at_exit, in_child
 
 
 cdef class Region:
@@ -119,7 +120,7 @@ cdef class PinnedMap:
                 raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
             self.shared = &shared_map((<NativeDevice>device).vendor[0])
         self._make()
-        lifecycle.watch(self)
+        _maps.add(self)
 
     cdef _make(self):
         cdef Locker* locker
@@ -455,3 +456,21 @@ cdef unlock_orphans():
 
 cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor, nobody is there to hear of an error
     hold.give_up()
+
+
+_maps = Living()
+
+
+def _begin_anew_in_child():
+    for each in _maps:
+        each._after_fork_in_child()
+
+
+def _close_all():
+    for each in _maps:
+        with suppress(Exception):  # the others still want closing, and nobody is left to hear
+            each.close(wait=False)
+
+
+in_child(Part.MAPS, _begin_anew_in_child)
+at_exit(Part.MAPS, _close_all)

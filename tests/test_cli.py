@@ -10,11 +10,15 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+
+from standins import libhost
+from standins.standin import MissingError
 
 MIB = 1 << 20
 _CAP_IPC_LOCK, _PR_CAPBSET_DROP = 14, 24
@@ -28,11 +32,17 @@ class Pinning:
         self.temporary = temporary
 
     def __call__(
-        self, *arguments: str, memlock: int | None = None, first: str = "", python_path: str = ""
+        self,
+        *arguments: str,
+        memlock: int | None = None,
+        first: str = "",
+        python_path: str = "",
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.CompletedProcess[str]:
         """`first` is Python that runs before the command; `memlock` makes it an ordinary user with that limit."""
         program = f"{first}\nfrom pinning.cli import app\napp(prog_name='pinning')"
         environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
+        environment.update(variables)
         if python_path:
             environment["PYTHONPATH"] = python_path
         segments = set(_SHARED_MEMORY.iterdir())
@@ -147,26 +157,22 @@ HostDevice.copy = copy
 @pytest.mark.parametrize(
     ("event", "exit_code", "message"),
     [
-        ("raise VendorError('mlock', 12, 'ENOMEM', 'injected')", 1, "mlock failed: ENOMEM (12); injected"),
-        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(1)", 130, "interrupted; nothing stays locked"),
+        ("fail=mlock:{}:11", 1, "mlock failed: EAGAIN (11); "),
+        ("interrupt={}", 130, "interrupted; nothing stays locked"),
     ],
     ids=["vendor fails", "Ctrl-C"],
 )
-def test_demo_cleans_up_after(pinning: Pinning, event: str, exit_code: int, message: str, number: int) -> None:
-    at_that_lock = f"""
-import os, signal, time
-from pinning.errors import VendorError
-from pinning_host.device import HostDevice
-lock, calls = HostDevice.data_lock, []
-def data_lock(self, *arguments):
-    calls.append(arguments)
-    if len(calls) == {number}:
-        {event}
-    return lock(self, *arguments)
-HostDevice.data_lock = data_lock
-"""
-    report = pinning.json("demo", "--device", "host", first=at_that_lock, exit_code=exit_code)
-    assert report == {"ok": False, "error": message}
+def test_demo_cleans_up_after(
+    pinning: Pinning, tmp_path: Path, event: str, exit_code: int, message: str, number: int
+) -> None:
+    try:
+        folder = libhost.DRIVER.build(tmp_path)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    variables = libhost.DRIVER.environment(folder, event.format(number))
+    report = pinning.json("demo", "--device", "host", variables=variables, exit_code=exit_code)
+    assert report["ok"] is False
+    assert report["error"].startswith(message)
 
 
 def test_an_unknown_device_is_said(pinning: Pinning) -> None:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which device has which map. Locks: `Registry::mutex` guards the list, is taken before that of the devices, and is held
-// during no call that may wait; over a fork too, so that the child's list is whole.
+// Which device has which map. Locks: `Registry::mutex` guards the list, is taken last, and is held during no call that
+// may wait; over a fork too, so that the child's list is whole.
 #include <pthread.h>
 
 #include <map>
@@ -22,18 +22,14 @@ Registry& registry();
 
 void before_fork() {
   registry().mutex.lock();
-  lock_devices();
 }
 
 void after_fork_in_parent() {
-  unlock_devices();
   registry().mutex.unlock();
 }
 
 void after_fork_in_child() {
-  devices_after_fork();
   for (auto const& [device, map] : registry().maps) map->begin();
-  unlock_devices();
   registry().mutex.unlock();
 }
 

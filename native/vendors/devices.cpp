@@ -3,6 +3,8 @@
 // wait; over a fork too, so that the child's list is whole.
 #include "devices.hpp"
 
+#include <pthread.h>
+
 #include <charconv>
 #include <map>
 #include <mutex>
@@ -23,9 +25,24 @@ struct List {
   std::map<std::string, std::unique_ptr<VendorDevice>> devices;
 };
 
+List& list();
+
+void before_fork() { list().mutex.lock(); }
+
+void after_fork_in_parent() { list().mutex.unlock(); }
+
+void after_fork_in_child() {
+  for (auto const& [name, device] : list().devices) device->after_fork();
+  list().mutex.unlock();
+}
+
 /// Never destroyed: programs lock until the end. Nor are its devices.
 List& list() {
-  static List& only = *new List;
+  static List& only = []() -> List& {
+    auto* const made = new List;
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();
+    return *made;
+  }();
   return only;
 }
 
@@ -67,14 +84,6 @@ VendorDevice& vendor_device(std::string const& name) {
   std::unique_ptr<VendorDevice> made = make(name);  // which may start a driver
   std::lock_guard const guard(all.mutex);
   return *all.devices.try_emplace(name, std::move(made)).first->second;
-}
-
-void lock_devices() noexcept { list().mutex.lock(); }
-
-void unlock_devices() noexcept { list().mutex.unlock(); }
-
-void devices_after_fork() noexcept {
-  for (auto const& [name, device] : list().devices) device->after_fork();
 }
 
 }  // namespace pinning

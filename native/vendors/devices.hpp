@@ -16,12 +16,6 @@ std::unique_ptr<VendorDevice> make_hip(unsigned index);
 std::unique_ptr<VendorDevice> make_host(unsigned index);
 std::unique_ptr<VendorDevice> make_hsa(unsigned index);
 
-/// For the one moment of a fork in which no other thread runs in the child: over it the list of devices is held.
-void lock_devices() noexcept;
-void unlock_devices() noexcept;
-/// In the child: has every device forget what its parent has locked.
-void devices_after_fork() noexcept;
-
 /// A device that locks and does nothing else.
 class LockingDevice : public VendorDevice {
  public:

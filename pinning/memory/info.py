@@ -54,6 +54,8 @@ def memory_info(ptr: SupportsIndex) -> AllocationInfo | None:
         None for ordinary host memory and for addresses that nobody knows.
     """
     address = operator.index(ptr)
+    if not 0 <= address < 1 << 64:
+        return None
     ours = owned.find(address)
     if ours is not None:
         return AllocationInfo(ours.kind, ours.ptr, ours.size, ours.device, ours.context, ours.pool)

@@ -2,7 +2,7 @@
 """What a vendor's plugin provides. Plugins import this package and `pinning.errors`, nothing else of ours.
 
 A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
-members of `Plugin`. `pinning_host` is the smallest example. A device is what it can do:
+members of `Plugin`. The documentation has the smallest example. A device is what it can do:
 
 - `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice` and `CoarseDevice` say
   more about it;

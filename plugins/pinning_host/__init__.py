@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host as a device: memory is locked by mlock, so that the kernel never pages it out.
 
-To write a plugin for another vendor, copy this package and replace its parts:
-
-- ``__init__.py`` names the plugin and its devices (`pinning.plugin.Plugin`, `DescribedPlugin`);
-- ``device.py`` follows the rules of a device (`pinning.plugin.Device`);
-- ``kernel.py`` makes the vendor's calls, here those of the Linux kernel;
-- ``memory.py`` allocates, for a vendor that has memory to give;
-- ``page_counts.py`` is for mlock alone, whose locks do not nest. A vendor that counts needs nothing like it.
+The smallest plugin of a vendor that is native: ``native/vendors/host.cpp`` locks, allocates and copies. What is left
+here is who the vendor is and what people are told of it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,12 @@ from standins.standin import MissingError
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [*((name, "standin_locker.py") for name in VENDORS), ("cuda", "standin_cuda.py"), ("hip", "standin_hip.py")],
+    [
+        *((name, "standin_locker.py") for name in VENDORS),
+        ("cuda", "standin_cuda.py"),
+        ("hip", "standin_hip.py"),
+        ("host", "standin_host.py"),
+    ],
 )
 def test_on_the_standin(name: str, file: str, tmp_path: Path) -> None:
     vendor = VENDORS[name]

@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "pinning")]
-LIBPINNING = HERE.parents[1] / "runtime" / "libpinning"
+LIBPINNING = [path for part in ("map", "vendors") for path in (HERE.parents[1] / "native" / part).glob("*.cpp")]
 CXX = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES]
 VARIANTS = {
@@ -26,7 +26,7 @@ VARIANTS = {
     "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS"],
 }
 # What is compiled into a program besides its source: the library too is to be sanitized.
-WITH = {"c_api_stress": [*map(str, sorted(LIBPINNING.glob("*.cpp"))), "-ldl"]}
+WITH = {"c_api_stress": [*map(str, sorted(LIBPINNING)), "-ldl"]}
 EMPTY_PROGRAM = "int main() {}"
 
 Command = list[str]

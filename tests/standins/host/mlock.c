@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stand-in for the part of the C library that pinning_host calls, loaded before it (LD_PRELOAD). Each call is passed on
-// to the C library, unless standin.h's configuration lets it fail: then it gives -1, and the code is its errno.
+// A stand-in for the part of the C library that locks memory, loaded before it (LD_PRELOAD). Each call is passed on to the
+// C library, unless standin.h's configuration lets it fail: then it gives -1, and the code is its errno. Besides:
+//   interrupt=N           Ctrl-C comes during the N-th call of mlock
 
 #define _GNU_SOURCE
 #define STANDIN "HOST"
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include "standin.h"
 
-static bool standin_option(const char *entry) { return !entry; }
+static int interrupt_at, calls;
+
+static bool standin_option(const char *entry) {
+    if (!entry) return interrupt_at = calls = 0, true;
+    return sscanf(entry, "interrupt=%d", &interrupt_at) == 1;
+}
 
 #define PASS_ON(function, ...)                                           \
     do {                                                                 \
@@ -20,5 +27,8 @@ static bool standin_option(const char *entry) { return !entry; }
         return ((__typeof__(&function))dlsym(RTLD_NEXT, #function))(__VA_ARGS__); \
     } while (0)
 
-int mlock(const void *addr, size_t len) { PASS_ON(mlock, (void *)addr, len); }
+int mlock(const void *addr, size_t len) {
+    if (__atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) == interrupt_at) kill(getpid(), SIGINT);
+    PASS_ON(mlock, (void *)addr, len);
+}
 int munlock(const void *addr, size_t len) { PASS_ON(munlock, (void *)addr, len); }

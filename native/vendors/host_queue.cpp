@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// Locks: `Worker::mutex_` guards a queue's jobs, `HostQueues::mutex_` the list of queues; each is taken last and held for an
+// insert or a look. Whoever waits for a thread or a point waits on an atomic, which a fork leaves usable.
+#include "host_queue.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "system_call.hpp"
+
+namespace pinning {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Counter = std::atomic<std::uint32_t>;
+
+unsigned forks = 0;  // of this process and those that it comes from
+
+void check_process(unsigned made_in) {
+  if (made_in == forks) return;
+  throw std::runtime_error("this queue of the host belongs to the process that made it, of which this is a fork: make "
+                           "queues after the fork");
+}
+
+/// Looks again and again until it is so, at first without a pause and then ever less often. One who finds that another
+/// thread needs the processor more lets it go first.
+template <class Condition>
+void poll(Condition&& is_so) {
+  using namespace std::chrono_literals;
+  for (int look = 0; look < 64; ++look) {
+    if (is_so()) return;
+    std::this_thread::yield();
+  }
+  for (auto pause = 20us; !is_so(); pause = std::min<std::chrono::microseconds>(2 * pause, 1ms)) {
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+void fill_bytes(char* to, std::uint32_t value, unsigned bytes, std::uint64_t count) {
+  std::uint64_t const size = count * bytes;
+  std::uint64_t filled = std::min<std::uint64_t>(bytes, size);
+  std::memcpy(to, &value, filled);  // little endian, as all hosts of GPUs are
+  while (filled < size) {
+    std::uint64_t const step = std::min<std::uint64_t>({filled, size - filled, 64 << 10});
+    std::memcpy(to + filled, to, step);
+    filled += step;
+  }
+}
+
+template <class T = char>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+/// Where a queue's thread comes by.
+struct Point {
+  Counter reached = 0;
+  Clock::time_point time;
+};
+
+class HostEvent : public VendorEvent {
+ public:
+  explicit HostEvent(std::shared_ptr<Point> point) : point_(std::move(point)) {}
+  bool done() override { return point_->reached.load(std::memory_order_acquire) != 0; }
+  void wait() override {
+    if (!done()) check_process(made_in_);
+    point_->reached.wait(0, std::memory_order_acquire);
+  }
+  double seconds_since(VendorEvent& earlier) override {
+    HostEvent& first = of_the_host(earlier);
+    if (!done() || !first.done()) {
+      throw VendorError(failed_call("seconds_since", EAGAIN, "a point is not reached yet; wait for it first"));
+    }
+    return std::chrono::duration<double>(point_->time - first.point_->time).count();
+  }
+
+  static HostEvent& of_the_host(VendorEvent& event) {
+    if (auto* const found = dynamic_cast<HostEvent*>(&event)) return *found;
+    throw InvalidRange("this is no event of the host, and those of two vendors cannot be compared or awaited");
+  }
+  std::shared_ptr<Point> const& point() const noexcept { return point_; }
+
+ private:
+  std::shared_ptr<Point> const point_;
+  unsigned const made_in_ = forks;
+};
+
+}  // namespace
+
+/// A thread that does one job after another, and lives until it is stopped and has done all. It keeps no process alive.
+class Worker {
+ public:
+  using Job = std::function<void()>;
+
+  explicit Worker(std::uintptr_t handle) : handle_(handle) {}
+
+  /// Throws VendorError where there is no thread to be had.
+  static void start(std::shared_ptr<Worker> const& worker) {
+    auto own = std::make_unique<std::shared_ptr<Worker>>(worker);
+    // Signals are for the program's own threads. What a job brings upon itself is not.
+    sigset_t all, before;
+    sigfillset(&all);
+    for (int const own_fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, own_fault);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    int const code = pthread_create(
+        &thread, nullptr,
+        [](void* argument) -> void* {
+          std::unique_ptr<std::shared_ptr<Worker>> const self(static_cast<std::shared_ptr<Worker>*>(argument));
+          (*self)->run();
+          return nullptr;
+        },
+        own.get());
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (code != 0) {
+      throw VendorError(failed_call("pthread_create", code, "there is no thread for a queue of the host to be had; close "
+                                                            "queues that are idle"));
+    }
+    own.release();
+    pthread_setname_np(thread, "pinning queue");
+    pthread_detach(thread);
+  }
+
+  void put(Job job) {
+    check_process(made_in_);
+    {
+      std::lock_guard const guard(mutex_);
+      if (stopped_) {
+        throw std::logic_error("this queue of the host is closed, so nothing can be submitted to it: make another");
+      }
+      jobs_.push_back(std::move(job));
+      submitted_.fetch_add(1, std::memory_order_relaxed);
+    }
+    tell();
+  }
+
+  /// Ends the thread once all jobs are done.
+  void stop() noexcept {
+    {
+      std::lock_guard const guard(mutex_);
+      stopped_ = true;
+    }
+    tell();
+  }
+
+  bool done() {
+    check_process(made_in_);
+    return finished_.load(std::memory_order_acquire) == submitted_.load(std::memory_order_relaxed);
+  }
+
+  void synchronize() {
+    check_process(made_in_);
+    std::uint32_t const target = submitted_.load(std::memory_order_relaxed);
+    for (std::uint32_t now = finished_.load(std::memory_order_acquire); static_cast<std::int32_t>(now - target) < 0;
+         now = finished_.load(std::memory_order_acquire)) {
+      finished_.wait(now, std::memory_order_acquire);
+    }
+  }
+
+  std::uintptr_t handle() const noexcept { return handle_; }
+  /// Whether its thread is one of this process.
+  bool is_here() const noexcept { return made_in_ == forks; }
+
+ private:
+  void tell() noexcept {
+    news_.fetch_add(1, std::memory_order_release);
+    news_.notify_one();
+  }
+
+  /// The first job; nothing once it is stopped and has none.
+  Job next() {
+    for (;;) {
+      std::uint32_t const seen = news_.load(std::memory_order_acquire);
+      {
+        std::lock_guard const guard(mutex_);
+        if (!jobs_.empty()) {
+          Job job = std::move(jobs_.front());
+          jobs_.pop_front();
+          return job;
+        }
+        if (stopped_) return {};
+      }
+      // To wake a thread takes its waker longer than all else, and the next job often comes at once.
+      for (auto const until = Clock::now() + std::chrono::microseconds(20);
+           news_.load(std::memory_order_relaxed) == seen && Clock::now() < until;) {
+        std::this_thread::yield();
+      }
+      news_.wait(seen, std::memory_order_acquire);
+    }
+  }
+
+  void run() {
+    while (Job job = next()) {
+      job();
+      job = nullptr;
+      finished_.fetch_add(1, std::memory_order_release);
+      finished_.notify_all();
+    }
+  }
+
+  std::uintptr_t const handle_;
+  unsigned const made_in_ = forks;
+  std::mutex mutex_;
+  std::deque<Job> jobs_;
+  bool stopped_ = false;
+  Counter news_ = 0;                       // jobs, and the end
+  Counter submitted_ = 0, finished_ = 0;  // jobs
+};
+
+namespace {
+
+class HostQueue : public VendorQueue {
+ public:
+  /// `queues` is told when this ends the thread; null for a queue that was adopted.
+  HostQueue(std::shared_ptr<Worker> worker, HostQueues* queues) : worker_(std::move(worker)), queues_(queues) {}
+  ~HostQueue() override {
+    if (worker_->is_here()) close();
+  }
+
+  std::uintptr_t handle() const noexcept override { return worker_->handle(); }
+
+  void copy(Address dst, Address src, std::uint64_t size) override {
+    worker_->put([=] { std::memmove(at(dst), at(src), size); });
+  }
+  void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
+               std::uint64_t height) override {
+    worker_->put([=] {
+      for (std::uint64_t row = 0; row < height; ++row) {
+        std::memmove(at(dst + row * dst_pitch), at(src + row * src_pitch), width);
+      }
+    });
+  }
+  void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override {
+    worker_->put([=] { fill_bytes(at(ptr), value, bytes, count); });
+  }
+  void call(void (*function)(void*), void* argument) override {
+    worker_->put([=] { function(argument); });
+  }
+
+  bool waits_for_values() const noexcept override { return true; }
+  void wait_value(Address address, std::uint32_t value) override {
+    worker_->put([=] {
+      std::atomic_ref const word(*at<std::uint32_t>(address));
+      poll([&] { return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - value) >= 0; });
+    });
+  }
+  void write_value(Address address, std::uint32_t value) override {
+    worker_->put([=] { std::atomic_ref(*at<std::uint32_t>(address)).store(value, std::memory_order_release); });
+  }
+
+  std::unique_ptr<VendorEvent> record() override {
+    auto point = std::make_shared<Point>();
+    auto event = std::make_unique<HostEvent>(point);
+    worker_->put([point = std::move(point)] {
+      point->time = Clock::now();
+      point->reached.store(1, std::memory_order_release);
+      point->reached.notify_all();
+    });
+    return event;
+  }
+  void wait(VendorEvent& event) override {
+    worker_->put([point = HostEvent::of_the_host(event).point()] { point->reached.wait(0, std::memory_order_acquire); });
+  }
+  bool done() override { return worker_->done(); }
+  void synchronize() override { worker_->synchronize(); }
+  void close() override {
+    if (queues_ == nullptr) return;
+    queues_->forget(worker_->handle());
+    worker_->stop();
+  }
+
+ private:
+  std::shared_ptr<Worker> const worker_;
+  HostQueues* const queues_;
+};
+
+}  // namespace
+
+std::unique_ptr<VendorQueue> HostQueues::make() {
+  std::uintptr_t handle;
+  {
+    std::lock_guard const guard(mutex_);
+    handle = ++last_handle_;
+  }
+  auto worker = std::make_shared<Worker>(handle);
+  auto queue = std::make_unique<HostQueue>(worker, this);
+  std::map<std::uintptr_t, std::weak_ptr<Worker>> entry{{handle, worker}};
+  Worker::start(worker);
+  std::lock_guard const guard(mutex_);
+  workers_.insert(entry.extract(handle));
+  return queue;
+}
+
+std::unique_ptr<VendorQueue> HostQueues::adopt(std::uintptr_t handle) {
+  std::shared_ptr<Worker> worker;
+  {
+    std::lock_guard const guard(mutex_);
+    if (auto const found = workers_.find(handle); found != workers_.end()) worker = found->second.lock();
+  }
+  if (!worker) {
+    throw InvalidRange("the host has no queue with the handle " + std::to_string(handle) +
+                       "; take it from a queue's `handle`");
+  }
+  return std::make_unique<HostQueue>(std::move(worker), nullptr);
+}
+
+void HostQueues::synchronize() {
+  std::vector<std::shared_ptr<Worker>> working;
+  {
+    std::lock_guard const guard(mutex_);
+    for (auto const& [handle, worker] : workers_) {
+      if (auto here = worker.lock()) working.push_back(std::move(here));
+    }
+  }
+  for (auto const& worker : working) worker->synchronize();
+}
+
+void HostQueues::forget(std::uintptr_t handle) noexcept {
+  std::map<std::uintptr_t, std::weak_ptr<Worker>>::node_type entry;
+  std::lock_guard const guard(mutex_);
+  entry = workers_.extract(handle);
+}
+
+void host_queues_after_fork() noexcept { ++forks; }
+
+}  // namespace pinning

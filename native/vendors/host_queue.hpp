@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queues of the host: a thread for each, which does one job after another.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <pinning/vendor.hpp>
+
+namespace pinning {
+
+class Worker;
+
+/// The queues of the host that are in use.
+class HostQueues {
+ public:
+  /// A new one. Throws VendorError where there is no thread to be had.
+  std::unique_ptr<VendorQueue> make();
+  /// Another one over the thread of the queue with this handle. Throws InvalidRange.
+  std::unique_ptr<VendorQueue> adopt(std::uintptr_t handle);
+  /// Waits until all that was submitted to any of them is done.
+  void synchronize();
+  /// A thread that ends takes no more jobs.
+  void forget(std::uintptr_t handle) noexcept;
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uintptr_t, std::weak_ptr<Worker>> workers_;
+  std::uintptr_t last_handle_ = 0;
+};
+
+/// In the child of a fork: the threads of queues are the parent's, so from now on those queues refuse.
+void host_queues_after_fork() noexcept;
+
+}  // namespace pinning

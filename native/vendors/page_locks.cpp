@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "page_locks.hpp"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <memory>
+
+#include "mappings.hpp"
+#include "system_call.hpp"
+
+namespace pinning {
+
+namespace {
+
+Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
+
+int lock_pages(Address start, Address end) {
+  return mlock(reinterpret_cast<void*>(start), end - start) == 0 ? 0 : errno;
+}
+
+int unlock_pages(Address start, Address end) {
+  if (munlock(reinterpret_cast<void*>(start), end - start) == 0) return 0;
+  int const error = errno;
+  try {
+    auto const found = mappings(start, end - start);
+    if (!gap(start, end - start, found)) return error;
+    // Pages that were unmapped took their lock with them, and only what is left of the range is still to be unlocked.
+    for (auto const& mapping : found) {
+      int const again = unlock_pages(std::max(start, mapping.start), std::min(end, mapping.end));
+      if (again != 0) return again;
+    }
+    return 0;
+  } catch (std::exception const&) {  // nobody can say what is mapped
+    return error;
+  }
+}
+
+bool all_mapped(Address start, std::uint64_t size) {
+  try {
+    return !gap(start, size, mappings(start, size));
+  } catch (Unavailable const&) {
+    return true;
+  }
+}
+
+/// The first line of a file that `format` understands, as one number.
+template <class... Numbers>
+bool scan(char const* path, char const* format, Numbers*... numbers) {
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> const file(std::fopen(path, "re"), std::fclose);
+  char line[256];
+  while (file && std::fgets(line, sizeof line, file.get()) != nullptr) {
+    if (std::sscanf(line, format, numbers...) == sizeof...(numbers)) return true;
+  }
+  return false;
+}
+
+/// Whether this process may lock as much as it likes: the root of an unprivileged container has the capability in vain.
+bool above_the_limit() {
+  constexpr std::uint64_t cap_ipc_lock = 1 << 14;
+  std::uint64_t capabilities = 0, first = 0, outside = 0, count = 0;
+  return scan("/proc/self/status", "CapEff: %" SCNx64, &capabilities) && (capabilities & cap_ipc_lock) != 0 &&
+         scan("/proc/self/uid_map", "%" SCNu64 "%" SCNu64 "%" SCNu64, &first, &outside, &count) && outside == 0 &&
+         count == 0xFFFFFFFF;
+}
+
+/// Throws LockLimit where RLIMIT_MEMLOCK is why so much more could not be locked.
+void check_limit(std::uint64_t size, std::string const& where, int code) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || above_the_limit()) return;
+  std::uint64_t kilobytes = 0;
+  scan("/proc/self/status", "VmLck: %" SCNu64, &kilobytes);
+  std::uint64_t const used = kilobytes * 1024;
+  if (used + size <= limit.rlim_cur) return;
+  std::string const remedy = limit.rlim_max == limit.rlim_cur
+                                 ? "sudo prlimit --memlock=unlimited --pid " + std::to_string(getpid())
+                             : limit.rlim_max == RLIM_INFINITY ? "ulimit -l unlimited"
+                                                               : "ulimit -l " + std::to_string(limit.rlim_max / 1024);
+  throw LockLimit(failed_call("mlock", code,
+                              "RLIMIT_MEMLOCK allows " + std::to_string(limit.rlim_cur) + " bytes, " +
+                                  std::to_string(used) + " are locked, and " + where +
+                                  " is more than what is left; raise it with `" + remedy + "`")
+                      .text());
+}
+
+[[noreturn]] void refuse(Address start, std::uint64_t size, int code) {
+  std::string const where = describe(start, size);
+  if (!all_mapped(start, size)) {
+    throw VendorError(failed_call("mlock", code, "some of " + where + " is not mapped; was it freed?"));
+  }
+  if (code == ENOMEM || code == EPERM) check_limit(size, where, code);
+  throw VendorError(failed_call("mlock", code,
+                                "the kernel cannot bring " + where +
+                                    " into memory: memory is short, the mapping is not readable or reaches past the end "
+                                    "of its file, or the process has more mappings than vm.max_map_count allows"));
+}
+
+}  // namespace
+
+/// While it lives, nobody else changes these pages.
+class PageLocks::Change {
+ public:
+  Change(PageLocks& locks, Pages pages) : locks_(locks), pages_(pages) {
+    std::unique_lock guard(locks_.mutex_);
+    locks_.changed_.wait(guard, [&] { return !meets_another(); });
+    next_ = locks_.changing_;
+    locks_.changing_ = this;
+  }
+  ~Change() {
+    std::lock_guard const guard(locks_.mutex_);
+    Change** link = &locks_.changing_;
+    while (*link != this) link = &(*link)->next_;
+    *link = next_;
+    locks_.changed_.notify_all();
+  }
+  Change(Change const&) = delete;
+
+ private:
+  bool meets_another() const noexcept {
+    for (Change const* each = locks_.changing_; each != nullptr; each = each->next_) {
+      if (each->pages_.start < pages_.end && pages_.start < each->pages_.end) return true;
+    }
+    return false;
+  }
+
+  PageLocks& locks_;
+  Pages const pages_;
+  Change* next_ = nullptr;
+};
+
+void PageLocks::lock(Range range) {
+  Pages const pages = pages_of(range);
+  Entry entry = entry_for(range, pages);
+  Change const change(*this, pages);
+  // Pages that are held already as well: their memory may have been unmapped, lock and all, and mapped anew.
+  if (int const code = lock_pages(pages.start, pages.end); code != 0) {
+    each_run(pages, 0, [](Pages run) {  // some of them may be locked by now
+      unlock_pages(run.start, run.end);
+      return 0;
+    });
+    refuse(pages.start, pages.end - pages.start, code);
+  }
+  std::lock_guard const guard(mutex_);
+  count(entry, pages);
+  ranges_like(range.size).insert(std::move(entry.range));
+}
+
+void PageLocks::unlock(Address ptr) {
+  Entry entry;
+  {
+    std::lock_guard const guard(mutex_);
+    entry.range = take(ptr);
+  }
+  if (entry.range.empty()) {
+    char text[96];
+    std::snprintf(text, sizeof text, "no range that starts at 0x%" PRIx64 " is locked by mlock", ptr);
+    throw NotLocked(text);
+  }
+  Range const range = entry.range.value();
+  Pages const pages = pages_of(range);
+  Change const change(*this, pages);
+  int const code = each_run(pages, 1, [](Pages run) { return unlock_pages(run.start, run.end); });
+  if (code != 0) {
+    each_run(pages, 1, [](Pages run) {  // some of them may be unlocked by now
+      lock_pages(run.start, run.end);
+      return 0;
+    });
+  }
+  {
+    std::lock_guard const guard(mutex_);
+    if (code == 0) {
+      uncount(entry, pages);
+    } else {
+      ranges_like(range.size).insert(std::move(entry.range));
+    }
+  }
+  if (code != 0) throw VendorError(failed_call("munlock", code, "the range is still locked; try again"));
+}
+
+void PageLocks::forget(Range range) {
+  Entry entry;
+  {
+    std::lock_guard const guard(mutex_);
+    Held& held = ranges_like(range.size);
+    auto const found = held.find(range);
+    if (found == held.end()) return;  // somebody has unlocked it
+    entry.range = held.extract(found);
+  }
+  Pages const pages = pages_of(range);
+  Change const change(*this, pages);
+  std::lock_guard const guard(mutex_);
+  uncount(entry, pages);
+}
+
+std::optional<PageLocks::Range> PageLocks::around(Address ptr) {
+  std::lock_guard const guard(mutex_);
+  for (std::size_t width = held_.size(); width-- > 0;) {
+    Held const& held = held_[width];
+    std::uint64_t const reach = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;  // of the largest size
+    std::optional<Range> largest;
+    for (auto next = held.upper_bound(Range{ptr, ~std::uint64_t{0}}); next != held.begin();) {
+      Range const& range = *--next;
+      std::uint64_t const offset = ptr - range.start;
+      if (offset >= reach) break;
+      if (offset < range.size && (!largest || range.size > largest->size)) largest = range;
+    }
+    if (largest) return largest;
+  }
+  return std::nullopt;
+}
+
+PageLocks::Pages PageLocks::pages_of(Range range) {
+  if (range.size == 0) throw InvalidRange("0 bytes cannot be locked; give at least one");
+  Pages const pages{range.start & -page, ((range.start + (range.size - 1)) & -page) + page};
+  if (pages.end <= pages.start) refuse(range.start, range.size, ENOMEM);  // up to the last byte, where nothing is mapped
+  return pages;
+}
+
+PageLocks::Entry PageLocks::entry_for(Range range, Pages pages) {
+  Held one{range};
+  Steps two{{pages.start, {}}, {pages.end, {}}};
+  Entry entry;
+  entry.range = one.extract(one.begin());
+  entry.start = two.extract(two.begin());
+  entry.end = two.extract(two.begin());
+  return entry;
+}
+
+PageLocks::Held& PageLocks::ranges_like(std::uint64_t size) { return held_[std::bit_width(size)]; }
+
+void PageLocks::count(Entry& entry, Pages pages) {
+  auto const start = step_at(pages.start, entry.start);
+  auto const end = step_at(pages.end, entry.end);
+  ++start->second.borders;
+  ++end->second.borders;
+  for (auto step = start; step != end; ++step) ++step->second.locks;
+}
+
+void PageLocks::uncount(Entry& entry, Pages pages) {
+  auto const end = steps_.find(pages.end);
+  for (auto step = steps_.find(pages.start); step != end; ++step) --step->second.locks;
+  drop_border(pages.start, entry.start);
+  drop_border(pages.end, entry.end);
+}
+
+PageLocks::Steps::iterator PageLocks::step_at(Address address, Steps::node_type& spare) {
+  auto const next = steps_.lower_bound(address);
+  if (next != steps_.end() && next->first == address) return next;
+  if (next != steps_.begin()) spare.mapped().locks = std::prev(next)->second.locks;
+  return steps_.insert(next, std::move(spare));
+}
+
+void PageLocks::drop_border(Address address, Steps::node_type& dropped) {
+  auto const step = steps_.find(address);
+  if (--step->second.borders == 0) dropped = steps_.extract(step);
+}
+
+std::optional<PageLocks::Pages> PageLocks::next_run(Address from, Address end, unsigned locks) const {
+  auto next = steps_.upper_bound(from);
+  unsigned here = next == steps_.begin() ? 0 : std::prev(next)->second.locks;
+  std::optional<Pages> found;
+  while (from < end) {
+    Address const until = next == steps_.end() ? end : std::min(next->first, end);
+    if (here == locks) {
+      found = Pages{found ? found->start : from, until};
+    } else if (found) {
+      break;
+    }
+    if (next != steps_.end()) here = next++->second.locks;
+    from = until;
+  }
+  return found;
+}
+
+PageLocks::Held::node_type PageLocks::take(Address ptr) {
+  for (Held& held : held_) {
+    auto const found = held.lower_bound(Range{ptr, 0});
+    if (found != held.end() && found->start == ptr) return held.extract(found);
+  }
+  return {};
+}
+
+template <class Act>
+int PageLocks::each_run(Pages pages, unsigned locks, Act&& act) {
+  for (;;) {
+    std::optional<Pages> run;
+    {
+      std::lock_guard const guard(mutex_);
+      run = next_run(pages.start, pages.end, locks);
+    }
+    if (!run) return 0;
+    if (int const code = act(*run); code != 0) return code;
+    pages.start = run->end;
+  }
+}
+
+}  // namespace pinning

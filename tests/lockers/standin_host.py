@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the native host keeps to besides, on the stand-in for mlock: slow calls, and calls that fail half way."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import pinning
+from child_process import run_in_child
+from mapped_memory import PAGE, Memory
+from pinning import VendorError
+from standins.standin import StandIn
+from test_host_plugin import locked_pages
+
+DEVICE = pinning.device("host")
+LONG = 60_000  # milliseconds, or until the next configuration
+
+
+@pytest.fixture
+def memory(standin: StandIn) -> Iterator[Memory]:
+    memory = Memory(8)
+    yield memory
+    assert locked(memory) == set()
+
+
+def locked(memory: Memory) -> set[int]:
+    return locked_pages(memory.ptr, memory.ptr + 8 * PAGE)
+
+
+def in_thread(standin: StandIn, call: str, act: Callable[..., object], *arguments: object) -> threading.Thread:
+    """A thread that is in the midst of this call of the C library's."""
+    standin.configure(f"delay={call}:{LONG}")
+    thread = threading.Thread(target=act, args=arguments)
+    thread.start()
+    while not standin.calls(call):
+        pass
+    return thread
+
+
+def test_an_unlock_that_fails_half_way(standin: StandIn, memory: Memory) -> None:
+    ptr = memory.ptr
+    DEVICE.data_lock(ptr + PAGE, PAGE, None)  # so that what only the other has are two runs of pages
+    DEVICE.data_lock(ptr, 3 * PAGE, None)
+    standin.configure(f"fail=munlock:2:{errno.EAGAIN}")
+    with pytest.raises(VendorError, match=r"munlock failed: EAGAIN \(11\); .*still locked") as failure:
+        DEVICE.data_unlock(ptr)
+    assert (failure.value.call, failure.value.code, failure.value.name) == ("munlock", errno.EAGAIN, "EAGAIN")
+    assert len(standin.calls("munlock")) == 2
+    standin.configure()
+    assert locked(memory) == {0, 1, 2}
+    assert DEVICE.is_pinned_ptr(ptr) == (ptr, 3 * PAGE, ptr)
+    DEVICE.data_unlock(ptr)
+    assert locked(memory) == {1}
+    DEVICE.data_unlock(ptr + PAGE)
+
+
+def test_a_lock_of_a_page_that_is_being_unlocked(standin: StandIn, memory: Memory) -> None:
+    ptr = memory.ptr
+    DEVICE.data_lock(ptr, 2 * PAGE, None)
+    unlocking = in_thread(standin, "munlock", DEVICE.data_unlock, ptr)
+    locking = threading.Thread(target=DEVICE.data_lock, args=(ptr + PAGE, 2 * PAGE, None))
+    locking.start()
+    DEVICE.data_lock(ptr + 3 * PAGE, PAGE, None)  # the next page waits for nobody
+    assert DEVICE.is_pinned_ptr(ptr + 3 * PAGE)
+    standin.configure()
+    unlocking.join()
+    locking.join()
+    assert locked(memory) == {1, 2, 3}
+    DEVICE.data_unlock(ptr + PAGE)
+    DEVICE.data_unlock(ptr + 3 * PAGE)
+
+
+def test_the_child_of_a_process_whose_other_thread_is_locking(standin: StandIn, memory: Memory) -> None:
+    def in_child() -> None:
+        standin.configure()
+        DEVICE.data_lock(memory.ptr, PAGE, None)
+        assert locked(memory) == {0}
+        DEVICE.free(DEVICE.allocate(PAGE, pinning.MemoryKind.HOST), pinning.MemoryKind.HOST)
+        queue = DEVICE.make_queue()
+        queue.copy(memory.ptr, memory.ptr + 2 * PAGE, PAGE)
+        queue.synchronize()
+
+    thread = in_thread(standin, "mlock", DEVICE.data_lock, memory.ptr, PAGE, None)
+    run_in_child(in_child)
+    standin.configure()
+    thread.join()
+    DEVICE.data_unlock(memory.ptr)
+
+
+def test_memory_that_cannot_be_locked_is_given_back(standin: StandIn) -> None:
+    standin.configure(f"fail=mlock:1:{errno.EAGAIN}")
+    with pytest.raises(VendorError, match="mlock failed: EAGAIN"):
+        DEVICE.allocate(64 * PAGE, pinning.MemoryKind.HOST)
+    ((_, start, size),) = (call.split() for call in standin.calls("mlock"))
+    assert int(size) == 64 * PAGE
+    assert DEVICE.memory_info(int(start, 16)) is None
+    assert DEVICE.is_pinned_ptr(int(start, 16)) is None

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What destructors leave for later, and the order in which the parts begin anew after a fork and end at exit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from child_process import run_in_child
+from pinning import PinningError
+from pinning.lifecycle import Living, catch_up, later
+
+WAIT = 60  # seconds, for what must come
+
+
+def run_program(text: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+
+
+def test_another_thread_does_what_is_left_for_later() -> None:
+    done, lock = threading.Event(), threading.Lock()
+    threads: list[int] = []
+
+    def give_back(number: int) -> None:
+        with lock:
+            threads.append(threading.get_ident())
+        if number == 9:
+            done.set()
+
+    with lock:  # as a destructor may run under any lock
+        for number in range(10):
+            later(give_back, number)
+    assert done.wait(WAIT)
+    assert len(set(threads)) == 1, "one thread for all"
+    assert threading.get_ident() not in threads
+
+
+def test_what_is_refused_does_not_keep_the_others_waiting() -> None:
+    done = threading.Event()
+
+    def refuse() -> None:
+        raise PinningError("no")
+
+    later(refuse)
+    later(done.set)
+    assert done.wait(WAIT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_is_told_and_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: told.append(arguments.exc_type))
+    done = threading.Event()
+    later(divmod, 1, 0)
+    later(done.set)
+    assert done.wait(WAIT)
+    assert told == [ZeroDivisionError]
+
+
+def test_catching_up_does_it_here() -> None:
+    block, began = threading.Event(), threading.Event()
+
+    def hold() -> None:  # called twice, as what the reaper is at is not known to be over
+        began.set()
+        if threading.current_thread() is not threading.main_thread():
+            block.wait(WAIT)
+
+    later(hold)
+    assert began.wait(WAIT)
+    here: list[int] = []
+    later(lambda: here.append(threading.get_ident()))
+    catch_up()
+    block.set()
+    assert here == [threading.get_ident()]
+
+
+def test_an_interrupted_catching_up_loses_nothing() -> None:
+    block, began, done = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        if threading.current_thread() is not threading.main_thread():
+            block.wait(WAIT)
+
+    def interrupted_once() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        done.set()
+
+    later(hold)
+    assert began.wait(WAIT)
+    later(interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        catch_up()
+    block.set()
+    assert done.wait(WAIT)
+
+
+def test_a_child_forgets_what_its_parent_has_left() -> None:
+    block, began = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def hold() -> None:
+        began.set()
+        block.wait(WAIT)
+
+    later(hold)
+    assert began.wait(WAIT)
+    later(lambda: calls.append(os.getpid()))
+
+    def child() -> None:
+        done = threading.Event()
+        later(done.set)  # by a thread of the child's own
+        assert done.wait(WAIT)
+        assert calls == []
+
+    run_in_child(child)
+    block.set()
+    done = threading.Event()
+    later(done.set)
+    assert done.wait(WAIT)
+    assert calls == [os.getpid()]
+
+
+def test_at_exit_what_is_left_goes_with_the_process() -> None:
+    program = run_program("""
+        import os, threading, time, pinning
+        from pinning.lifecycle import later
+
+        class Dropped:
+            def __del__(self, later=later):
+                later(os.write, 1, b"late")
+
+        began = threading.Event()
+        later(lambda: (began.set(), time.sleep(3600)))  # a vendor that does not answer
+        began.wait()
+        later(os.write, 1, b"left")
+        kept = Dropped()
+    """)
+    assert (program.returncode, program.stdout, program.stderr) == (0, "", "")
+
+
+def test_the_parts_begin_anew_and_end_in_order() -> None:
+    program = run_program("""
+        import os
+        from pinning.lifecycle import Part, at_exit, in_child
+
+        for part in (Part.POOLS, Part.MAPS, Part.QUEUES):
+            in_child(part, lambda part=part: print("child", part.name, flush=True))
+            at_exit(part, lambda part=part: print("exit", part.name, flush=True))
+        at_exit(Part.ARRAYS, lambda: 1 / 0)
+        if child := os.fork():
+            assert os.waitpid(child, 0)[1] == 0
+        else:
+            os._exit(0)
+    """)
+    assert program.stdout.splitlines() == [
+        "child MAPS", "child QUEUES", "child POOLS", "exit POOLS", "exit QUEUES", "exit MAPS",
+    ]  # fmt: skip
+    assert (program.returncode, program.stderr) == (0, "")
+
+
+def test_a_set_that_keeps_nothing_alive_changes_under_whoever_goes_through_it() -> None:
+    class Thing:
+        pass
+
+    living: Living[Thing] = Living()
+    first = Thing()
+    living.add(first)
+    for each in living:
+        living.add(Thing())
+        assert each is first
+    assert list(living) == [first]
+    del first, each
+    assert list(living) == []
