@@ -97,7 +97,7 @@ cdef WholeCopy recognised(object allocation, object buffer, bint to_device, Pinn
         if dereference(region).piece < dereference(region).size:
             return None
         try:
-            copy.hold = Hold.__new__(Hold, on, host, copy.size, None, None, None)
+            copy.hold = Hold(on, host, copy.size, None, None, None)
         except PinningError:  # it was unlocked just now
             return None
     elif copy.size >= <uint64_t>costs.least_worth_a_look(to_device) or on.map.overlapping(host, copy.size).size():

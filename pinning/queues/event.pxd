@@ -7,11 +7,11 @@ from pinning.queues.order cimport Line
 cdef class Place:
     """A place in a lane where nothing more is submitted, shared by the events that stand there.
 
-    The lane holds its last place weakly, and so knows whether anybody could still want a vendor's event of it.
+    The lane knows its last place without keeping it, and so whether anybody could still want a vendor's event of it.
     """
 
-    cdef object __weakref__
     cdef object lane  # a Lane: `record` makes the vendor's event of a place
+    cdef void** known_as  # where the lane has it, to be cleared at its end
     cdef object vendor_event
     cdef object error  # of work before it, which the vendor has told someone else
 

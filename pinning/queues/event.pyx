@@ -10,13 +10,18 @@ from pinning.queues.order cimport Line, covers, history_of, key_of, merged, poin
 from pinning.errors import PinningError
 
 
+@cython.final
+@cython.freelist(64)
+@cython.no_gc_clear  # it ends before its lane
 cdef class Place:
-    pass
+    def __dealloc__(self):
+        if self.known_as is not NULL and self.known_as[0] is <void*>self:
+            self.known_as[0] = NULL
 
 
 @cython.trashcan(True)  # each holds those that it waits for, and such a chain can be long
 cdef class Event:
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self):
         self.sources = ()
         self.settled = True  # until it is submitted
 

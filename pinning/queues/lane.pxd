@@ -1,22 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
 cimport cython
+from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
+from libcpp cimport bool as cbool
+
+from pinning.plugin.native cimport VendorQueue
 from pinning.queues.event cimport Event, Place
 from pinning.queues.order cimport Line
+
+cdef extern from * nogil:
+    """
+    #include <cstdint>
+    #include <deque>
+
+    // What the operations of a lane keep until they are over: references, in order of position.
+    struct Kept {
+      std::uint64_t position;
+      PyObject* thing;  // a Work, or a tuple of objects
+    };
+
+    // Which memory the pending operations of a lane may write, as far as the host could read it.
+    class Writes {
+     public:
+      void add(std::uint64_t position, std::uint64_t start, std::uint64_t size) {
+        ranges_.push_back({position, start, start + size});
+      }
+      void add_unknown(std::uint64_t position) noexcept { unknown_ = position; }
+      void reach(std::uint64_t position) noexcept {
+        while (!ranges_.empty() && ranges_.front().position <= position) ranges_.pop_front();
+      }
+      bool meet(std::uint64_t reached, std::uint64_t start, std::uint64_t size) const noexcept {
+        if (unknown_ > reached) return true;
+        for (Range const& range : ranges_) {
+          if (range.position > reached && range.start < start + size && start < range.end) return true;
+        }
+        return false;
+      }
+
+     private:
+      struct Range {
+        std::uint64_t position, start, end;
+      };
+      std::uint64_t unknown_ = 0;  // the last position where anything may be written
+      std::deque<Range> ranges_;
+    };
+    """
+    cppclass Kept:
+        uint64_t position
+        PyObject* thing
+
+    cppclass Writes:
+        void add(uint64_t position, uint64_t start, uint64_t size) except +
+        void add_unknown(uint64_t position) noexcept
+        void reach(uint64_t position) noexcept
+        cbool meet(uint64_t reached, uint64_t start, uint64_t size) noexcept
+
+    cppclass KeptDeque "std::deque<Kept>":
+        void push_back(Kept kept) except +
+        void pop_front() noexcept
+        Kept& front() noexcept
+        Kept& at "operator[]"(size_t i) noexcept
+        size_t size() noexcept
+        cbool empty() noexcept
 
 cdef list NONE  # to be given where there is nothing to wait for
 
 
+cdef class Work:
+    """What an operation does, in C. The lane keeps it until the operation is over, and with it what it keeps."""
+
+    cdef uint64_t written, written_size  # which bytes it may write that the host could read; size 0 for none
+
+    cdef submit(self, VendorQueue* queue)
+    cdef bint keeps(self, object thing)
+
+
 cdef class Lane:
     cdef object __weakref__
-    cdef readonly object vendor  # the VendorQueue
+    cdef readonly object vendor  # the VendorQueue, for Python
+    cdef VendorQueue* queue  # the same for C++
+    cdef bint adapted  # whether `queue` is an adapter of our own
     cdef Line line
     cdef uint64_t submitted
     cdef uint64_t complete  # `submitted` before the submission in progress, or now where there is none
     cdef uint64_t looked  # `submitted` when the vendor was last asked
-    cdef object last  # weakly, the place after all that was submitted
-    cdef object kept  # deque of (position, objects)
+    cdef void* last  # a Place, not kept: the one after all that was submitted, null where nobody could want it
+    cdef KeptDeque kept
+    cdef Writes writes
     cdef object unsettled  # deque of (position, weakly an event that holds those it waits for)
     cdef object markers  # deque of (position, vendor's event)
     cdef readonly object error  # of work, told while nobody was there to hear
@@ -40,7 +111,10 @@ cdef class Lane:
     cdef bint ask(self, bint block) except *
     cdef read_markers(self)
     cdef raise_error(self)
-    cdef hold(self, tuple keep)
+    cdef hold(self, object thing)
+    cdef Place last_place(self)
+    # Whether what is pending here may write into these bytes, or nobody knows: then a copy of later must not read them yet.
+    cdef bint may_write(self, uint64_t start, uint64_t size) noexcept
     cdef look(self)
     cdef mark(self)
     cdef blame(self, object error)

@@ -8,11 +8,14 @@ at a time, and while the queue is given back; not while the vendor is asked how 
 that is remembered is changed by C code that the GIL guards.
 """
 
+from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport uint64_t
 from posix.unistd cimport usleep
 
+from pinning.plugin.native cimport NativeQueue, VendorQueue
 from pinning.queues.event cimport Event, Place
 from pinning.queues.order cimport Line, point_at
 
@@ -25,6 +28,10 @@ from pinning.queues import pending
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
+
+cdef extern from "<pinning/python_queue.hpp>" namespace "pinning" nogil:
+    cppclass PythonQueue(VendorQueue):
+        PythonQueue(PyObject* queue) except +
 
 cdef enum:
     LOOK_EVERY = 64  # operations, after which the vendor is asked how far it is
@@ -43,6 +50,15 @@ def _after_fork_in_child():
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+cdef bint keeps(object kept, object thing):
+    if isinstance(kept, Work):
+        return (<Work>kept).keeps(thing)
+    for each in <tuple>kept:
+        if each is thing:
+            return True
+    return False
+
+
 cdef long process() noexcept:
     return generation
 
@@ -53,17 +69,38 @@ cdef check_process(long made_in):
                            f"{os.getpid()}; make queues after the fork, or start processes with \"spawn\"")
 
 
+cdef class Work:
+    cdef submit(self, VendorQueue* queue):
+        raise NotImplementedError
+
+    cdef bint keeps(self, object thing):
+        return False
+
+
 cdef class Lane:
     def __init__(self, vendor, Line line, bint shared):
         self.vendor = vendor
+        if isinstance(vendor, NativeQueue):
+            self.queue = (<NativeQueue>vendor).vendor
+        else:
+            self.queue = new PythonQueue(<PyObject*>vendor)
+            self.adapted = True
         self.line = line
         self.shared = shared
-        self.kept = deque()
         self.unsettled = deque()
         self.markers = deque()
         self.asking = []
         self.generation = generation
         pending.know(self)
+
+    def __dealloc__(self):
+        cdef Kept kept
+        while not self.kept.empty():
+            kept = self.kept.front()
+            self.kept.pop_front()
+            Py_DECREF(<object>kept.thing)
+        if self.adapted:
+            del self.queue
 
     def check_process(self):
         check_process(self.generation)
@@ -92,6 +129,9 @@ cdef class Lane:
         ident = PyThread_get_thread_ident()
         return self.owner == ident or ident in self.asking
 
+    cdef Place last_place(self):
+        return None if self.last is NULL else <Place>self.last
+
     cdef put(self, Event event, object work, list vendor_waits, list gates, tuple keep):
         cdef bint outermost = self.enter()
         cdef Place place = None
@@ -99,14 +139,15 @@ cdef class Lane:
             if self.closing or self.closed:
                 raise PinningError("the queue was closed meanwhile; nothing can be submitted to it")
             if work is None and not vendor_waits and not gates and outermost:
-                place = None if self.last is None else self.last()
+                place = self.last_place()
                 self.hold(keep)
             else:
                 self.give(work, vendor_waits, gates, keep)
             if place is None:
                 place = Place.__new__(Place)
                 place.lane = self
-                self.last = PyWeakref_NewRef(place, None)
+                place.known_as = &self.last
+                self.last = <void*>place
             self.submitted += 1
             event.place = place
             event.line = self.line
@@ -124,6 +165,8 @@ cdef class Lane:
 
     cdef give(self, object work, list vendor_waits, list gates, tuple keep):
         self.flush()
+        if vendor_waits or gates or (work is not None and not isinstance(work, Work)):
+            self.writes.add_unknown(self.submitted + 1)
         for vendor_event in vendor_waits:
             self.vendor.wait(vendor_event)
         try:
@@ -131,17 +174,22 @@ cdef class Lane:
                 self.hold((gate,))
                 self.vendor.call(gate.function, gate.argument)
             self.hold(keep)
-            if work is not None:
+            if isinstance(work, Work):
+                self.hold(work)
+                if (<Work>work).written_size:
+                    self.writes.add(self.submitted + 1, (<Work>work).written, (<Work>work).written_size)
+                (<Work>work).submit(self.queue)
+            elif work is not None:
                 work(self.vendor)
         except BaseException:
             # Some of it may be submitted: what is kept stays until all that was submitted by now is over.
             self.submitted += 1
-            self.last = None
+            self.last = NULL
             raise
 
     cdef flush(self):
         """Make the vendor's event of the last place, if anybody could still want it, before more is submitted."""
-        cdef Place place = None if self.last is None else self.last()
+        cdef Place place = self.last_place()
         if place is not None and place.vendor_event is None:
             place.vendor_event = self.vendor.record()
 
@@ -176,31 +224,42 @@ cdef class Lane:
 
     # ---- what is kept ----
 
-    cdef hold(self, tuple keep):
-        """Keep objects until the operation that is being submitted is over."""
-        if keep:
-            self.kept.append((self.submitted + 1, keep))
-            if not self.watched:
-                self.watched = True
-                pending.watch(self)
+    cdef hold(self, object thing):
+        """Keep a tuple of objects, or a Work, until the operation that is being submitted is over."""
+        if type(thing) is tuple and not thing:
+            return
+        cdef Kept kept
+        kept.position, kept.thing = self.submitted + 1, <PyObject*>thing
+        self.kept.push_back(kept)
+        Py_INCREF(thing)
+        if not self.watched:
+            self.watched = True
+            pending.watch(self)
 
     def uses(self, thing):
         """The operations that keep this very object."""
-        return [point_at(self.line, position) for position, keep in list(self.kept)
-                if any([thing is each for each in keep])]
+        cdef size_t i = 0
+        cdef list positions = []
+        while i < self.kept.size():
+            if keeps(<object>self.kept.at(i).thing, thing):
+                positions.append(self.kept.at(i).position)
+            i += 1
+        return [point_at(self.line, position) for position in positions]
 
     def unwatch(self):
         """Whether nothing is kept, and so nobody need look."""
-        self.watched = False
-        self.watched = bool(self.kept)
+        self.watched = not self.kept.empty()
         return not self.watched
+
+    cdef bint may_write(self, uint64_t start, uint64_t size) noexcept:
+        return self.shared or self.writes.meet(self.line.reached, start, size)
 
     # ---- how far the vendor is ----
 
     cdef look(self):
         if self.submitted - self.looked >= LOOK_EVERY:
             self.looked = self.submitted
-            if not self.poll() and (self.kept or self.unsettled or not self.line.ordered):
+            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.line.ordered):
                 self.mark()
 
     cdef mark(self):
@@ -238,7 +297,7 @@ cdef class Lane:
         """Ask the vendor how far it is, and let go of what is kept no longer. Whether all is over."""
         check_process(self.generation)
         cdef uint64_t submitted = self.complete
-        if not self.closed and (self.line.reached < submitted or self.kept or self.unsettled):
+        if not self.closed and (self.line.reached < submitted or not self.kept.empty() or self.unsettled):
             try:
                 if self.ask(False):
                     self.markers.clear()
@@ -247,7 +306,7 @@ cdef class Lane:
                     self.read_markers()
             except Exception:  # it is kept until somebody asks for it
                 return False
-        return self.line.reached >= self.submitted and not self.kept
+        return self.line.reached >= self.submitted and self.kept.empty()
 
     def ask_for_all(self, Place place not None, bint block):
         """Learn whether all is over, if nothing was submitted after this place; ask again for a moment if `block`.
@@ -257,7 +316,7 @@ cdef class Lane:
         cdef double end = monotonic() + SPIN if block else 0
         cdef uint64_t submitted
         try:
-            while not self.closed and self.last is not None and self.last() is place:
+            while not self.closed and self.last is <void*>place:
                 submitted = self.complete
                 if self.ask(False):
                     self.reach(submitted)
@@ -288,10 +347,10 @@ cdef class Lane:
 
     cdef blame(self, object error):
         """The vendor has told of an error that it may not tell again."""
-        cdef Place place = None if self.last is None else self.last()
+        cdef Place place = self.last_place()
         if place is not None and place.vendor_event is None:
             place.error = error
-            self.last = None  # it is not that of events to come
+            self.last = NULL  # it is not that of events to come
         elif self.error is None:
             self.error = error
 
@@ -302,11 +361,13 @@ cdef class Lane:
     cdef reach(self, uint64_t position):
         cdef Event event
         self.line.reach(position)
-        cdef list free = []
-        cdef object kept = self.kept
+        self.writes.reach(position)
         cdef object upto = position
-        while kept and kept[0][0] <= upto:
-            free.append(kept.popleft())
+        cdef PyObject* thing
+        while not self.kept.empty() and self.kept.front().position <= position:
+            thing = self.kept.front().thing
+            self.kept.pop_front()
+            Py_DECREF(<object>thing)  # which may run anything, this as well
         # They would hold those that they wait for, and these theirs, for ever if nobody asked the last one.
         while self.unsettled and self.unsettled[0][0] <= upto:
             event = self.unsettled.popleft()[1]()
