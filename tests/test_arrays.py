@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 import re
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pinning
+from fake_device import Background
 from fake_memory import FakeMemoryDevice
-from pinning import InvalidRangeError, LayoutError, MemoryKind, PinningError, VendorError, arrays
+from pinning import InvalidRangeError, LayoutError, MemoryKind, PartialOverlapError, PinningError, VendorError, arrays
 from pinning.pools import default_pool
 
 ROOT = Path(__file__).parent.parent
@@ -199,6 +203,97 @@ def test_what_is_put_into_a_slice_is_there_and_nothing_else_changes(
     expected[index] = value.copy_to_host() if isinstance(value, arrays.DeviceArray) else value
     there[index] = value
     assert same(there, expected)
+
+
+VALUES = st.one_of(
+    st.integers(-(2**65), 2**65),
+    st.floats(width=64),
+    st.complex_numbers(),
+    st.booleans(),
+    st.none(),
+    st.text("0123456789.eé", max_size=4),
+    st.binary(max_size=4),
+    st.tuples(st.integers(-300, 300), st.floats()),
+    st.lists(st.integers(-300, 300), max_size=3),
+    st.lists(st.lists(st.integers(-300, 300), min_size=3, max_size=3), max_size=2),
+    st.sampled_from(["u1", "i8", "f4", "c8", "?", "U3", "O", "M8[D]"]).flatmap(
+        lambda dtype: st.sampled_from([(), (1,), (3,), (1, 1, 3), (2,)]).map(lambda shape: numpy.ones(shape, dtype))
+    ),
+    st.sampled_from([numpy.uint8(200), numpy.float64("nan"), numpy.complex64(1j), numpy.datetime64("2020"), 10**30]),
+)
+INTO = st.sampled_from(["u1", "i4", "u8", "f2", "f8", "c8", "?", "S2", "U2", "M8[D]", "m8[s]", "i4, f8", ">i2"])
+PARTS = st.sampled_from([0, -1, (), slice(None), slice(0, 0), slice(1, None), slice(None, None, -2), ..., None])
+
+
+@given(dtype=INTO, index=PARTS, value=VALUES)
+@settings(MANY, max_examples=400)
+def test_values_are_converted_as_numpy_does(device: Any, dtype: str, index: Any, value: Any) -> None:
+    expected = numpy.zeros(3, dtype)
+    there = arrays.to_device(expected, device=device)
+
+    def assign(array: Any) -> tuple[type[Warning], ...]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            array[index] = value
+        return tuple(each.category for each in told)
+
+    try:
+        told = assign(expected)
+    except Exception as error:  # such as OverflowError of 300 in uint8, ValueError of NaN, TypeError of 1j
+        refused = LayoutError if isinstance(error, ValueError) else type(error)
+        with pytest.raises(refused):
+            assign(there)
+        expected = numpy.zeros(3, dtype)  # NumPy leaves what it has converted so far
+    else:
+        assert set(assign(there)) == set(told)
+    assert same(there, expected)
+
+
+def test_an_array_of_the_device_loses_dimensions_of_length_one(device: Any) -> None:
+    there = arrays.to_device(numbers(4), device=device)
+    there[:] = arrays.to_device(numbers(1, 1, 4) + 5, device=device)
+    assert same(there, numbers(4) + 5)
+    there[...] = arrays.to_device(numpy.full((1, 1), 7.0), device=device)
+    assert same(there, numpy.full(4, 7.0))
+    with pytest.raises(LayoutError):
+        there[:] = arrays.to_device(numbers(2, 4), device=device)
+
+
+@pytest.mark.parametrize("index", [slice(None, None, -1), (slice(None, None, -1), slice(None, None, -1)), (0, ...)])
+def test_both_sides_turned_round(device: Any, index: Any) -> None:
+    array = numbers(3, 4) + 1
+    there = arrays.to_device(numpy.zeros_like(array), device=device)
+    there[index] = array[index]
+    expected = numpy.zeros_like(array)
+    expected[index] = array[index]
+    assert same(there, expected)
+    back = numpy.zeros_like(array)
+    there[index].copy_to_host(back[index])
+    assert (back == expected).all()
+    there[index].copy_to_device(arrays.to_device(array * 2, device=device)[index])
+    assert same(there, expected * 2)
+
+
+@given(shape=st.sampled_from([(2, 3), (3, 2), (2, 2, 2), (5,)]), data=st.data())
+@MANY
+def test_strides_are_refused_only_where_elements_share_memory(
+    device: Any, shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    strides = tuple(data.draw(st.integers(0, 13)) for _ in shape)
+    starts = sorted(sum(i * step for i, step in zip(index, strides, strict=True)) for index in numpy.ndindex(*shape))
+    shared = any(after - before < 2 for before, after in itertools.pairwise(starts))
+    there = arrays.device_array(shape, "u2", strides=strides, device=device)
+    values = numbers(*shape, dtype="u2") + 1
+    with pytest.raises(LayoutError, match="share memory") if shared else nullcontext():
+        there.copy_to_device(values)
+        assert same(there, values)
+
+
+def test_a_layout_tells_of_itself_without_a_look_at_the_memory(far: FarDevice) -> None:
+    there = arrays.to_device(numbers(3, 4), device=far)
+    for layout in (there._layout, there[1:]._layout, there[0, 0:1]._layout):
+        assert f"{there.dtype}" in repr(layout)
+        assert repr(layout) == str(layout)
 
 
 @given(array=host_arrays(), data=st.data())
@@ -415,6 +510,62 @@ def test_what_others_had_goes_back_only_once_the_device_is_idle(held: FarDevice)
     assert held.vendor_calls.count("synchronize") == before
 
 
+class Meddling(pinning.Queue):
+    """While it is asked whether its work is over, other threads go on."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def poll(self) -> bool:
+        answer: bool = super().poll()
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return answer
+
+
+def test_work_that_another_thread_submits_is_not_forgotten(held: FarDevice) -> None:
+    there = arrays.device_array(4, device=held)
+    with Meddling(held) as queue, pinning.Queue(held) as other:
+        there.copy_to_device(numbers(4), stream=queue)
+        held.release()
+
+        def meanwhile() -> None:
+            there.copy_to_device(numbers(4), stream=queue)
+            there.copy_to_device(numbers(4), stream=other)
+
+        queue.synchronize()
+        queue.meanwhile = meanwhile  # type: ignore[method-assign]
+        there._buffer.queues()
+        assert set(there._buffer.queues()) == {queue, other}
+        held.let_go()
+
+
+def test_two_threads_with_one_array() -> None:
+    values = numbers(1000)
+    there = arrays.to_device(values, device=HOST)
+    streams = [arrays.stream(HOST) for _ in range(4)]
+
+    def with_streams() -> None:
+        back = [numpy.empty_like(values) for _ in streams]
+        for _ in range(200):
+            for stream, array in zip(streams, back, strict=True):
+                there.copy_to_host(array, stream=stream)
+
+    def without() -> None:
+        for _ in range(200):
+            assert (there.copy_to_host() == values).all()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in [Background(with_streams), Background(without), Background(without)]:
+            thread.result()
+    finally:
+        sys.setswitchinterval(interval)
+        for stream in streams:
+            stream.close()
+
+
 def test_a_stream_of_another_device(far: FarDevice) -> None:
     there = arrays.to_device(numbers(4), device=far)
     with pinning.Queue(HOST) as queue, pytest.raises(PinningError, match="is not of fake:0"):
@@ -610,6 +761,29 @@ def test_pinned_nested_and_overlapping(far: FarDevice) -> None:
             assert pinning.is_locked(array[50:100], device=far)
         assert regions() == [(0, 100), (200, 100)]
     assert far.locked == {}
+
+
+def test_pinned_while_others_lock_and_unlock_overlapping_parts() -> None:
+    array = numpy.zeros(1 << 18, "u1")
+    rounds = 400
+
+    def lock_at_random(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(rounds):
+            at = chance.randrange(array.size // 2)
+            with arrays.pinned(array[at : at + array.size // 4], device=HOST):
+                pass
+
+    for thread in [Background(lambda seed=seed: lock_at_random(seed)) for seed in range(4)]:  # type: ignore[misc]
+        thread.result()
+    assert [each for each in pinning.regions(HOST) if array.ctypes.data in each] == []
+
+
+def test_pinned_beside_what_others_have_pinned_in_part(far: FarDevice) -> None:
+    array = numpy.zeros(1000, "u1")
+    far.foreign[array.ctypes.data + 500] = 1000
+    with pytest.raises(PartialOverlapError), arrays.pinned(array, device=far):
+        pass
 
 
 def test_pinned_locks_all_or_none(far: FarDevice) -> None:
@@ -834,6 +1008,10 @@ def test_another_librarys_array_is_taken_where_it_is(far: FarDevice) -> None:
         arrays.as_device_array(Foreign(shape=(1,), typestr="<f8", data=(1, False), mask=3), device=far)
     with pytest.raises(InvalidRangeError, match="knows of no memory"):
         arrays.as_device_array(Foreign(shape=(1,), typestr="<f8", data=(4096, False)), device=far)
+    with pytest.raises(InvalidRangeError, match="address 0"):
+        arrays.as_device_array(Foreign(shape=(1,), typestr="<f8", data=(0, False)), device=far)
+    with pytest.raises(TypeError, match="Python objects"):
+        arrays.as_device_array(Foreign(shape=(1,), typestr="|O", data=(4096, False)), device=HOST)
 
 
 # ---- the documentation ----

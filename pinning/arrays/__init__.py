@@ -7,7 +7,7 @@
     there[::2] = 0
     there.copy_to_host()
 
-- ``array.py``: `DeviceArray`; ``create.py``: `device_array`, `to_device`;
+- ``array.py``: `DeviceArray`, over a ``view.py``; ``create.py``: `device_array`, `to_device`, `as_device_array`;
 - ``host.py``: NumPy arrays in memory that devices reach: `pinned`, `pinned_array`, `mapped_array`, `managed_array`;
 - ``exchange.py``, ``dlpack``: arrays of other libraries as ours, and ours as theirs;
 - ``layout.py``: shape and strides, by NumPy; ``transfer.py``, ``move.py``: copies between any strides;
@@ -17,8 +17,8 @@
 
 from pinning.arrays.array import DeviceArray
 from pinning.arrays.buffer import defer_cleanup, synchronize
-from pinning.arrays.create import device_array, device_array_like, to_device
-from pinning.arrays.exchange import as_device_array, is_device_array
+from pinning.arrays.create import as_device_array, device_array, device_array_like, to_device
+from pinning.arrays.exchange import is_device_array
 from pinning.arrays.host import (
     MappedArray,
     managed_array,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from contextlib import suppress
 from types import EllipsisType
 from typing import Any
 
@@ -12,18 +13,16 @@ import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
 from pinning.arrays import exchange
-from pinning.arrays.buffer import Buffer, allocate
-from pinning.arrays.layout import Array, Plan, address_of, bytes_at, plan_like, usable_dtype
-from pinning.arrays.streams import Stream, queue_of
-from pinning.arrays.transfer import check_alike, fetch, put, take
+from pinning.arrays.layout import Array, usable_dtype
+from pinning.arrays.streams import Stream
+from pinning.arrays.transfer import check_alike, copied, fetch, put, take
+from pinning.arrays.view import View
 from pinning.errors import LayoutError
-from pinning.plugin import MemoryDevice, MemoryKind
-from pinning.queues import Queue
 
 Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
 
 
-class DeviceArray:
+class DeviceArray(View):
     """An array in memory of a device, or a view of a part. `device_array`, `to_device` and `as_device_array` make it.
 
     It has a layout as NumPy's arrays have and does no arithmetic. What is given a ``stream`` is submitted there and
@@ -33,65 +32,7 @@ class DeviceArray:
     The memory is given back some time after the last array that shares it is gone; see `defer_cleanup`.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_layout")
-
-    def __init__(self, layout: Array, buffer: Buffer) -> None:
-        self._layout = layout
-        self._buffer = buffer
-
-    # ---- what it is ----
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._layout.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next, in each dimension."""
-        return self._layout.strides
-
-    @property
-    def dtype(self) -> numpy.dtype[Any]:
-        return self._layout.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self._layout.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self._layout.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements, without gaps."""
-        return self._layout.nbytes
-
-    @property
-    def device(self) -> MemoryDevice:
-        return self._buffer.device
-
-    @property
-    def read_only(self) -> bool:
-        return not self._layout.flags.writeable
-
-    @property
-    def device_ptr(self) -> int:
-        """Address of the first element; 0 for an empty array.
-
-        Who asks may use the memory in queues that are not known here: see `DeviceArray`.
-        """
-        self._buffer.shared = True
-        return address_of(self._layout)
-
-    def is_c_contiguous(self) -> bool:
-        """Whether the elements follow one another, the last index moving fastest."""
-        return self._layout.flags.c_contiguous
-
-    def is_f_contiguous(self) -> bool:
-        """Whether the elements follow one another, the first index moving fastest."""
-        return self._layout.flags.f_contiguous
+    __slots__ = ()
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -134,12 +75,7 @@ class DeviceArray:
 
     def copy(self, order: str = "K", stream: Stream = None) -> DeviceArray:
         """A copy on the same device, without gaps: in order "C", "F", or by default "K", as this one is in memory."""
-        plan = plan_like(self._layout)
-        if order != "K":
-            plan = plan._replace(strides=None, order=order)
-        copied = new_array(plan, self.device, None if stream is None else queue_of(stream, self.device))
-        take(copied, self, stream)
-        return copied
+        return as_array(copied(self, order, stream))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -155,17 +91,15 @@ class DeviceArray:
         return view.copy_to_host()[()] if whole else view
 
     def __setitem__(self, index: Index, value: Any) -> None:
-        """Copy a value, or an array of the host or of a device, into a part, with NumPy's broadcasting; waits."""
-        view, _ = self._view(index)
+        """Copy a value, or an array of the host or a device, into a part, as NumPy converts and broadcasts; waits."""
+        view, whole = self._view(index)
         there = exchange.found_on_device(value)
         try:
             if there is not None:
-                take(view, DeviceArray(numpy.broadcast_to(there._layout, view.shape), there._buffer), None)
+                layout: Any = numpy.broadcast_to(_without_leading(there._layout, view.ndim), view.shape, subok=True)
+                take(view, View(layout, there._buffer), None)
             else:
-                array = numpy.asarray(value).astype(self.dtype, copy=False)
-                while array.ndim > view.ndim and array.shape[0] == 1:  # as NumPy does
-                    array = array[0]
-                put(view, numpy.broadcast_to(array, view.shape), None)
+                put(view, converted(value, view.shape, view.dtype, whole), None)
         except ValueError as error:
             if isinstance(error, LayoutError):
                 raise
@@ -276,14 +210,39 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        return exchange.dlpack(self, stream, max_version, dl_device, copy)
+        if exchange.leaves_device(self, dl_device, copy):
+            return self.copy_to_host().__dlpack__(max_version=max_version)
+        exchange.check_exportable(self, max_version, copy)
+        return exchange.dlpack(self.copy() if copy else self, stream, max_version, bool(copy))
 
 
-def new_array(plan: Plan, device: MemoryDevice, queue: Queue | None) -> DeviceArray:
-    """An array in memory of its own."""
-    buffer = allocate(plan.nbytes, MemoryKind.DEVICE, device, queue)
-    ptr = buffer.allocation.ptr if buffer.allocation else 0
-    return DeviceArray(plan.over(bytes_at(ptr, plan.nbytes)), buffer)
+def as_array(view: View) -> DeviceArray:
+    """A view as the array that users have."""
+    return view if isinstance(view, DeviceArray) else DeviceArray(view._layout, view._buffer)
+
+
+def converted(value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any], element: bool) -> Array:
+    """What NumPy would have in a part of an array after assigning this, broadcast; `element`: the part is one."""
+    if isinstance(value, numpy.ndarray) and not element:
+        array = value if value.dtype == dtype else value.astype(dtype)
+        return numpy.broadcast_to(_without_leading(array, len(shape)), shape)
+    if 0 not in shape:  # one element will do for all, if it is one
+        with suppress(Exception):
+            return numpy.broadcast_to(_assigned((), dtype, value, element), shape)
+    return _assigned(shape, dtype, value, element)
+
+
+def _assigned(shape: tuple[int, ...], dtype: numpy.dtype[Any], value: Any, element: bool) -> Array:
+    array = numpy.zeros(shape, dtype)
+    array[() if element else ...] = value
+    return array
+
+
+def _without_leading(array: Array, ndim: int) -> Array:
+    """Without dimensions of length 1 that are too many in front, as NumPy does."""
+    while array.ndim > ndim and array.shape[0] == 1:
+        array = array[0]
+    return array
 
 
 def _check_order(order: str) -> None:

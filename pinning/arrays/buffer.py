@@ -15,6 +15,17 @@ from pinning.memory import Allocation, default_context
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 from pinning.queues import Event, Queue, default_queue
 
+_MANY = 32  # uses, above which those that are over are looked for
+
+
+class _Use:
+    """Work in a queue. One for each submission: it goes only if the queue was found idle after that."""
+
+    __slots__ = ("queue",)
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+
 
 class Buffer:
     """Memory that one array or several views of it share. Once nobody has it, it is given back at the next `tidy`.
@@ -29,7 +40,7 @@ class Buffer:
         Whether others know the address, so that they may use it in queues that are not known here.
     """
 
-    __slots__ = ("__weakref__", "_queues", "allocation", "device", "owner", "place", "shared")
+    __slots__ = ("__weakref__", "_uses", "allocation", "device", "owner", "place", "shared")
 
     def __init__(
         self,
@@ -44,25 +55,40 @@ class Buffer:
         self.allocation = allocation
         self.owner = owner
         self.shared = shared
-        self._queues: set[Queue] = set()
+        self._uses: set[_Use] = set()
         if allocation is not None:
             _live.add(allocation)
 
     def use_in(self, queue: Queue) -> None:
-        """Note work in a queue for which nobody waits here."""
-        self._queues.add(queue)
+        """Note work in a queue for which nobody waits here, which has just been submitted."""
+        self._uses.add(_Use(queue))
+        if len(self._uses) > _MANY:
+            self.queues()
 
     def queues(self) -> list[Queue]:
         """Those with such work that is not over."""
-        self._queues = {queue for queue in self._queues if queue.usable and not queue.poll()}
-        return list(self._queues)
+        found: dict[Queue, None] = {}
+        for use in list(self._uses):  # and of no later one, which another thread may note meanwhile
+            queue = use.queue
+            if queue in found or not queue.usable or queue.poll():
+                self._uses.discard(use)
+            else:
+                found[queue] = None
+        return list(found)
 
     def pending(self) -> list[Event]:
         """What must be over before the memory is used anywhere; waits where others may use it."""
         if self.shared:
             self.device.synchronize()
             return []
-        return [queue.record() for queue in self.queues()]
+        events = []
+        for queue in self.queues():
+            try:
+                events.append(queue.record())
+            except PinningError:
+                if queue.usable:
+                    raise  # else another thread has closed it, which waits for all in it
+        return events
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -111,9 +137,11 @@ def run(
     """
     if stream is not None:
         queue = queue_of(stream, device)
-        for buffer in buffers:
-            buffer.use_in(queue)
-        act(queue, [])
+        try:
+            act(queue, [])
+        finally:  # also of a part of it
+            for buffer in buffers:
+                buffer.use_in(queue)
         return
     queue = default_queue(device)
     for event in act(queue, [event for buffer in buffers for event in buffer.pending()]):
@@ -141,26 +169,18 @@ def tidy() -> None:
     """
     if _deferring:
         return
-    batch: list[_Dropped] = []
-    with suppress(IndexError):
-        while True:
-            batch.append(_dropped.popleft())
     idle: list[MemoryDevice] = []
-    refused: list[_Dropped] = []
-    try:
-        while batch:
-            allocation, device = batch[-1]
-            try:
-                if device is not None and device not in idle and not allocation.freed:
-                    device.synchronize()
-                    idle.append(device)
-                if not allocation.freed:  # as it is in a child after fork
-                    allocation.free()
-            except PinningError:
-                refused.append(batch[-1])  # the next time tries again
-            batch.pop()
-    finally:
-        _dropped.extend(batch + refused)
+    for each in list(_dropped):
+        allocation, device = each
+        with suppress(PinningError):  # the next time tries again
+            if device is not None and device not in idle and not allocation.freed:
+                device.synchronize()
+                idle.append(device)
+            if not allocation.freed:  # as it is in a child after fork, or by another thread
+                allocation.free()
+        if allocation.freed:
+            with suppress(ValueError):
+                _dropped.remove(each)
 
 
 def synchronize(device: Device | str | None = None) -> None:

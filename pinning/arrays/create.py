@@ -9,9 +9,10 @@ import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
 from pinning.arrays import exchange
-from pinning.arrays.array import DeviceArray, new_array
+from pinning.arrays.array import DeviceArray, as_array
 from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
+from pinning.arrays.view import new_view
 from pinning.plugin import Device
 
 
@@ -99,12 +100,36 @@ def to_device(
     if there is not None:
         on = there.device if device is None and stream is None else device_of(device, stream)
         if there.device is on:
-            return there
-    source: Any = there if there is not None else numpy.asarray(obj)
+            return as_array(there)
+    source: Any = as_array(there) if there is not None else numpy.asarray(obj)
     made = _new(plan_like(layout_of(source)), stream, device)
     if copy:
         made.copy_to_device(source, stream)
     return made
+
+
+def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None = None) -> DeviceArray:
+    """An array of another library as a `DeviceArray` over the same memory, which it keeps alive.
+
+    Parameters
+    ----------
+    obj : object
+        With ``__cuda_array_interface__``, or with DLPack. Host memory by DLPack becomes an array on ``host:0``.
+    sync : bool
+        Whether to wait until what is under way in it is done. If not, its user sees to that.
+    device : Device or str, optional
+        Whose memory it is, where the vendor does not know the address.
+
+    Raises
+    ------
+    TypeError
+        It is no such array, or has a dtype with Python objects.
+    InvalidRangeError
+        It says that its elements are at address 0, or the device knows of no memory there.
+    PinningError
+        It has a mask, or no device knows the memory.
+    """
+    return as_array(exchange.as_view(obj, sync, device))
 
 
 def layout_of(ary: Any) -> Array:
@@ -115,4 +140,4 @@ def layout_of(ary: Any) -> Array:
 
 def _new(planned: Plan, stream: Stream, device: Device | str | None) -> DeviceArray:
     on = device_of(device, stream)
-    return new_array(planned, on, None if stream is None else queue_of(stream, on))
+    return as_array(new_view(planned, on, None if stream is None else queue_of(stream, on)))

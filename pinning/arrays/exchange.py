@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from pinning.arrays.buffer import Buffer
 from pinning.arrays.dlpack import Tensor, make_capsule, take_capsule
-from pinning.arrays.layout import address_of, layout_at
+from pinning.arrays.layout import address_of, layout_at, usable_dtype
+from pinning.arrays.view import View
 from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
-
-if TYPE_CHECKING:
-    from pinning.arrays.array import DeviceArray
 
 _CPU = 1
 # DLPack's types of device, by plugin: of its memory, and of the host's memory that it has pinned or shares.
@@ -43,28 +41,9 @@ def is_device_array(obj: object) -> bool:
     return found_on_device(obj) is not None
 
 
-def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None = None) -> DeviceArray:
-    """An array of another library as a `DeviceArray` over the same memory, which it keeps alive.
-
-    Parameters
-    ----------
-    obj : object
-        With ``__cuda_array_interface__``, or with DLPack. Host memory by DLPack becomes an array on ``host:0``.
-    sync : bool
-        Whether to wait until what is under way in it is done. If not, its user sees to that.
-    device : Device or str, optional
-        Whose memory it is, where the vendor does not know the address.
-
-    Raises
-    ------
-    TypeError
-        It is no such array.
-    PinningError
-        It has a mask, or no device knows the memory.
-    """
-    from pinning.arrays.array import DeviceArray
-
-    if isinstance(obj, DeviceArray):
+def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:
+    """The memory of another library's array, or of one of ours; see `as_device_array`."""
+    if isinstance(obj, View):
         return obj
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
@@ -77,42 +56,39 @@ def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None 
     )
 
 
-def found_on_device(obj: Any) -> DeviceArray | None:
-    """The array as ours if it is in memory of a device; None for all else."""
-    from pinning.arrays.array import DeviceArray
-
-    if isinstance(obj, DeviceArray):
+def found_on_device(obj: Any) -> View | None:
+    """Where an array is that is in memory of a device; None for all else."""
+    if isinstance(obj, View):
         return obj
     if isinstance(obj, type):
         return None
     if getattr(obj, "__cuda_array_interface__", None) is not None:
-        return as_device_array(obj)
+        return as_view(obj, True, None)
     if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in _HOST_TYPES:
-        return as_device_array(obj)
+        return as_view(obj, True, None)
     return None
 
 
-def _of_interface(obj: object, interface: dict[str, Any], sync: bool, device: Device | str | None) -> DeviceArray:
-    from pinning.arrays.array import DeviceArray
-
+def _of_interface(obj: object, interface: dict[str, Any], sync: bool, device: Device | str | None) -> View:
     if interface.get("mask") is not None:
         raise PinningError(f"this {type(obj).__name__} has a mask, which a DeviceArray has not: fill it in first")
     ptr, read_only = interface["data"]
     dtype = numpy.dtype(interface["typestr"])
     if dtype.kind == "V" and interface.get("descr"):
         dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
-    layout = layout_at(ptr or 0, tuple(interface["shape"]), dtype, interface.get("strides"), bool(read_only))
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    if not ptr and 0 not in shape:
+        raise InvalidRangeError(f"this {type(obj).__name__} of shape {shape} says that its memory is at address 0")
+    layout = layout_at(ptr or 0, shape, usable_dtype(dtype), strides, bool(read_only))
     buffer = _buffer_at(ptr or 0, device or "cuda", obj)
     if sync and interface.get("stream") is not None:
         stream = buffer.device.adopt_queue(interface["stream"])  # no `Queue`, which would look at it later, too
         stream.synchronize()
         stream.close()
-    return DeviceArray(layout, buffer)
+    return View(layout, buffer)
 
 
-def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> DeviceArray:
-    from pinning.arrays.array import DeviceArray
-
+def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> View:
     kind, index = (int(each) for each in obj.__dlpack_device__())
     plugin = _PLUGINS.get(kind)
     if plugin is None:
@@ -129,7 +105,7 @@ def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> DeviceArray
     buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in _HOST_TYPES)
     if sync and options:
         buffer.device.synchronize()
-    return DeviceArray(layout, buffer)
+    return View(layout, buffer)
 
 
 def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:
@@ -149,7 +125,7 @@ def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False
 # ---- ours as theirs ----
 
 
-def cuda_array_interface(array: DeviceArray) -> dict[str, Any]:
+def cuda_array_interface(array: View) -> dict[str, Any]:
     """Version 3. Its stream is where work is under way, if it is."""
     if _plugin(array) != "cuda":
         raise AttributeError(f"an array on {array.device.name} has no __cuda_array_interface__: that is for CUDA")
@@ -170,7 +146,7 @@ def cuda_array_interface(array: DeviceArray) -> dict[str, Any]:
     }
 
 
-def dlpack_device(array: DeviceArray) -> tuple[int, int]:
+def dlpack_device(array: View) -> tuple[int, int]:
     """DLPack's type of the memory, and the device's index."""
     types = _TYPES.get(_plugin(array))
     if types is None:
@@ -184,40 +160,44 @@ def dlpack_device(array: DeviceArray) -> tuple[int, int]:
     return types[kind], int(array.device.name.partition(":")[2] or 0)
 
 
-def dlpack(
-    array: DeviceArray,
-    stream: int | None,
-    max_version: tuple[int, int] | None,
-    dl_device: tuple[int, int] | None,
-    copy: bool | None,
-) -> object:
-    """A capsule, as ``__dlpack__`` of the array API says."""
+def leaves_device(array: View, dl_device: tuple[int, int] | None, copy: bool | None) -> bool:
+    """Whether it is wanted elsewhere than it is: by a copy on the host, if that is allowed."""
     own = dlpack_device(array)
     wanted = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
-    if wanted != own:
-        if wanted[0] != _CPU or copy is False:
-            raise BufferError(
-                f"an array on {array.device.name} cannot be exported to DLPack's device {wanted}"
-                + (" without a copy" if copy is False else "")
-            )
-        return array.copy_to_host().__dlpack__(max_version=max_version)
-    kind, bits = _code_of(array.dtype)
-    steps = [divmod(step, array.dtype.itemsize) for step in array.strides]
-    if any(rest for _, rest in steps):
+    if wanted != own and (wanted[0] != _CPU or copy is False):
+        raise BufferError(
+            f"an array on {array.device.name} cannot be exported to DLPack's device {wanted}"
+            + (" without a copy" if copy is False else "")
+        )
+    return wanted != own
+
+
+def check_exportable(array: View, max_version: tuple[int, int] | None, copy: bool | None) -> None:
+    """Refuse what DLPack cannot say."""
+    _code_of(array.dtype)
+    if any(step % array.dtype.itemsize for step in array.strides):
         raise BufferError(f"strides {array.strides} are no whole number of elements of {array.dtype}, as DLPack wants")
-    versioned = max_version is not None and max_version[0] >= 1
-    if array.read_only and not versioned and not copy:
+    if array.read_only and not _versioned(max_version) and not copy:
         raise BufferError("the array is read only, which DLPack cannot say before version 1.0: pass max_version")
-    exported = array.copy() if copy else array
-    _order(exported, stream)
+
+
+def dlpack(array: View, stream: int | None, max_version: tuple[int, int] | None, is_copy: bool) -> object:
+    """A capsule, as ``__dlpack__`` of the array API says."""
+    own = dlpack_device(array)
+    kind, bits = _code_of(array.dtype)
+    _order(array, stream)
     return make_capsule(
-        exported, exported.device_ptr, own, kind, bits, exported.shape,
-        tuple(step // exported.dtype.itemsize for step in exported.strides),
-        versioned, exported.read_only, bool(copy),
+        array, array.device_ptr, own, kind, bits, array.shape,
+        tuple(step // array.dtype.itemsize for step in array.strides),
+        _versioned(max_version), array.read_only, is_copy,
     )  # fmt: skip
 
 
-def _order(array: DeviceArray, stream: int | None) -> None:
+def _versioned(max_version: tuple[int, int] | None) -> bool:
+    return max_version is not None and max_version[0] >= 1
+
+
+def _order(array: View, stream: int | None) -> None:
     """Have the consumer's stream, or else this thread, wait for what is under way."""
     plugin = _plugin(array)
     if plugin not in ("cuda", "hip"):
@@ -257,5 +237,5 @@ def _dtype_of(tensor: Tensor) -> numpy.dtype[Any]:
     return numpy.dtype(f"{kind}{tensor.bits // 8}")
 
 
-def _plugin(array: DeviceArray) -> str:
+def _plugin(array: View) -> str:
     return array.device.name.partition(":")[0]

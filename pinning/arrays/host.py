@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,9 +16,13 @@ from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
 from pinning.buffers import HostBuffer, resolve
 from pinning.devices import pinned_map
+from pinning.errors import PartialOverlapError
 from pinning.locks import Lock, lock
+from pinning.map import PinnedMap, Region
 from pinning.memory import Allocation, owned
 from pinning.plugin import Device, MemoryKind
+
+_TRIES = 100  # to lock between what others lock and unlock meanwhile
 
 
 @contextmanager
@@ -41,12 +45,7 @@ def pinned(*arylist: object, device: Device | str | None = None) -> Iterator[tup
     found = [resolve(each) for each in arylist if not _is_empty(each)]  # which also keeps them where they are
     on = pinned_map(device)
     with ExitStack() as stack:
-        locks = []
-        for start, end, read_only in _united(found):
-            for part_start, part_end in _parts(on.overlapping(start, end - start), start, end):
-                part = lock((part_start, part_end - part_start), device=on.device, read_only=read_only)
-                locks.append(stack.enter_context(part))
-        yield tuple(locks)
+        yield tuple(lock for whole in _united(found) for lock in _locked_in_parts(whole, on, stack))
 
 
 def pinned_array(
@@ -181,7 +180,27 @@ def _united(buffers: list[HostBuffer]) -> list[tuple[int, int, bool | None]]:
     return ranges
 
 
-def _parts(regions: Any, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _locked_in_parts(whole: tuple[int, int, bool | None], on: PinnedMap, stack: ExitStack) -> list[Lock]:
+    """Lock a range: in what is locked already, and between."""
+    start, end, read_only = whole
+    tries = 0
+    while True:
+        there = on.overlapping(start, end - start)
+        try:
+            with ExitStack() as undo:
+                locks = [
+                    undo.enter_context(lock((at, to - at), device=on.device, read_only=read_only))
+                    for at, to in _parts(there, start, end)
+                ]
+                stack.push(undo.pop_all())
+                return locks
+        except PartialOverlapError:
+            tries += 1
+            if tries == _TRIES:  # else another thread has probably locked or unlocked since we looked
+                raise
+
+
+def _parts(regions: Iterable[Region], start: int, end: int) -> Iterator[tuple[int, int]]:
     """A range cut where what is locked already begins and ends."""
     at = start
     for region in regions:

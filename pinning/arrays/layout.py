@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shape, strides and addresses, worked out by NumPy.
 
-A layout is a NumPy array over memory of a device. NumPy slices, transposes and reshapes it without touching what it
+A `Layout` is a NumPy array over memory of a device. NumPy slices, transposes and reshapes it without touching what it
 points at, and so must everybody: never read an element, nor make a copy.
 """
 
@@ -19,6 +19,15 @@ from pinning.errors import LayoutError
 
 Shape = int | Iterable[int]
 Array = NDArray[Any]
+
+
+class Layout(numpy.ndarray[Any, Any]):
+    """An array that says where elements are, and does not look at them."""
+
+    def __repr__(self) -> str:
+        return f"<Layout of shape {self.shape}, {self.dtype}, strides {self.strides}, at {address_of(self):#x}>"
+
+    __str__ = __repr__
 
 
 class Plan(NamedTuple):
@@ -39,8 +48,12 @@ class Plan(NamedTuple):
         return self.dtype.itemsize + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
 
     def over(self, memory: Array) -> Array:
-        """The array, in these bytes."""
+        """The array, in these bytes of the host."""
         return numpy.ndarray(self.shape, self.dtype, memory, 0, self.strides, self.order)
+
+    def laid_out(self, memory: Layout) -> Layout:
+        """The layout of the array in these bytes."""
+        return Layout(self.shape, self.dtype, memory, 0, self.strides, self.order)
 
 
 def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: str = "C") -> Plan:
@@ -90,20 +103,21 @@ class _Bytes:
 
 def layout_at(
     ptr: int, shape: tuple[int, ...], dtype: numpy.dtype[Any], strides: tuple[int, ...] | None, read_only: bool
-) -> Array:
+) -> Layout:
     """The layout of an array that is there already, whose first element is at `ptr`; strides may be negative."""
     if strides is None or 0 in shape:
         whole = Plan(shape, dtype, None, "C")
-        return whole.over(bytes_at(ptr, whole.nbytes, read_only))
+        return whole.laid_out(bytes_at(ptr, whole.nbytes, read_only))
     ends = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
     below = sum(end for end in ends if end < 0)
     above = sum(end for end in ends if end > 0) + dtype.itemsize
-    return numpy.ndarray(shape, dtype, bytes_at(ptr + below, above - below, read_only), -below, strides)
+    return Layout(shape, dtype, bytes_at(ptr + below, above - below, read_only), -below, strides)
 
 
-def bytes_at(ptr: int, size: int, read_only: bool = False) -> Array:
+def bytes_at(ptr: int, size: int, read_only: bool = False) -> Layout:
     """The layout of `size` bytes at an address."""
-    return numpy.asarray(_Bytes(ptr, size, read_only)) if size else numpy.empty(0, numpy.uint8)
+    found = numpy.asarray(_Bytes(ptr, size, read_only)) if size else numpy.empty(0, numpy.uint8)
+    return found.view(Layout)
 
 
 def address_of(array: Array) -> int:

@@ -121,14 +121,19 @@ def _axes(to: Array, origin: Array) -> tuple[list[_Axis], int, int]:
 
 
 def _refuse_shared_elements(axes: list[_Axis], to: Array) -> None:
-    reach = to.itemsize
-    for axis in reversed(axes):
-        if axis.to < reach:
-            raise LayoutError(
-                f"elements of an array with shape {to.shape} and strides {to.strides} share memory: "
-                "it cannot be written"
-            )
-        reach += (axis.length - 1) * axis.to
+    left, width = list(axes), to.itemsize
+    if left and left[-1].to == width:
+        width *= left.pop().length
+    while left and left[0].to >= width + sum((axis.length - 1) * axis.to for axis in left[1:]):
+        left.pop(0)  # each step of the outermost goes past all within it
+    starts = numpy.zeros(1, numpy.int64)
+    for axis in left:
+        starts = numpy.add.outer(starts, numpy.arange(axis.length) * axis.to).ravel()
+    starts.sort()
+    if (numpy.diff(starts) < width).any():
+        raise LayoutError(
+            f"elements of an array with shape {to.shape} and strides {to.strides} share memory: it cannot be written"
+        )
 
 
 def _can_be_rows(axis: _Axis, width: int) -> bool:

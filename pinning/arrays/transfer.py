@@ -4,24 +4,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from pinning.arrays.buffer import run
-from pinning.arrays.layout import Array, address_of
+from pinning.arrays.layout import Array, address_of, plan_like
 from pinning.arrays.move import Side, move
-from pinning.arrays.streams import Stream
+from pinning.arrays.streams import Stream, queue_of
+from pinning.arrays.view import View, new_view
 from pinning.copies import fill
 from pinning.copies.ends import End
 from pinning.errors import LayoutError
 from pinning.queues import Event, Queue
 
-if TYPE_CHECKING:
-    from pinning.arrays.array import DeviceArray
 
-
-def fetch(array: DeviceArray, ary: Array | None, stream: Stream) -> Array:
+def fetch(array: View, ary: Array | None, stream: Stream) -> Array:
     """Copy to the host; see `DeviceArray.copy_to_host`."""
     forwards = _forwards(array._layout)
     there = array._layout[forwards]
@@ -32,7 +30,7 @@ def fetch(array: DeviceArray, ary: Array | None, stream: Stream) -> Array:
         if not ary.flags.writeable:
             raise LayoutError("ary is read only; copy into an array that can be written")
         if _same_places(ary, here[forwards]):
-            here, there = ary, array._layout
+            here = _turned(ary, forwards)
     if not array.nbytes:
         return final
 
@@ -46,7 +44,7 @@ def fetch(array: DeviceArray, ary: Array | None, stream: Stream) -> Array:
     return final
 
 
-def put(array: DeviceArray, source: Array, stream: Stream) -> None:
+def put(array: View, source: Array, stream: Stream) -> None:
     """Copy an array of the host that has the same shape and dtype."""
     _check_writable(array)
     if not array.nbytes:
@@ -60,24 +58,34 @@ def put(array: DeviceArray, source: Array, stream: Stream) -> None:
         return
     here = numpy.empty_like(there, order="K", subok=False)
     if _same_places(source, here[forwards]):
-        here, there = source, array._layout
+        here = _turned(source, forwards)
     else:
         here[forwards] = source
     run(partial(move, _of(array, there), _of_host(here)), array.device, stream, array._buffer)
 
 
-def take(array: DeviceArray, origin: DeviceArray, stream: Stream) -> None:
+def take(array: View, origin: View, stream: Stream) -> None:
     """Copy an array of a device that has the same shape and dtype."""
     check_alike(origin._layout, array._layout)
     _check_writable(array)
     if origin.device is not array.device:
         if not (_same_places(origin._layout, array._layout) and _is_compact(array._layout)):
-            put(array, origin.copy_to_host(), stream)  # rows do not go from one vendor's device to another's
+            put(array, fetch(origin, None, None), stream)  # rows do not go from one vendor's device to another's
             return
     elif array.size and numpy.may_share_memory(array._layout, origin._layout):
-        origin = origin.copy(stream=stream)
+        origin = copied(origin, "K", stream)
     buffers = (array._buffer, origin._buffer)
     run(partial(move, _of(array, array._layout), _of(origin, origin._layout)), array.device, stream, *buffers)
+
+
+def copied(array: View, order: str, stream: Stream) -> View:
+    """A copy on the same device; see `DeviceArray.copy`."""
+    plan = plan_like(array._layout)
+    if order != "K":
+        plan = plan._replace(strides=None, order=order)
+    made = new_view(plan, array.device, None if stream is None else queue_of(stream, array.device))
+    take(made, array, stream)
+    return made
 
 
 def check_alike(array: Array, wanted: Array) -> None:
@@ -90,12 +98,12 @@ def check_alike(array: Array, wanted: Array) -> None:
         raise LayoutError(f"the array has dtype {array.dtype} and this one {wanted.dtype}: convert it with astype")
 
 
-def _check_writable(array: DeviceArray) -> None:
+def _check_writable(array: View) -> None:
     if array.read_only:
         raise LayoutError(f"{array!r} is read only; copy it first")
 
 
-def _of(array: DeviceArray, layout: Array) -> Side:
+def _of(array: View, layout: Array) -> Side:
     return Side(layout, array._buffer.place, array._buffer)
 
 
@@ -106,6 +114,11 @@ def _of_host(array: Array) -> Side:
 def _forwards(array: Array) -> tuple[Any, ...]:
     """The index that turns round the dimensions which run backwards in memory; applied twice, nothing is changed."""
     return (*(slice(None, None, -1 if step < 0 else 1) for step in array.strides), ...)
+
+
+def _turned(array: Array, forwards: tuple[Any, ...]) -> Array:
+    """The array with these dimensions turned round; itself if there are none, for copies know it again."""
+    return array[forwards] if any(index is not ... and index.step == -1 for index in forwards) else array
 
 
 def _is_compact(array: Array) -> bool:
