@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "drain.hpp"
-#include "policy.hpp"
+#include "output.hpp"
 
 namespace pinning::omp {
 

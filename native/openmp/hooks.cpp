@@ -3,11 +3,16 @@
 // loaded before libc, by LD_PRELOAD or link order, the program calls these. What is locked there is unlocked first: a
 // device goes on using the old pages of a lock whose memory has gone, and nobody notices.
 //
-// libc's own calls, such as those by which `free` unmaps, do not come here. So `free` itself does.
+// libc's own calls, such as those by which `free` unmaps, do not come here. So `free` itself does, and what makes threads,
+// whose stacks libc unmaps.
 #include <dlfcn.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <threads.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,7 +20,9 @@
 #include <cstdarg>
 #include <cstdio>
 #include <memory>
+#include <new>
 
+#include "stacks.hpp"
 #include "tool.hpp"
 
 namespace {
@@ -24,6 +31,7 @@ using pinning::omp::Address;
 using pinning::omp::Inside;
 using pinning::omp::Range;
 using pinning::omp::range_of;
+using pinning::omp::Stack;
 using pinning::omp::Tool;
 
 /// The functions that the program would call without this library. Looked up when this library is loaded, or by whoever
@@ -35,7 +43,13 @@ struct Next {
   void* (*mmap)(void*, size_t, int, int, int, off_t) = nullptr;
   void* (*mremap)(void*, size_t, size_t, int, ...) = nullptr;
   decltype(&::madvise) madvise = nullptr;
+  ssize_t (*process_madvise)(int, iovec const*, size_t, int, unsigned) = nullptr;
+  decltype(&::remap_file_pages) remap_file_pages = nullptr;
+  decltype(&::shmat) shmat = nullptr;
   decltype(&::shmdt) shmdt = nullptr;
+  decltype(&::syscall) syscall = nullptr;
+  decltype(&::pthread_create) pthread_create = nullptr;
+  decltype(&::thrd_create) thrd_create = nullptr;
   decltype(&::brk) brk = nullptr;
   decltype(&::sbrk) sbrk = nullptr;
 };
@@ -53,7 +67,13 @@ void find(char const* name, Function*& function) {
   find("mmap", next.mmap);
   find("mremap", next.mremap);
   find("madvise", next.madvise);
+  find("process_madvise", next.process_madvise);
+  find("remap_file_pages", next.remap_file_pages);
+  find("shmat", next.shmat);
   find("shmdt", next.shmdt);
+  find("syscall", next.syscall);
+  find("pthread_create", next.pthread_create);
+  find("thrd_create", next.thrd_create);
   find("brk", next.brk);
   find("sbrk", next.sbrk);
 }
@@ -88,6 +108,7 @@ void block_goes(void* ptr) noexcept {
 
 /// The mapping that starts at an address, as shmdt takes it.
 Range mapping_at(Address start) {
+  Inside const inside;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> const maps(std::fopen("/proc/self/maps", "re"), std::fclose);
   char line[512];
   while (maps && std::fgets(line, sizeof line, maps.get()) != nullptr) {
@@ -97,6 +118,60 @@ Range mapping_at(Address start) {
   }
   return {start, start + 1};
 }
+
+/// What gives pages back, or is refused where they are locked, as it is not without this library.
+bool takes_pages(int advice) noexcept {
+  switch (advice) {
+    case MADV_DONTNEED:
+    case MADV_FREE:
+    case MADV_REMOVE:
+    case 20:   // MADV_COLD
+    case 21:   // MADV_PAGEOUT
+    case 24:   // MADV_DONTNEED_LOCKED
+    case 102:  // MADV_GUARD_INSTALL
+      return true;
+    default:
+      return false;
+  }
+}
+
+void advised(void* ptr, size_t size, int advice) noexcept {
+  if (takes_pages(advice)) goes(range_of(ptr, size));
+}
+
+void advised(iovec const* ranges, size_t count, int advice) noexcept {
+  if (Tool::running() == nullptr || !takes_pages(advice)) return;
+  for (size_t i = 0; i < count; ++i) goes(range_of(ranges[i].iov_base, ranges[i].iov_len));
+}
+
+void shared_memory_comes(int id, void const* ptr, int flags) noexcept {
+  shmid_ds facts;
+  if (Tool::running() == nullptr || (flags & SHM_REMAP) == 0 || shmctl(id, IPC_STAT, &facts) != 0) return;
+  auto const page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  goes(range_of(ptr, (facts.shm_segsz + page - 1) / page * page));
+}
+
+void shared_memory_goes(void const* ptr) noexcept {
+  if (Tool::running() != nullptr && !Inside::now()) goes(mapping_at(reinterpret_cast<Address>(ptr)));
+}
+
+void heap_ends(Address end, Address before) noexcept {
+  if (end < before) goes({end, before});
+}
+
+/// What a new thread is to run; its stack is known meanwhile.
+template <class Result>
+struct Start {
+  Result (*routine)(void*);
+  void* argument;
+
+  static Result run(void* given) {
+    Start const start = *static_cast<Start*>(given);
+    delete static_cast<Start*>(given);
+    Stack const stack;
+    return start.routine(start.argument);
+  }
+};
 
 }  // namespace
 
@@ -138,36 +213,115 @@ void* mmap64(void* ptr, size_t size, int protection, int flags, int file, off64_
 }
 
 void* mremap(void* ptr, size_t size, size_t new_size, int flags, ...) noexcept {
-  goes(range_of(ptr, size));
-  if ((flags & MREMAP_FIXED) == 0) return libc().mremap(ptr, size, new_size, flags);
   va_list arguments;
   va_start(arguments, flags);
-  void* const target = va_arg(arguments, void*);
+  void* const target = va_arg(arguments, void*);  // which the kernel reads with MREMAP_DONTUNMAP too
   va_end(arguments);
-  goes(range_of(target, new_size));
+  goes(range_of(ptr, size));
+  if ((flags & MREMAP_FIXED) != 0) goes(range_of(target, new_size));
   return libc().mremap(ptr, size, new_size, flags, target);
 }
 
 int madvise(void* ptr, size_t size, int advice) noexcept {
-  if (advice == MADV_DONTNEED || advice == MADV_FREE || advice == MADV_REMOVE) goes(range_of(ptr, size));
+  advised(ptr, size, advice);
   return libc().madvise(ptr, size, advice);
 }
 
+ssize_t process_madvise(int process, iovec const* ranges, size_t count, int advice, unsigned flags) noexcept {
+  advised(ranges, count, advice);
+  if (libc().process_madvise != nullptr) return libc().process_madvise(process, ranges, count, advice, flags);
+  return libc().syscall(SYS_process_madvise, process, ranges, count, advice, flags);
+}
+
+int remap_file_pages(void* ptr, size_t size, int protection, size_t offset, int flags) noexcept {
+  goes(range_of(ptr, size));
+  return libc().remap_file_pages(ptr, size, protection, offset, flags);
+}
+
+void* shmat(int id, void const* ptr, int flags) noexcept {
+  shared_memory_comes(id, ptr, flags);
+  return libc().shmat(id, ptr, flags);
+}
+
 int shmdt(void const* ptr) noexcept {
-  if (Tool::running() != nullptr && !Inside::now()) goes(mapping_at(reinterpret_cast<Address>(ptr)));
+  shared_memory_goes(ptr);
   return libc().shmdt(ptr);
 }
 
 int brk(void* end) noexcept {
-  auto const now = reinterpret_cast<Address>(libc().sbrk(0));
-  goes({reinterpret_cast<Address>(end), now});
+  heap_ends(reinterpret_cast<Address>(end), reinterpret_cast<Address>(libc().sbrk(0)));
   return libc().brk(end);
 }
 
 void* sbrk(intptr_t change) noexcept {
   auto const now = reinterpret_cast<Address>(libc().sbrk(0));
-  if (change < 0) goes({now + static_cast<Address>(change), now});
+  heap_ends(now + static_cast<Address>(change), now);
   return libc().sbrk(change);
+}
+
+/// The same by number.
+long syscall(long number, ...) noexcept {
+  va_list arguments;
+  va_start(arguments, number);
+  long given[6];
+  for (long& each : given) each = va_arg(arguments, long);
+  va_end(arguments);
+  auto* const ptr = reinterpret_cast<void*>(given[0]);
+  auto const size = static_cast<size_t>(given[1]);
+  switch (number) {
+    case SYS_munmap:
+      goes(range_of(ptr, size));
+      break;
+#ifdef SYS_mmap
+    case SYS_mmap:
+      if ((given[3] & MAP_FIXED) != 0) goes(range_of(ptr, size));
+      break;
+#endif
+    case SYS_mremap:
+      goes(range_of(ptr, size));
+      if ((given[3] & MREMAP_FIXED) != 0) {
+        goes(range_of(reinterpret_cast<void*>(given[4]), static_cast<size_t>(given[2])));
+      }
+      break;
+    case SYS_madvise:
+      advised(ptr, size, static_cast<int>(given[2]));
+      break;
+    case SYS_process_madvise:
+      advised(reinterpret_cast<iovec const*>(given[1]), static_cast<size_t>(given[2]), static_cast<int>(given[3]));
+      break;
+    case SYS_remap_file_pages:
+      goes(range_of(ptr, size));
+      break;
+    case SYS_shmat:
+      shared_memory_comes(static_cast<int>(given[0]), reinterpret_cast<void*>(given[1]), static_cast<int>(given[2]));
+      break;
+    case SYS_shmdt:
+      shared_memory_goes(ptr);
+      break;
+    case SYS_brk:
+      if (ptr != nullptr) heap_ends(reinterpret_cast<Address>(ptr), reinterpret_cast<Address>(libc().sbrk(0)));
+      break;
+    default:
+      break;
+  }
+  return libc().syscall(number, given[0], given[1], given[2], given[3], given[4], given[5]);
+}
+
+int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*routine)(void*),
+                   void* argument) noexcept {
+  auto* const start = new (std::nothrow) Start<void*>{routine, argument};
+  if (start == nullptr) return EAGAIN;
+  int const error = libc().pthread_create(thread, attributes, Start<void*>::run, start);
+  if (error != 0) delete start;
+  return error;
+}
+
+int thrd_create(thrd_t* thread, thrd_start_t routine, void* argument) {
+  auto* const start = new (std::nothrow) Start<int>{routine, argument};
+  if (start == nullptr) return thrd_nomem;
+  int const error = libc().thrd_create(thread, Start<int>::run, start);
+  if (error != thrd_success) delete start;
+  return error;
 }
 }
 #pragma GCC visibility pop

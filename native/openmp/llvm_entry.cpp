@@ -3,6 +3,7 @@
 // before libomptarget, by LD_PRELOAD or link order, the program calls these; libomptarget's come after them.
 #include <dlfcn.h>
 
+#include "output.hpp"
 #include "tool.hpp"
 
 namespace {

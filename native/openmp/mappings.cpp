@@ -7,64 +7,90 @@ namespace {
 
 constexpr std::size_t most_counts = 1 << 16;
 
-/// The entry of this device that starts at or before `address`.
-template <class Map>
-typename Map::iterator at_or_before(Map& map, int device, Address address) {
-  auto const next = map.upper_bound({device, address});
-  if (next == map.begin() || std::prev(next)->first.first != device) return map.end();
-  return std::prev(next);
-}
-
 }  // namespace
 
-void Mappings::add(int device, Range const& host, Address device_ptr) {
-  if (device_ptr == 0) waiting_[{device, host.start}] = host;
-  else by_device_[{device, device_ptr}] = host;
+/// The first that ends behind the start of the range.
+template <class Map>
+auto Mappings::first_meeting(Map& by_host, Range const& range) {
+  auto const next = by_host.upper_bound(range.start);
+  return next != by_host.begin() && std::prev(next)->second.end > range.start ? std::prev(next) : next;
 }
 
-std::optional<Range> Mappings::remove(int device, Address device_ptr) {
-  auto const found = by_device_.find({device, device_ptr});
-  if (found == by_device_.end()) return std::nullopt;
-  Range const host = found->second;
-  by_device_.erase(found);
+Range Mappings::erase(Device& device, Place const& mapped) {
+  Range const host{mapped->first, mapped->second.end};
+  if (auto const found = device.hosts.find(mapped->second.device_ptr);
+      found != device.hosts.end() && found->second == host.start) {
+    device.hosts.erase(found);
+  }
+  device.by_host.erase(mapped);
   return host;
 }
 
-std::optional<Range> Mappings::remove_host(int device, Address host) {
-  for (auto each = by_device_.lower_bound({device, 0}); each != by_device_.end(); ++each) {
-    if (each->first.first != device) break;
-    if (each->second.start != host) continue;
-    Range const removed = each->second;
-    by_device_.erase(each);
-    return removed;
+std::vector<Range> Mappings::add(int number, Range const& host, Address device_ptr) {
+  Device& device = devices_[number];
+  std::vector<Range> replaced;
+  for (auto each = first_meeting(device.by_host, host); each != device.by_host.end() && each->first < host.end;) {
+    replaced.push_back(erase(device, each++));
   }
-  waiting_.erase({device, host});
-  return std::nullopt;
+  if (device_ptr != 0) {
+    if (auto const other = device.hosts.find(device_ptr); other != device.hosts.end()) {
+      replaced.push_back(erase(device, device.by_host.find(other->second)));
+    }
+    device.hosts[device_ptr] = host.start;
+  }
+  device.by_host[host.start] = {host.end, device_ptr};
+  return replaced;
 }
 
-std::optional<Range> Mappings::find(int device, Range const& moved, Address device_ptr) {
-  if (auto const found = at_or_before(by_device_, device, device_ptr); found != by_device_.end()) {
-    Range const& host = found->second;
-    if (host.holds(moved) && moved.start - host.start == device_ptr - found->first.second) return host;
+std::optional<Range> Mappings::remove(int number, Address device_ptr) {
+  Device& device = devices_[number];
+  auto const found = device.hosts.find(device_ptr);
+  if (found == device.hosts.end()) return std::nullopt;
+  return erase(device, device.by_host.find(found->second));
+}
+
+std::optional<Range> Mappings::remove_host(int number, Address host) {
+  Device& device = devices_[number];
+  auto const found = device.by_host.find(host);
+  if (found == device.by_host.end()) return std::nullopt;
+  return erase(device, found);
+}
+
+std::optional<Range> Mappings::find(int number, Range const& moved, Address device_ptr) {
+  auto const of_this = devices_.find(number);
+  if (of_this == devices_.end()) return std::nullopt;
+  Device& device = of_this->second;
+  auto const found = first_meeting(device.by_host, moved);
+  if (found == device.by_host.end()) return std::nullopt;
+  Range const host{found->first, found->second.end};
+  if (!host.holds(moved)) return std::nullopt;
+  Address const expected = device_ptr - (moved.start - host.start);
+  if (found->second.device_ptr == 0) {
+    if (!device.hosts.try_emplace(expected, host.start).second) return std::nullopt;  // another's
+    found->second.device_ptr = expected;
   }
-  if (auto const found = at_or_before(waiting_, device, moved.start); found != waiting_.end()) {
-    Range const host = found->second;
-    if (host.holds(moved)) {
-      waiting_.erase(found);
-      by_device_[{device, device_ptr - (moved.start - host.start)}] = host;
-      return host;
+  return found->second.device_ptr == expected ? std::optional(host) : std::nullopt;
+}
+
+std::vector<Range> Mappings::freed(Range const& range) {
+  std::vector<Range> gone;
+  for (auto& [number, device] : devices_) {
+    for (auto each = first_meeting(device.by_host, range); each != device.by_host.end() && each->first < range.end;) {
+      if (each->second.device_ptr != 0) ++each;
+      else gone.push_back(erase(device, each++));
     }
   }
-  return std::nullopt;
-}
-
-void Mappings::freed(Range const& range) {
-  std::erase_if(waiting_, [&](auto const& each) { return each.second.meets(range); });
+  return gone;
 }
 
 std::size_t Mappings::count(Range const& range) const {
   std::size_t sum = 0;
-  for (auto const& [key, host] : by_device_) sum += host.meets(range);
+  for (auto const& [number, device] : devices_) {
+    for (auto each = first_meeting(device.by_host, range); each != device.by_host.end() && each->first < range.end;
+         ++each) {
+      sum++;
+    }
+  }
   return sum;
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "range.hpp"
 
@@ -11,16 +12,17 @@ namespace pinning::omp {
 
 class Mappings {
  public:
-  /// `device_ptr` is 0 where the runtime says so before it has one; then the first transfer tells.
-  void add(int device, Range const& host, Address device_ptr);
+  /// `device_ptr` is 0 where the runtime says so before it has one; then the first transfer tells. Returns what was
+  /// mapped there before, of which nobody has said that it ended.
+  std::vector<Range> add(int device, Range const& host, Address device_ptr);
   /// The host's range that was mapped there, or nothing.
   std::optional<Range> remove(int device, Address device_ptr);
   std::optional<Range> remove_host(int device, Address host);
   /// The mapped range that this transfer lies in. One whose two addresses do not belong together, such as that of a
   /// pointer in a structure, lies in none.
   std::optional<Range> find(int device, Range const& moved, Address device_ptr);
-  /// Mappings whose device's address never came, in memory that is freed, are forgotten.
-  void freed(Range const& range);
+  /// Mappings whose device's address never came, in memory that is freed, are forgotten, and returned.
+  std::vector<Range> freed(Range const& range);
   /// How many mappings share bytes with the range.
   std::size_t count(Range const& range) const;
 
@@ -30,13 +32,24 @@ class Mappings {
   void refused(Range const& buffer);
 
  private:
-  using Key = std::pair<int, Address>;
+  struct Mapped {
+    Address end, device_ptr;
+  };
+  /// Those of one device, which do not overlap.
+  struct Device {
+    std::map<Address, Mapped> by_host;
+    std::map<Address, Address> hosts;  // by the device's address, where that is known
+  };
+  using Place = std::map<Address, Mapped>::iterator;
   struct Count {
     std::size_t size = 0, moved = 0, try_again = 0;
   };
 
-  std::map<Key, Range> by_device_;  // by the device's address
-  std::map<Key, Range> waiting_;    // by the host's address, of those whose device's address is still unknown
+  template <class Map>
+  static auto first_meeting(Map& by_host, Range const& range);
+  static Range erase(Device& device, Place const& mapped);
+
+  std::map<int, Device> devices_;
   std::map<Address, Count> counts_;
 };
 

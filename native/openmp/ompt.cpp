@@ -6,6 +6,9 @@
 // memory go on until the runtime waits for them.
 #include "ompt.hpp"
 
+#include <utility>
+
+#include "output.hpp"
 #include "tool.hpp"
 
 namespace pinning::omp {
@@ -38,10 +41,11 @@ void quietly(Body&& body) noexcept {
   }
 }
 
-/// A thread has one transfer at a time.
+/// A thread has one transfer at a time, in which it is not cancelled: nobody would say that it has ended.
 struct Current {
   Moment began;
-  Locks::Transfer transfer;
+  std::optional<Range> lock;
+  bool watched = false;
 };
 thread_local Current current;
 
@@ -49,10 +53,12 @@ void begin_transfer(Tool& tool, Operation const& op) {
   bool const to = op.to_device();
   int const number = to ? op.target_device : op.source_device;
   Device* const device = tool.devices.find(number);
-  current.transfer = {};
+  current.lock = std::nullopt;
   if (device != nullptr && op.bytes != 0 && !tool.devices.contains(to ? op.source_device : op.target_device)) {
     auto const device_ptr = reinterpret_cast<Address>(to ? op.target : op.source);
-    current.transfer = tool.locks(*device).before_transfer(number, *device, op.host(), device_ptr);
+    current.lock = tool.locks(*device).before_transfer(number, *device, op.host(), device_ptr);
+    current.watched = true;
+    Uncancelled::begin();
   }
   if (tool.context.journal.trace) current.began = now();
 }
@@ -60,8 +66,11 @@ void begin_transfer(Tool& tool, Operation const& op) {
 void end_transfer(Tool& tool, Operation const& op) {
   bool const to = op.to_device();
   Device* const device = tool.devices.find(to ? op.target_device : op.source_device);
-  auto const& [lock, watched] = current.transfer;
-  if (watched) tool.locks(*device).submitted(op.host());
+  auto const& lock = current.lock;
+  if (std::exchange(current.watched, false)) {
+    tool.locks(*device).submitted(op.host());
+    Uncancelled::end();
+  }
   if (auto const& report = tool.context.journal.report) {
     report->moved(lock.value_or(op.host()), op.bytes, to, lock.has_value());
   }
@@ -123,14 +132,6 @@ void on_device(int number, char const* type, ompt_device_t*, ompt_function_looku
   quietly([&](Tool& tool) { tool.devices.add(number, type); });
 }
 
-void on_thread_begin(ompt_thread_t, ompt_data_t*) {
-  quietly([](Tool& tool) { tool.context.stacks.add_this_thread(); });
-}
-
-void on_thread_end(ompt_data_t*) {
-  quietly([](Tool& tool) { tool.context.stacks.remove_this_thread(); });
-}
-
 /// For the trace alone: a construct ends when its transfers and its kernel have.
 void on_target(ompt_target_t kind, ompt_scope_endpoint_t endpoint, int number, ompt_data_t*, ompt_data_t*, ompt_data_t*,
                void const*) {
@@ -159,8 +160,6 @@ int initialize(ompt_function_lookup_t lookup, int, ompt_data_t*) {
   };
   Tool& tool = Tool::get();
   watch(ompt_callback_device_initialize, on_device);
-  watch(ompt_callback_thread_begin, on_thread_begin);
-  watch(ompt_callback_thread_end, on_thread_end);
   if (tool.context.journal.trace) watch(ompt_callback_target_emi, on_target);
   if (!watch(ompt_callback_target_data_op_emi, on_operation_emi) &&
       !watch(ompt_callback_target_data_op, on_operation)) {

@@ -25,20 +25,11 @@ typedef struct ompt_start_tool_result_t {
 } ompt_start_tool_result_t;
 
 typedef enum ompt_callbacks_t {
-  ompt_callback_thread_begin = 1,
-  ompt_callback_thread_end = 2,
   ompt_callback_target_data_op = 9,
   ompt_callback_device_initialize = 12,
   ompt_callback_target_emi = 33,
   ompt_callback_target_data_op_emi = 34,
 } ompt_callbacks_t;
-
-typedef enum ompt_thread_t {
-  ompt_thread_initial = 1,
-  ompt_thread_worker = 2,
-  ompt_thread_other = 3,
-  ompt_thread_unknown = 4,
-} ompt_thread_t;
 
 typedef enum ompt_set_result_t {
   ompt_set_error = 0,
@@ -80,9 +71,6 @@ typedef enum ompt_target_t {
 } ompt_target_t;
 
 typedef ompt_set_result_t (*ompt_set_callback_t)(ompt_callbacks_t event, ompt_callback_t callback);
-
-typedef void (*ompt_callback_thread_begin_t)(ompt_thread_t thread_type, ompt_data_t* thread_data);
-typedef void (*ompt_callback_thread_end_t)(ompt_data_t* thread_data);
 
 typedef void (*ompt_callback_device_initialize_t)(int device_num, char const* type, ompt_device_t* device,
                                                   ompt_function_lookup_t lookup, char const* documentation);

@@ -3,14 +3,12 @@
 
 #include <unistd.h>
 
-#include <cctype>
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <string_view>
+
+#include "output.hpp"
 
 namespace pinning::omp {
 
@@ -21,8 +19,11 @@ std::string variable(char const* name) {
   return value != nullptr ? value : "";
 }
 
+/// In every locale alike.
 std::string lower(std::string text) {
-  for (char& each : text) each = static_cast<char>(std::tolower(static_cast<unsigned char>(each)));
+  for (char& each : text) {
+    if ('A' <= each && each <= 'Z') each = static_cast<char>(each - 'A' + 'a');
+  }
   return text;
 }
 
@@ -102,34 +103,6 @@ Policy policy_of_environment() {
   policy.report = variable("PINNING_REPORT");
   policy.trace = variable("PINNING_TRACE");
   return policy;
-}
-
-void say(std::string const& text) {
-  static auto& mutex = *new std::mutex;
-  static auto& said = *new std::set<std::string>;
-  {
-    std::lock_guard const guard(mutex);
-    if (said.size() >= 100 || !said.insert(text).second) return;
-  }
-  std::fprintf(stderr, "pinning: %s\n", text.c_str());
-}
-
-std::string in_units(std::size_t bytes) {
-  char text[32];
-  if (bytes < 1024) {
-    std::snprintf(text, sizeof text, "%zu B", bytes);
-    return text;
-  }
-  char const* unit = "KiB";
-  double value = static_cast<double>(bytes) / 1024;
-  for (char const* const larger : {"MiB", "GiB", "TiB"}) {
-    if (value < 1024) break;
-    value /= 1024;
-    unit = larger;
-  }
-  bool const whole = value >= 100 || value == static_cast<double>(static_cast<std::size_t>(value));
-  std::snprintf(text, sizeof text, "%.*f %s", whole ? 0 : 1, value, unit);
-  return text;
 }
 
 }  // namespace pinning::omp

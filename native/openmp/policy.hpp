@@ -22,10 +22,4 @@ struct Policy {
 /// Where a variable has no value that there is, says so and locks nothing.
 Policy policy_of_environment();
 
-/// One line on standard error, the first time that this text comes.
-void say(std::string const& text);
-
-/// "12.5 MiB"
-std::string in_units(std::size_t bytes);
-
 }  // namespace pinning::omp

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
+#include <cstdarg>
+#include <cstdio>
 #include <functional>
 #include <ranges>
 #include <vector>
 
-#include "policy.hpp"
+#include "output.hpp"
 
 namespace pinning::omp {
 
@@ -13,7 +15,18 @@ namespace {
 
 constexpr std::size_t shown = 20;
 
-double ms(std::chrono::nanoseconds time) { return std::chrono::duration<double, std::milli>(time).count(); }
+std::string ms(std::chrono::nanoseconds time) {
+  return decimal(std::chrono::duration<double, std::milli>(time).count(), 1) + " ms";
+}
+
+[[gnu::format(printf, 1, 2)]] std::string line(char const* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return std::string("pinning: ") + text + "\n";
+}
 
 }  // namespace
 
@@ -59,7 +72,7 @@ void Report::moved(Range const& buffer, std::size_t bytes, bool to_device, bool 
   found->second.fast.bytes += bytes;
 }
 
-void Report::print(std::FILE* to, Moment until) {
+std::string Report::text(Moment until) {
   std::lock_guard const guard(mutex_);
   std::chrono::nanoseconds locking{}, unlocking{};
   std::vector<std::pair<Address, Buffer>> largest(buffers_.begin(), buffers_.end());
@@ -69,32 +82,33 @@ void Report::print(std::FILE* to, Moment until) {
     if (buffer.is_locked) buffer.held += until - buffer.since;
   }
   std::ranges::stable_sort(largest, std::greater(), [](auto const& each) { return each.second.fast.bytes; });
-  std::fprintf(to, "pinning: %zu buffers locked, %s at most; %.1f ms to lock, %.1f ms to unlock\n", largest.size(),
-               in_units(most_).c_str(), ms(locking), ms(unlocking));
+  std::string made = line("%zu buffers locked, %s at most; %s to lock, %s to unlock", largest.size(),
+                          in_units(most_).c_str(), ms(locking).c_str(), ms(unlocking).c_str());
   for (int const to_device : {1, 0}) {
     auto const& [plain, fast] = moved_[to_device];
-    std::fprintf(to, "pinning: %s: %s in %zu transfers of locked memory, %s in %zu of other\n",
+    made += line("%s: %s in %zu transfers of locked memory, %s in %zu of other",
                  to_device ? "to devices" : "from devices", in_units(fast.bytes).c_str(), fast.transfers,
                  in_units(plain.bytes).c_str(), plain.transfers);
   }
   if (moved_[0][0].transfers + moved_[0][1].transfers + moved_[1][0].transfers + moved_[1][1].transfers == 0) {
-    std::fputs("pinning: the runtime has told of no transfer; if there were some, libomptarget does not find the tools' "
-               "interface, which it looks for by the name libomp.so\n", to);
+    made += line("the runtime has told of no transfer; if there were some, libomptarget does not find the tools' "
+                 "interface, which it looks for by the name libomp.so");
   }
   if (!largest.empty()) {
-    std::fprintf(to, "pinning: %18s %10s %-8s %6s %10s %12s %10s %10s\n", "buffer", "size", "device", "locked",
-                 "to lock", "held", "transfers", "moved");
+    made += line("%18s %10s %-8s %6s %10s %12s %10s %10s", "buffer", "size", "device", "locked", "to lock", "held",
+                 "transfers", "moved");
   }
   for (auto const& [start, buffer] : largest | std::views::take(shown)) {
-    std::fprintf(to, "pinning: %#18zx %10s %-8s %5zux %7.1f ms %9.1f ms %10zu %10s\n", start,
-                 in_units(buffer.size).c_str(), buffer.device.c_str(), buffer.times, ms(buffer.locking),
-                 ms(buffer.held), buffer.fast.transfers, in_units(buffer.fast.bytes).c_str());
+    made += line("%#18zx %10s %-8s %5zux %10s %12s %10zu %10s", start, in_units(buffer.size).c_str(),
+                 buffer.device.c_str(), buffer.times, ms(buffer.locking).c_str(), ms(buffer.held).c_str(),
+                 buffer.fast.transfers, in_units(buffer.fast.bytes).c_str());
   }
-  if (largest.size() > shown) std::fprintf(to, "pinning: and %zu more\n", largest.size() - shown);
+  if (largest.size() > shown) made += line("and %zu more", largest.size() - shown);
   for (auto const& [why, refusal] : refusals_) {
-    std::fprintf(to, "pinning: not locked: %zux, up to %s: %s\n", refusal.times, in_units(refusal.largest).c_str(),
-                 why.c_str());
+    made += line("not locked: %zux, up to %s: ", refusal.times, in_units(refusal.largest).c_str());
+    made.insert(made.size() - 1, why);  // which may be long
   }
+  return made;
 }
 
 }  // namespace pinning::omp

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstdio>
 #include <map>
 #include <mutex>
 #include <string>
@@ -22,7 +21,7 @@ class Report {
   void refused(Range const& range, std::string const& why);
   /// `buffer` is the lock that the bytes lay in, or else the bytes themselves.
   void moved(Range const& buffer, std::size_t bytes, bool to_device, bool locked);
-  void print(std::FILE* to, Moment until);
+  std::string text(Moment until);
 
  private:
   struct Traffic {

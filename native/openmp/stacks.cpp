@@ -2,14 +2,23 @@
 #include "stacks.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
+
+#include <mutex>
 
 namespace pinning::omp {
 
 namespace {
 
-Range this_stack() {
+// A list that needs no memory, for threads begin where none may be left. Held over a fork.
+pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+Stack* first = nullptr;
+pthread_t main_thread;
+bool main_is_known = false;
+
+Range stack_of(pthread_t thread) noexcept {
   pthread_attr_t attributes;
-  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return {};
+  if (pthread_getattr_np(thread, &attributes) != 0) return {};
   void* start = nullptr;
   std::size_t size = 0;
   pthread_attr_getstack(&attributes, &start, &size);
@@ -17,24 +26,40 @@ Range this_stack() {
   return range_of(start, size);
 }
 
+void lock() { pthread_mutex_lock(&mutex); }
+void unlock() { pthread_mutex_unlock(&mutex); }
+
+[[gnu::constructor]] void begin() {
+  pthread_atfork(lock, unlock, unlock);
+  main_is_known = gettid() == getpid();
+  if (main_is_known) main_thread = pthread_self();
+}
+
 }  // namespace
 
-void Stacks::add_this_thread() {
-  Range const stack = this_stack();
-  std::lock_guard const guard(mutex_);
-  ends_[stack.start] = stack.end;
+Stack::Stack() noexcept : range_(stack_of(pthread_self())) {
+  lock();
+  next_ = first;
+  if (next_ != nullptr) next_->previous_ = this;
+  first = this;
+  unlock();
 }
 
-void Stacks::remove_this_thread() {
-  Range const stack = this_stack();
-  std::lock_guard const guard(mutex_);
-  ends_.erase(stack.start);
+Stack::~Stack() {
+  lock();
+  (previous_ != nullptr ? previous_->next_ : first) = next_;
+  if (next_ != nullptr) next_->previous_ = previous_;
+  unlock();
 }
 
-bool Stacks::meet(Range const& range) {
-  std::lock_guard const guard(mutex_);
-  auto const next = ends_.lower_bound(range.end);
-  return next != ends_.begin() && std::prev(next)->second > range.start;
+bool on_a_stack(Range const& range) noexcept {
+  static Range const main_stack = main_is_known ? stack_of(main_thread) : Range{};
+  if (main_stack.meets(range)) return true;
+  lock();
+  bool found = false;
+  for (Stack const* each = first; each != nullptr && !found; each = each->next_) found = each->range_.meets(range);
+  unlock();
+  return found;
 }
 
 }  // namespace pinning::omp

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stacks of the threads that use OpenMP. What lies there is never locked: a stack goes, or is used anew, and nobody
-// says so.
+// The stacks of this process's threads. What lies there is never locked: a stack goes, or is used anew, and nobody says
+// so.
 #pragma once
-
-#include <map>
-#include <mutex>
 
 #include "range.hpp"
 
 namespace pinning::omp {
 
-class Stacks {
+/// While it lives, the stack of the thread that made it, in which it lies, is known.
+class Stack {
  public:
-  void add_this_thread();
-  void remove_this_thread();
-  bool meet(Range const& range);
+  Stack() noexcept;
+  ~Stack();
+  Stack(Stack const&) = delete;
 
  private:
-  std::mutex mutex_;
-  std::map<Address, Address> ends_;  // by start
+  friend bool on_a_stack(Range const& range) noexcept;
+
+  Range range_;
+  Stack *previous_ = nullptr, *next_ = nullptr;
 };
+
+/// Whether the range shares bytes with a known stack or with that of the first thread.
+bool on_a_stack(Range const& range) noexcept;
 
 }  // namespace pinning::omp

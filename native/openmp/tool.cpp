@@ -1,16 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tool.hpp"
 
-#include <pthread.h>
-
 #include <cerrno>
-#include <cstring>
+#include <fstream>
+#include <system_error>
+
+#include "output.hpp"
 
 namespace pinning::omp {
+
+namespace {
+
+/// A quarter of the mappings that a process may have: each lock may take two, and the program needs some too.
+std::size_t most_locks() {
+  std::ifstream file("/proc/sys/vm/max_map_count");
+  std::size_t most = 0;
+  return file >> most ? most / 4 : 65530 / 4;
+}
+
+}  // namespace
 
 Tool::Tool() {
   context.policy = policy_of_environment();
   context.frees_seen = frees_are_seen();
+  context.most_locks = most_locks();
   if (!context.policy.report.empty()) context.journal.report = std::make_unique<Report>();
   if (!context.policy.trace.empty()) context.journal.trace = Trace::open(context.policy.trace);
 }
@@ -20,6 +33,7 @@ Tool& Tool::get() {
     Tool* const made = new Tool;  // not destroyed: programs free memory until the end
     pthread_atfork(nullptr, nullptr, [] { running_ = nullptr; });
     running_ = made;
+    started_ = true;
     return *made;
   }();
   return only;
@@ -34,14 +48,19 @@ bool Tool::unlock(Address ptr) {
 
 void Tool::finish() {
   running_ = nullptr;  // drivers end now, so nothing can be unlocked
-  if (auto const& report = context.journal.report) {
-    std::string const& file = context.policy.report;
-    std::FILE* const to = file == "-" ? stderr : std::fopen(file.c_str(), "we");
-    if (to == nullptr) return say("the report " + file + " cannot be written: " + std::strerror(errno));
-    report->print(to, now());
-    if (to != stderr) std::fclose(to);
-  }
   if (context.journal.trace) context.journal.trace->finish();
+  auto const& report = context.journal.report;
+  if (!report) return;
+  std::string const text = report->text(now());
+  if (context.policy.report == "-") {
+    Output::standard_error().write(text);
+    return;
+  }
+  try {
+    if (!Output::create(context.policy.report).write(text)) throw std::system_error(errno, std::generic_category());
+  } catch (std::system_error const& error) {
+    say("the report " + context.policy.report + " cannot be written: " + error.code().message());
+  }
 }
 
 }  // namespace pinning::omp

@@ -2,6 +2,8 @@
 // The tool of this process: its devices and their locks.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 
 #include "devices.hpp"
@@ -17,6 +19,8 @@ class Tool {
   static Tool* running() noexcept { return running_.load(std::memory_order_acquire); }
   /// Starts it.
   static Tool& get();
+  /// Whether a runtime has ever started it in this process.
+  static bool was_started() noexcept { return started_.load(std::memory_order_relaxed); }
 
   Locks& locks(Device const& device) { return locks_[static_cast<int>(device.vendor())]; }
   void freed(Range const& range) {
@@ -34,15 +38,37 @@ class Tool {
 
  private:
   static inline std::atomic<Tool*> running_ = nullptr;
+  static inline std::atomic<bool> started_ = false;
 
   Locks locks_[vendors]{Locks(context), Locks(context), Locks(context)};
 };
 
-/// While it lives, what this thread frees is the tool's or a vendor's own, and no business of the hooks.
+/// Between a beginning and its end this thread is not cancelled. They may be nested.
+class Uncancelled {
+ public:
+  static void begin() noexcept {
+    if (depth++ == 0) pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+  }
+  static void end() noexcept {
+    if (--depth == 0) pthread_setcancelstate(before, nullptr);
+  }
+
+ private:
+  [[gnu::tls_model("initial-exec")]] static inline thread_local int depth = 0, before = PTHREAD_CANCEL_ENABLE;
+};
+
+/// While it lives, what this thread frees is the tool's or a vendor's own, and no business of the hooks; and it is not
+/// cancelled, for it may hold a lock of ours.
 class Inside {
  public:
-  Inside() noexcept { depth++; }
-  ~Inside() { depth--; }
+  Inside() noexcept {
+    Uncancelled::begin();
+    depth++;
+  }
+  ~Inside() {
+    depth--;
+    Uncancelled::end();
+  }
   Inside(Inside const&) = delete;
   static bool now() noexcept { return depth != 0; }
 

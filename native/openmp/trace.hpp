@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A timeline as Perfetto and chrome://tracing read it: the trace event format, as an array, whose end may be missing.
+// A timeline as Perfetto and chrome://tracing read it: the trace event format, as an array, whose end may be missing. Each
+// event is written at once, so that none is lost however the program ends.
 #pragma once
 
-#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "output.hpp"
 #include "range.hpp"
 #include "report.hpp"
 
@@ -25,13 +26,14 @@ class Trace {
   void locked_bytes(std::size_t bytes);
 
  private:
-  explicit Trace(std::FILE* file);
+  explicit Trace(Output file);
   void event(std::string const& fields);
+  void write(std::string const& text);
 
   std::mutex mutex_;
-  std::FILE* file_;
+  Output file_;
   Moment const start_ = now();
-  bool first_ = true;
+  bool ended_ = false;
 };
 
 }  // namespace pinning::omp

@@ -23,18 +23,39 @@ class MissingClangError(Exception):
     """There is no compiler that offloads; the message says what to install."""
 
 
+NEEDS = "needs clang with OpenMP offloading: apt-get install clang-19 clang-tools-19 libomp-19-dev"
+
+
+def clang() -> str:
+    """The compiler that offloads to the CPU."""
+    found = shutil.which("clang-19") or shutil.which("clang")
+    if found is None or not (libraries(found) / "libomptarget.so").exists():
+        raise MissingClangError(NEEDS)
+    if shutil.which("clang-offload-packager", path=str(Path(found).resolve().parent)) is None:
+        raise MissingClangError(NEEDS)
+    return found
+
+
+def libraries(compiler: str) -> Path:
+    """Where the compiler's OpenMP runtime is."""
+    command = [compiler, "-print-resource-dir"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).resolve().parents[1]
+
+
 def compile_program(source: Path, program: Path) -> Path:
-    clang = shutil.which("clang-19") or shutil.which("clang")
-    needs = "needs clang with OpenMP offloading: apt-get install clang-19 libomp-19-dev"
-    if clang is None:
-        raise MissingClangError(needs)
-    folder = subprocess.run([clang, "-print-resource-dir"], capture_output=True, text=True, check=True).stdout.strip()
-    libraries = Path(folder).resolve().parents[1]
-    if not (libraries / "libomptarget.so").exists():
-        raise MissingClangError(needs)
-    target = ["-fopenmp", "-fopenmp-targets=x86_64-pc-linux-gnu", f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
-    subprocess.run([clang, "-O1", "-Wall", "-Werror", *target, str(source), "-o", str(program)], check=True)
+    compiler = clang()
+    folder = libraries(compiler)
+    target = ["-fopenmp", "-fopenmp-targets=x86_64-pc-linux-gnu", f"-L{folder}", f"-Wl,-rpath,{folder}"]
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", *target, str(source), "-o", str(program), "-ldl"], check=True)
     return program
+
+
+def where_the_runtime_is() -> dict[str, str]:
+    """libomptarget finds the tools' interface by the name libomp.so, which the loader has to find too."""
+    try:
+        return {"LD_LIBRARY_PATH": ":".join([str(libraries(clang())), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])}
+    except MissingClangError:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -92,11 +113,11 @@ def run_plain(
     with tidied():
         done = subprocess.run(
             [program, *map(str, arguments)],
-            env=environment,
+            env={**(environment or os.environ), **where_the_runtime_is()},
             preexec_fn=before,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=600,
         )
     return Ran(done.returncode, done.stdout, done.stderr)
 

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the tool was loaded into a program and no runtime has started it: one line at its end, and status 1 where locks
+// are mandatory, for else nobody would know why there is no report.
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "ompt.hpp"
+#include "output.hpp"
+#include "tool.hpp"
+
+extern "C" ompt_start_tool_result_t* ompt_start_tool(unsigned, char const*);
+
+namespace pinning::omp {
+
+namespace {
+
+// As the environment was at the beginning.
+pid_t process;           // not that of a child of fork
+bool is_the_run;         // it is what `pinning run` has become
+bool wanted, mandatory;  // there should be a report or a trace; there must be locks
+
+char const* variable(char const* name) {
+  char const* const value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+/// The OpenMP runtime that is loaded, or nothing.
+std::string runtime() {
+  std::string found;
+  auto const look = [](dl_phdr_info* object, std::size_t, void* into) {
+    std::string const file(object->dlpi_name);
+    std::string const name = file.substr(file.find_last_of('/') + 1);
+    for (char const* const known : {"libgomp.so", "libomp.so", "libomp-", "libiomp5.so", "libomptarget.so"}) {
+      if (name.starts_with(known)) *static_cast<std::string*>(into) = name;
+    }
+    return 0;
+  };
+  dl_iterate_phdr(look, &found);
+  return found;
+}
+
+bool has_had_children() {
+  rusage used;
+  return getrusage(RUSAGE_CHILDREN, &used) == 0 && used.ru_minflt != 0;
+}
+
+std::string reason(std::string const& runtime) {
+  if (std::strcmp(variable("OMP_TOOL"), "disabled") == 0) return "OMP_TOOL=disabled forbids it; unset that";
+  void* const first = dlsym(RTLD_DEFAULT, "ompt_start_tool");
+  if (first != nullptr && first != reinterpret_cast<void*>(&ompt_start_tool)) {
+    Dl_info object;
+    bool const known = dladdr(first, &object) != 0 && object.dli_fname != nullptr;
+    return (known ? std::string(object.dli_fname) : "the program") +
+           " has an OMPT tool of its own, and a runtime takes only one";
+  }
+  if (runtime.empty()) return "no OpenMP runtime is loaded";
+  if (runtime.starts_with("libgomp")) {
+    return runtime + ", GCC's OpenMP runtime, has no OMPT interface; compile with clang, or another compiler whose "
+                     "runtime has it";
+  }
+  return runtime + " has not started: the program has come to no OpenMP construct";
+}
+
+void at_exit(int status, void*) {
+  if (Tool::was_started() || getpid() != process || !(is_the_run || wanted)) return;
+  std::string const loaded = runtime();
+  // A shell, or another program that starts programs: these speak for themselves.
+  if (loaded.empty() && (!is_the_run || has_had_children())) return;
+  say("the tool was never started, and nothing was locked: " + reason(loaded));
+  if (!mandatory || status != 0) return;
+  std::fflush(nullptr);
+  _exit(1);
+}
+
+[[gnu::constructor]] void begin() {
+  Output::standard_error();
+  process = getpid();
+  is_the_run = std::atoi(variable("PINNING_RUN")) == process;
+  mandatory = strcasecmp(variable("PINNING_LOCK_MAPPED"), "mandatory") == 0;
+  wanted = mandatory || *variable("PINNING_REPORT") != 0 || *variable("PINNING_TRACE") != 0;
+  if (is_the_run || wanted) on_exit(at_exit, nullptr);
+}
+
+}  // namespace
+
+}  // namespace pinning::omp
