@@ -11,11 +11,8 @@
 #include <cstring>
 #include <string>
 
-#include "ompt.hpp"
 #include "output.hpp"
 #include "tool.hpp"
-
-extern "C" ompt_start_tool_result_t* ompt_start_tool(unsigned, char const*);
 
 namespace pinning::omp {
 
@@ -53,12 +50,11 @@ bool has_had_children() {
 
 std::string reason(std::string const& runtime) {
   if (std::strcmp(variable("OMP_TOOL"), "disabled") == 0) return "OMP_TOOL=disabled forbids it; unset that";
-  void* const first = dlsym(RTLD_DEFAULT, "ompt_start_tool");
-  if (first != nullptr && first != reinterpret_cast<void*>(&ompt_start_tool)) {
-    Dl_info object;
-    bool const known = dladdr(first, &object) != 0 && object.dli_fname != nullptr;
-    return (known ? std::string(object.dli_fname) : "the program") +
-           " has an OMPT tool of its own, and a runtime takes only one";
+  Dl_info first, self;
+  void* const asked = dlsym(RTLD_DEFAULT, "ompt_start_tool");
+  if (asked != nullptr && dladdr(asked, &first) != 0 && dladdr(&process, &self) != 0 &&
+      first.dli_fbase != self.dli_fbase) {
+    return std::string(first.dli_fname) + " has an OMPT tool of its own, and a runtime takes only one";
   }
   if (runtime.empty()) return "no OpenMP runtime is loaded";
   if (runtime.starts_with("libgomp")) {

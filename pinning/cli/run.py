@@ -48,8 +48,30 @@ def environment(
         "PINNING_LOCK_MAPPED": lock_mapped,
         "PINNING_REPORT": report and str(report),
         "PINNING_TRACE": trace and str(trace),
+        "PINNING_RUN": str(os.getpid()),  # which the program keeps: that it is the one that was to be watched
     }
     return {**base, "LD_PRELOAD": ":".join(preload), **{name: value for name, value in more.items() if value}}
+
+
+def make_way(*files: Path | None) -> None:
+    """Delete what an earlier run has written there: the tool itself writes over no file."""
+    for file in files:
+        if file is not None and file.is_file():
+            file.unlink()
+
+
+class CannotRunError(Exception):
+    """The program cannot be started.
+
+    Attributes
+    ----------
+    code : int
+        The exit code that shells give for it: 127 where there is no such program, 126 where it cannot be executed.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def become(program: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
@@ -57,10 +79,14 @@ def become(program: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
 
     Raises
     ------
-    FileNotFoundError, PermissionError
-        There is no such program.
+    CannotRunError
+        There is no such program, or it cannot be executed.
     """
-    found = shutil.which(program[0])
-    if found is None:
-        raise FileNotFoundError(f"there is no program {program[0]}: give its path, such as ./{Path(program[0]).name}")
-    os.execve(found, list(program), dict(variables))
+    name = program[0]
+    found = shutil.which(name)
+    if found is None and not ("/" in name and Path(name).exists()):
+        raise CannotRunError(f"there is no program {name}: give its path, such as ./{Path(name).name}", 127)
+    try:
+        os.execve(found or name, list(program), dict(variables))
+    except OSError as error:
+        raise CannotRunError(f"{found or name} cannot be executed: {error.strerror}", 126) from None

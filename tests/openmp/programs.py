@@ -42,18 +42,22 @@ def libraries(compiler: str) -> Path:
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).resolve().parents[1]
 
 
-def compile_program(source: Path, program: Path) -> Path:
+def compile_program(source: Path, program: Path, *options: str) -> Path:
     compiler = clang()
     folder = libraries(compiler)
     target = ["-fopenmp", "-fopenmp-targets=x86_64-pc-linux-gnu", f"-L{folder}", f"-Wl,-rpath,{folder}"]
-    subprocess.run([compiler, "-O1", "-Wall", "-Werror", *target, str(source), "-o", str(program), "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-O1", "-Wall", "-Werror", *target, *options, str(source), "-o", str(program)], check=True
+    )
     return program
 
 
 def where_the_runtime_is() -> dict[str, str]:
     """libomptarget finds the tools' interface by the name libomp.so, which the loader has to find too."""
     try:
-        return {"LD_LIBRARY_PATH": ":".join([str(libraries(clang())), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])}
+        return {
+            "LD_LIBRARY_PATH": ":".join([str(libraries(clang())), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+        }
     except MissingClangError:
         return {}
 

@@ -293,6 +293,17 @@ def test_two_threads_that_move_one_buffer_make_one_lock(standin: StandIn, memory
     runtime.unmap(memory.ptr)
 
 
+def test_no_lock_is_made_that_a_small_transfer_of_another_thread_crosses(standin: StandIn, memory: Memory) -> None:
+    move(memory, 0, 4)
+    with runtime.to_device(at(memory, 4) - 8, 16):  # below PINNING_LOCK_MIN_BYTES, and no lock is near
+        mover = threading.Thread(target=move, args=(memory, 0, 4))
+        mover.start()
+        mover.join()
+        assert locked(standin, memory) == set()
+    move(memory, 0, 4)
+    assert locked(standin, memory) == {(0, 4)}
+
+
 def test_memory_freed_by_one_thread_while_another_locks_it_does_not_stay_locked(
     standin: StandIn, memory: Memory
 ) -> None:

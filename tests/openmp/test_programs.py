@@ -129,6 +129,13 @@ def test_overlapping_parts_that_two_threads_move_at_once_arrive(program: Callabl
         assert (ran.code, ran.out) == (0, "0 wrong, 0 failed\n"), variables
 
 
+def test_static_data_of_the_program_is_no_librarys(program: Callable[[Path], Path]) -> None:
+    ran = run(program(SOURCES / "statics.c"), lock_mapped="mandatory")
+    assert (ran.code, ran.out) == (0, "4 4\n"), ran.errors
+    assert ran.locked == 3
+    assert ran.refused == []
+
+
 def test_the_programs_own_locks_are_locks(buffers: Path) -> None:
     plain, ran = run_plain(buffers, "own lock", 4 * MIB), run(buffers, "own lock", 4 * MIB)
     assert locked_kib(plain) == 0

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// A buffer that was moved until it is locked, whose pages then go in the way that the first argument names. Says whether
+// that worked, what is locked before and after, and after the place was moved anew.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <threads.h>
+#include <unistd.h>
+
+enum { N = 2 << 20, STACK = 16 << 20 };
+static const int ours = MAP_PRIVATE | MAP_ANONYMOUS, read_write = PROT_READ | PROT_WRITE;
+
+static long locked_kib(void) {
+  long kib = -1;
+  char line[256];
+  FILE *status = fopen("/proc/self/status", "r");
+  while (fgets(line, sizeof line, status) && sscanf(line, "VmLck: %ld", &kib) != 1) {}
+  fclose(status);
+  return kib;
+}
+
+static void use(char *b) {
+  for (int i = 0; i < 4; i++) {
+#pragma omp target map(tofrom : b[0 : N])
+    for (size_t k = 0; k < N; k += 4096) b[k] += 1;
+  }
+}
+
+static char *shared;
+static pthread_barrier_t barrier;
+
+static void *keep_on_the_stack(void *ignored) {
+  char b[N];
+  memset(b, 0, N);
+  shared = b;
+  pthread_barrier_wait(&barrier);
+  pthread_barrier_wait(&barrier);
+  return ignored;
+}
+
+static int keep_on_the_stack_of_c11(void *ignored) { return keep_on_the_stack(ignored) != NULL; }
+
+static int advise(char *b, int advice) {
+  int failed = madvise(b, N, advice);
+  return failed && errno == EINVAL && madvise(NULL, 0, advice) ? 77 : failed;  // 77: an older kernel
+}
+
+int main(int argc, char **argv) {
+  const char *how = argc > 1 ? argv[1] : "";
+  int failed = 0;
+  char *b;
+  if (!strncmp(how, "stack", 5)) {
+    pthread_t thread;
+    thrd_t c11;
+    pthread_attr_t attributes;
+    pthread_barrier_init(&barrier, NULL, 2);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK);
+    int is_c11 = !strcmp(how, "stack of C11");
+    if (is_c11) thrd_create(&c11, keep_on_the_stack_of_c11, NULL);
+    else pthread_create(&thread, &attributes, keep_on_the_stack, NULL);
+    pthread_barrier_wait(&barrier);
+    use(b = shared);
+    printf("%ld", locked_kib());
+    pthread_barrier_wait(&barrier);
+    if (is_c11) thrd_join(c11, NULL);
+    else pthread_join(thread, NULL);
+    printf(" %ld\n", locked_kib());
+    return 0;
+  }
+  b = mmap(NULL, N, read_write, ours, -1, 0);
+  memset(b, 1, N);
+  use(b);
+  printf("%ld", locked_kib());
+  if (!strcmp(how, "shmat")) {
+    int id = shmget(IPC_PRIVATE, N, IPC_CREAT | 0600);
+    failed = shmat(id, b, SHM_REMAP) != b;
+    shmctl(id, IPC_RMID, NULL);
+  } else if (!strcmp(how, "mremap")) {
+    failed = mremap(b, N, N, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */, NULL) == MAP_FAILED;
+  } else if (!strcmp(how, "process_madvise")) {
+    struct iovec one = {b, N};
+    long self = syscall(434 /* pidfd_open */, getpid(), 0);
+    failed = self < 0 ? 77 : syscall(440 /* process_madvise */, self, &one, 1L, 20L /* MADV_COLD */, 0L) != N;
+    if (failed && errno == ENOSYS) failed = 77;
+  } else if (!strcmp(how, "syscall")) {
+    failed = syscall(SYS_munmap, b, (long)N) != 0;
+    if (mmap(b, N, read_write, ours | MAP_FIXED_NOREPLACE, -1, 0) != b) failed = 2;
+  } else {
+    failed = advise(b, atoi(how));
+    if (atoi(how) == 102) advise(b, 103);
+  }
+  printf(" %ld", locked_kib());
+  memset(b, 2, N);
+  use(b);
+  printf(" %ld\n", locked_kib());
+  return failed;
+}

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads at once, and many locks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import SOURCES, run
+
+
+@pytest.fixture
+def at_once(program: Callable[[Path], Path]) -> Path:
+    return program(SOURCES / "at_once.c")
+
+
+def test_the_budget_is_kept_whatever_threads_do_at_once(at_once: Path) -> None:
+    ran = run(at_once, "budget", 50, lock_budget="5MiB", lock_min_bytes=65536, lock_after=1)
+    assert ran.locked > 0
+    assert 0 < int(ran.out) <= 5 << 10
+
+
+def test_what_passes_ends_no_program_though_locks_are_mandatory(at_once: Path) -> None:
+    for _ in range(3):
+        ran = run(at_once, "mandatory", 200, lock_mapped="mandatory", lock_min_bytes=4096, lock_after=1)
+        assert (ran.code, ran.out) == (0, "done\n"), ran.errors
+
+
+def test_threads_are_cancelled_after_their_transfers(at_once: Path) -> None:
+    ran = run(at_once, "cancel", lock_after=1)
+    assert (ran.code, ran.out.split()) == (0, ["11"] * 4), ran.errors
+
+
+def test_thousands_of_locks(program: Callable[[Path], Path]) -> None:
+    ran = run(program(SOURCES / "many.c"), 16000, 64, lock_min_bytes=64)
+    assert (ran.code, ran.out) == (0, "0 mappings and 0 threads failed\n")
+    assert ran.locked == 16000
+
+
+def test_locks_leave_the_program_mappings_of_its_own(program: Callable[[Path], Path]) -> None:
+    most = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if most > 1 << 17:
+        pytest.skip(f"needs a vm.max_map_count of at most 131072, and here it is {most}")
+    ran = run(program(SOURCES / "many.c"), most // 2 + 1000, 4096, lock_min_bytes=4096, lock_after=1)
+    assert (ran.code, ran.out) == (0, "0 mappings and 0 threads failed\n")
+    assert any(f"vm.max_map_count, allow {most // 4} locks at once" in why for why in ran.refused)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pinning run``: the program with the tool, or a line that says why not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import EXAMPLES, SOURCES, compile_program, run_plain, tidied, where_the_runtime_is
+
+NEVER = "pinning: the tool was never started, and nothing was locked: "
+
+
+def pinning_run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-c", "from pinning.cli import app; app(prog_name='pinning')", "run"]
+    environment = {**os.environ, **where_the_runtime_is(), **variables}
+    with tidied():
+        return subprocess.run(
+            [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=600
+        )
+
+
+def test_it_is_the_program_with_the_tool(program: Callable[[Path], Path], tmp_path: Path) -> None:
+    built = program(EXAMPLES / "stream.c")
+    plain = run_plain(built, 2, 4)
+    for _ in range(2):  # the second time over the files of the first
+        done = pinning_run("--report", "--trace", tmp_path / "trace.json", "--", built, 2, 4)
+        assert (done.returncode, done.stdout) == (plain.code, plain.out)
+        assert "pinning: 3 buffers locked, 6 MiB at most" in done.stderr
+        assert (tmp_path / "trace.json").read_text().endswith("]\n")
+    off = pinning_run("--lock-mapped", "off", "--report-file", tmp_path / "report", built, 2, 4)
+    assert (off.returncode, off.stdout) == (plain.code, plain.out)
+    assert "0 buffers locked" in (tmp_path / "report").read_text()
+    assert {file.name for file in tmp_path.iterdir()} == {"trace.json", "report"}
+
+
+def test_it_ends_as_the_program_does() -> None:
+    assert pinning_run("--", "sh", "-c", "exit 7").returncode == 7
+    assert pinning_run("sh", "-c", "kill -9 $$").returncode == -9
+    assert pinning_run("--", "printf", "%s|", "--report", "a b").stdout == "--report|a b|"
+
+
+def test_what_is_no_program_gives_the_codes_of_a_shell(tmp_path: Path) -> None:
+    done = pinning_run("--", "./no-such-program")
+    assert (done.returncode, "there is no program ./no-such-program" in done.stderr) == (127, True)
+    text = tmp_path / "text"
+    text.write_text("no program")
+    for mode, why in [(0o644, "Permission denied"), (0o755, "Exec format error")]:
+        text.chmod(mode)
+        done = pinning_run("--", text)
+        assert (done.returncode, why in " ".join(done.stderr.split())) == (126, True)
+    assert pinning_run("--", tmp_path).returncode == 126
+    assert pinning_run().returncode == 2
+
+
+def test_a_program_that_no_runtime_tells_of_is_said(tmp_path: Path) -> None:
+    done = pinning_run("--report", "true")
+    assert (done.returncode, done.stderr) == (0, f"{NEVER}no OpenMP runtime is loaded\n")
+    assert pinning_run("--lock-mapped", "mandatory", "true").returncode == 1
+    assert pinning_run("--lock-mapped", "mandatory", "sh", "-c", "exit 3").returncode == 3
+
+
+def test_a_program_that_only_starts_others_is_no_such_program() -> None:
+    assert pinning_run("--report", "--lock-mapped", "mandatory", "sh", "-c", "ls / > /dev/null; true").stderr == ""
+
+
+def test_a_program_compiled_by_gcc(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    source, built = tmp_path / "program.c", tmp_path / "program"
+    source.write_text('#include <stdio.h>\nint main(void) {\n#pragma omp parallel\n{}\nprintf("done"); return 0; }')
+    if subprocess.run([compiler, "-fopenmp", source, "-o", built]).returncode:
+        pytest.skip("needs GCC's OpenMP runtime: apt-get install libgomp1")
+    done = pinning_run(built)
+    assert (done.returncode, done.stdout) == (0, "done")
+    assert done.stderr.startswith(f"{NEVER}libgomp.so.1, GCC's OpenMP runtime, has no OMPT interface; ")
+    done = pinning_run("--lock-mapped", "mandatory", "--", "sh", "-c", f"{built}; echo $?")
+    assert (done.stdout, done.stderr.startswith(NEVER)) == ("done1\n", True)
+
+
+def test_a_program_that_is_a_tool_itself(program: Callable[[Path], Path], tmp_path: Path) -> None:
+    program(SOURCES / "own_tool.c")  # skips where it cannot be compiled
+    built = compile_program(SOURCES / "own_tool.c", tmp_path / "own_tool", "-rdynamic")
+    done = pinning_run("--report", built)
+    assert (done.returncode, done.stderr) == (
+        0,
+        f"{NEVER}{built} has an OMPT tool of its own, and a runtime takes only one\n",
+    )
+
+
+def test_a_runtime_that_is_told_to_start_no_tool(program: Callable[[Path], Path]) -> None:
+    done = pinning_run("--report", program(EXAMPLES / "stream.c"), 1, 1, OMP_TOOL="disabled")
+    assert (done.returncode, done.stderr) == (0, f"{NEVER}OMP_TOOL=disabled forbids it; unset that\n")
