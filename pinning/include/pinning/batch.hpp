@@ -109,16 +109,34 @@ struct BatchLimits {
   std::uint64_t part;             // bytes that one warp moves at a time
 };
 
-/// Sorts one item, split where either end crosses the border of a lock.
-inline void sort_item(Places& dst_places, Places& src_places, Part item, BatchLimits const& limits, Parts& parts) {
+/// Sorts item `index` of a batch, split where either end crosses the border of a lock. Throws InvalidRange, which names
+/// it, for a range that is none or runs out of a device's memory; what was sorted before stays.
+inline void sort_item(Places& dst_places, Places& src_places, std::uint64_t index, Part item,
+                      BatchLimits const& limits, Parts& parts) {
+  using Kind = Place::Kind;
+  auto const refuse = [index](std::string const& why) {
+    throw InvalidRange("item " + std::to_string(index) + " of the batch: " + why);
+  };
+  if (item.size == 0) refuse("its size is 0; a copy needs at least 1 byte");
+  for (auto const& [name, ptr] : {std::pair("dst", item.dst), std::pair("src", item.src)}) {
+    if (ptr == 0 || ptr + (item.size - 1) < ptr) {
+      refuse(std::string(name) + " " + describe(ptr, item.size) + " is no range of memory");
+    }
+  }
   bool const small = limits.kernel && item.size <= limits.largest_by_kernel;
   parts.bytes += item.size;
+  bool first = true, dst_device = false, src_device = false;
   while (item.size > 0) {
     Place const dst = dst_places.of(item.dst, item.dst + item.size);
     Place const src = src_places.of(item.src, item.src + item.size);
+    if (std::exchange(first, false)) {
+      dst_device = dst.kind == Kind::device, src_device = src.kind == Kind::device;
+    } else if (dst_device != (dst.kind == Kind::device) || src_device != (src.kind == Kind::device)) {
+      refuse("it runs past the end of an allocation of the device's, with " + std::to_string(item.size) +
+             " bytes left at dst " + describe(item.dst, item.size) + ", src " + describe(item.src, item.size));
+    }
     std::uint64_t size = std::min({item.size, dst.end - item.dst, src.end - item.src});
-    using Kind = Place::Kind;
-    if (dst.kind != Kind::device && src.kind != Kind::device) {
+    if (!dst_device && !src_device) {
       parts.on_host.push_back({item.dst, item.src, size});
     } else if (dst.kind == Kind::pageable) {
       parts.to_host.push_back({item.dst, item.src, size});
@@ -134,6 +152,16 @@ inline void sort_item(Places& dst_places, Places& src_places, Part item, BatchLi
       parts.by_engine.push_back({item.dst, item.src, size});
     }
     item = {item.dst + size, item.src + size, item.size - size};
+  }
+}
+
+/// Sorts a whole batch: `count` items, of `sizes[i * size_step]` bytes each.
+inline void sort_batch(Places& dst_places, Places& src_places, Address const* dsts, Address const* srcs,
+                       std::uint64_t const* sizes, std::uint64_t size_step, std::uint64_t count,
+                       BatchLimits const& limits, Parts& parts) {
+  (limits.kernel ? parts.by_kernel : parts.by_engine).reserve(count);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    sort_item(dst_places, src_places, i, {dsts[i], srcs[i], sizes[i * size_step]}, limits, parts);
   }
 }
 
