@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles move_parts.cu to move_parts.ptx with NVRTC, which needs no GPU.
+"""Compiles move_parts.cu to the PTX in move_parts_ptx.hpp with NVRTC, which needs no GPU.
 
     pip install nvidia-cuda-nvrtc-cu12==12.1.105
     python native/kernels/generate.py
@@ -10,7 +10,6 @@ The PTX is for compute capability 7.0 and of the version that drivers of CUDA 12
 from __future__ import annotations
 
 import ctypes
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,11 +47,11 @@ def compiled(source: bytes) -> bytes:
     return buffer.value
 
 
-def main() -> None:
-    ptx = compiled((HERE / "move_parts.cu").read_bytes())
-    (HERE / "move_parts.ptx").write_bytes(ptx)
-    print(f"{len(ptx)} bytes of PTX", file=sys.stderr)
+def header(ptx: bytes) -> str:
+    """The C++ header with it."""
+    made = "// SPDX-License-Identifier: Apache-2.0\n// Made of move_parts.cu by generate.py.\n#pragma once\n\n"
+    return f'{made}inline constexpr char move_parts_ptx[] = R"PTX({ptx.decode().strip()}\n)PTX";\n'
 
 
 if __name__ == "__main__":
-    main()
+    (HERE / "move_parts_ptx.hpp").write_text(header(compiled((HERE / "move_parts.cu").read_bytes())))

@@ -3,7 +3,7 @@
 // One end lies in locked memory of the host, so what counts is how many bytes are on their way over the bus: four loads
 // of 16 bytes are in flight for each lane, 2 KiB a warp. Streaming loads and stores: nothing here is read twice.
 //
-// Compiled by generate.py to move_parts.ptx, which the driver compiles for the GPU at hand.
+// Compiled by generate.py to the PTX in move_parts_ptx.hpp, which the driver compiles for the GPU at hand.
 
 using Address = unsigned long long;
 

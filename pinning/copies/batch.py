@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many copies as one: thousands of blocks between pools of the host and of a device, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from pinning.copies.batch_work import BatchWork, DeviceLists
+from pinning.copies.copy import copy_async
+from pinning.copies.costs import costs
+from pinning.copies.direct import Copy
+from pinning.copies.ends import end_of
+from pinning.copies.plan import Path
+from pinning.devices import pinned_map
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.plugin import MemoryDevice
+from pinning.plugin.native import NativeDevice
+from pinning.queues import Event, Queue, as_queue, default_queue
+
+Engine = Literal["auto", "copy", "kernel"]
+Addresses = NDArray[numpy.uint64]
+
+
+def copy_batch_async(
+    dsts: Sequence[object] | NDArray[Any],
+    srcs: Sequence[object] | NDArray[Any],
+    sizes: int | Sequence[int] | NDArray[Any] | None = None,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+    engine: Engine = "auto",
+) -> Copy:
+    """Copy many ranges in a queue, as one piece of work; return once it is submitted.
+
+    Item `i` goes from ``srcs[i]`` to ``dsts[i]``. It starts when what was submitted before and `wait_for` are over; one
+    event tells the end of all. In what order items are copied is no promise: where two write the same byte, either may
+    have the last word, and an item that reads what another writes may see it before or after.
+
+    Parameters
+    ----------
+    dsts, srcs : sequence of objects, or array of addresses
+        Each as an end of `copy_async`; or arrays of integers, shape (n,): addresses of host or device memory, which the
+        caller keeps until the copy is over. The form for many thousand items.
+    sizes : int or array of int, optional
+        Bytes of every item, or of each, shape (n,). By default all of each buffer; needed with addresses.
+    queue : Queue or object with ``__cuda_stream__``, optional
+        By default the default queue of the device whose memory the first item uses.
+    wait_for : iterable of Event
+        What must be over before.
+    engine : {"auto", "copy", "kernel"}
+        What moves locked memory: the copy engines, one descriptor an item; or a kernel on a few multiprocessors, which
+        is far faster for items below about 64 KiB. By itself this takes the kernel for small items where there are
+        several.
+
+    Returns
+    -------
+    Copy
+        Its `path` and `reason` tell how many parts went which way.
+
+    Raises
+    ------
+    InvalidRangeError
+        The numbers of items differ, or an item is empty, no range of memory, read only or runs out of its buffer; the
+        message names it, and nothing is copied.
+    PinningError
+        The engine is none of these, or the device has no kernel and one is asked for.
+    VendorError
+        The vendor refused. What was submitted before that is over by then.
+    """
+    batch = _batch(dsts, srcs, sizes, queue, engine)
+    if batch.work is None:
+        return _one_by_one(batch, wait_for)
+    return _submit(batch, batch.work, wait_for)
+
+
+def copy_batch(
+    dsts: Sequence[object] | NDArray[Any],
+    srcs: Sequence[object] | NDArray[Any],
+    sizes: int | Sequence[int] | NDArray[Any] | None = None,
+    queue: Queue | object | None = None,
+    engine: Engine = "auto",
+) -> Copy:
+    """`copy_batch_async`, and wait until it is done."""
+    done = copy_batch_async(dsts, srcs, sizes, queue, (), engine)
+    done.wait()
+    return done
+
+
+def copy_blocks(
+    dst: object,
+    dst_indices: Sequence[int] | NDArray[Any],
+    src: object,
+    src_indices: Sequence[int] | NDArray[Any],
+    block_bytes: int,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+    engine: Engine = "auto",
+) -> Copy:
+    """Copy blocks of one pool to blocks of another: block ``src_indices[i]`` to block ``dst_indices[i]``.
+
+    Parameters
+    ----------
+    dst, src : object
+        The pools, each as an end of `copy_async` that says how large it is; block `k` starts at byte ``k * block_bytes``.
+    dst_indices, src_indices : sequence of int, or array, shape (n,)
+        Whole numbers from 0 on. A destination that stands twice gets either block.
+    block_bytes : int
+        Bytes of a block.
+    queue, wait_for, engine
+        As for `copy_batch_async`.
+
+    Raises
+    ------
+    InvalidRangeError
+        A block lies outside of its pool; the message names it. Otherwise as `copy_batch_async`.
+    """
+    on = None if queue is None else as_queue(queue)
+    size = _positive(block_bytes, "block_bytes")
+    preferred = None if on is None else on.device
+    ends = end_of(dst, preferred), end_of(src, preferred)
+    if ends[0].read_only:
+        raise InvalidRangeError(f"dst at {ends[0].ptr:#x} is read only; copy into writable memory")
+    named = zip(("dst", "src"), ends, (dst_indices, src_indices), strict=True)
+    addresses = [_blocks(name, end.ptr, end.size, indices, size) for name, end, indices in named]
+    on = on or _queue_of([end.device for end in ends])
+    owners = tuple(end.owner for end in ends)
+    batch = _Batch(*addresses, numpy.array([size], numpy.uint64), owners, on, None)
+    batch = batch._replace(work=_work(batch, engine))
+    return _one_by_one(batch, wait_for) if batch.work is None else _submit(batch, batch.work, wait_for)
+
+
+def explain_batch(
+    dsts: Sequence[object] | NDArray[Any],
+    srcs: Sequence[object] | NDArray[Any],
+    sizes: int | Sequence[int] | NDArray[Any] | None = None,
+    queue: Queue | object | None = None,
+    engine: Engine = "auto",
+) -> str:
+    """How `copy_batch_async` would move these now; nothing is copied. Raises what `copy_batch_async` does."""
+    batch = _batch(dsts, srcs, sizes, queue, engine)
+    return "one copy_async an item" if batch.work is None else _how(batch.work)[1]
+
+
+class _Batch(NamedTuple):
+    """What is to be copied: addresses, and one size or one for each item."""
+
+    dsts: Addresses
+    srcs: Addresses
+    sizes: Addresses
+    owners: tuple[object, ...]
+    queue: Queue
+    work: BatchWork | None
+
+
+def _batch(dsts: Any, srcs: Any, sizes: Any, queue: object, engine: Engine) -> _Batch:
+    on = None if queue is None else as_queue(queue)
+    preferred = None if on is None else on.device
+    if len(dsts) != len(srcs):
+        raise InvalidRangeError(f"there are {len(dsts)} dsts and {len(srcs)} srcs; a batch has one of each for an item")
+    if len(dsts) == 0:
+        raise InvalidRangeError("the batch has no items; give at least one dst and one src")
+    to, origin = _side("dst", dsts, preferred), _side("src", srcs, preferred)
+    of_items = _sizes(sizes, to, origin)
+    on = on or _queue_of([_first_device(side) for side in (to, origin)])
+    batch = _Batch(to.ptrs, origin.ptrs, of_items, to.owners + origin.owners, on, None)
+    return batch._replace(work=_work(batch, engine))
+
+
+class _Side(NamedTuple):
+    """All ends of one side. `sizes` are the buffers' own; none where addresses were given."""
+
+    ptrs: Addresses
+    sizes: Addresses | None
+    owners: tuple[object, ...]
+    device: MemoryDevice | None
+
+
+def _side(name: str, ends: Any, preferred: Any) -> _Side:
+    if isinstance(ends, numpy.ndarray):
+        return _Side(_integers(f"{name}s", ends), None, (), None)
+    found = []
+    for i, each in enumerate(ends):
+        try:
+            end = end_of(each, preferred)
+        except (InvalidRangeError, TypeError) as error:
+            raise type(error)(f"item {i} of the batch: {name}: {error}") from None
+        if name == "dst" and end.read_only:
+            raise InvalidRangeError(f"item {i} of the batch: dst at {end.ptr:#x} is read only")
+        found.append(end)
+    ptrs = numpy.array([end.ptr for end in found], numpy.uint64)
+    known = numpy.array([2**64 - 1 if end.size is None else end.size for end in found], numpy.uint64)
+    device = next((end.device for end in found if end.device is not None), None)
+    return _Side(ptrs, known, tuple(end.owner for end in found if end.owner is not None), device)
+
+
+def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
+    """Bytes of all items, or of each, within what the buffers of both sides have."""
+    most = numpy.full(1, 2**64 - 1, numpy.uint64)
+    for side in (to, origin):
+        if side.sizes is not None:
+            if sizes is None and most.size > 1 and (differs := (most != side.sizes)).any():
+                i = int(differs.argmax())
+                raise InvalidRangeError(
+                    f"item {i} of the batch: dst has {most[i]} bytes and src {side.sizes[i]}; give sizes to copy a part"
+                )
+            most = numpy.minimum(most, side.sizes)
+    if sizes is None:
+        if (unknown := (most == 2**64 - 1)).any():
+            i = int(unknown.argmax())
+            raise InvalidRangeError(f"item {i} of the batch: an address does not say how many bytes to copy: give sizes")
+        return numpy.ascontiguousarray(numpy.broadcast_to(most, to.ptrs.shape))
+    given = numpy.asarray(sizes)
+    one = given.ndim == 0
+    of_items = _integers("sizes", given.reshape(1) if one else given)
+    if not one and of_items.size != to.ptrs.size:
+        raise InvalidRangeError(f"there are {of_items.size} sizes for {to.ptrs.size} items; give one, or one for each")
+    if (beyond := (of_items > most)).any():
+        i = int(beyond.argmax())
+        size, room = of_items[0 if one else i], most[i if most.size > 1 else 0]
+        raise InvalidRangeError(f"item {i} of the batch: its size is {size}, and a buffer of it has {room} bytes")
+    return of_items
+
+
+def _integers(name: str, values: NDArray[Any]) -> Addresses:
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be whole numbers in one dimension, not {values.dtype} of shape {values.shape}")
+    if values.dtype.kind == "i" and values.size and values.min() < 0:
+        i = int((values < 0).argmax())
+        raise InvalidRangeError(f"item {i} of the batch: {values[i]} in {name} is negative")
+    return numpy.ascontiguousarray(values, numpy.uint64)
+
+
+def _blocks(name: str, ptr: int, size: int | None, indices: Any, block_bytes: int) -> Addresses:
+    numbers = _integers(f"{name}_indices", numpy.asarray(indices))
+    if size is None:
+        raise InvalidRangeError(f"{name} is an address, which does not say how many blocks it has: give a buffer")
+    count = size // block_bytes
+    if numbers.size and numbers.max() >= count:
+        i = int((numbers >= count).argmax())
+        raise InvalidRangeError(
+            f"item {i} of the batch: {name} has no block {numbers[i]}; its {size} bytes are {count} blocks of {block_bytes}"
+        )
+    return numpy.uint64(ptr) + numbers * numpy.uint64(block_bytes)
+
+
+def _positive(number: int, name: str) -> int:
+    if number <= 0:
+        raise InvalidRangeError(f"{name} is {number}; it must be at least 1")
+    return number
+
+
+def _first_device(side: _Side) -> MemoryDevice | None:
+    return side.device if side.sizes is not None else end_of(int(side.ptrs[0])).device
+
+
+def _queue_of(devices: Sequence[MemoryDevice | None]) -> Queue:
+    return default_queue(next((device for device in devices if device is not None), None))
+
+
+def _work(batch: _Batch, engine: Engine) -> BatchWork | None:
+    """None for a device of which native code knows nothing."""
+    if engine not in ("auto", "copy", "kernel"):
+        raise PinningError(f"there is no engine {engine!r}; give 'auto', 'copy' or 'kernel'")
+    device = batch.queue.device
+    has_kernel = isinstance(device, NativeDevice) and batch.queue.moves_parts
+    if engine == "kernel" and not has_kernel:
+        raise PinningError(f"{device.name} has no kernel that copies: give engine='auto' or 'copy'")
+    if not isinstance(device, NativeDevice):
+        return None
+    kernel = has_kernel and (engine == "kernel" or (engine == "auto" and batch.dsts.size >= costs.kernel_from_items))
+    largest = 2**64 - 1 if engine == "kernel" else costs.kernel_to_bytes
+    ranges = batch.dsts, batch.srcs, batch.sizes
+    return BatchWork(_lists_of(device), pinned_map(device), *ranges, kernel, largest, costs.kernel_part_bytes)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a batch: sorted by the path that each takes, and those that a device moves itself submitted, natively."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pinning.map import PinnedMap
+from pinning.plugin.native import NativeDevice, NativeQueue
+
+class DeviceLists:
+    """Where a device reads the lists of parts that its kernel moves."""
+
+    def __init__(self, device: NativeDevice) -> None: ...
+    def forget(self) -> None:
+        """In a child process after fork: all of it is the parent's."""
+
+class BatchWork:
+    """Work for `Queue.submit`. Until it is collected it holds the locks of all locked memory that it copies.
+
+    Parameters
+    ----------
+    lists : DeviceLists
+    on : PinnedMap
+        Of the same device.
+    dsts, srcs : array of uint64
+        Addresses, one of each for an item.
+    sizes : array of uint64
+        Bytes of each item, or of all of them.
+    kernel : bool
+        Whether a kernel may move small items.
+    largest_by_kernel, part : int
+        Bytes of the largest such item, and of what a warp of it moves at a time.
+
+    Raises
+    ------
+    InvalidRangeError
+        An item is empty, no range, or runs out of the device's memory; the message names it.
+    VendorError
+        The vendor refused to say whose memory an address is.
+    """
+
+    def __init__(
+        self,
+        lists: DeviceLists,
+        on: PinnedMap,
+        dsts: Any,
+        srcs: Any,
+        sizes: Any,
+        kernel: bool,
+        largest_by_kernel: int,
+        part: int,
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many parts go by ``"kernel"``, by ``"engine"``, ``"to_device"`` and ``"to_host"`` from and into pageable
+        memory, and ``"on_host"``."""
+
+    def pageable(self, group: Literal["to_device", "to_host", "on_host"]) -> Sequence[tuple[int, int, int]]:
+        """``(dst, src, size)`` of each part of a group."""
+
+    def __call__(self, queue: NativeQueue) -> None:
+        """Submit what the device moves itself."""
