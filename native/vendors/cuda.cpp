@@ -73,6 +73,8 @@ class CudaDevice : public VendorDevice {
     driver_.check("cuDeviceGet", driver_.cuDeviceGet(&device_, static_cast<int>(index)));
     int const asked = CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
     driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&registers_read_only_, asked, device_));
+    int const major = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&capability_, major, device_));
   }
 
   std::string const& name() const noexcept override { return name_; }
@@ -170,7 +172,7 @@ class CudaDevice : public VendorDevice {
   std::unique_ptr<VendorQueue> make_queue() override {
     driver_.started().check();
     Where const its_context = context();
-    return std::make_unique<Queue>(driver_, its_context, spare_events(its_context));
+    return std::make_unique<Queue>(driver_, its_context, spare_events(its_context), moves_parts());
   }
 
   /// The stream of a cudaStream_t, which its owner keeps alive: the driver crashes on one that is gone. 0 and 1 are this
@@ -193,10 +195,13 @@ class CudaDevice : public VendorDevice {
     }
     bool const foreign = where != context();
     auto spares = foreign ? std::make_shared<SpareEvents>(driver_, where) : spare_events(where);
-    return std::make_unique<Queue>(driver_, where, std::move(spares), foreign, handle);
+    return std::make_unique<Queue>(driver_, where, std::move(spares), moves_parts(), foreign, handle);
   }
 
  private:
+  /// The kernel is compiled for capability 7.0.
+  bool moves_parts() const noexcept { return capability_ >= 7; }
+
   /// An allocation or a registration of anyone in this process. `base` is the host's address of host memory.
   struct Range {
     MemoryKind kind;
@@ -271,7 +276,7 @@ class CudaDevice : public VendorDevice {
 
   std::string const name_;
   Driver const& driver_;
-  int device_ = 0, registers_read_only_ = 0;
+  int device_ = 0, registers_read_only_ = 0, capability_ = 0;
   std::atomic<Where> context_ = 0;
   std::mutex mutex_;
   std::shared_ptr<SpareEvents> spare_events_;  // of the primary context

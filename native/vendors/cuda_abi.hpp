@@ -32,6 +32,13 @@ struct WordOperation {
   std::uint64_t unused;
 };
 
+/// CUmemcpyAttributes
+struct CopyAttributes {
+  int srcAccessOrder;
+  int srcLocHint[2], dstLocHint[2];
+  unsigned flags;
+};
+
 // FUNCTION(name, result, arguments...): the exported name, with its version.
 #define PINNING_CUDA_FUNCTIONS(FUNCTION)                                                                \
   FUNCTION(cuInit, int, unsigned)                                                                       \
@@ -76,7 +83,19 @@ struct WordOperation {
   FUNCTION(cuEventRecord, int, void*, void*)                                                            \
   FUNCTION(cuEventQuery, int, void*)                                                                    \
   FUNCTION(cuEventSynchronize, int, void*)                                                              \
-  FUNCTION(cuEventElapsedTime, int, float*, void*, void*)
+  FUNCTION(cuEventElapsedTime, int, float*, void*, void*)                                               \
+  FUNCTION(cuModuleLoadData, int, void**, void const*)                                                  \
+  FUNCTION(cuModuleUnload, int, void*)                                                                  \
+  FUNCTION(cuModuleGetFunction, int, void**, void*, char const*)                                        \
+  FUNCTION(cuLaunchKernel, int, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, \
+           void**, void**)
+
+// Null in drivers that lack them: the first came with 12.8, and with 13.0 another one by the same name in the header.
+#define PINNING_CUDA_NEWER_FUNCTIONS(FUNCTION)                                                          \
+  FUNCTION(cuMemcpyBatchAsync, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
+           CopyAttributes*, std::size_t*, std::size_t, std::size_t*, void*)                             \
+  FUNCTION(cuMemcpyBatchAsync_v2, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
+           CopyAttributes*, std::size_t*, std::size_t, void*)
 
 // CONSTANT(name, value)
 #define PINNING_CUDA_CONSTANTS(CONSTANT)                                \
@@ -84,7 +103,9 @@ struct WordOperation {
   CONSTANT(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
   CONSTANT(CUDA_ERROR_INVALID_HANDLE, 400)                              \
   CONSTANT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)              \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)            \
   CONSTANT(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 113)  \
+  CONSTANT(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                        \
   CONSTANT(CU_MEMHOSTREGISTER_PORTABLE, 1)                              \
   CONSTANT(CU_MEMHOSTREGISTER_DEVICEMAP, 2)                             \
   CONSTANT(CU_MEMHOSTREGISTER_READ_ONLY, 8)                             \
@@ -108,6 +129,7 @@ struct WordOperation {
 #define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);
 struct Functions {
   PINNING_CUDA_FUNCTIONS(PINNING_POINTER)
+  PINNING_CUDA_NEWER_FUNCTIONS(PINNING_POINTER)
 };
 #undef PINNING_POINTER
 

@@ -9,13 +9,15 @@ namespace pinning::cuda {
 /// "invalid context" or "invalid handle"). The handles of the default streams mean those of the current context.
 class Queue final : public StreamQueue {
  public:
-  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares)
-      : StreamQueue(driver, context, std::move(spares), Calls::as_it_is), driver_(driver) {}
+  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts)
+      : StreamQueue(driver, context, std::move(spares), Calls::as_it_is), driver_(driver), moves_parts_(moves_parts) {}
   /// Over someone else's stream. `own_spares`: they serve this queue alone, and end with it.
-  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool own_spares, std::uintptr_t stream)
+  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts, bool own_spares,
+        std::uintptr_t stream)
       : StreamQueue(driver, context, spares, stream > last_default ? Calls::as_it_is : Calls::in_place,
                     reinterpret_cast<void*>(stream)),
         driver_(driver),
+        moves_parts_(moves_parts),
         own_spares_(own_spares ? std::move(spares) : nullptr) {}
   ~Queue() override { close_quietly(); }
 
@@ -25,6 +27,10 @@ class Queue final : public StreamQueue {
   /// Pitches are at least `width` and below 2 GiB.
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override;
+  /// cuMemcpyBatchAsync, where the driver has it.
+  void copy_batch(Part const* parts, std::uint64_t count) override;
+  bool moves_parts() const noexcept override { return moves_parts_; }
+  void move_parts(Address parts, std::uint64_t count) override;
   /// `ptr` is a multiple of `bytes`.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
   bool waits_for_values() const noexcept override { return true; }
@@ -42,6 +48,7 @@ class Queue final : public StreamQueue {
   static constexpr std::uintptr_t last_default = 2;  // 0 and 1: the legacy default stream; 2: the calling thread's own
 
   Driver const& driver_;
+  bool const moves_parts_;
   std::shared_ptr<SpareEvents> const own_spares_;
 };
 

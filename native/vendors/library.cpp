@@ -23,8 +23,10 @@ Library::Library(std::initializer_list<std::string> names, char const* remedy) {
   throw Unavailable(*names.begin() + " cannot be loaded (" + reasons + "): " + remedy);
 }
 
+void* Library::find_if_there(char const* name) const noexcept { return dlsym(handle_, name); }
+
 void* Library::find(char const* name) const {
-  void* const found = dlsym(handle_, name);
+  void* const found = find_if_there(name);
   if (found == nullptr) throw Unavailable(name_ + " has no " + name + ": it is too old, install a newer one");
   return found;
 }

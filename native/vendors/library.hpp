@@ -22,9 +22,15 @@ class Library {
   void get(char const* name, Function*& function) const {
     function = reinterpret_cast<Function*>(find(name));
   }
+  /// Null where the library lacks it.
+  template <class Function>
+  void get_if_there(char const* name, Function*& function) const {
+    function = reinterpret_cast<Function*>(find_if_there(name));
+  }
 
  private:
   void* find(char const* name) const;
+  void* find_if_there(char const* name) const noexcept;
 
   void* handle_ = nullptr;
   std::string name_;

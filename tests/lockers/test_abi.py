@@ -64,6 +64,13 @@ static_assert(sizeof(CUstreamBatchMemOpParams) == sizeof(pinning::cuda::WordOper
 CHECK_WORD(operation, operation)
 CHECK_WORD(waitValue.address, address) CHECK_WORD(waitValue.value, value) CHECK_WORD(waitValue.flags, flags)
 CHECK_WORD(writeValue.address, address) CHECK_WORD(writeValue.value, value) CHECK_WORD(writeValue.flags, flags)
+#if CUDA_VERSION >= 12080
+static_assert(sizeof(CUmemcpyAttributes) == sizeof(pinning::cuda::CopyAttributes));
+static_assert(offsetof(CUmemcpyAttributes, flags) == offsetof(pinning::cuda::CopyAttributes, flags));
+#endif
+#if CUDA_VERSION >= 13000
+CHECK(cuMemcpyBatchAsync_v2)
+#endif
 #define SAME(name, version) static_assert(&::name == &::version);
 SAME(cuMemHostRegister, cuMemHostRegister_v2)
 SAME(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2)

@@ -157,6 +157,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevi
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
     switch (attrib) {
     case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: *pi = read_only_supported; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *pi = 9; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: *pi = managed_supported; return CUDA_SUCCESS;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
@@ -412,6 +413,7 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_at
 }
 
 #include "stream_calls.h"
+#include "batch_calls.h"
 
 // ---- what failures are called ----
 

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of the stand-in libcuda.c that make many copies at once. It has one kernel, move_parts, which a thread of the
+// stream's performs: the list of parts is read when the kernel's turn has come, and its addresses are the device's.
+
+struct CUmod_st {
+    CUcontext context;
+};
+
+struct CUfunc_st {
+    CUcontext context;
+};
+
+struct part {
+    CUdeviceptr dst, src;
+    unsigned long long size;
+};
+
+struct launch {
+    CUdeviceptr parts;
+    unsigned long long count;
+};
+
+static void *host_of(CUdeviceptr ptr) {
+    pthread_mutex_lock(&mutex);
+    struct range *r = holding(ptr);
+    if (!r) {
+        fprintf(stderr, "libcuda stand-in: a kernel was given %#llx, which no device reaches\n", ptr);
+        abort();
+    }
+    void *host = (void *)(uintptr_t)(ptr - r->host >= r->size ? ptr - r->shift : ptr);
+    pthread_mutex_unlock(&mutex);
+    return host;
+}
+
+static void run_move_parts(void *argument) {
+    struct launch launch = *(struct launch *)argument;
+    free(argument);
+    const struct part *parts = host_of(launch.parts);
+    for (unsigned long long i = 0; i < launch.count; ++i)
+        memmove(host_of(parts[i].dst), host_of(parts[i].src), parts[i].size);
+}
+
+CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image) {
+    ENTER(CONTEXT, "");
+    REQUIRE(strstr(image, ".visible .entry move_parts("), CUDA_ERROR_INVALID_IMAGE);
+    *module = malloc(sizeof **module);
+    (*module)->context = current();
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuModuleUnload(CUmodule hmod) {
+    ENTER(CONTEXT, "%p", (void *)hmod);
+    free(hmod);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name) {
+    ENTER(CONTEXT, "%p %s", (void *)hmod, name);
+    REQUIRE(!strcmp(name, "move_parts"), CUDA_ERROR_NOT_FOUND);
+    *hfunc = (CUfunction)hmod;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                                unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra) {
+    ENTER(CONTEXT, "%u %u %p", gridDimX, blockDimX, (void *)hStream);
+    REQUIRE(gridDimX && gridDimY == 1 && gridDimZ == 1 && blockDimX == 1024 && blockDimY == 1 && blockDimZ == 1 &&
+                !sharedMemBytes && kernelParams && !extra,
+            CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(((struct CUfunc_st *)f)->context == current(), CUDA_ERROR_INVALID_HANDLE);
+    IN_STREAM(hStream, stream);
+    struct launch *launch = malloc(sizeof *launch);
+    *launch = (struct launch){*(CUdeviceptr *)kernelParams[0], *(unsigned long long *)kernelParams[1]};
+    submit(stream, (struct work){.kind = CALL, .function = run_move_parts, .argument = launch});
+    return leave(CUDA_SUCCESS);
+}
+
+// In order here, which callers may not rely on.
+CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                    CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream) {
+    ENTER(WORKING, "%zu %p", count, (void *)hStream);
+    REQUIRE((uintptr_t)hStream > 2 && count && numAttrs == 1 && attrsIdxs[0] == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(attrs->srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < count; ++i) {
+        CUresult code = move_work(
+            hStream, (struct work){.kind = COPY, .to = dsts[i], .from = srcs[i], .width = sizes[i], .height = 1});
+        if (code) return code;
+    }
+    return CUDA_SUCCESS;
+}
