@@ -90,9 +90,10 @@ struct CopyAttributes {
   FUNCTION(cuLaunchKernel, int, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, \
            void**, void**)
 
-// Null in drivers that lack them: the first came with 12.8, and with 13.0 another one by the same name in the header.
+// Null in drivers that lack them. The first is exported as cuMemcpyBatchAsync, since 12.8; the other came with 13.0, whose
+// header calls it by that name.
 #define PINNING_CUDA_NEWER_FUNCTIONS(FUNCTION)                                                          \
-  FUNCTION(cuMemcpyBatchAsync, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
+  FUNCTION(cuMemcpyBatchAsync_v1, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
            CopyAttributes*, std::size_t*, std::size_t, std::size_t*, void*)                             \
   FUNCTION(cuMemcpyBatchAsync_v2, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
            CopyAttributes*, std::size_t*, std::size_t, void*)

@@ -53,7 +53,7 @@ void Queue::move_parts(Address parts, std::uint64_t count) {
 }
 
 void Queue::copy_batch(Part const* parts, std::uint64_t count) {
-  bool const has_call = driver_.cuMemcpyBatchAsync_v2 != nullptr || driver_.cuMemcpyBatchAsync != nullptr;
+  bool const has_call = driver_.cuMemcpyBatchAsync_v2 != nullptr || driver_.cuMemcpyBatchAsync_v1 != nullptr;
   if (count < 2 || !has_call || handle() <= last_default) return VendorQueue::copy_batch(parts, count);
   std::size_t const most = std::min<std::size_t>(count, descriptors);
   std::vector<unsigned long long> dsts(most), srcs(most);
@@ -71,8 +71,8 @@ void Queue::copy_batch(Part const* parts, std::uint64_t count) {
       if (driver_.cuMemcpyBatchAsync_v2 != nullptr) {
         return driver_.cuMemcpyBatchAsync_v2(dsts.data(), srcs.data(), sizes.data(), now, &attributes, &first, 1, stream());
       }
-      return driver_.cuMemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), now, &attributes, &first, 1, &failed,
-                                        stream());
+      return driver_.cuMemcpyBatchAsync_v1(dsts.data(), srcs.data(), sizes.data(), now, &attributes, &first, 1, &failed,
+                                           stream());
     });
   }
 }

@@ -22,9 +22,8 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
 #define PINNING_GET(name, ...) library_.get(#name, this->name);
   PINNING_CUDA_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
-#define PINNING_GET(name, ...) library_.get_if_there(#name, this->name);
-  PINNING_CUDA_NEWER_FUNCTIONS(PINNING_GET)
-#undef PINNING_GET
+  library_.get_if_there("cuMemcpyBatchAsync", cuMemcpyBatchAsync_v1);
+  library_.get_if_there("cuMemcpyBatchAsync_v2", cuMemcpyBatchAsync_v2);
   streams_ = {
       .stream_create = {"cuStreamCreate", cuStreamCreate},
       .stream_destroy = {"cuStreamDestroy", cuStreamDestroy_v2},
