@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import importlib.util
 import mmap
+import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -171,11 +175,41 @@ def test_numpy_shares_the_bytes(fake: FakeMemoryDevice) -> None:
             array = np.asarray(memory)
             array[:] = np.arange(100)
             assert ctypes.string_at(memory.ptr, 100) == bytes(range(100))
+            with pytest.raises(StillInUseError, match="1 buffers out"):
+                memory.free()
+            assert array[99] == 99
+            del array
             memory.free()
             with pytest.raises(InvalidRangeError, match="freed"):
                 np.asarray(memory)
         with pinning.alloc(100, DEVICE, device=device) as memory:
             assert not hasattr(memory, "__array_interface__")
+
+
+@pytest.mark.parametrize("kind", [HOST, SHARED], ids=lambda kind: kind.value)
+def test_memory_of_the_host_is_a_buffer_of_bytes(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
+    for device in (fake, "host"):
+        with pinning.alloc(100, kind, device=device) as memory:
+            with memoryview(memory) as view:
+                assert (view.nbytes, view.readonly, memory.nbytes) == (100, False, 100)
+                view[:] = bytes(range(100))
+                with pytest.raises(StillInUseError, match=r"1 buffers out.*let go of them first"):
+                    memory.free()
+            assert np.from_dlpack(memory).tolist() == list(range(100))
+            assert np.frombuffer(memory, np.uint16).nbytes == 100
+            if importlib.util.find_spec("torch"):
+                import torch
+
+                assert torch.frombuffer(memory, dtype=torch.uint8).tolist() == list(range(100))
+                assert torch.from_dlpack(memory).tolist() == list(range(100))
+            gc.collect()
+        for use in (memoryview, np.from_dlpack):
+            with pytest.raises(InvalidRangeError, match="no bytes any more"):
+                use(memory)
+        with pinning.alloc(100, DEVICE, device=device) as memory:
+            for use in (memoryview, np.from_dlpack):
+                with pytest.raises(BufferError, match="of kind DEVICE is not the host's"):
+                    use(memory)
 
 
 def test_an_array_keeps_its_memory(fake: FakeMemoryDevice) -> None:
@@ -190,6 +224,66 @@ def test_an_array_keeps_its_memory(fake: FakeMemoryDevice) -> None:
 
 
 # ---- the end ----
+
+
+@kinds
+def test_memory_of_any_kind_that_is_locked_is_not_freed(kind: MemoryKind) -> None:
+    memory = pinning.alloc(1 << 16, kind, device="host")
+    lock = pinning.lock((memory.ptr + 4096, 100), device="host")
+    with pytest.raises(StillLockedError, match="unlock that first"):
+        memory.free()
+    assert (memory.freed, lock.held) == (False, True)
+    write(memory.ptr, b"x" * memory.size)
+    lock.unlock()
+    memory.free()
+    assert pinning.regions("host") == []
+
+
+@kinds
+def test_one_owner(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
+    with pinning.alloc(100, kind, device=fake) as memory:
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                make(memory)
+        assert not memory.freed
+
+
+@kinds
+@pytest.mark.parametrize("freed", [False, True], ids=["before the vendor", "after the vendor"])
+def test_ctrl_c_in_the_vendors_free(fake: FakeMemoryDevice, kind: MemoryKind, freed: bool) -> None:
+    """Nothing is freed twice, and nothing is lost."""
+    memory = pinning.alloc(1000, kind, device=fake)
+    release = fake.free
+
+    def interrupted(ptr: int, kind: MemoryKind = DEVICE) -> None:
+        fake.free = release  # type: ignore[method-assign]
+        if freed:
+            release(ptr, kind)
+        raise KeyboardInterrupt
+
+    fake.free = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        memory.free()
+    assert memory.freed is freed
+    assert pinning.is_locked((memory.ptr, 1000), device=fake) is (kind is HOST and not freed)
+    assert (pinning.memory.allocation.find(memory.ptr) is memory) is not freed
+    if not freed:
+        memory.free()
+    with pytest.raises(InvalidRangeError, match="cannot be freed again"):
+        memory.free()
+    default_context(fake).close()  # nothing is left in it
+    del memory
+    gc.collect()
+    assert fake.vendor_calls.count("free") == 1
+
+
+def test_an_error_in_a_with_block_is_the_one_that_is_raised(fake: FakeMemoryDevice) -> None:
+    with pytest.raises(ZeroDivisionError), pinning.alloc(100, HOST, device=fake) as memory:
+        array = np.asarray(memory)
+        array[0] = 1 // 0
+    assert not memory.freed
+    del array
+    memory.free()
 
 
 @kinds
@@ -385,6 +479,27 @@ def test_a_context_that_still_owns_memory(fake: FakeMemoryDevice) -> None:
     assert fake.allocated == {}
 
 
+def test_a_context_is_not_closed_while_another_thread_allocates(fake: FakeMemoryDevice) -> None:
+    context, asked, go_on = Context(fake), threading.Event(), threading.Event()
+    allocate = fake.allocate
+
+    def slow(size: int, kind: MemoryKind = DEVICE) -> int:
+        asked.set()
+        go_on.wait()
+        return allocate(size, kind)
+
+    fake.allocate = slow  # type: ignore[method-assign]
+    made: list[pinning.Allocation] = []
+    thread = Background(lambda: made.append(context.alloc(10)))
+    asked.wait()
+    with pytest.raises(StillInUseError, match="another thread is allocating"):
+        context.close()
+    go_on.set()
+    thread.result()
+    made.pop().free()
+    context.close()
+
+
 def test_the_default_context(fake: FakeMemoryDevice) -> None:
     assert default_context(fake) is default_context(fake)
     assert default_context("host") is default_context(pinning.device("host"))
@@ -468,8 +583,10 @@ def test_the_child_of_a_fork_owns_nothing(fake: FakeMemoryDevice, kind: MemoryKi
         for each in (memory, ours):
             assert each.freed
             each.free()
-            with pytest.raises(PinningError, match="fork"):
-                each.claim()
+            with pytest.raises(InvalidRangeError, match="cannot be copied"):
+                pinning.copy(each, bytes(100))
+            with pinning.Queue("host") as queue, pytest.raises(InvalidRangeError, match="cannot be copied"):
+                pinning.copy_async(each, bytes(100), queue=queue)
             with pytest.raises(InvalidRangeError):
                 pinning.free(each.ptr)
         context.close()

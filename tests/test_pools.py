@@ -335,7 +335,7 @@ def test_over_the_maximum(device: FakeMemoryDevice, context: Context) -> None:
             with pytest.raises(PoolLimitError, match=why):
                 use()
         with pytest.raises(MemoryError):
-            refused.claim()
+            refused.free()
         assert (refused.size, refused.freed, pool.used, pool.used_high) == (2 * KIB, True, 3 * KIB, 3 * KIB)
         assert "refused" in repr(refused)
         dependent = queue.submit(lambda vendor: vendor.mark(lambda: None), [event])  # type: ignore[attr-defined]
@@ -384,8 +384,17 @@ def test_limits_that_are_none(context: Context) -> None:
 def test_memory_in_which_someone_holds_a_lock_stays(device: FakeMemoryDevice, context: Context) -> None:
     with Queue(device) as queue, Pool(context, HOST) as pool:
         memory = alloc(queue, pool)
-        lock = pinning.lock((memory.ptr, 10), device=device)
+        neighbour = alloc(queue, pool)
+        ptr = memory.ptr
+        lock = pinning.lock((ptr, 10), device=device)
+        for free in (memory.free, lambda: queue.free(memory)):
+            with pytest.raises(StillLockedError, match="unlock that first"):
+                free()
+        assert not memory.freed
+        queue.free(neighbour)
+        lock.unlock()
         queue.free(memory)
+        lock = pinning.lock((ptr, 10), device=device)
         for give_back in (lambda: pool.trim_to(0), pool.close):
             with pytest.raises(StillLockedError):
                 give_back()

@@ -19,7 +19,8 @@ from pinning.devices import pinned_map
 from pinning.errors import PartialOverlapError
 from pinning.locks import Lock, lock
 from pinning.map import PinnedMap, Region
-from pinning.memory import Allocation, owned
+from pinning.memory import Allocation
+from pinning.memory.allocation import find
 from pinning.plugin import Device, MemoryKind
 
 _TRIES = 100  # to lock between what others lock and unlock meanwhile
@@ -92,7 +93,7 @@ class MappedArray(numpy.ndarray[Any, Any]):
         return {**self.__array_interface__, "data": address, "stream": None, "version": 3}
 
     def _allocation(self) -> Allocation:
-        found = owned.find(self.ctypes.data)
+        found = find(self.ctypes.data)
         if found is None:
             raise AttributeError(
                 "this array lies in ordinary memory, which no device reaches: copy it into a mapped_array"

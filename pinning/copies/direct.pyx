@@ -9,18 +9,16 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.map cimport Hold, PinnedMap
+from pinning.memory.allocation cimport Allocation
 from pinning.native cimport CRegion
+from pinning.plugin.native cimport CMemoryKind
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter
 
 from pinning.copies.plan import Path, too_small
 from pinning.devices import pinned_map
 from pinning.errors import PinningError
-from pinning.memory import Allocation
-from pinning.plugin import MemoryKind
 
-cdef object allocation_type = Allocation
-cdef object device_kind = MemoryKind.DEVICE
 cdef object path_direct = Path.DIRECT
 cdef str reason_locked = "the host's memory is locked"
 
@@ -61,10 +59,12 @@ cdef class WholeCopy:
 
 
 def copy_whole(dst, src, Submitter queue not None, wait_for, costs):
-    cdef bint to_device = isinstance(dst, allocation_type)
-    allocation, buffer = (dst, src) if to_device else (src, dst)
-    # After a fork the queue refuses.
-    if not isinstance(allocation, allocation_type) or allocation.kind is not device_kind or allocation._ended:
+    cdef bint to_device = isinstance(dst, Allocation)
+    given, buffer = (dst, src) if to_device else (src, dst)
+    if not isinstance(given, Allocation):
+        return None
+    cdef Allocation allocation = given
+    if allocation.extent.kind != CMemoryKind.device or not allocation.is_live():
         return None
     if allocation.device is not queue.device or not PyObject_CheckBuffer(buffer):
         return None
@@ -78,7 +78,7 @@ def copy_whole(dst, src, Submitter queue not None, wait_for, costs):
     return copy
 
 
-cdef WholeCopy recognised(object allocation, object buffer, bint to_device, PinnedMap on, object costs):
+cdef WholeCopy recognised(Allocation allocation, object buffer, bint to_device, PinnedMap on, object costs):
     cdef WholeCopy copy = WholeCopy.__new__(WholeCopy)
     try:
         PyObject_GetBuffer(buffer, &copy.view, PyBUF_SIMPLE if to_device else PyBUF_WRITABLE)
@@ -87,7 +87,7 @@ cdef WholeCopy recognised(object allocation, object buffer, bint to_device, Pinn
     copy.exported = True
     cdef uint64_t host = <uint64_t>copy.view.buf
     copy.size = copy.view.len
-    if copy.size == 0 or copy.size != <uint64_t>allocation.size:
+    if copy.size == 0 or copy.size != allocation.extent.size:
         return None
     cdef optional[CRegion] region = on.map.find(host, copy.size)
     copy.locked = region.has_value()
@@ -103,7 +103,7 @@ cdef WholeCopy recognised(object allocation, object buffer, bint to_device, Pinn
     elif copy.size >= <uint64_t>costs.least_worth_a_look(to_device) or on.map.overlapping(host, copy.size).size():
         return None
     if to_device:
-        copy.dst, copy.src = allocation.ptr, host
+        copy.dst, copy.src = allocation.extent.ptr, host
     else:
-        copy.dst, copy.src = host, allocation.ptr
+        copy.dst, copy.src = host, allocation.extent.ptr
     return copy

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of every kind, and who owns it.
 
-- ``context.py``: `Context`, the devices that own an allocation together, and `alloc` and `free`;
-- ``backing.py``: what these devices have allocated for it;
-- ``allocation.py``: `Allocation`, one piece of memory; ``whole.py``: those that are a vendor's own;
-- ``owned.py``: which allocation holds an address;
-- ``info.py``: `memory_info`, of any address;
-- ``connection.py``: `memory_connection`, whose memory a device can use.
+- ``context``: `Context`, the devices that own an allocation together, and `alloc` and `free`;
+- ``backing``: what these devices have allocated from their vendors;
+- ``allocation``: `Allocation`, one piece of memory, and which one holds an address;
+- ``info``: `memory_info`, of any address;
+- ``connection``: `memory_connection`, whose memory a device can use.
 
-Nothing here knows of queues or pools.
+Nothing here knows of pools, and of queues only that work in them may use memory.
 """
 
 from pinning.memory.allocation import Allocation

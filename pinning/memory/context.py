@@ -11,14 +11,12 @@ from typing import Self
 from pinning.devices import default_device
 from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.memory import owned
-from pinning.memory.allocation import Allocation
+from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
-from pinning.memory.whole import allocate
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 
 
-class Context:
+class Context(Backing):
     """Devices that own memory together. The host is implicit: HOST and SHARED memory can be used there too.
 
     A context manager, which closes it at the end.
@@ -38,26 +36,21 @@ class Context:
     Attributes
     ----------
     devices : tuple of MemoryDevice
-    backing : Backing
-        What they have allocated for it.
+    closed : bool
+        Whether it takes no more allocations.
     """
 
     def __init__(self, devices: Device | str | Iterable[Device | str]) -> None:
         given = [devices] if isinstance(devices, (str, Device)) else list(devices)
-        self.devices = tuple(_memory_device(each) for each in given)
-        if not self.devices:
+        found = tuple(_memory_device(each) for each in given)
+        if not found:
             raise PinningError("a context needs a device; pinning.devices() has those present")
-        names = [each.name for each in self.devices]
+        names = [each.name for each in found]
         if len({name.partition(":")[0] for name in names}) > 1:
             raise PinningError(f"a context has devices of one plugin, not of several: {', '.join(names)}")
         if len(set(names)) < len(names):
             raise PinningError(f"a context has each device once: {', '.join(names)}")
-        self.backing = Backing(self.devices)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it takes no more allocations."""
-        return self.backing.closed
+        super().__init__(found)
 
     def alloc(
         self,
@@ -70,7 +63,7 @@ class Context:
     ) -> Allocation:
         """Allocate memory; see `pinning.alloc`. `device` is the context's first by default."""
         on = self.devices[0] if device is None else self.member(device)
-        return allocate(self, on, nbytes, kind, alignment, write_combined)
+        return self.allocate(on, nbytes, kind, alignment, write_combined)
 
     def free(self, memory: Allocation | int) -> None:
         """Free an allocation of this context; see `pinning.free`."""
@@ -97,9 +90,9 @@ class Context:
         Raises
         ------
         StillInUseError
-            Something is still allocated.
+            Something is still allocated, or being allocated.
         """
-        self.backing.close()
+        super().close()
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +103,7 @@ class Context:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Context of {self.backing}{', closed' if self.closed else ''}>"
+        return f"<Context of {', '.join(each.name for each in self.devices)}{', closed' if self.closed else ''}>"
 
 
 def alloc(
@@ -181,7 +174,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
         found = memory
     else:
         ptr = operator.index(memory)
-        there = owned.find(ptr, context.devices if context else ())
+        there = find(ptr, context.devices if context else ())
         if there is None:
             raise InvalidRangeError(f"{ptr:#x} is no memory that is allocated here; was it freed already?")
         if there.ptr != ptr:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, SupportsIndex
 
 from pinning.devices import devices
-from pinning.memory import owned
+from pinning.memory.allocation import devices_used, find
 from pinning.memory.context import Context
 from pinning.plugin import Device, MemoryDevice, MemoryInfo, MemoryKind
 
@@ -56,7 +56,7 @@ def memory_info(ptr: SupportsIndex) -> AllocationInfo | None:
     address = operator.index(ptr)
     if not 0 <= address < 1 << 64:
         return None
-    ours = owned.find(address)
+    ours = find(address)
     if ours is not None:
         return AllocationInfo(ours.kind, ours.ptr, ours.size, ours.device, ours.context, ours.pool)
     for device in _one_of_each_plugin():
@@ -68,7 +68,7 @@ def memory_info(ptr: SupportsIndex) -> AllocationInfo | None:
 
 def _one_of_each_plugin() -> Iterator[MemoryDevice]:
     asked: set[str] = set()  # one device of a plugin answers for all
-    for device in (*devices(), *owned.owners()):
+    for device in (*devices(), *devices_used()):
         plugin = device.name.partition(":")[0]
         if plugin not in asked and isinstance(device, MemoryDevice):
             asked.add(plugin)
@@ -79,4 +79,4 @@ def _located(info: MemoryInfo, asked: Device) -> Device | None:
     if info.device is None:
         return None
     name = f"{asked.name.partition(':')[0]}:{info.device}"
-    return next((each for each in (asked, *devices(), *owned.owners()) if each.name == name), None)
+    return next((each for each in (asked, *devices(), *devices_used()) if each.name == name), None)

@@ -10,13 +10,10 @@
 
 import sys
 
-from pinning.memory import allocation as _allocation
 from pinning.pools.door import alloc_in, default_pool, free_in
 from pinning.pools.pool import Pool
-from pinning.queues import Queue, pending
+from pinning.queues import Queue
 
-# Neither memory nor queues know of pools, nor of each other.
-_allocation.uses.append(pending.uses)
 Queue._pools = sys.modules[__name__]
 
 __all__ = ["Pool", "alloc_in", "default_pool", "free_in"]

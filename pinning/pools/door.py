@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.memory import Allocation, default_context
 from pinning.plugin import Device, MemoryKind
-from pinning.pools.allocation import PoolAllocation, RefusedAllocation
+from pinning.pools.given import PoolAllocation, claim, error_of, unclaim
 from pinning.pools.pool import Pool
 from pinning.queues import Event
 
@@ -44,15 +44,15 @@ def free_in(queue: Queue, allocation: Allocation, wait_for: Iterable[Event]) -> 
     InvalidRangeError
         It is freed already, or was not allocated in a queue.
     """
-    if isinstance(allocation, RefusedAllocation):
-        return Event.over(queue, allocation.error)
     if not isinstance(allocation, PoolAllocation):
         raise InvalidRangeError(f"{allocation!r} was not allocated in a queue: use its free(), once its work is over")
-    allocation.claim()
+    if error_of(allocation) is not None:
+        return Event.over(queue, error_of(allocation))
+    claim(allocation)
     try:
         event: Event = allocation.pool.take_back(queue, allocation, tuple(wait_for))
     except BaseException:
-        allocation.unclaim()
+        unclaim(allocation)
         raise
     return event
 

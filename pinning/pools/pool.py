@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError
-from pinning.memory import Allocation, Context, owned
-from pinning.memory.allocation import size_of
+from pinning.memory import Allocation, Context
 from pinning.plugin import MemoryKind, VendorQueue
-from pinning.pools.allocation import PoolAllocation, RefusedAllocation
+from pinning.pools.given import PoolAllocation, made, refused, take_out
 from pinning.pools.blocks import GRAIN, After, union
 from pinning.pools.store import Store
 from pinning.queues import Event
@@ -69,7 +68,7 @@ class Pool:
         _pools.add(self)
 
     def _hold_nothing(self) -> None:
-        self._store = Store(self.context.backing, self.kind, self.maximum_size)
+        self._store = Store(self.context, self.kind, self.maximum_size)
 
     @property
     def closed(self) -> bool:
@@ -106,7 +105,9 @@ class Pool:
 
     def alloc(self, queue: Queue, nbytes: int, wait_for: Iterable[Event] = ()) -> tuple[Allocation, Event]:
         """Allocate in a queue; see `Queue.alloc`."""
-        size = size_of(nbytes)
+        size = operator.index(nbytes)
+        if not 1 <= size <= sys.maxsize:
+            raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {sys.maxsize}")
         events = tuple(wait_for)
         if not queue.usable:
             queue.submit(None)  # says why not
@@ -117,18 +118,15 @@ class Pool:
         block = store.take(place, length, queue.history(events))
         if block is None:
             error = self._limit_error(length)
-            return RefusedAllocation(self, place, size, error), Event.over(queue, error)
-        allocation = PoolAllocation(self, queue, place, size, block)
-        table = owned.owned(place)
+            return refused(self, place, size, error), Event.over(queue, error)
         try:
-            table.enter(allocation)
+            allocation = made(self, queue, place, size, block)
             try:
                 event = self._order(queue, allocation, events)
             except BaseException:
-                table.take_out(allocation)
+                take_out(allocation)
                 raise
         except BaseException:
-            allocation.claim()
             store.put(place, block, block.after)
             raise
         store.keep()
@@ -165,7 +163,7 @@ class Pool:
 
     def put_back(self, allocation: PoolAllocation, after: After) -> None:
         """Have the block of what is freed again, for whoever comes after all these points."""
-        owned.owned(allocation.device).take_out(allocation)
+        take_out(allocation)
         self._store.put(allocation.device, allocation.block, after)
         if self.release_threshold is not None and self._store.reserved > self.release_threshold:
             with suppress(PinningError):  # the next one, or trim_to, tries again

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from pinning.errors import PinningError, StillInUseError, VendorError
-from pinning.memory.backing import Backing, device_address
+from pinning.memory import Context
 from pinning.plugin import MemoryDevice, MemoryKind
+from pinning.pools.given import address_there, give_up, reserve
 from pinning.pools.blocks import After, Block, Blocks, Segment
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Store:
     closed : bool
     """
 
-    def __init__(self, backing: Backing, kind: MemoryKind, maximum: int | None) -> None:
+    def __init__(self, backing: Context, kind: MemoryKind, maximum: int | None) -> None:
         self.backing = backing
         self.kind = kind
         self.maximum = maximum
@@ -134,15 +135,15 @@ class Store:
 
     def _new_segment(self, place: MemoryDevice, length: int) -> Segment:
         try:
-            base = self.backing.allocate(place, length, self.kind)
+            base = reserve(self.backing, place, length, self.kind)
         except VendorError:
             if not self.release(0):
                 raise
-            base = self.backing.allocate(place, length, self.kind)
+            base = reserve(self.backing, place, length, self.kind)
         try:
-            return Segment(base, device_address(place, base) if self.kind is MemoryKind.HOST else base, length)
+            return Segment(base, address_there(place, base) if self.kind is MemoryKind.HOST else base, length)
         except BaseException:
-            self.backing.free(place, base)
+            give_up(self.backing, place, base)
             raise
 
     def _add(self, place: MemoryDevice, segment: Segment) -> None:
@@ -168,7 +169,7 @@ class Store:
         try:
             while detached:
                 place, segment = detached[-1]
-                self.backing.free(place, segment.base)
+                give_up(self.backing, place, segment.base)
                 detached.pop()
         finally:
             with self._mutex:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
+from pinning.plugin.native cimport CMemoryKind
+
+
+cdef struct Extent:
+    uint64_t ptr  # the host's address of HOST memory, else the device's
+    uint64_t device_ptr
+    uint64_t size
+    CMemoryKind kind
+
+
+cdef enum State:
+    LIVE
+    LEAVING  # it is being freed: nobody else may begin to
+    FREED
+
+
+cdef class Allocation:
+    cdef object __weakref__
+    cdef Extent extent
+    cdef State state
+    cdef readonly object device
+    cdef readonly object context
+    cdef readonly object pool
+    cdef object error  # why there is no memory, of one that its pool refused
+    cdef Py_ssize_t exports  # buffers that are out
+    cdef long generation
+
+    cdef bint is_live(self) noexcept  # whether it has memory that this process can use
+    cdef int begin(self, uint64_t ptr, uint64_t device_ptr, uint64_t size, CMemoryKind kind, context, device,
+                   pool) except -1
+    cdef int claim(self) except -1
+    cdef int check_unused(self) except -1
+    cdef int check_unexported(self) except -1
+    cdef int check_unlocked(self) except -1
+    cdef int check_bytes(self) except -1
+    cdef int give_back(self) except -1
+
+
+# The allocation that holds the byte at an address, or None: a few nanoseconds.
+cdef Allocation lookup(uint64_t ptr)
+
+cdef int enter(Allocation allocation) except -1
+cdef int leave(Allocation allocation) except -1
+cdef object locked_within(uint64_t ptr, uint64_t size)  # a Region in which somebody holds a lock there, or None
+cdef uint64_t size_of(object nbytes) except 0
+cdef object kind_of(CMemoryKind kind)
+cdef CMemoryKind number_of(object kind) except *

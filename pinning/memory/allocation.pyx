@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""One piece of memory, its owner, its end, and which of them holds an address. The stub says what each method does.
+
+All that changes here changes in C while the GIL is held, in steps between which no signal handler runs.
+"""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+from libcpp.vector cimport vector
+from cython.operator cimport dereference
+
+from pagetable.native cimport CRegion as CTaken
+from pinning.map cimport PinnedMap
+from pinning.native cimport CRegion
+from pinning.plugin.native cimport CMemoryKind
+
+import atexit
+import operator
+import os
+import sys
+import _thread
+import warnings
+from contextlib import suppress
+
+from pinning.devices import pinned_maps
+from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
+from pinning.plugin import MemoryKind
+from pinning.queues.pending import uses
+
+cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
+    cppclass Owners:
+        Owners() except +
+        optional[CTaken] enter(uint64_t start, uint64_t size, const void* device, void* allocation) except +
+        void leave(uint64_t start, const void* allocation) except +
+        void* find(uint64_t address, const void* device) noexcept
+
+cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)  # in the order of CMemoryKind
+cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+
+cdef Owners* owners = new Owners()
+cdef dict known_devices = {}  # by id, in the order of their first use; they stay, and so the ids are theirs
+cdef long generation = 0  # counts forks
+cdef bint ended = False  # the program has: what is left goes with the process
+
+
+@atexit.register
+def _at_exit():
+    global ended
+    ended = True
+
+
+def _after_fork_in_child():
+    # Memory belongs to the process that allocated it. Another thread may have been in the middle of the old table.
+    global generation, owners
+    generation += 1
+    owners = new Owners()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+cdef object kind_of(CMemoryKind kind):
+    return KINDS[<int>kind]
+
+
+cdef CMemoryKind number_of(object kind) except *:
+    return <CMemoryKind><int>NUMBERS[kind]
+
+
+cdef uint64_t size_of(object nbytes) except 0:
+    size = operator.index(nbytes)
+    if not 1 <= size <= sys.maxsize:
+        raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {sys.maxsize}")
+    return size
+
+
+# ---- which allocation holds an address ----
+
+
+cdef int enter(Allocation allocation) except -1:
+    cdef Extent extent = allocation.extent
+    known_devices[id(allocation.device)] = allocation.device
+    cdef optional[CTaken] taken = owners.enter(extent.ptr, extent.size, <void*>allocation.device, <void*>allocation)
+    if taken.has_value():
+        start, end = dereference(taken).start, int(dereference(taken).start) + dereference(taken).size
+        raise PinningError(
+            f"{allocation.device.name} has allocated [{extent.ptr:#x}, {int(extent.ptr) + extent.size:#x}), but "
+            f"[{start:#x}, {end:#x}) is allocated already: someone has freed that through the vendor; use pinning.free"
+        )
+    return 0
+
+
+cdef int leave(Allocation allocation) except -1:
+    owners.leave(allocation.extent.ptr, <void*>allocation)
+    return 0
+
+
+cdef Allocation found_at(void* found):
+    # One that is being deallocated, while callbacks of its weak references run, cannot be given to anybody.
+    if found is NULL or (<PyObject*>found).ob_refcnt == 0:
+        return None
+    return <Allocation><PyObject*>found
+
+
+cdef Allocation lookup(uint64_t ptr):
+    return found_at(owners.find(ptr, NULL))
+
+
+def find(ptr, first=()):
+    cdef uint64_t address
+    try:
+        address = operator.index(ptr)
+    except OverflowError:
+        return None
+    for device in first:
+        found = found_at(owners.find(address, <void*>device))
+        if found is not None:
+            return found
+    return lookup(address)
+
+
+def devices_used():
+    return list(known_devices.values())
+
+
+cdef object locked_within(uint64_t ptr, uint64_t size):
+    cdef PinnedMap on
+    cdef vector[CRegion] regions
+    cdef CRegion region
+    for on in pinned_maps():
+        if on.map.size() == 0:
+            continue
+        regions = on.map.overlapping(ptr, size)
+        for region in regions:
+            if region.references > 0:
+                return on.find(region.start)
+    return None
+
+
+# ---- the allocation ----
+
+
+cdef class Allocation:
+    def __init__(self):
+        raise TypeError("an Allocation is had from pinning.alloc or from a queue's alloc")
+
+    def __cinit__(self):
+        self.state = FREED  # until it has memory
+        self.generation = generation
+
+    cdef int begin(self, uint64_t ptr, uint64_t device_ptr, uint64_t size, CMemoryKind kind, context, device,
+                   pool) except -1:
+        self.extent.ptr, self.extent.device_ptr = ptr, device_ptr
+        self.extent.size, self.extent.kind = size, kind
+        self.context, self.device, self.pool = context, device, pool
+        enter(self)
+        self.state = LIVE
+        return 0
+
+    # ---- what it is ----
+
+    @property
+    def ptr(self):
+        if self.error is not None:
+            raise self.error
+        return self.extent.ptr
+
+    @property
+    def device_ptr(self):
+        if self.error is not None:
+            raise self.error
+        return self.extent.device_ptr
+
+    @property
+    def size(self):
+        return self.extent.size
+
+    @property
+    def nbytes(self):
+        return self.extent.size
+
+    @property
+    def kind(self):
+        return kind_of(self.extent.kind)
+
+    @property
+    def read_only(self):
+        return self.pool is not None and self.pool.read_only
+
+    @property
+    def freed(self):
+        return not self.is_live()
+
+    cdef bint is_live(self) noexcept:
+        return self.state == LIVE and self.generation == generation
+
+    # ---- its end ----
+
+    def free(self):
+        if self.generation != generation:
+            return
+        self.claim()
+        try:
+            self.check_unused()
+            self.check_unlocked()
+            self.check_unexported()
+            self.give_back()
+        except BaseException:
+            if self.state == LEAVING:
+                self.state = LIVE
+            raise
+        self.state = FREED
+
+    cdef int claim(self) except -1:
+        """Begin to free it, once: of two threads that free it one is refused."""
+        if self.error is not None:
+            raise self.error
+        if self.generation != generation:
+            raise PinningError(f"{self!r} belongs to the process that allocated it, and this is a fork of it, process "
+                               f"{os.getpid()}")
+        if self.state != LIVE:
+            raise InvalidRangeError(f"{self!r} cannot be freed again")
+        self.state = LEAVING
+        return 0
+
+    cdef int check_unused(self) except -1:
+        if uses(self):
+            raise StillInUseError(f"{self!r} is in use by work of a queue: wait for that first")
+        return 0
+
+    cdef int check_unexported(self) except -1:
+        if self.exports > 0:
+            raise StillInUseError(f"{self!r} has {self.exports} buffers out, such as memoryviews and NumPy arrays of "
+                                  "its bytes: let go of them first, with `del` or release()")
+        return 0
+
+    cdef int check_unlocked(self) except -1:
+        region = locked_within(self.extent.ptr, self.extent.size)
+        if region is not None:
+            raise StillLockedError(f"somebody holds a lock in {self!r}, by {region!r}: unlock that first")
+        return 0
+
+    cdef int give_back(self) except -1:
+        """Return the memory to where it came from. After an error nothing has changed, unless `state` is FREED."""
+        raise NotImplementedError
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if not self.is_live():
+            return
+        if error is None:
+            self.free()
+            return
+        with suppress(StillInUseError, StillLockedError):  # what went wrong comes first; it is freed when it is dropped
+            self.free()
+
+    def __del__(self):
+        if ended or not self.is_live():
+            return
+        try:
+            warnings.warn(f"{self!r} was dropped; free it, or use `with`", ResourceWarning, stacklevel=1, source=self)
+        finally:
+            # Not here: the garbage collector runs this in the middle of anything, under any lock.
+            _thread.start_new_thread(free_dropped, (self,))
+
+    def __dealloc__(self):
+        if self.state != FREED and self.generation == generation:  # the vendor did not take it back: it is lost
+            owners.leave(self.extent.ptr, <void*>self)
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can be neither copied nor pickled: it would have two owners")
+
+    def __repr__(self):
+        if self.error is not None:
+            return f"<Allocation of {self.extent.size} bytes, refused: {self.error}>"
+        state = "" if self.state != FREED and self.generation == generation else ", freed"
+        ptr, size = int(self.extent.ptr), self.extent.size
+        return f"<Allocation [{ptr:#x}, {ptr + size:#x}), {size} bytes, {self.kind.name} of {self.device.name}{state}>"
+
+    # ---- its bytes ----
+
+    cdef int check_bytes(self) except -1:
+        if self.extent.kind == CMemoryKind.device:
+            raise BufferError("memory of kind DEVICE is not the host's: copy it")
+        if not self.is_live():
+            raise InvalidRangeError(f"{self!r} has no bytes any more")
+        return 0
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        self.check_bytes()
+        PyBuffer_FillInfo(view, self, <void*>self.extent.ptr, self.extent.size, False, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.exports -= 1
+
+    @property
+    def __array_interface__(self):
+        try:
+            self.check_bytes()
+        except BufferError as error:
+            raise AttributeError(str(error)) from None
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.ptr, False), "version": 3}
+
+    def __dlpack_device__(self):
+        self.check_bytes()
+        return 1, 0  # the CPU
+
+    def __dlpack__(self, **how):
+        import numpy
+
+        return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)
+
+
+def free_dropped(allocation):
+    with suppress(PinningError):  # nobody is there to hear
+        allocation.free()

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
+from pinning.memory.allocation cimport Allocation
+from pinning.plugin.native cimport CMemoryKind
+
+
+cdef class Backing:
+    cdef readonly tuple devices
+    cdef readonly bint closed
+    cdef dict live  # (length, kind) by id of the device and first address
+    cdef int under_way  # allocations that a vendor is being asked for
+    cdef long generation
+    cdef object __weakref__
+
+    cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined) except 0
+    cdef int release(self, device, uint64_t base, bint* gone) except -1
+    cdef dict present(self)
+    cdef list maps_of(self, CMemoryKind kind)
+
+
+cdef class Whole(Allocation):
+    cdef uint64_t base  # where the vendor's allocation begins: before `ptr` where that is aligned
+
+
+cdef uint64_t device_address(device, uint64_t ptr) except 0

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""What devices have allocated from their vendors: the vendors' calls, and the maps that are told of HOST memory.
+
+The steps around a vendor's call are C, between which no signal handler runs. A native device's call is one too. That of
+a device in Python can be interrupted anywhere; then the device is asked whether it still has the memory.
+"""
+
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+
+from pinning.map cimport PinnedMap
+from pinning.memory.allocation cimport (
+    FREED,
+    Allocation,
+    enter,
+    kind_of,
+    leave,
+    locked_within,
+    number_of,
+    size_of,
+)
+from pinning.native cimport CRegion
+from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
+
+import operator
+import os
+
+from pinning.devices import pinned_map
+from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
+from pinning.plugin import MemoryKind, WriteCombiningDevice
+
+cdef enum:
+    ALIGNED = 16  # what every plugin promises
+
+cdef long generation = 0  # counts forks
+
+
+def _after_fork_in_child():
+    global generation
+    generation += 1
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+cdef class Backing:
+    def __init__(self, devices):
+        self.devices = tuple(devices)
+        self.live = {}
+        self.generation = generation
+
+    # ---- from the vendor ----
+
+    cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
+        """Have a device allocate; on failure nothing is allocated."""
+        cdef uint64_t base
+        cdef dict live = self.present()
+        python_kind = kind_of(kind)
+        if python_kind not in device.memory_kinds:
+            has = ", ".join(sorted(each.name for each in device.memory_kinds))
+            raise PinningError(f"{device.name} has no memory of kind {python_kind.name}; it has {has}")
+        if write_combined and not (kind == CMemoryKind.host and isinstance(device, WriteCombiningDevice)):
+            raise PinningError(f"{device.name} has no write-combined memory of kind {python_kind.name}; allocate it "
+                               "without")
+        cdef list maps = self.maps_of(kind)
+        self.under_way += 1
+        try:
+            if self.closed:
+                raise PinningError(f"{self!r} is closed; nothing can be allocated in it")
+            base = allocate_by(device, length, kind, write_combined)
+            try:
+                register(maps, base, length, [device_address(each.device, base) for each in maps])
+                live[id(device), base] = length, kind
+            except BaseException:
+                free_by(device, base, kind)
+                raise
+        finally:
+            self.under_way -= 1
+        return base
+
+    cdef int release(self, device, uint64_t base, bint* gone) except -1:
+        """Undo `take`. After an error nothing has changed, unless it says that the memory is gone all the same."""
+        cdef dict live = self.present()
+        cdef CMemoryKind kind
+        cdef uint64_t length
+        key = id(device), base
+        if key not in live:
+            raise InvalidRangeError(
+                f"nothing is allocated at {base:#x} on {device.name}: someone has freed that through the vendor"
+            )
+        entry = live[key]
+        length, kind = entry[0], <CMemoryKind><int>entry[1]
+        cdef list maps = self.maps_of(kind)
+        region = locked_within(base, length)
+        if region is not None:
+            raise StillLockedError(f"somebody holds a lock in memory of {device.name}, {region!r}: unlock that first")
+        # First, because afterwards the vendor can give the same address to another thread.
+        cdef list registered = unregister(maps, base, length)
+        del live[key]
+        try:
+            free_by(device, base, kind)
+        except BaseException as error:
+            if isinstance(error, Exception) or isinstance(device, NativeDevice) or (
+                key not in live and has_still(device, base)
+            ):
+                live[key] = entry
+                register([each for each, _ in registered], base, length, [address for _, address in registered])
+            else:
+                gone[0] = True
+            raise
+        return 0
+
+    cdef dict present(self):
+        """What is allocated. In a child process after fork nothing: all of it is its parent's."""
+        if self.generation != generation:
+            self.live, self.under_way, self.generation = {}, 0, generation
+        return self.live
+
+    cdef list maps_of(self, CMemoryKind kind):
+        """HOST memory enters the maps of all devices of the context, so that every copy knows it as locked."""
+        return [pinned_map(each) for each in self.devices] if kind == CMemoryKind.host else []
+
+    # ---- for its owner ----
+
+    def allocate(self, device, nbytes, kind, alignment=None, write_combined=False):
+        cdef uint64_t size = size_of(nbytes)
+        aligned = ALIGNED if alignment is None else operator.index(alignment)
+        if aligned < 1 or aligned & (aligned - 1):
+            raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
+        size_of(size + aligned)
+        cdef CMemoryKind number = number_of(MemoryKind(kind))
+        cdef Whole made = whole(self, device, number, size, ALIGNED, write_combined)
+        if made.extent.ptr % <uint64_t>aligned == 0:
+            return made
+        made.free()
+        return whole(self, device, number, size, aligned, write_combined)
+
+    def close(self):
+        cdef dict live = self.present()
+        if live:
+            ((_, base), (length, kind)), *others = live.items()
+            more = f" and {len(others)} more" if others else ""
+            raise StillInUseError(
+                f"{self!r} still owns {length} bytes of {kind_of(kind).name} at {base:#x}{more}: "
+                "free them, and close its pools, first"
+            )
+        if self.under_way:
+            raise StillInUseError(f"another thread is allocating in {self!r}: wait for that, and free it, first")
+        self.closed = True
+
+
+# ---- the vendor's calls ----
+
+
+cdef uint64_t allocate_by(device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
+    cdef VendorDevice* vendor
+    cdef uint64_t base
+    if isinstance(device, NativeDevice):
+        vendor = (<NativeDevice>device).vendor
+        with nogil:
+            base = vendor.allocate(length, kind, write_combined)
+        return base
+    return device.allocate_write_combined(length) if write_combined else device.allocate(length, kind_of(kind))
+
+
+cdef int free_by(device, uint64_t base, CMemoryKind kind) except -1:
+    cdef VendorDevice* vendor
+    if isinstance(device, NativeDevice):
+        vendor = (<NativeDevice>device).vendor
+        with nogil:
+            vendor.free(base, kind)
+    else:
+        device.free(base, kind_of(kind))
+    return 0
+
+
+cdef bint has_still(device, uint64_t base):
+    """Whether a device in Python, whose `free` was interrupted, still has it. In doubt it is lost, not freed twice."""
+    try:
+        info = device.memory_info(base)
+    except BaseException:
+        return False
+    return info is not None and info.base == base
+
+
+cdef uint64_t device_address(device, uint64_t ptr) except 0:
+    """The address that HOST memory at `ptr` has for a device."""
+    cdef VendorDevice* vendor
+    cdef optional[Pinned] found
+    if isinstance(device, NativeDevice):
+        vendor = (<NativeDevice>device).vendor
+        with nogil:
+            found = vendor.is_pinned(ptr)
+        if found.has_value():
+            return dereference(found).device_ptr + (ptr - dereference(found).base)
+    else:
+        info = device.is_pinned_ptr(ptr)
+        if info is not None:
+            return info.device_ptr + (ptr - info.base)
+    raise PinningError(f"{device.name} cannot reach the HOST memory at {ptr:#x}: use a context without it")
+
+
+cdef int register(list maps, uint64_t base, uint64_t length, list addresses) except -1:
+    """In all of these maps or in none."""
+    cdef list done = []
+    cdef PinnedMap on
+    try:
+        for on, address in zip(maps, addresses):
+            on.register(base, length, address)
+            done.append(on)
+    except BaseException:
+        for on in done:
+            on.unregister(base)
+        raise
+    return 0
+
+
+cdef list unregister(list maps, uint64_t base, uint64_t length):
+    """From all of these maps or from none. Returns those where it was, each with its address there."""
+    cdef list done = []
+    cdef PinnedMap on
+    cdef optional[CRegion] region
+    try:
+        for on in maps:
+            region = on.map.find(base, length)
+            if region.has_value():  # else the map was closed
+                done.append((on, dereference(region).device_ptr))
+                try:
+                    on.unregister(base)
+                except BaseException:
+                    done.pop()
+                    raise
+    except BaseException:
+        register([each for each, _ in done], base, length, [address for _, address in done])
+        raise
+    return done
+
+
+# ---- allocations that a vendor has made for them alone ----
+
+
+cdef class Whole(Allocation):
+    cdef int give_back(self) except -1:
+        cdef bint gone = False
+        leave(self)
+        try:
+            (<Backing>self.context).release(self.device, self.base, &gone)
+        except BaseException:
+            if gone:
+                self.state = FREED
+            else:
+                enter(self)
+            raise
+        return 0
+
+
+cdef Whole whole(Backing owner, device, CMemoryKind kind, uint64_t size, uint64_t aligned, bint write_combined):
+    cdef Whole made = Whole.__new__(Whole)
+    cdef uint64_t ptr
+    cdef bint gone
+    made.base = owner.take(device, size + aligned - ALIGNED, kind, write_combined)
+    try:
+        ptr = (made.base + aligned - 1) // aligned * aligned
+        made.begin(ptr, device_address(device, ptr) if kind == CMemoryKind.host else ptr, size, kind, owner, device,
+                   None)
+    except BaseException:
+        owner.release(device, made.base, &gone)
+        raise
+    return made
