@@ -18,3 +18,4 @@ cdef class Lock(Hold):
 
 cdef PinnedMap map_of(object device)
 cdef object bytes_of(object buffer, object size, Bytes* found)
+cdef Lock held_within(uint64_t ptr, uint64_t size)  # a lock that is held of any of these bytes, or None

@@ -163,11 +163,6 @@ def find(buffer: object, size: int | None = None, *, device: Device | str | None
         Where to look; in the maps of all devices by default.
     """
 
-def held_within(ptr: int, size: int) -> Lock | None:
-    """A lock that is held of any of these bytes."""
-    return next((each for each in list(_open.values()) if each.held and each._meets(ptr, ptr + size)), None)
-
-
 def regions(device: Device | str | None = None) -> list[Region]:
     """All locked regions of a device, or of all devices, in address order for each."""
 

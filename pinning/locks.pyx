@@ -53,6 +53,16 @@ cdef extern from *:
       PyObject* of_bytes(void const* map, Word ptr, Word size, Word before) { return last(by_bytes_, {map, ptr, size, before}); }
       PyObject* of_region(void const* map, Word region, Word before) { return last(by_region_, {map, region, 0, before}); }
 
+      // One that has any of these bytes.
+      PyObject* within(void const* map, Word ptr, Word size) {
+        for (auto each = by_bytes_.lower_bound({map, ptr + size, 0, 0}); each != by_bytes_.begin();) {
+          auto const& [of, start, length, serial] = (--each)->first;
+          if (of != map) break;
+          if (start + length > ptr) return each->second;
+        }
+        return nullptr;
+      }
+
      private:
       using Key = std::tuple<void const*, Word, Word, Word>;
       using Locks = std::map<Key, PyObject*>;
@@ -71,6 +81,7 @@ cdef extern from *:
         void leave(const void* map, uint64_t ptr, uint64_t size, uint64_t region, uint64_t serial) noexcept
         PyObject* of_bytes(const void* map, uint64_t ptr, uint64_t size, uint64_t before) noexcept
         PyObject* of_region(const void* map, uint64_t region, uint64_t before) noexcept
+        PyObject* within(const void* map, uint64_t ptr, uint64_t size) noexcept
 
 
 cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
@@ -303,6 +314,15 @@ def find(buffer, size=None, *, device=None):
         region = (<PinnedMap>on).find(found.ptr, found.size)
         if region is not None:
             return region
+    return None
+
+
+cdef Lock held_within(uint64_t ptr, uint64_t size):
+    cdef PyObject* found
+    for on in list(maps.values()):
+        found = open_locks.within(<void*>on, ptr, size)
+        if found is not NULL and found.ob_refcnt > 0:
+            return <Lock>found
     return None
 
 

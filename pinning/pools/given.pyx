@@ -5,12 +5,12 @@
 
 from libc.stdint cimport uint64_t
 
+from pinning.locks cimport held_within
 from pinning.memory.allocation cimport FREED, LIVE, Allocation, leave, locked_within, number_of
 from pinning.memory.backing cimport Backing, device_address
 from pinning.plugin.native cimport CMemoryKind
 
 from pinning.errors import StillInUseError, StillLockedError
-from pinning.locks import held_within
 from pinning.queues.pending import uses
 
 

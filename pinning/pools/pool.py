@@ -17,8 +17,8 @@ from weakref import WeakSet
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError
 from pinning.memory import Allocation, Context
 from pinning.plugin import MemoryKind, VendorQueue
-from pinning.pools.given import PoolAllocation, made, refused, take_out
 from pinning.pools.blocks import GRAIN, After, union
+from pinning.pools.given import PoolAllocation, made, refused, take_out
 from pinning.pools.store import Store
 from pinning.queues import Event
 

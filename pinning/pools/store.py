@@ -12,8 +12,8 @@ from weakref import WeakSet
 from pinning.errors import PinningError, StillInUseError, VendorError
 from pinning.memory import Context
 from pinning.plugin import MemoryDevice, MemoryKind
-from pinning.pools.given import address_there, give_up, reserve
 from pinning.pools.blocks import After, Block, Blocks, Segment
+from pinning.pools.given import address_there, give_up, reserve
 
 if TYPE_CHECKING:
     from pinning.queues import History, Queue
