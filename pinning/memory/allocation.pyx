@@ -17,17 +17,17 @@ from pagetable.native cimport CRegion as CTaken
 from pinning.map cimport PinnedMap
 from pinning.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind
+from pinning.queues.lane cimport process
 
-import atexit
 import operator
 import os
 import sys
-import _thread
 import warnings
 from contextlib import suppress
 
 from pinning.devices import pinned_maps
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
+from pinning.lifecycle import Part, at_exit, in_child, later
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
 
@@ -43,24 +43,23 @@ cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 cdef Owners* owners = new Owners()
 cdef dict known_devices = {}  # by id, in the order of their first use; they stay, and so the ids are theirs
-cdef long generation = 0  # counts forks
 cdef bint ended = False  # the program has: what is left goes with the process
 
 
-@atexit.register
 def _at_exit():
     global ended
     ended = True
 
 
-def _after_fork_in_child():
-    # Memory belongs to the process that allocated it. Another thread may have been in the middle of the old table.
-    global generation, owners
-    generation += 1
+def _in_child():
+    # Memory belongs to the process that allocated it. The old table is whole, for it changes only under the GIL.
+    global owners
+    del owners
     owners = new Owners()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+at_exit(Part.MEMORY, _at_exit)
+in_child(Part.MEMORY, _in_child)
 
 
 cdef object kind_of(CMemoryKind kind):
@@ -150,7 +149,7 @@ cdef class Allocation:
 
     def __cinit__(self):
         self.state = FREED  # until it has memory
-        self.generation = generation
+        self.generation = process()
 
     cdef int begin(self, uint64_t ptr, uint64_t device_ptr, uint64_t size, CMemoryKind kind, context, device,
                    pool) except -1:
@@ -196,12 +195,12 @@ cdef class Allocation:
         return not self.is_live()
 
     cdef bint is_live(self) noexcept:
-        return self.state == LIVE and self.generation == generation
+        return self.state == LIVE and self.generation == process()
 
     # ---- its end ----
 
     def free(self):
-        if self.generation != generation:
+        if self.generation != process():
             return
         self.claim()
         try:
@@ -219,7 +218,7 @@ cdef class Allocation:
         """Begin to free it, once: of two threads that free it one is refused."""
         if self.error is not None:
             raise self.error
-        if self.generation != generation:
+        if self.generation != process():
             raise PinningError(f"{self!r} belongs to the process that allocated it, and this is a fork of it, process "
                                f"{os.getpid()}")
         if self.state != LIVE:
@@ -267,10 +266,10 @@ cdef class Allocation:
             warnings.warn(f"{self!r} was dropped; free it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
             # Not here: the garbage collector runs this in the middle of anything, under any lock.
-            _thread.start_new_thread(free_dropped, (self,))
+            later(self.free)
 
     def __dealloc__(self):
-        if self.state != FREED and self.generation == generation:  # the vendor did not take it back: it is lost
+        if self.state != FREED and self.generation == process():  # the vendor did not take it back: it is lost
             owners.leave(self.extent.ptr, <void*>self)
 
     def __reduce__(self):
@@ -279,7 +278,7 @@ cdef class Allocation:
     def __repr__(self):
         if self.error is not None:
             return f"<Allocation of {self.extent.size} bytes, refused: {self.error}>"
-        state = "" if self.state != FREED and self.generation == generation else ", freed"
+        state = "" if self.state != FREED and self.generation == process() else ", freed"
         ptr, size = int(self.extent.ptr), self.extent.size
         return f"<Allocation [{ptr:#x}, {ptr + size:#x}), {size} bytes, {self.kind.name} of {self.device.name}{state}>"
 
@@ -316,8 +315,3 @@ cdef class Allocation:
         import numpy
 
         return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)
-
-
-def free_dropped(allocation):
-    with suppress(PinningError):  # nobody is there to hear
-        allocation.free()

@@ -24,9 +24,9 @@ from pinning.memory.allocation cimport (
 )
 from pinning.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
+from pinning.queues.lane cimport process
 
 import operator
-import os
 
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
@@ -35,22 +35,12 @@ from pinning.plugin import MemoryKind, WriteCombiningDevice
 cdef enum:
     ALIGNED = 16  # what every plugin promises
 
-cdef long generation = 0  # counts forks
-
-
-def _after_fork_in_child():
-    global generation
-    generation += 1
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
 
 cdef class Backing:
     def __init__(self, devices):
         self.devices = tuple(devices)
         self.live = {}
-        self.generation = generation
+        self.generation = process()
 
     # ---- from the vendor ----
 
@@ -115,8 +105,8 @@ cdef class Backing:
 
     cdef dict present(self):
         """What is allocated. In a child process after fork nothing: all of it is its parent's."""
-        if self.generation != generation:
-            self.live, self.under_way, self.generation = {}, 0, generation
+        if self.generation != process():
+            self.live, self.under_way, self.generation = {}, 0, process()
         return self.live
 
     cdef list maps_of(self, CMemoryKind kind):
