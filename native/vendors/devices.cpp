@@ -18,7 +18,7 @@ namespace {
 constexpr struct {
   char const* name;
   std::unique_ptr<VendorDevice> (*make)(unsigned index);
-} kinds[] = {{"cuda", make_cuda}, {"hip", make_hip}, {"hsa", make_hsa}, {"host", make_host}};
+} kinds[] = {{"cuda", make_cuda}, {"hip", make_hip}, {"hsa", make_hsa}, {"ur", make_ur}, {"host", make_host}};
 
 struct List {
   std::mutex mutex;
@@ -62,7 +62,7 @@ std::unique_ptr<VendorDevice> make(std::string const& name) {
   for (auto const& [kind, make_one] : kinds) {
     if (name.starts_with(std::string(kind) + ":")) return make_one(index_of(name));
   }
-  throw Unavailable("there is no native device \"" + name + "\"; there are cuda, hip, hsa and host");
+  throw Unavailable("there is no native device \"" + name + "\"; there are cuda, hip, hsa, ur and host");
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ std::unique_ptr<VendorDevice> make_cuda(unsigned index);
 std::unique_ptr<VendorDevice> make_hip(unsigned index);
 std::unique_ptr<VendorDevice> make_host(unsigned index);
 std::unique_ptr<VendorDevice> make_hsa(unsigned index);
+std::unique_ptr<VendorDevice> make_ur(unsigned index);
 
 /// A device that locks and does nothing else.
 class LockingDevice : public VendorDevice {

@@ -6,6 +6,7 @@ from libcpp cimport bool
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
+from libcpp.vector cimport vector
 
 
 cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
@@ -78,6 +79,9 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
 
     cppclass VendorDevice(Locker):
         const string& name() noexcept
+        uintptr_t native_handle() except +raise_in_python
+        uintptr_t native_context() except +raise_in_python
+        vector[string] problems() except +raise_in_python
         uint64_t largest_lock() noexcept
         uint64_t allocate(uint64_t size, CMemoryKind kind, bool write_combined) except +raise_in_python
         void free(uint64_t ptr, CMemoryKind kind) except +raise_in_python

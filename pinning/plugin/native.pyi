@@ -25,6 +25,18 @@ class NativeDevice:
     @property
     def name(self) -> str: ...
     @property
+    def handle(self) -> int:
+        """The vendor's own handle of the device, such as a ``ur_device_handle_t``; 0 where there is none."""
+
+    @property
+    def context(self) -> int:
+        """The vendor's handle of the context in which it locks and allocates; 0 where there is none."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the vendor's installation although it works."""
+
+    @property
     def largest_lock(self) -> int:
         """Bytes that one `data_lock` can take."""
 

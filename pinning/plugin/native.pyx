@@ -3,11 +3,13 @@
 # cython: language_level=3
 """Vendors that are native: a thin face of <pinning/vendor.hpp>. The stub says what each method does."""
 
+from cpython.exc cimport PyErr_CheckSignals
 from cython.operator cimport dereference
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
+from libcpp.vector cimport vector
 
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin.locking import PinnedInfo
@@ -29,6 +31,27 @@ cdef class NativeDevice:
             self.vendor = &vendor_device(full)
 
     @property
+    def handle(self):
+        cdef uintptr_t handle
+        with nogil:
+            handle = self.vendor.native_handle()
+        return handle
+
+    @property
+    def context(self):
+        cdef uintptr_t context
+        with nogil:
+            context = self.vendor.native_context()
+        return context
+
+    @property
+    def problems(self):
+        cdef vector[string] problems
+        with nogil:
+            problems = self.vendor.problems()
+        return [problem.decode(errors="replace") for problem in problems]
+
+    @property
     def largest_lock(self):
         return self.vendor.largest_lock()
 
@@ -44,6 +67,12 @@ cdef class NativeDevice:
         wish.grain = Grain.fine if coherent else Grain.coarse
         with nogil:
             device_ptr = self.vendor.lock(ptr, size, wish)
+        try:
+            PyErr_CheckSignals()  # Ctrl-C struck meanwhile: nobody is told the pointer
+        except BaseException:
+            with nogil:
+                self.vendor.unlock(ptr)
+            raise
         return device_ptr
 
     def data_unlock(self, uint64_t ptr):

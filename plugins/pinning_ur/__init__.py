@@ -7,22 +7,18 @@ is up to them too, and a device whose adapter cannot lock host memory says so at
 
 from __future__ import annotations
 
-import os
-import sys
+import ctypes
 import threading
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import count
 
-from pinning.errors import PluginUnavailableError, VendorError
+from pinning.errors import PluginUnavailableError
 from pinning.plugin import Library
-from pinning_ur.device import UrDevice
-from pinning_ur.loader import SONAME, exports, initialise
-from pinning_ur.platforms import Found, find_platforms
-from pinning_ur.release import IMPORT, REGISTER
+from pinning_ur import release
+from pinning_ur.device import UrDevice, backend_name
+from pinning_ur.loader import SONAME, asked, call, exports, listed, load
 
 __all__ = ["UrDevice", "plugin"]
-
-_OPENCL_CPU = "libintelocl.so"
 
 
 class UrPlugin:
@@ -31,7 +27,6 @@ class UrPlugin:
     name = "ur"
 
     def __init__(self) -> None:
-        self._found: Found | None = None
         self._devices: list[UrDevice] = []
         self._mutex = threading.Lock()
 
@@ -66,59 +61,47 @@ class UrPlugin:
         PluginUnavailableError
             As `device_count`.
         """
-        self._all_devices()
-        assert self._found is not None
-        version = self._found.platforms[0].version()
-        return Library(SONAME, f"{version} ({', '.join(self._found.adapters)})")
+        first = self._all_devices()[0]
+        version = ctypes.c_uint32()
+        call("urPlatformGetApiVersion", first.platform, ctypes.byref(version))
+        return Library(SONAME, f"{version.value >> 16}.{version.value & 0xFFFF} ({', '.join(_adapters())})")
 
     def warnings(self) -> Sequence[str]:
         """What is wrong with this installation although it works. Raises as `device_count`."""
-        self._all_devices()
-        assert self._found is not None
-        warnings = list(self._found.problems)
-        if not exports(REGISTER) and any(platform.adapter == "Level Zero" for platform in self._found.platforms):
+        devices = self._all_devices()
+        warnings = devices[0].problems
+        if not exports(release.REGISTER) and any(device.adapter == "Level Zero" for device in devices):
             warnings.append(
-                f"this release of {SONAME} has no {REGISTER}, so memory is locked by {IMPORT}, which may do nothing "
-                "and say that all went well: pip install 'intel-cmplr-lib-ur>=2026.2'"
+                f"this release of {SONAME} has no {release.REGISTER}, so memory is locked by {release.IMPORT}, which "
+                "may do nothing and say that all went well: pip install 'intel-cmplr-lib-ur>=2026.2'"
             )
         return warnings
 
     def _all_devices(self) -> list[UrDevice]:
-        initialise()
+        load()
         if not self._devices:
-            found = _find()
-            places = [(platform, *device) for platform in found.platforms for device in platform.devices]
-            devices = [UrDevice(f"ur:{index}", *place) for index, place in enumerate(places)]
+            devices = _open_all()
             with self._mutex:
-                if not self._devices:  # else another thread was quicker
-                    self._found, self._devices = found, devices
+                self._devices = self._devices or devices  # another thread may have been quicker
         return self._devices
 
 
-def _find() -> Found:
-    try:
-        found = find_platforms()
-    except VendorError as error:
-        raise PluginUnavailableError(f"{SONAME} cannot list its adapters: {error}") from None
-    if found.platforms:
-        return found
-    if not found.adapters:
-        what = f"{SONAME} has loaded no adapter"
-        remedy = "UR_LOG_LOADER='level:info;output:stderr' shows which it looks for, and what each lacks"
-    else:
-        what = f"Unified Runtime finds no device through its adapters ({', '.join(found.adapters)})"
-        remedy = _how_to_get_a_device()
-    raise PluginUnavailableError("; ".join([what, *found.problems, remedy]))
+def _open_all() -> list[UrDevice]:
+    devices = [UrDevice("ur:0")]  # which says what is missing
+    for index in count(1):
+        try:
+            devices.append(UrDevice(f"ur:{index}"))
+        except PluginUnavailableError:
+            break
+    return devices
 
 
-def _how_to_get_a_device() -> str:
-    library = Path(sys.prefix) / "lib" / _OPENCL_CPU
-    if library.exists() and _OPENCL_CPU not in os.environ.get("OCL_ICD_FILENAMES", ""):
-        cpu = f"the CPU needs OCL_ICD_FILENAMES={library} in the environment"
-    else:
-        # Releases from 2026.2 on have no OpenCL adapter.
-        cpu = f"a CPU needs pip install intel-opencl-rt 'intel-cmplr-lib-ur<2026.2', and OCL_ICD_FILENAMES={library}"
-    return f"an Intel GPU needs its driver (Debian: libze1, intel-opencl-icd) and access to /dev/dri; {cpu}"
+def _adapters() -> list[str]:
+    backends = (
+        asked(ctypes.c_int, "urAdapterGetInfo", adapter, release.ADAPTER_INFO_BACKEND).value
+        for adapter in listed("urAdapterGet")
+    )
+    return [backend_name(backend) for backend in backends]
 
 
 plugin = UrPlugin()

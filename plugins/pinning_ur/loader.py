@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loader of Unified Runtime, libur_loader.so.0: found, initialised and called.
-
-It is never torn down. Other libraries of the process, SYCL's among them, share it, and what was locked through it may
-outlive any owner of ours. At exit it goes without a word.
-"""
+"""The loader of Unified Runtime, libur_loader.so.0: found, so that native code has it, and asked about devices."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pinning.errors import AlreadyPinnedError, PluginUnavailableError, VendorError
+from pinning.errors import PluginUnavailableError, VendorError
 from pinning_ur import release
 
 SONAME = "libur_loader.so.0"
@@ -24,33 +20,22 @@ INSTALL = "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-
 _Value = TypeVar("_Value")
 
 _functions: dict[str, Callable[..., int]] = {}
-_process = 0  # the one that called urLoaderInit
+_process = 0  # the one that loaded it
 
 
-def initialise() -> None:
-    """Load the loader and call ``urLoaderInit``, which may be repeated.
+def load() -> None:
+    """Load the loader. Native code finds it by its name then, and initialises it.
 
     Raises
     ------
     PluginUnavailableError
-        What is missing, and how to get it.
+        It is missing, and how to get it; or this process is a fork of one that uses Unified Runtime.
     """
     global _functions, _process
     refuse_fork()
-    if _process:
-        return
-    functions = release.declare(_load())
-    missing = [name for name in release.PROTOTYPES if name not in functions and name not in release.RECENT]
-    if missing:
-        raise PluginUnavailableError(f"{SONAME} is of a release without {missing[0]}: {INSTALL}")
-    _functions = functions
-    try:
-        call("urLoaderInit", 0, None)
-    except VendorError as error:
-        raise PluginUnavailableError(
-            f"{SONAME} does not start ({error}); UR_LOG_LOADER='level:info;output:stderr' makes it say why"
-        ) from None
-    _process = os.getpid()
+    if not _process:
+        _functions = release.declare(_load())
+        _process = os.getpid()
 
 
 def exports(function: str) -> bool:
@@ -59,12 +44,10 @@ def exports(function: str) -> bool:
 
 
 def call(function: str, *arguments: object) -> None:
-    """Call `function` without the GIL, as ctypes does.
+    """Call `function` of the loader, which a device has initialised, without the GIL, as ctypes does.
 
     Raises
     ------
-    AlreadyPinnedError
-        It says that someone else has some of the memory.
     VendorError
         Its result is not success.
     PluginUnavailableError
@@ -73,15 +56,7 @@ def call(function: str, *arguments: object) -> None:
     refuse_fork()
     code = _functions[function](*arguments)
     if code != 0:
-        kind = AlreadyPinnedError if code == release.OVERLAPPING_REGIONS else VendorError
-        raise kind(function, code, _result_name(code))
-
-
-def made(function: str, *arguments: object) -> int:
-    """The handle or address that `function` gives through its last argument."""
-    value = ctypes.c_void_p()
-    call(function, *arguments, ctypes.byref(value))
-    return value.value or 0
+        raise VendorError(function, code, _result_name(code))
 
 
 def listed(function: str, *arguments: object) -> list[int]:
@@ -103,10 +78,7 @@ def asked(kind: Callable[[], _Value], function: str, *arguments: object) -> _Val
 
 
 def refuse_fork() -> None:
-    """Raise PluginUnavailableError in a fork of the process that initialised the loader.
-
-    The header lets a fork initialise the loader anew, but the drivers below it keep threads, which no fork has.
-    """
+    """Raise PluginUnavailableError in a fork of the process that loaded it."""
     if _process not in (0, os.getpid()):
         raise PluginUnavailableError(
             f"process {os.getpid()} is a fork of process {_process}, which uses Unified Runtime, so that does not work "

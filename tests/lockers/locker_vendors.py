@@ -7,8 +7,9 @@ import ctypes
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
+from functools import cache
 
-from standins import libcuda, libhip, libhost, libhsa
+from standins import libcuda, libhip, libhost, libhsa, libur
 from standins.standin import Driver
 
 
@@ -17,7 +18,7 @@ class Vendor:
     """`register` and `unregister` call the driver as somebody else's code in this process does.
 
     `failure` is the code that calls fail with, and `named` what the vendor calls it. `unheard` are those calls whose
-    failure nobody need hear of.
+    failure nobody need hear of. `whole_pages`: the driver is asked to register the pages of a range.
     """
 
     device: str
@@ -28,6 +29,7 @@ class Vendor:
     register: Callable[[int, int], None] | None
     unregister: Callable[[int], None] | None
     unheard: frozenset[str] = frozenset()
+    whole_pages: bool = False
 
 
 def _ok(code: int) -> None:
@@ -67,6 +69,27 @@ def _hsa_unregister(ptr: int) -> None:
     _ok(ctypes.CDLL(libhsa.DRIVER.soname).hsa_amd_memory_unlock(c_void_p(ptr)))
 
 
+@cache
+def _ur_context() -> c_void_p:
+    ur = ctypes.CDLL(libur.DRIVER.soname)
+    _ok(ur.urLoaderInit(0, None))
+    adapter, platform, device, context = c_void_p(), c_void_p(), c_void_p(), c_void_p()
+    _ok(ur.urAdapterGet(1, byref(adapter), None))
+    _ok(ur.urPlatformGet(adapter, 1, byref(platform), None))
+    _ok(ur.urDeviceGetSelected(platform, 2, 1, byref(device), None))
+    _ok(ur.urContextCreate(1, byref(device), None, byref(context)))
+    return context
+
+
+def _ur_register(ptr: int, size: int) -> None:
+    ur = ctypes.CDLL(libur.DRIVER.soname)
+    _ok(ur.urUSMHostAllocRegisterExp(_ur_context(), c_void_p(ptr), c_size_t(size), None))
+
+
+def _ur_unregister(ptr: int) -> None:
+    _ok(ctypes.CDLL(libur.DRIVER.soname).urUSMHostAllocUnregisterExp(_ur_context(), c_void_p(ptr)))
+
+
 VENDORS = {
     "cuda": Vendor(
         "cuda:1",
@@ -97,6 +120,16 @@ VENDORS = {
         _hsa_register,
         _hsa_unregister,
         frozenset({"hsa_status_string"}),
+    ),
+    "ur": Vendor(
+        "ur:1",
+        libur.DRIVER,
+        "devices=2",
+        20,
+        "UR_RESULT_ERROR_DEVICE_LOST (20)",
+        _ur_register,
+        _ur_unregister,
+        whole_pages=True,
     ),
     "host": Vendor("host:0", libhost.DRIVER, "", 12, "ENOMEM (12)", None, None),
 }

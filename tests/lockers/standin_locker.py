@@ -18,7 +18,7 @@ from child_process import run_in_child
 from mapped_memory import PAGE, Memory
 from standins.standin import StandIn
 
-LOCKING = ("cuMemHostRegister", "hipHostRegister", "hsa_amd_memory_lock_to_pool", "mlock")
+LOCKING = ("cuMemHostRegister", "hipHostRegister", "hsa_amd_memory_lock_to_pool", "urUSMHostAllocRegisterExp", "mlock")
 
 
 def each_failure(
@@ -45,6 +45,8 @@ def each_failure(
 
 def held(vendor: Vendor, standin: StandIn, ptr: int, size: int) -> bool:
     """Whether the vendor has it; of mlock nobody can tell but the map."""
+    if vendor.whole_pages:
+        ptr, size = ptr & -PAGE, ((ptr + size - 1) & -PAGE) + PAGE - (ptr & -PAGE)
     return vendor.register is None or (ptr, size) in standin.registrations()
 
 

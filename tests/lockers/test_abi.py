@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from installed import ROOT
-from standins import libcuda, libhip, libhsa
+from standins import libcuda, libhip, libhsa, libur
 from standins.standin import Driver, MissingError
 
 PROGRAM = r"""
@@ -86,10 +86,21 @@ SAME(cuStreamWriteValue32, cuStreamWriteValue32_v2)
 SAME(cuStreamBatchMemOp, cuStreamBatchMemOp_v2)
 SAME(cuEventDestroy, cuEventDestroy_v2)
 """
+# A loader without the recent functions is good enough, so they stand apart.
+UR = r"""
+PINNING_UR_RECENT_FUNCTIONS(CHECK)
+static_assert(sizeof(ur_queue_properties_t) == sizeof(pinning::ur::Properties));
+static_assert(sizeof(ur_exp_usm_host_alloc_register_properties_t) == sizeof(pinning::ur::Properties));
+#define CHECK_FIELD(name)                                                                             \
+  static_assert(offsetof(ur_queue_properties_t, name) == offsetof(pinning::ur::Properties, name));     \
+  static_assert(offsetof(ur_exp_usm_host_alloc_register_properties_t, name) == offsetof(pinning::ur::Properties, name));
+CHECK_FIELD(stype) CHECK_FIELD(pNext) CHECK_FIELD(flags)
+"""
 VENDORS: dict[str, tuple[Driver, str, str]] = {
     "cuda": (libcuda.DRIVER, "#include <cuda.h>", CUDA),
     "hip": (libhip.DRIVER, "#include <hip/hip_runtime_api.h>", ""),
     "hsa": (libhsa.DRIVER, "#include <hsa/hsa.h>\n#include <hsa/hsa_ext_amd.h>", HSA),
+    "ur": (libur.DRIVER, "#include <unified-runtime/ur_api.h>\n#include <unified-runtime/ur_print.h>", UR),
 }
 
 
@@ -129,6 +140,8 @@ def test_what_is_called_is_what_the_header_declares(vendor: str, tmp_path: Path)
         ("hip", "hipHostRegisterMapped, 2", "hipHostRegisterMapped, 4"),
         ("hsa", "std::uint32_t global_flags;", "std::uint64_t global_flags;"),
         ("hsa", "hsa_amd_memory_unlock, int, void*", "hsa_amd_memory_unlock, int, Handle"),
+        ("ur", "urQueueFinish, int, void*", "urQueueFinish, int, int"),
+        ("ur", "UR_QUEUE_INFO_EMPTY, 6", "UR_QUEUE_INFO_EMPTY, 7"),
     ],
 )
 def test_a_wrong_declaration_is_noticed(vendor: str, right: str, wrong: str, tmp_path: Path) -> None:

@@ -22,6 +22,28 @@ from standins.standin import StandIn
 DEVICE = plugin.device(0)
 
 
+def test_the_context_is_made_once_however_many_threads_begin(standin: StandIn) -> None:
+    # First of all in this process: a context that is made stays.
+    memory = Memory(2)
+    standin.configure("delay=urContextCreate:60000")
+    threads = [
+        threading.Thread(target=DEVICE.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)
+        for i in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(standin.calls("urContextCreate")) < 2:
+        pass
+    standin.configure()
+    for thread in threads:
+        thread.join()
+    assert len(standin.calls("urContextRelease")) == 1
+    (context,) = {call.split()[1] for call in standin.calls("urUSMHostAllocRegisterExp")}
+    assert int(context, 16) == DEVICE.context
+    for i in (0, 1):
+        DEVICE.data_unlock(memory.ptr + i * PAGE)
+
+
 def test_devices_of_all_platforms_are_named_and_stay_the_same(standin: StandIn) -> None:
     assert plugin.name == "ur"
     assert plugin.device_count() == 3
@@ -63,47 +85,20 @@ def test_the_plugin_describes_itself(standin: StandIn) -> None:
     assert list(plugin.warnings()) == []
 
 
-def test_an_adapter_that_does_not_work_leaves_the_others(standin: StandIn) -> None:
-    other = UrPlugin()
-    standin.configure("fail=urDeviceGetInfo:3:20")
-    assert other.device_count() == 2
-    (warning,) = other.warnings()
-    assert "urDeviceGetInfo failed: UR_RESULT_ERROR_DEVICE_LOST (20)" in warning
-
-
 def test_a_platform_has_one_context_and_a_device_one_queue(standin: StandIn) -> None:
-    devices = [UrPlugin().device(0), *(other := UrPlugin(), [other.device(i) for i in range(3)])[1]]
     memory = Memory(1)
-    standin.configure()
-    for device in devices[1:]:
-        there = device.allocate(PAGE)
-        device.copy(there, memory.ptr, PAGE)
-        device.copy(there, memory.ptr, PAGE)
-        device.free(there)
-    assert [call.split()[1] for call in standin.calls("urContextCreate")] == ["2", "1"]
-    assert len(standin.calls("urQueueCreate")) == 3
-    assert devices[1].context == devices[2].context != devices[3].context
-
-
-def test_the_context_is_made_once_however_many_threads_begin(standin: StandIn) -> None:
-    device, memory = UrPlugin().device(0), Memory(2)
-    standin.configure("delay=urContextCreate:60000")
-    threads = [
-        threading.Thread(target=device.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)
-        for i in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    while len(standin.calls("urContextCreate")) < 2:
-        pass
-    standin.configure()
-    for thread in threads:
-        thread.join()
-    assert len(standin.calls("urContextRelease")) == 1
-    (context,) = {call.split()[1] for call in standin.calls("urUSMHostAllocRegisterExp")}
-    assert int(context, 16) == device.context
-    for i in (0, 1):
-        device.data_unlock(memory.ptr + i * PAGE)
+    for made in (range(4), [0]):  # at most: other tests may have made some
+        for device in (plugin.device(i) for i in range(3)):
+            there = device.allocate(PAGE)
+            device.copy(there, memory.ptr, PAGE)
+            device.copy(there, memory.ptr, PAGE)
+            device.free(there)
+        assert len(standin.calls("urContextCreate")) in made
+        assert len(standin.calls("urQueueCreate")) in made
+        standin.configure()
+    contexts = [plugin.device(i).context for i in range(3)]
+    assert contexts[0] == contexts[1] != contexts[2]
+    assert UrPlugin().device(0).context == contexts[0]
 
 
 @pytest.mark.parametrize("device", [plugin.device(0), plugin.device(2)], ids=["Level Zero", "OpenCL"])

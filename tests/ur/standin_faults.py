@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import pytest
 from failing import DEVICE_LOST, each_failure
 
 from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
-from pinning_ur import UrPlugin, plugin
+from pinning_ur import plugin
 from pinning_ur.loader import SONAME
 from standins.standin import StandIn
 
@@ -30,38 +33,48 @@ def handles() -> int:
     return count
 
 
-def test_an_adapter_that_fails_is_left_out_and_named(standin: StandIn) -> None:
-    found = []
+PROGRAM = """
+from pinning.errors import PluginUnavailableError
+from pinning_ur import plugin
+try:
+    print(plugin.device_count(), *plugin.warnings())
+except PluginUnavailableError as error:
+    print(0, error)
+"""
+
+
+def test_an_adapter_that_fails_is_left_out_and_named(standin: StandIn, tmp_path: Path) -> None:
+    found, log = [], tmp_path / "log"
     for n in count(1):
-        standin.configure(f"fail=*:{n}:{DEVICE_LOST}")
-        other = UrPlugin()
-        try:
-            devices, said = other.device_count(), "".join(other.warnings())
-        except PluginUnavailableError as error:
-            devices, said = 0, str(error)
-        found.append(devices)
-        calls = standin.calls()
+        log.write_text("")
+        configuration = f"devices=2;opencl;log={log};fail=*:{n}:{DEVICE_LOST}"
+        child = [sys.executable, "-P", "-c", PROGRAM]
+        done = subprocess.run(child, env={**os.environ, "STANDIN_UR": configuration}, capture_output=True, text=True)
+        devices, _, said = done.stdout.strip().partition(" ")
+        found.append(int(devices))
+        calls = log.read_text().splitlines()
         if n > len(calls):
             assert said == ""
             break
         assert f"{calls[n - 1].split()[0]} failed: UR_RESULT_ERROR_DEVICE_LOST (20)" in said
-    # The list of adapters, what Level Zero is asked, which has two devices, what OpenCL is asked, and all is well.
-    assert found == [0] * 2 + [1] * 7 + [2] * 6 + [3]
+    # The start and the list of adapters, what Level Zero is asked, which has two devices, what OpenCL is asked.
+    assert found == [0] * 3 + [1] * 5 + [2] * 5 + [3]
 
 
 def test_a_lock_fails_without_a_trace(standin: StandIn) -> None:
     memory, before = Memory(3), handles()
-    fresh = [UrPlugin().device(0) for _ in range(5)]
-    devices = iter(fresh)
-    failed = []
-    for call, outcome in each_failure(standin, lambda: next(devices).data_lock(memory.ptr + 8, PAGE, None)):
-        failed.append(call)
-        assert outcome
-        assert (outcome.call, outcome.code, outcome.name) == (call, DEVICE_LOST, "UR_RESULT_ERROR_DEVICE_LOST")
-        assert standin.registrations() == set()
-        assert handles() == before + len(failed) - 1  # the context of each device, where it could be made
-    assert failed == ["urContextCreate", INFO, INFO, REGISTER]
-    fresh[-1].data_unlock(memory.ptr + 8)
+    lock = lambda: DEVICE.data_lock(memory.ptr + 8, PAGE, None)  # noqa: E731
+    # At first there is no context yet; it is made once.
+    for calls in (["urContextCreate", INFO, REGISTER], [INFO, INFO, REGISTER]):
+        failed = []
+        for call, outcome in each_failure(standin, lock):
+            failed.append(call)
+            assert outcome
+            assert (outcome.call, outcome.code, outcome.name) == (call, DEVICE_LOST, "UR_RESULT_ERROR_DEVICE_LOST")
+            assert standin.registrations() == set()
+            assert handles() == before + (call != "urContextCreate")
+        assert failed == calls
+        DEVICE.data_unlock(memory.ptr + 8)
 
 
 def test_an_unlock_that_fails_leaves_the_lock(standin: StandIn) -> None:
@@ -124,16 +137,14 @@ def test_a_query_passes_on_every_failure(standin: StandIn) -> None:
 
 
 def test_a_copy_fails_without_a_trace(standin: StandIn) -> None:
-    device, memory = UrPlugin().device(0), Memory(1)
-    there = device.allocate(PAGE)
-    before = handles()
+    memory, there, before = Memory(1), DEVICE.allocate(PAGE), handles()
     failed = []
-    for call, outcome in each_failure(standin, lambda: device.copy(there, memory.ptr, PAGE)):
+    for call, outcome in each_failure(standin, lambda: DEVICE.copy(there, memory.ptr, PAGE)):
         failed.append(call)
         assert outcome
         assert handles() == before + (call != "urQueueCreate")
     assert failed == ["urQueueCreate", "urEnqueueUSMMemcpy"]
-    device.free(there)
+    DEVICE.free(there)
 
 
 def test_device_memory_that_cannot_be_had(standin: StandIn) -> None:

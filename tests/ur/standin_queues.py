@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 from failing import DEVICE_LOST, each_failure
+from usm import another_context, others_queue
 
 from holding import Buffer, Held, host_bytes
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryKind
-from pinning_ur import UrDevice, UrPlugin, plugin, release
-from pinning_ur.events import UrEvent
-from pinning_ur.loader import call, made
-from pinning_ur.queue import UrQueue
+from pinning.plugin.native import NativeEvent, NativeQueue
+from pinning_ur import UrDevice, plugin
 from standins.libur import live
 from standins.standin import StandIn
 
@@ -48,7 +47,7 @@ def a_queue_for_copies() -> None:
 
 
 @pytest.fixture
-def queue(standin: StandIn) -> Iterator[UrQueue]:
+def queue(standin: StandIn) -> Iterator[NativeQueue]:
     queue = FIRST.make_queue()
     yield queue
     queue.close()
@@ -84,7 +83,7 @@ def memory(standin: StandIn) -> Iterator[Allocations]:
 
 
 @pytest.mark.parametrize("there", [DEVICE, SHARED, HOST], ids=lambda kind: kind.value)
-def test_bytes_go_there_and_come_back(queue: UrQueue, memory: Allocations, there: MemoryKind) -> None:
+def test_bytes_go_there_and_come_back(queue: NativeQueue, memory: Allocations, there: MemoryKind) -> None:
     source, target, middle = memory(HOST, DATA), memory(HOST), memory(there)
     queue.copy(middle + 1, source + 1, 1000)
     queue.copy(target + 1, middle + 1, 1000)
@@ -92,7 +91,7 @@ def test_bytes_go_there_and_come_back(queue: UrQueue, memory: Allocations, there
     assert host_bytes(target, len(DATA)) == b"\0" + DATA[1:1001] + bytes(23)
 
 
-def test_pageable_memory_is_copied(queue: UrQueue, memory: Allocations) -> None:
+def test_pageable_memory_is_copied(queue: NativeQueue, memory: Allocations) -> None:
     source, target, there = Buffer(DATA), Buffer(bytes(len(DATA))), memory(DEVICE)
     queue.copy(there, source.ptr, len(DATA))
     queue.copy(target.ptr, there, len(DATA))
@@ -100,7 +99,7 @@ def test_pageable_memory_is_copied(queue: UrQueue, memory: Allocations) -> None:
     assert target.bytes_ == DATA
 
 
-def test_rows(queue: UrQueue, memory: Allocations) -> None:
+def test_rows(queue: NativeQueue, memory: Allocations) -> None:
     source, target, there = memory(HOST, DATA), memory(HOST), memory(DEVICE)
     queue.copy_2d(there, 16, source, 64, 10, 5)
     queue.copy_2d(target, 100, there, 16, 10, 5)
@@ -112,7 +111,7 @@ def test_rows(queue: UrQueue, memory: Allocations) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\x07", b"\x01\xfe", b"\x01\x02\x03\x7c", b"\x01\x02\x03\xfc"])
-def test_fills(queue: UrQueue, memory: Allocations, value: bytes) -> None:
+def test_fills(queue: NativeQueue, memory: Allocations, value: bytes) -> None:
     target, there = memory(HOST), memory(DEVICE)
     queue.fill(there, value, 100)
     queue.copy(target, there, 100 * len(value))
@@ -120,7 +119,7 @@ def test_fills(queue: UrQueue, memory: Allocations, value: bytes) -> None:
     assert host_bytes(target, 100 * len(value) + 1) == value * 100 + b"\0"
 
 
-def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: UrQueue, memory: Allocations) -> None:
+def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory(DEVICE, DATA), memory(HOST)
     queue.copy(target, source, 10)
     with Held(queue) as held:
@@ -134,7 +133,7 @@ def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: UrQue
     assert queue.done()
 
 
-def test_functions_are_called_without_the_gil(queue: UrQueue) -> None:
+def test_functions_are_called_without_the_gil(queue: NativeQueue) -> None:
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
     libc.pthread_mutex_lock(lock)
@@ -155,7 +154,7 @@ def test_a_device_that_calls_no_functions_says_so(standin: StandIn, device: UrDe
     assert standin.calls() == []
 
 
-def test_no_queue_waits_for_values(standin: StandIn, queue: UrQueue) -> None:
+def test_no_queue_waits_for_values(standin: StandIn, queue: NativeQueue) -> None:
     assert not queue.waits_for_values
     standin.configure()
     for act in (lambda: queue.wait_value(8, 1), lambda: queue.write_value(8, 1)):
@@ -167,7 +166,7 @@ def test_no_queue_waits_for_values(standin: StandIn, queue: UrQueue) -> None:
 # ---- events ----
 
 
-def test_an_event_is_reached_when_all_before_it_is_done(queue: UrQueue) -> None:
+def test_an_event_is_reached_when_all_before_it_is_done(queue: NativeQueue) -> None:
     before = queue.record()
     with Held(queue) as held:
         after = queue.record()
@@ -181,7 +180,7 @@ def test_an_event_is_reached_when_all_before_it_is_done(queue: UrQueue) -> None:
     assert before.seconds_since(before) == 0
 
 
-def test_the_time_of_what_is_not_reached_cannot_be_told(queue: UrQueue) -> None:
+def test_the_time_of_what_is_not_reached_cannot_be_told(queue: NativeQueue) -> None:
     before = queue.record()
     with Held(queue):
         after = queue.record()
@@ -190,7 +189,7 @@ def test_the_time_of_what_is_not_reached_cannot_be_told(queue: UrQueue) -> None:
 
 
 @pytest.mark.parametrize("gpu", [FIRST, SECOND], ids=lambda gpu: gpu.name)
-def test_a_queue_waits_for_an_event_of_another(queue: UrQueue, memory: Allocations, gpu: UrDevice) -> None:
+def test_a_queue_waits_for_an_event_of_another(queue: NativeQueue, memory: Allocations, gpu: UrDevice) -> None:
     source, target, other = memory(DEVICE, DATA), memory(HOST), gpu.make_queue()
     with Held(other) as held:
         queue.wait(other.record())
@@ -203,7 +202,7 @@ def test_a_queue_waits_for_an_event_of_another(queue: UrQueue, memory: Allocatio
     other.close()
 
 
-def test_python_runs_on_while_a_thread_waits(queue: UrQueue) -> None:
+def test_python_runs_on_while_a_thread_waits(queue: NativeQueue) -> None:
     with Held(queue) as held:
         waits: list[Callable[[], object]] = [queue.record().wait, queue.synchronize, FIRST.synchronize]
         threads = [threading.Thread(target=wait) for wait in waits]
@@ -215,7 +214,7 @@ def test_python_runs_on_while_a_thread_waits(queue: UrQueue) -> None:
             thread.join()
 
 
-def submit_all(queue: UrQueue, ptr: int, there: int) -> None:
+def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
     """Every kind of work."""
     queue.copy(there, ptr, 8)
     queue.copy_2d(there, 8, ptr, 8, 4, 2)
@@ -268,16 +267,17 @@ def test_a_closed_queue_says_so_and_the_runtime_is_not_asked(standin: StandIn, m
 
 
 def test_a_queue_of_another_kind_is_not_adopted(standin: StandIn) -> None:
-    for flags, context, device, match in (
-        (0, FIRST.context, SECOND, "is not one of ur:0: adopt it on its own device"),
-        (1, FIRST.context, FIRST, "out of order"),
-        (0, UrPlugin().device(0).context, FIRST, "in another context than the memory"),
-    ):
-        properties = release.Properties(14, None, flags)
-        handle = made("urQueueCreate", context, device.handle, ctypes.byref(properties))
-        with pytest.raises(PinningError, match=match):
-            FIRST.adopt_queue(handle)
-        call("urQueueRelease", handle)
+    with another_context(FIRST) as another:
+        for flags, context, device, match in (
+            (0, FIRST.context, SECOND, "is not one of ur:0: adopt it on its own device"),
+            (1, FIRST.context, FIRST, "out of order"),
+            (0, another, FIRST, "in another context than the memory"),
+        ):
+            with (
+                others_queue(device, context, flags) as handle,
+                pytest.raises(PinningError, match=match),
+            ):
+                FIRST.adopt_queue(handle)
     assert queues() == 0
 
 
@@ -299,8 +299,8 @@ def test_each_call_of_a_submission_fails_and_nothing_is_submitted(
     source, target, other = memory(HOST, DATA), memory(HOST), FIRST.make_queue()
     called: list[int] = []
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(called.append)
-    event, kept = other.record(), list[UrEvent]()
-    acts: dict[str, Callable[[UrQueue], object]] = {
+    event, kept = other.record(), list[NativeEvent]()
+    acts: dict[str, Callable[[NativeQueue], object]] = {
         "copy": lambda queue: queue.copy(target, source, 8),
         "copy_2d": lambda queue: queue.copy_2d(target, 8, source, 8, 8, 1),
         "fill": lambda queue: queue.fill(target, DATA[4:8], 2),
@@ -327,7 +327,7 @@ def test_each_call_of_a_submission_fails_and_nothing_is_submitted(
 
 
 def test_each_call_of_making_and_closing_fails(standin: StandIn) -> None:
-    made_here: list[UrQueue] = []
+    made_here: list[NativeQueue] = []
     failures = each_failure(standin, lambda: made_here.append(FIRST.make_queue()))
     assert [failing for failing, outcome in failures if outcome] == ["urDeviceGetInfo", "urQueueCreate"]
     assert queues() == 1
@@ -340,7 +340,7 @@ def test_each_call_of_making_and_closing_fails(standin: StandIn) -> None:
 
 
 @pytest.mark.parametrize("what", ["done", "wait", "synchronize", "queue done", "elapsed", "adopt"])
-def test_each_call_of_a_question_fails(standin: StandIn, queue: UrQueue, what: str) -> None:
+def test_each_call_of_a_question_fails(standin: StandIn, queue: NativeQueue, what: str) -> None:
     event = queue.record()
     queue.synchronize()
     acts: dict[str, Callable[[], object]] = {
@@ -399,7 +399,7 @@ def test_a_lost_gpu_ends_all_waits_and_leaves_nothing(standin: StandIn, memory: 
 # ---- the life of a process ----
 
 
-def test_a_forks_queues_do_nothing_and_say_so(standin: StandIn, queue: UrQueue, memory: Allocations) -> None:
+def test_a_forks_queues_do_nothing_and_say_so(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there, event = memory(HOST, DATA), memory(DEVICE), queue.record()
     event.wait()
     attempts: list[Callable[[], object]] = [

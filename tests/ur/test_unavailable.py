@@ -64,7 +64,7 @@ def test_a_library_of_another_kind(tmp_path: Path) -> None:
     source.write_text("")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "libur_loader.so.0", source], check=True)
     said = run(COUNT, {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
-    assert said.startswith("unavailable: libur_loader.so.0 is of a release without urLoaderInit")
+    assert said.startswith("unavailable: libur_loader.so.0 has no urLoaderInit: it is too old")
 
 
 def test_the_loader_is_found_where_pip_puts_it(standin_folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that someone else has of Unified Runtime, in a context of ours, and whether a page is locked."""
+"""What someone else has of Unified Runtime, and whether a page is locked."""
 
 from __future__ import annotations
 
@@ -36,6 +36,31 @@ def registered(device: UrDevice, ptr: int, size: int) -> Iterator[None]:
     _call("urUSMHostAllocRegisterExp", device.context, ptr, size, None)
     yield
     _call("urUSMHostAllocUnregisterExp", device.context, ptr)
+
+
+class QueueProperties(ctypes.Structure):
+    """``ur_queue_properties_t``."""
+
+    _fields_ = (("stype", ctypes.c_int), ("next", ctypes.c_void_p), ("flags", ctypes.c_uint32))
+
+
+@contextmanager
+def another_context(device: UrDevice) -> Iterator[int]:
+    """A context of one device."""
+    context = ctypes.c_void_p()
+    devices = (ctypes.c_void_p * 1)(device.handle)
+    _call("urContextCreate", 1, devices, None, ctypes.byref(context))
+    yield context.value or 0
+    _call("urContextRelease", context)
+
+
+@contextmanager
+def others_queue(device: UrDevice, context: int, flags: int) -> Iterator[int]:
+    """A queue with these ``ur_queue_flags_t``."""
+    queue, properties = ctypes.c_void_p(), QueueProperties(14, None, flags)
+    _call("urQueueCreate", context, device.handle, ctypes.byref(properties), ctypes.byref(queue))
+    yield queue.value or 0
+    _call("urQueueRelease", queue)
 
 
 def page_is_locked(ptr: int) -> bool:

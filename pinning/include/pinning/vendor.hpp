@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "errors.hpp"
 #include "locker.hpp"
@@ -108,6 +109,12 @@ class VendorDevice : public Locker {
  public:
   /// "cuda:0"
   virtual std::string const& name() const noexcept = 0;
+  /// The vendor's own handles of the device, such as an hsa_agent_t, and of the context in which it locks and allocates;
+  /// 0 where there is none.
+  virtual std::uintptr_t native_handle() { return 0; }
+  virtual std::uintptr_t native_context() { return 0; }
+  /// What is wrong with the vendor's installation although it works.
+  virtual std::vector<std::string> problems() { return {}; }
   /// Bytes that one `lock` can take.
   virtual std::uint64_t largest_lock() const noexcept { return ~std::uint64_t{0}; }
 

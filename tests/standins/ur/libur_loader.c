@@ -171,6 +171,15 @@ ur_result_t UR_APICALL urPlatformGet(ur_adapter_handle_t hAdapter, uint32_t NumE
     LIST(1u, &platforms[hAdapter->adapter + i], NumEntries, phPlatforms, pNumPlatforms);
 }
 
+ur_result_t UR_APICALL urPlatformGetInfo(ur_platform_handle_t hPlatform, ur_platform_info_t propName, size_t propSize,
+                                         void *pPropValue, size_t *pSizeRet) {
+    ENTER("%p %d", (void *)hPlatform, propName);
+    REQUIRE_HANDLE(hPlatform);
+    REQUIRE(propName == UR_PLATFORM_INFO_BACKEND, UR_RESULT_ERROR_INVALID_ENUMERATION);
+    ur_backend_t backend = hPlatform->adapter == OPENCL ? UR_BACKEND_OPENCL : UR_BACKEND_LEVEL_ZERO;
+    return tell(&backend, sizeof backend, propSize, pPropValue, pSizeRet);
+}
+
 ur_result_t UR_APICALL urPlatformGetApiVersion(ur_platform_handle_t hPlatform, ur_api_version_t *pVersion) {
     ENTER("%p", (void *)hPlatform);
     REQUIRE_HANDLE(hPlatform);
@@ -195,9 +204,11 @@ ur_result_t UR_APICALL urDeviceGetInfo(ur_device_handle_t hDevice, ur_device_inf
     char name[32];
     bool opencl = hDevice->adapter == OPENCL;
     ur_bool_t tasks = !opencl && !no_host_task;
+    ur_platform_handle_t platform = &platforms[hDevice->adapter];
     ur_device_usm_access_capability_flags_t usm = UR_DEVICE_USM_ACCESS_CAPABILITY_FLAG_ACCESS;
     switch ((int)propName) {
     case UR_DEVICE_INFO_NAME: break;
+    case UR_DEVICE_INFO_PLATFORM: return tell(&platform, sizeof platform, propSize, pPropValue, pPropSizeRet);
     case UR_DEVICE_INFO_USM_SINGLE_SHARED_SUPPORT: if (no_shared) usm = 0;  // fall through
     case UR_DEVICE_INFO_USM_HOST_SUPPORT:
     case UR_DEVICE_INFO_USM_DEVICE_SUPPORT: return tell(&usm, sizeof usm, propSize, pPropValue, pPropSizeRet);

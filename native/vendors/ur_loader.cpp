@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ur_loader.hpp"
+
+#include <dlfcn.h>
+
+namespace pinning::ur {
+
+Loader::Loader()
+    : library_({"libur_loader.so.0"}, "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt") {
+#define PINNING_GET(name, ...) library_.get(#name, this->name);
+  PINNING_UR_FUNCTIONS(PINNING_GET)
+#undef PINNING_GET
+#define PINNING_GET(name, ...) library_.get_if_there(#name, this->name);
+  PINNING_UR_RECENT_FUNCTIONS(PINNING_GET)
+#undef PINNING_GET
+  void (*only_before_2025_3)() = nullptr;
+  library_.get_if_there("urGetGlobalProcAddrTable", only_before_2025_3);
+  platforms_of_several_ = only_before_2025_3 != nullptr;
+  if (int const code = urLoaderInit(0, nullptr); code != 0) {
+    throw Unavailable("libur_loader.so.0 does not start (" + failed("urLoaderInit", code).text() +
+                      "); UR_LOG_LOADER='level:info;output:stderr' makes it say why");
+  }
+}
+
+Loader& Loader::get() {
+  static Loader& loader = *new Loader;
+  loader.started_.check();
+  return loader;
+}
+
+void Loader::check(char const* function, int code, std::string advice) const {
+  if (code == 0) return;
+  auto call = failed(function, code, std::move(advice));
+  if (code == UR_RESULT_ERROR_OVERLAPPING_REGIONS) throw VendorAlreadyPinned(std::move(call));
+  throw VendorError(std::move(call));
+}
+
+VendorCall Loader::failed(char const* function, int code, std::string advice) const {
+  char name[128] = "";
+  urPrintResult(code, name, sizeof name, nullptr);
+  return {function, code, name, std::move(advice)};
+}
+
+std::vector<void*> Loader::platforms(void* adapter) const {
+  if (!platforms_of_several_) return list("urPlatformGet", urPlatformGet, adapter);
+  auto* const of_several =
+      reinterpret_cast<int (*)(void**, std::uint32_t, std::uint32_t, void**, std::uint32_t*)>(urPlatformGet);
+  return list("urPlatformGet", of_several, &adapter, std::uint32_t{1});
+}
+
+std::string Loader::path() const {
+  Dl_info info{};
+  return dladdr(reinterpret_cast<void*>(urLoaderInit), &info) != 0 ? info.dli_fname : "";
+}
+
+}  // namespace pinning::ur

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ur_queue.hpp"
+
+#include <system_error>
+#include <thread>
+
+namespace pinning::ur {
+
+namespace {
+
+/// Released when this is destroyed.
+class Event : public VendorEvent {
+ public:
+  explicit Event(void* handle) : handle(handle) {}
+  ~Event() override {
+    try {
+      Loader::get().urEventRelease(handle);
+    } catch (Unavailable const&) {  // in a fork, where nobody has it
+    }
+  }
+
+  bool done() override {
+    Loader const& loader = Loader::get();
+    char const* const name = "urEventGetInfo";
+    int const status = loader.ask<int>(name, loader.urEventGetInfo, handle, UR_EVENT_INFO_COMMAND_EXECUTION_STATUS);
+    if (status == UR_EVENT_STATUS_COMPLETE) return true;
+    if (status == UR_EVENT_STATUS_RUNNING || status == UR_EVENT_STATUS_SUBMITTED || status == UR_EVENT_STATUS_QUEUED) {
+      return false;
+    }
+    wait();  // which says why
+    throw VendorError({name, status, "UR_EVENT_STATUS_ERROR", "work before this event has failed"});
+  }
+
+  void wait() override {
+    Loader const& loader = Loader::get();
+    loader.check("urEventWait", loader.urEventWait(1, &handle));
+  }
+
+  /// By the clock of the device. Fails where the queue of one of them does not keep the time
+  /// (UR_QUEUE_FLAG_PROFILING_ENABLE), as ours do.
+  double seconds_since(VendorEvent& earlier) override {
+    auto const after = static_cast<std::int64_t>(nanoseconds());
+    return static_cast<double>(after - static_cast<std::int64_t>(of_ours(earlier).nanoseconds())) / 1e9;
+  }
+
+  static Event& of_ours(VendorEvent& event) {
+    if (auto* const ours = dynamic_cast<Event*>(&event)) return *ours;
+    throw Unsupported("this event is of another vendor's queue: wait for it in a thread of your own");
+  }
+
+  void* const handle;
+
+ private:
+  std::uint64_t nanoseconds() const {
+    Loader const& loader = Loader::get();
+    return loader.ask<std::uint64_t>("urEventGetProfilingInfo", loader.urEventGetProfilingInfo, handle,
+                                     UR_PROFILING_INFO_COMMAND_END);
+  }
+};
+
+}  // namespace
+
+QueueHandle::User::User(QueueHandle& queue, char const* function) : queue_(queue) {
+  std::lock_guard const guard(queue.mutex_);
+  if (!queue.open_) {
+    throw Unsupported("this queue of " + queue.device_ + " is closed, so " + function +
+                      " cannot be called: make another");
+  }
+  ++queue.users_;
+}
+
+QueueHandle::User::~User() {
+  std::lock_guard const guard(queue_.mutex_);
+  if (--queue_.users_ == 0) queue_.unused_.notify_all();
+}
+
+void QueueHandle::close() {
+  Loader const& loader = Loader::get();
+  std::unique_lock guard(mutex_);
+  if (!open_) return;
+  open_ = false;
+  unused_.wait(guard, [&] { return users_ == 0; });
+  guard.unlock();
+  int const code = owned_ ? loader.urQueueRelease(handle) : 0;
+  if (code == 0) return;
+  guard.lock();
+  open_ = true;
+  guard.unlock();
+  loader.check("urQueueRelease", code);
+}
+
+/// Adapters may wait, in urQueueRelease, for all work of the queue. Then a thread has it.
+QueueHandle::~QueueHandle() {
+  if (!open_ || !owned_) return;
+  try {
+    Loader const& loader = Loader::get();
+    bool empty = false;
+    loader.urQueueGetInfo(handle, UR_QUEUE_INFO_EMPTY, sizeof empty, &empty, nullptr);
+    if (empty) {
+      loader.urQueueRelease(handle);
+    } else {
+      std::thread([&loader, queue = handle] { loader.urQueueRelease(queue); }).detach();
+    }
+  } catch (Unavailable const&) {  // in a fork, where nobody has it
+  } catch (std::system_error const&) {  // there is no thread to be had: it stays
+  }
+}
+
+template <class Function, class... Arguments>
+void Queue::submit(char const* name, Function* function, Arguments... arguments) {
+  Loader const& loader = Loader::get();
+  queue_->use(name, [&] { loader.check(name, function(queue_->handle, arguments..., 0, nullptr, nullptr)); });
+}
+
+void Queue::copy(Address dst, Address src, std::uint64_t size) {
+  submit("urEnqueueUSMMemcpy", Loader::get().urEnqueueUSMMemcpy, false, pointer(dst), pointer(src), size);
+}
+
+void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
+                    std::uint64_t height) {
+  submit("urEnqueueUSMMemcpy2D", Loader::get().urEnqueueUSMMemcpy2D, false, pointer(dst), dst_pitch, pointer(src),
+         src_pitch, width, height);
+}
+
+void Queue::fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) {
+  submit("urEnqueueUSMFill", Loader::get().urEnqueueUSMFill, pointer(ptr), bytes, &value, bytes * count);
+}
+
+void Queue::call(void (*function)(void*), void* argument) {
+  if (!calls_) {
+    throw Unsupported("queues of " + device_ +
+                      " cannot call functions of the host (urEnqueueHostTaskExp), nor wait for the events of other "
+                      "vendors: wait for an event in a thread of your own, and go on there");
+  }
+  submit("urEnqueueHostTaskExp", Loader::get().urEnqueueHostTaskExp, function, argument, nullptr);
+}
+
+void Queue::wait_value(Address, std::uint32_t) { refuse_values(); }
+
+void Queue::write_value(Address, std::uint32_t) { refuse_values(); }
+
+void Queue::refuse_values() const {
+  throw Unsupported("queues of " + device_ +
+                    " cannot wait for values in memory, nor write them, because Unified Runtime has no such call: use "
+                    "events");
+}
+
+std::unique_ptr<VendorEvent> Queue::record() {
+  Loader const& loader = Loader::get();
+  void* event = nullptr;
+  queue_->use("urEnqueueEventsWait", [&] {
+    loader.check("urEnqueueEventsWait", loader.urEnqueueEventsWait(queue_->handle, 0, nullptr, &event));
+  });
+  return std::make_unique<Event>(event);
+}
+
+void Queue::wait(VendorEvent& event) {
+  Loader const& loader = Loader::get();
+  void* const awaited = Event::of_ours(event).handle;
+  char const* const name = "urEnqueueEventsWaitWithBarrier";
+  queue_->use(name, [&] {
+    loader.check(name, loader.urEnqueueEventsWaitWithBarrier(queue_->handle, 1, &awaited, nullptr));
+  });
+}
+
+bool Queue::done() {
+  Loader const& loader = Loader::get();
+  bool empty = false;
+  queue_->use("urQueueGetInfo", [&] {
+    empty = loader.ask<bool>("urQueueGetInfo", loader.urQueueGetInfo, queue_->handle, UR_QUEUE_INFO_EMPTY);
+  });
+  return empty;
+}
+
+void Queue::synchronize() {
+  Loader const& loader = Loader::get();
+  queue_->use("urQueueFinish", [&] { loader.check("urQueueFinish", loader.urQueueFinish(queue_->handle)); });
+}
+
+}  // namespace pinning::ur

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// In-order queues of Unified Runtime, and events in them.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <pinning/vendor.hpp>
+
+#include "ur_loader.hpp"
+
+namespace pinning::ur {
+
+/// A ur_queue_handle_t, which the loader crashes on once it is given back: so nobody uses it then.
+class QueueHandle {
+ public:
+  /// `device` is its device's name, for errors.
+  QueueHandle(void* handle, std::string const& device, bool owned) : handle(handle), device_(device), owned_(owned) {}
+  /// Gives back one of ours. Does not block: what the queue has to do is still done.
+  ~QueueHandle();
+
+  /// Runs `use` while it is open; else throws Unsupported, which says that `function` cannot be called.
+  template <class Use>
+  void use(char const* function, Use&& use) {
+    User const user(*this, function);
+    use();
+  }
+
+  /// Once nobody uses it. After an error it is still open.
+  void close();
+
+  void* const handle;
+
+ private:
+  class User {
+   public:
+    User(QueueHandle& queue, char const* function);
+    ~User();
+
+   private:
+    QueueHandle& queue_;
+  };
+
+  std::string const& device_;
+  bool const owned_;
+  std::mutex mutex_;
+  std::condition_variable unused_;
+  unsigned users_ = 0;
+  bool open_ = true;
+};
+
+class Queue : public VendorQueue {
+ public:
+  /// `calls`: whether it can call functions of the host, which few adapters can.
+  Queue(std::shared_ptr<QueueHandle> queue, std::string const& device, bool calls)
+      : queue_(std::move(queue)), device_(device), calls_(calls) {}
+
+  std::uintptr_t handle() const noexcept override { return reinterpret_cast<std::uintptr_t>(queue_->handle); }
+  void copy(Address dst, Address src, std::uint64_t size) override;
+  void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
+               std::uint64_t height) override;
+  void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
+  /// The function may make no call of Unified Runtime.
+  void call(void (*function)(void*), void* argument) override;
+  bool waits_for_values() const noexcept override { return false; }
+  void wait_value(Address address, std::uint32_t value) override;
+  void write_value(Address address, std::uint32_t value) override;
+  std::unique_ptr<VendorEvent> record() override;
+  /// For an event of any queue of the platform.
+  void wait(VendorEvent& event) override;
+  /// Work that failed leaves it empty too; only events tell of that.
+  bool done() override;
+  void synchronize() override;
+  void close() override { queue_->close(); }
+
+ private:
+  template <class Function, class... Arguments>
+  void submit(char const* name, Function* function, Arguments... arguments);
+  [[noreturn]] void refuse_values() const;
+
+  std::shared_ptr<QueueHandle> queue_;
+  std::string const& device_;
+  bool const calls_;
+};
+
+}  // namespace pinning::ur
