@@ -15,18 +15,12 @@ using namespace cuda;
 
 std::string range(Address ptr, std::uint64_t size) { return describe(ptr, size) + " cannot be locked: "; }
 
-std::string hex(Address ptr) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(ptr));
-  return text;
-}
-
 /// Whether the range lies, in whole or in part, in a mapping that may not be written. Throws InvalidRange where some of
 /// it is not mapped, or is of the one kind that the driver never returns from.
 bool needs_read_only(Address ptr, std::uint64_t size) {
   auto const found = mappings(ptr, size);
   if (auto const hole = gap(ptr, size, found)) {
-    throw InvalidRange(range(ptr, size) + "there is no memory at " + hex(*hole));
+    throw InvalidRange(range(ptr, size) + "there is no memory at " + describe(*hole));
   }
   bool writable = true;
   for (auto const& mapping : found) {
@@ -43,10 +37,10 @@ bool needs_read_only(Address ptr, std::uint64_t size) {
 /// Why the driver may have called the range invalid, and the way out; empty when nothing is known.
 std::string advice(Address ptr, std::uint64_t size, Wish wish, unsigned flags) {
   auto const found = mappings(ptr, size);
-  if (auto const hole = gap(ptr, size, found)) return "there is no memory at " + hex(*hole);
+  if (auto const hole = gap(ptr, size, found)) return "there is no memory at " + describe(*hole);
   for (auto const& mapping : found) {
     if (!mapping.writable && (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) {
-      return "the memory at " + hex(mapping.start) + " is mapped read only, " +
+      return "the memory at " + describe(mapping.start) + " is mapped read only, " +
              (wish.access == Access::writable ? "not writable as was said: say read_only=True, and if the GPU does not "
                                                 "support that, map it writable"
                                               : "which this GPU does not support: map it writable");
@@ -190,7 +184,7 @@ class CudaDevice : public VendorDevice {
       driver_.check("cuCtxGetDevice", driver_.cuCtxGetDevice(&device));
     }
     if (device != device_) {
-      throw Unsupported("stream " + hex(handle) + " is on cuda:" + std::to_string(device) + ", not on " + name_ +
+      throw Unsupported("stream " + describe(handle) + " is on cuda:" + std::to_string(device) + ", not on " + name_ +
                         ": adopt it there");
     }
     bool const foreign = where != context();

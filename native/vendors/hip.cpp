@@ -1,175 +1,247 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMD GPUs, by the HIP runtime. The rules are those of Python's plugin pinning_hip.
-#include <cstdlib>
+// AMD GPUs, by the HIP runtime.
+#include <atomic>
 
-#include "hip_abi.hpp"
-#include "library.hpp"
 #include "devices.hpp"
+#include "hip_queue.hpp"
 
 namespace pinning {
 
 namespace {
 
-#define PINNING_ENUMERATOR(name, value) name = value,
-enum { PINNING_HIP_CONSTANTS(PINNING_ENUMERATOR) };
-#undef PINNING_ENUMERATOR
-
-std::string rocm() {
-  char const* const path = std::getenv("ROCM_PATH");
-  return path != nullptr && *path != '\0' ? path : "/opt/rocm";
-}
-
-class Runtime : public hip::Functions {
- public:
-  Runtime()
-      : library_({"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
-                  rocm() + "/lib/libamdhip64.so"},
-                 "install the HIP runtime of ROCm, and put its folder on LD_LIBRARY_PATH or say in ROCM_PATH where "
-                 "ROCm is") {
-#define PINNING_GET(name, ...) library_.get(#name, this->name);
-    PINNING_HIP_FUNCTIONS(PINNING_GET)
-#undef PINNING_GET
-    int code = hipInit(0);
-    if (code == 0) code = hipGetDeviceCount(&count);
-    if (code != 0) {
-      throw Unavailable("the HIP runtime finds no AMD GPU: " + failed("hipGetDeviceCount", code).text() +
-                        "; see whether there is a /dev/kfd that this user may open, and compare `rocminfo` with the "
-                        "variables HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES");
-    }
-  }
-
-  /// Loaded and started once; again after each failure.
-  static Runtime& get() {
-    static Runtime& runtime = *new Runtime;  // not destroyed: programs lock until the end
-    runtime.started_.check();
-    return runtime;
-  }
-
-  void check(char const* function, int code) const {
-    if (code != 0) throw VendorError(failed(function, code));
-  }
-
-  VendorCall failed(char const* function, int code, std::string advice = "") const {
-    hipGetLastError();  // each thread's last error stays until someone asks for it, and others ask after their kernels
-    char const* const name = hipGetErrorName(code);
-    return {function, code, name != nullptr ? name : "unknown", std::move(advice)};
-  }
-
-  int count = 0;
-
- private:
-  Library library_;
-  Started started_{"HIP"};
-};
-
-/// The device current in this thread, and afterwards whichever was before.
-class Current {
- public:
-  Current(Runtime const& runtime, int index) : runtime_(runtime), index_(index) {
-    runtime_.check("hipGetDevice", runtime_.hipGetDevice(&before_));
-    if (before_ != index_) runtime_.check("hipSetDevice", runtime_.hipSetDevice(index_));
-  }
-  ~Current() {  // that it fails must not undo what was done here
-    if (before_ != index_ && runtime_.hipSetDevice(before_) != 0) runtime_.hipGetLastError();
-  }
-  Current(Current const&) = delete;
-
- private:
-  Runtime const& runtime_;
-  int const index_;
-  int before_ = 0;
-};
+using namespace hip;
 
 constexpr char advice[] =
-    "is all of it mapped, and writable? HIP has no read-only registration: map a file private and writable";
+    "is all of it mapped, and writable? HIP has no read-only registration: map a file private and writable "
+    "(mmap.ACCESS_COPY, numpy's mode 'c')";
 
-class HipDevice : public LockingDevice {
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+class HipDevice : public VendorDevice {
  public:
   explicit HipDevice(unsigned index)
-      : LockingDevice("hip:" + std::to_string(index)), index_(static_cast<int>(index)) {
-    int const count = Runtime::get().count;
+      : name_("hip:" + std::to_string(index)),
+        runtime_(Runtime::get()),
+        index_(index),
+        spare_events_(std::make_shared<SpareEvents>(runtime_, index)) {
+    int const count = runtime_.count;
     if (index >= static_cast<unsigned>(count)) {
-      throw Unavailable("there is no hip:" + std::to_string(index) + ": this process sees " + std::to_string(count) +
-                        ", from hip:0 on");
+      throw Unavailable("there is no " + name_ + ": this process sees " + std::to_string(count) + ", from hip:0 on");
     }
   }
 
+  std::string const& name() const noexcept override { return name_; }
+
+  // ---- locking ----
+
   /// Older releases of the runtime take a range that is registered already and then lose track of it, so both its ends
-  /// are looked up first.
+  /// are looked up first. A pinned range in the midst of it, which reaches neither end, only newer ones refuse.
   Address lock(Address ptr, std::uint64_t size, Wish wish) override {
-    Runtime const& runtime = Runtime::get();
-    Current const current(runtime, index_);
+    auto const current = here();
     char const* const function = "hipHostRegister";
-    if (look_up(runtime, ptr) || look_up(runtime, ptr + (size - 1))) {
-      throw VendorAlreadyPinned(runtime.failed(function, hipErrorHostMemoryAlreadyRegistered));
+    for (Address const end : {ptr, ptr + (size - 1)}) {
+      if (!look_up(end)) continue;
+      throw VendorAlreadyPinned(
+          runtime_.failed(function, hipErrorHostMemoryAlreadyRegistered, describe(end) + " is pinned"));
     }
     unsigned const flags = hipHostRegisterPortable | hipHostRegisterMapped |
                            (wish.grain == Grain::coarse ? hipExtHostRegisterCoarseGrained : 0);
-    auto* const host = reinterpret_cast<void*>(ptr);
-    if (int const code = runtime.hipHostRegister(host, size, flags); code != 0) {
-      auto call = runtime.failed(function, code, code == hipErrorInvalidValue ? advice : "");
+    if (int const code = runtime_.hipHostRegister(pointer(ptr), size, flags); code != 0) {
+      auto call = runtime_.failed(function, code, code == hipErrorInvalidValue ? advice : "");
       if (code == hipErrorHostMemoryAlreadyRegistered) throw VendorAlreadyPinned(std::move(call));
       throw VendorError(std::move(call));
     }
     void* device_ptr = nullptr;
-    if (int const code = runtime.hipHostGetDevicePointer(&device_ptr, host, 0); code != 0) {
-      auto call = runtime.failed("hipHostGetDevicePointer", code);
-      if (runtime.hipHostUnregister(host) != 0) runtime.hipGetLastError();
+    if (int const code = runtime_.hipHostGetDevicePointer(&device_ptr, pointer(ptr), 0); code != 0) {
+      auto call = runtime_.failed("hipHostGetDevicePointer", code);
+      runtime_.check("hipHostUnregister", runtime_.hipHostUnregister(pointer(ptr)));  // else it is still locked
       throw VendorError(std::move(call));
     }
     return reinterpret_cast<Address>(device_ptr);
   }
 
   void unlock(Address ptr) override {
-    Runtime const& runtime = Runtime::get();
-    Current const current(runtime, index_);
-    runtime.check("hipHostUnregister", runtime.hipHostUnregister(reinterpret_cast<void*>(ptr)));
+    auto const current = here();
+    runtime_.check("hipHostUnregister", runtime_.hipHostUnregister(pointer(ptr)));
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {
-    Runtime const& runtime = Runtime::get();
-    Current const current(runtime, index_);
-    return look_up(runtime, ptr);
+    auto const current = here();
+    return look_up(ptr);
   }
 
   Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
 
- private:
-  /// With the device current. Memory that was locked through HSA alone, below HIP, the runtime does not know.
-  static std::optional<Pinned> look_up(Runtime const& runtime, Address ptr) {
-    Address host, managed, base;
-    if (!attribute(runtime, HIP_POINTER_ATTRIBUTE_HOST_POINTER, ptr, host) || host != ptr) return std::nullopt;
-    if (!attribute(runtime, HIP_POINTER_ATTRIBUTE_IS_MANAGED, ptr, managed) || managed != 0) return std::nullopt;
-    if (!attribute(runtime, HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr, base)) return std::nullopt;
-    // Each tells but one truth: of registered memory this gives no base, and RANGE_SIZE has only 32 bits.
-    void *ignored, *device_ptr;
-    std::size_t size;
-    auto* const address = reinterpret_cast<void*>(ptr);
-    if (!knows(runtime, "hipMemGetAddressRange", runtime.hipMemGetAddressRange(&ignored, &size, address))) {
-      return std::nullopt;
+  // ---- memory ----
+
+  /// Host memory is pinned for every GPU, and its device address is the host's.
+  Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
+    if (write_combined) throw Unsupported(name_ + " has no write-combined memory; allocate it without");
+    auto const current = here();
+    void* ptr = nullptr;
+    switch (kind) {
+      case MemoryKind::host:
+        runtime_.check("hipHostMalloc",
+                       runtime_.hipHostMalloc(&ptr, size, hipHostMallocPortable | hipHostMallocMapped));
+        break;
+      case MemoryKind::device: runtime_.check("hipMalloc", runtime_.hipMalloc(&ptr, size)); break;
+      case MemoryKind::shared:
+        runtime_.check("hipMallocManaged", runtime_.hipMallocManaged(&ptr, size, hipMemAttachGlobal));
+        break;
     }
-    int const code = runtime.hipHostGetDevicePointer(&device_ptr, reinterpret_cast<void*>(base), 0);
-    if (!knows(runtime, "hipHostGetDevicePointer", code)) return std::nullopt;
-    return Pinned{base, size, reinterpret_cast<Address>(device_ptr)};
+    return reinterpret_cast<Address>(ptr);
   }
 
-  static bool attribute(Runtime const& runtime, int name, Address ptr, Address& value) {
+  /// The runtime waits until all work of the GPU is done.
+  void free(Address ptr, MemoryKind kind) override {
+    auto const current = here();
+    if (kind == MemoryKind::host) {
+      runtime_.check("hipHostFree", runtime_.hipHostFree(pointer(ptr)));
+    } else {
+      runtime_.check("hipFree", runtime_.hipFree(pointer(ptr)));
+    }
+  }
+
+  /// hipPointerGetAttributes would say more at once, but its hipMemoryType has other numbers in HIP 5 than in HIP 6.
+  std::optional<MemoryInfo> memory_info(Address ptr) override {
+    auto const current = here();
+    auto const size = size_around(ptr);
+    if (!size) return std::nullopt;
+    // Of registered memory the host's address, which hipMemGetAddressRange keeps silent.
+    Address base, managed, host = 0, device = 0;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr, base)) return std::nullopt;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_IS_MANAGED, ptr, managed)) return std::nullopt;
+    if (managed == 0) {
+      int const code = runtime_.hipPointerGetAttribute(&host, HIP_POINTER_ATTRIBUTE_HOST_POINTER, pointer(ptr));
+      if (code == hipErrorInvalidValue) {  // the host cannot reach it
+        runtime_.forget_error();
+        host = 0;
+      } else if (!knows("hipPointerGetAttribute", code)) {
+        return std::nullopt;
+      }
+      if (host != 0) return MemoryInfo{MemoryKind::host, base, *size, -1};
+    }
+    if (!attribute(HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr, device)) return std::nullopt;
+    auto const kind = managed != 0 ? MemoryKind::shared : MemoryKind::device;
+    return MemoryInfo{kind, base, *size, static_cast<int>(device)};
+  }
+
+  /// The runtime refuses a host range that begins in a lock and reaches past its end.
+  void copy(Address dst, Address src, std::uint64_t size) override {
+    auto const current = here();
+    runtime_.check("hipMemcpy", runtime_.hipMemcpy(pointer(dst), pointer(src), size, hipMemcpyDefault));
+  }
+
+  void synchronize() override {
+    auto const current = here();
+    runtime_.check("hipDeviceSynchronize", runtime_.hipDeviceSynchronize());
+  }
+
+  // ---- queues ----
+
+  std::unique_ptr<VendorQueue> make_queue() override {
+    runtime_.started().check();
+    return std::make_unique<Queue>(runtime_, index_, spare_events_, waits_for_values());
+  }
+
+  /// The stream of a hipStream_t, which its owner keeps alive. 0 is this GPU's default stream, 2 the calling thread's.
+  std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
+    runtime_.started().check();
+    auto adopted = std::make_unique<Queue>(runtime_, index_, spare_events_, waits_for_values(), handle);
+    try {
+      adopted->record();  // no release before 5.6 can be asked for the device of a stream
+    } catch (VendorError const& error) {
+      if (error.call.function != "hipEventRecord" || error.call.code != hipErrorInvalidHandle) throw;
+      throw Unsupported("stream " + describe(handle) + " is not on " + name_ + ": adopt it on its own device");
+    }
+    return adopted;
+  }
+
+ private:
+  enum class Found : std::uint8_t { unknown, no, yes };
+
+  Current here() const {
+    runtime_.started().check();
+    return Current(runtime_, index_);
+  }
+
+  /// With the device current. Memory that was locked through HSA alone, below HIP, the runtime does not know.
+  std::optional<Pinned> look_up(Address ptr) const {
+    Address host, managed, base;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_HOST_POINTER, ptr, host) || host != ptr) return std::nullopt;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_IS_MANAGED, ptr, managed) || managed != 0) return std::nullopt;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr, base)) return std::nullopt;
+    auto const size = size_around(ptr);
+    if (!size) return std::nullopt;
+    void* device_ptr = nullptr;
+    int const code = runtime_.hipHostGetDevicePointer(&device_ptr, pointer(base), 0);
+    if (!knows("hipHostGetDevicePointer", code)) return std::nullopt;
+    return Pinned{base, *size, reinterpret_cast<Address>(device_ptr)};
+  }
+
+  /// Each tells but one truth: of registered memory this gives no base, and HIP_POINTER_ATTRIBUTE_RANGE_SIZE has only 32
+  /// bits.
+  std::optional<std::uint64_t> size_around(Address ptr) const {
+    void* ignored = nullptr;
+    std::size_t size = 0;
+    int const code = runtime_.hipMemGetAddressRange(&ignored, &size, pointer(ptr));
+    if (!knows("hipMemGetAddressRange", code)) return std::nullopt;
+    return size;
+  }
+
+  bool attribute(int name, Address ptr, Address& value) const {
     value = 0;  // a bool fills only its first byte
-    int const code = runtime.hipPointerGetAttribute(&value, name, reinterpret_cast<void*>(ptr));
-    return knows(runtime, "hipPointerGetAttribute", code);
+    return knows("hipPointerGetAttribute", runtime_.hipPointerGetAttribute(&value, name, pointer(ptr)));
   }
 
-  /// False for what releases say of a pointer that is not theirs.
-  static bool knows(Runtime const& runtime, char const* function, int code) {
+  /// False for what releases say of a pointer that is not theirs, or not any more since the question before.
+  bool knows(char const* function, int code) const {
     if (code != hipErrorInvalidValue && code != hipErrorInvalidDevicePointer && code != hipErrorNotFound) {
-      runtime.check(function, code);
+      runtime_.check(function, code);
       return true;
     }
-    runtime.hipGetLastError();
+    runtime_.forget_error();
     return false;
   }
 
-  int const index_;
+  bool waits_for_values() {
+    if (waits_ == Found::unknown) waits_ = try_waiting() ? Found::yes : Found::no;
+    return waits_ == Found::yes;
+  }
+
+  /// Whether streams of the device can wait for a word of any host memory: tried, on a stream of its own. The attribute is
+  /// not enough. Old releases, and new ones with GPU_STREAMOPS_CP_WAIT=1, take only words of "signal memory", and say so
+  /// when they are asked to wait.
+  bool try_waiting() {
+    int can = 0;
+    auto const index = static_cast<int>(index_);
+    runtime_.check("hipDeviceGetAttribute",
+                   runtime_.hipDeviceGetAttribute(&can, hipDeviceAttributeCanUseStreamWaitValue, index));
+    if (can == 0) return false;
+    Address const word = allocate(4, MemoryKind::host, false);
+    bool waits = true;
+    try {
+      Queue queue(runtime_, index_, spare_events_, true);
+      queue.wait_value(word, 0);  // which it has reached, whatever it is
+      queue.write_value(word, 0);
+      queue.synchronize();
+      queue.close();
+    } catch (VendorError const& error) {
+      if (error.call.code != hipErrorInvalidValue && error.call.code != hipErrorNotSupported) {
+        free(word, MemoryKind::host);
+        throw;
+      }
+      waits = false;
+    }
+    free(word, MemoryKind::host);
+    return waits;
+  }
+
+  std::string const name_;
+  Runtime const& runtime_;
+  Where const index_;
+  std::shared_ptr<SpareEvents> const spare_events_;
+  std::atomic<Found> waits_ = Found::unknown;
 };
 
 }  // namespace

@@ -44,7 +44,7 @@ class HipPlugin:
         if not 0 <= index < count:
             raise PluginUnavailableError(f"there is no hip:{index}: this process sees {count}, from hip:0 on")
         if index not in self._devices:
-            self._devices.setdefault(index, HipDevice(index))
+            self._devices.setdefault(index, HipDevice(f"hip:{index}", index))
         return self._devices[index]
 
     def library(self) -> Library:
@@ -60,7 +60,7 @@ class HipPlugin:
         return Library(LIBRARY, f"{version // 10_000_000}.{version // 100_000 % 100}.{version % 100_000}")
 
     def warnings(self) -> Sequence[str]:
-        """That hip-python is of a release that stops all threads, or hip-python-interop is installed, if so."""
+        """That hip-python-interop is installed, if so."""
         return installation.warnings()
 
 

@@ -9,18 +9,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pinning.errors import AlreadyPinnedError, PluginUnavailableError, VendorError
+from pinning.errors import PluginUnavailableError, VendorError
 
 LIBRARY = "libamdhip64.so"  # as hip-python loads it: without a version
 
-INVALID_VALUE = 1
-INVALID_DEVICE_POINTER = 17
-INVALID_HANDLE = 400
-NOT_FOUND = 500
-NOT_READY = 600
 PEER_ACCESS_ALREADY_ENABLED = 704
-ALREADY_REGISTERED = 712
-NOT_SUPPORTED = 801
 
 _KFD = Path("/dev/kfd")
 
@@ -70,9 +63,7 @@ def initialise() -> int:
 def call(function: str, *arguments: object) -> tuple[Any, ...]:
     """Call the runtime's `function` and return what it gives besides its code.
 
-    From release 10 on the bindings release the GIL for as long as the runtime takes: each function of theirs is a
-    ``with nogil:`` block around the C call (rocm/bindings/hip.pyx of rocm-bindings-hip). Earlier ones keep it, of which
-    `HipPlugin.warnings` tells.
+    It is for what is quick: before release 10 the bindings keep the GIL for as long as the runtime takes.
 
     Raises
     ------
@@ -98,8 +89,7 @@ def call(function: str, *arguments: object) -> tuple[Any, ...]:
         raise VendorError(function, int(unknown), "unknown to hip-python", "install its latest release") from None
     if code != 0:
         _forget_error()
-        kind = AlreadyPinnedError if code == ALREADY_REGISTERED else VendorError
-        raise kind(function, int(code), code.name)
+        raise VendorError(function, int(code), code.name)
     return tuple(results)
 
 

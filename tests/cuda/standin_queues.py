@@ -187,9 +187,7 @@ def test_functions_are_called_without_the_gil(queue: NativeQueue) -> None:
     event.wait()
 
 
-def test_a_word_is_written_and_another_waited_for(
-    standin: StandIn, queue: NativeQueue, memory: Allocations
-) -> None:
+def test_a_word_is_written_and_another_waited_for(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, target, words = device(memory, DATA), memory(HOST), memory(HOST, 8)
     here = (ctypes.c_uint32 * 2).from_address(words)
     standin.configure()

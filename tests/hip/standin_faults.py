@@ -34,16 +34,19 @@ def raised(failed: list[tuple[str, Outcome]]) -> dict[str, tuple[str, int, str]]
 def test_a_lock_fails_without_a_trace(standin: StandIn) -> None:
     memory = Memory(1)
     failed = []
-    for call, outcome in each_failure(standin, lambda: HipDevice(0).data_lock(memory.ptr, PAGE, None)):
+    for call, outcome in each_failure(standin, lambda: DEVICE.data_lock(memory.ptr, PAGE, None)):
         failed.append((call, outcome))
         assert standin.registrations() == (set() if outcome else {(memory.ptr, PAGE)})
         if not outcome:
             DEVICE.data_unlock(memory.ptr)
     DEVICE.data_unlock(memory.ptr)  # of the last round, in which nothing failed
     assert raised(failed) == expected(
-        *("hipDeviceGetName", "hipGetDevice", "hipSetDevice", "hipPointerGetAttribute"),
-        *("hipHostRegister", "hipHostGetDevicePointer"),
+        *("hipGetDevice", "hipSetDevice", "hipPointerGetAttribute", "hipHostRegister", "hipHostGetDevicePointer")
     )
+
+
+def test_a_device_is_made_or_not(standin: StandIn) -> None:
+    assert raised(list(each_failure(standin, lambda: HipDevice("hip:0", 0)))) == expected("hipDeviceGetName")
 
 
 def test_an_unlock_that_fails_leaves_the_lock(standin: StandIn) -> None:
@@ -94,13 +97,11 @@ def test_device_memory_that_cannot_be_had(standin: StandIn) -> None:
 
 
 def test_a_code_that_hip_python_does_not_know(standin: StandIn) -> None:
-    memory = Memory(1)
-    standin.configure("fail=hipHostRegister:1:4242")
+    standin.configure("fail=hipRuntimeGetVersion:1:4242")
     with pytest.raises(VendorError) as failure:
-        DEVICE.data_lock(memory.ptr, PAGE, False)
-    assert (failure.value.call, failure.value.code) == ("hipHostRegister", 4242)
+        plugin.library()
+    assert (failure.value.call, failure.value.code) == ("hipRuntimeGetVersion", 4242)
     assert "hip-python" in str(failure.value)
-    assert standin.registrations() == set()
 
 
 def test_a_fork_is_told_that_hip_does_not_work_in_it(standin: StandIn) -> None:

@@ -6,9 +6,6 @@ A stand-in checks the ABI and the sequence of calls, not a real runtime's semant
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +21,6 @@ from standins.standin import StandIn
 SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory, on its first device
 
 DEVICE = plugin.device(0)
-
-needs_the_gil = pytest.mark.skipif(
-    int(importlib.metadata.version("hip-python").split(".")[0]) < 10,
-    reason="needs hip-python 10, which releases the GIL",
-)
 
 
 def test_a_lock_registers_exactly_its_bytes_and_gives_their_device_address(standin: StandIn) -> None:
@@ -123,7 +115,6 @@ def test_a_refusal_does_not_surface_in_other_libraries(standin: StandIn) -> None
     DEVICE.data_unlock(memory.ptr)
 
 
-@needs_the_gil
 def test_the_interpreter_runs_on_while_the_runtime_registers(standin: StandIn) -> None:
     memory = Memory(1)
     standin.configure("delay=hipHostRegister:60000")
@@ -136,29 +127,6 @@ def test_the_interpreter_runs_on_while_the_runtime_registers(standin: StandIn) -
     locking.join()
     assert standin.registrations() == {(memory.ptr, memory.size)}
     DEVICE.data_unlock(memory.ptr)
-
-
-@needs_the_gil
-def test_ctrl_c_during_a_registration_leaves_nothing_locked(standin: StandIn) -> None:
-    memory = Memory(1)
-    hip.hipSetDevice(1)
-    standin.configure("delay=hipHostRegister:60000")
-
-    def interrupt() -> None:
-        while not standin.calls("hipHostRegister"):
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-        standin.configure()
-
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    with pytest.raises(KeyboardInterrupt):
-        DEVICE.data_lock(memory.ptr, memory.size, False)
-    interrupting.join()
-    assert standin.registrations() == set()
-    assert standin.calls("hipHostUnregister"), "the registration took place, and was undone"
-    assert hip.hipGetDevice()[1] == 1
-    hip.hipSetDevice(0)
 
 
 def test_many_threads_lock_and_unlock(standin: StandIn) -> None:

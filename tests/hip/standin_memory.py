@@ -44,7 +44,7 @@ def test_a_gpu_is_a_memory_device(standin: StandIn) -> None:
 
 def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> None:
     standin.configure("no_managed")
-    gpu = HipDevice(0)
+    gpu = HipDevice("hip:0", 0)
     assert gpu.memory_kinds == {HOST, DEVICE}
     with pytest.raises(VendorError, match="hipErrorNotSupported"):
         gpu.allocate(8, SHARED)
@@ -149,12 +149,12 @@ def test_each_call_of_a_question_fails(standin: StandIn) -> None:
 
 def test_a_gpu_uses_its_own_memory(standin: StandIn) -> None:
     standin.configure()
-    assert GPU.connection(HipDevice(0)) is MemoryConnection.UNIFIED
+    assert GPU.connection(HipDevice("hip:0", 0)) is MemoryConnection.UNIFIED
     assert standin.calls("hipDeviceCanAccessPeer") == standin.calls("hipDeviceEnablePeerAccess") == []
 
 
 def test_access_of_another_gpu_is_enabled_for_it(standin: StandIn) -> None:
-    owner, user = HipDevice(2), HipDevice(3)
+    owner, user = plugin.device(2), plugin.device(3)
     hip.hipSetDevice(1)
     standin.configure()
     assert owner.connection(user) is MemoryConnection.UNIFIED
@@ -172,7 +172,7 @@ def test_gpus_that_do_not_reach_one_another_copy(standin: StandIn) -> None:
 
 
 def test_each_call_of_a_connection_fails(standin: StandIn) -> None:
-    failed = {call for call, outcome in each_failure(standin, lambda: GPU.connection(HipDevice(2))) if outcome}
+    failed = {call for call, outcome in each_failure(standin, lambda: GPU.connection(HipDevice("hip:2", 2))) if outcome}
     assert failed == {*OF_THE_DEVICE, "hipDeviceGetName", "hipDeviceCanAccessPeer", "hipDeviceEnablePeerAccess"}
 
 
@@ -192,7 +192,7 @@ def test_a_fork_is_told_that_hip_does_not_work_in_it(standin: StandIn) -> None:
         lambda: GPU.free(ptr, HOST),
         lambda: GPU.memory_info(ptr),
         lambda: GPU.connection(OTHER),
-        lambda: HipDevice(0).memory_kinds,
+        lambda: HipDevice("hip:0", 0).memory_kinds,
         GPU.make_queue,
         lambda: GPU.adopt_queue(0),
         GPU.synchronize,

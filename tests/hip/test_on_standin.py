@@ -22,4 +22,4 @@ from standins.libhip import DRIVER
     ],
 )
 def test_on_the_standin(file: str, standin_folder: Path) -> None:
-    run_pytest(Path(__file__).parent / file, environment=DRIVER.environment(standin_folder, "devices=4"))
+    run_pytest(Path(__file__).parent / file, environment=DRIVER.environment(standin_folder, "devices=8"))

@@ -133,11 +133,6 @@ def test_nothing_is_wrong(packages: Callable[..., dict[str, str]]) -> None:
     assert run(WARNINGS, packages(hip_python="10.0.0.0.1.2")) == "[]\n"
 
 
-def test_a_release_that_keeps_the_gil_is_warned_of(packages: Callable[..., dict[str, str]]) -> None:
-    said = run(WARNINGS, packages(hip_python="7.2.2.562.43"))
-    assert [word for word in ("7.2.2.562.43", "GIL", "pip install 'hip-python>=10'") if word not in said] == []
-
-
 def test_interop_is_warned_of(packages: Callable[..., dict[str, str]]) -> None:
     said = run(WARNINGS, packages(hip_python="10.0.0.0.1.2", hip_python_interop="10.0.0.0.1.2"))
     assert [word for word in ("cuda", "pip uninstall hip-python-interop") if word not in said] == []

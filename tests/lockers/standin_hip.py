@@ -31,30 +31,6 @@ def current_device(hip: ctypes.CDLL) -> int:
     return device.value
 
 
-def test_the_callers_device_stays(native: c_api.Map, hip: ctypes.CDLL) -> None:
-    memory = Memory(2)
-    for device in (1, 0):
-        assert hip.hipSetDevice(device) == 0
-        assert native.lock(memory.ptr, PAGE) == memory.ptr + OFFSET_OF_DEVICE_1
-        native.lock_mapped(memory.ptr + PAGE, PAGE, c_api.OFF)
-        native.unlock_unmapped(memory.ptr + PAGE)
-        native.unlock(memory.ptr)
-        assert current_device(hip) == device
-
-
-def test_no_error_is_left_for_others(standin: StandIn, native: c_api.Map, hip: ctypes.CDLL) -> None:
-    memory = Memory(1)
-    for call in ("hipHostRegister", "hipHostGetDevicePointer", "hipPointerGetAttribute"):
-        standin.configure(f"fail={call}:1:999")
-        with pytest.raises(c_api.StatusError, match="hipErrorUnknown"):
-            native.lock(memory.ptr, PAGE)
-        assert hip.hipGetLastError() == 0
-    standin.configure()
-    native.lock(memory.ptr, PAGE)  # the lookups before it failed, as they must
-    assert hip.hipGetLastError() == 0
-    native.unlock(memory.ptr)
-
-
 def test_a_runtime_that_registers_twice_is_not_asked_to(standin: StandIn, native: c_api.Map, hip: ctypes.CDLL) -> None:
     memory = Memory(3)
     standin.configure("silent_duplicates")

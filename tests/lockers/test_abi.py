@@ -98,7 +98,7 @@ CHECK_FIELD(stype) CHECK_FIELD(pNext) CHECK_FIELD(flags)
 """
 VENDORS: dict[str, tuple[Driver, str, str]] = {
     "cuda": (libcuda.DRIVER, "#include <cuda.h>", CUDA),
-    "hip": (libhip.DRIVER, "#include <hip/hip_runtime_api.h>", ""),
+    "hip": (libhip.DRIVER, "#define __HIP_DISABLE_CPP_FUNCTIONS__\n#include <hip/hip_runtime_api.h>", ""),
     "hsa": (libhsa.DRIVER, "#include <hsa/hsa.h>\n#include <hsa/hsa_ext_amd.h>", HSA),
     "ur": (libur.DRIVER, "#include <unified-runtime/ur_api.h>\n#include <unified-runtime/ur_print.h>", UR),
 }

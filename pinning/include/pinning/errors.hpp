@@ -13,6 +13,13 @@ namespace pinning {
 
 using Address = std::uint64_t;
 
+/// "0x7f..."
+inline std::string describe(Address address) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
+  return text;
+}
+
 /// "[0x7f..., 0x7f...) (4096 bytes)"
 inline std::string describe(Address start, std::uint64_t size) {
   char text[96];

@@ -111,6 +111,14 @@ const char *hipGetErrorName(hipError_t hip_error) {
     NAMED(hipErrorInvalidValue);
     NAMED(hipErrorNoDevice);
     NAMED(hipErrorHostMemoryAlreadyRegistered);
+    NAMED(hipErrorOutOfMemory);
+    NAMED(hipErrorInvalidDevice);
+    NAMED(hipErrorInvalidHandle);
+    NAMED(hipErrorContextIsDestroyed);
+    NAMED(hipErrorNotReady);
+    NAMED(hipErrorHostMemoryNotRegistered);
+    NAMED(hipErrorLaunchFailure);
+    NAMED(hipErrorNotSupported);
     NAMED(hipErrorUnknown);
 #undef NAMED
     default: return "hipErrorUnknown";

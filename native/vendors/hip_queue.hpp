@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "hip_runtime.hpp"
+
+namespace pinning::hip {
+
+/// A stream. Each call is made with its device current: the default streams mean those of the current device, and some
+/// releases look addresses up there, whatever stream is named.
+class Queue final : public StreamQueue {
+ public:
+  Queue(Runtime const& runtime, Where device, std::shared_ptr<SpareEvents> spares, bool waits_for_values)
+      : StreamQueue(runtime, device, std::move(spares), Calls::in_place),
+        runtime_(runtime),
+        waits_for_values_(waits_for_values) {}
+  /// Over someone else's stream.
+  Queue(Runtime const& runtime, Where device, std::shared_ptr<SpareEvents> spares, bool waits_for_values,
+        std::uintptr_t stream)
+      : StreamQueue(runtime, device, std::move(spares), Calls::in_place, reinterpret_cast<void*>(stream)),
+        runtime_(runtime),
+        waits_for_values_(waits_for_values) {}
+  ~Queue() override { close_quietly(); }
+
+  /// The runtime refuses a host range that begins in a lock and reaches past its end.
+  void copy(Address dst, Address src, std::uint64_t size) override;
+  void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
+               std::uint64_t height) override;
+  /// `ptr` is a multiple of `bytes`.
+  void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
+  bool waits_for_values() const noexcept override { return waits_for_values_; }
+  /// The runtime compares on a scale that does not wrap: a word begins at 0 and never goes past 2**31 - 1. While it waits,
+  /// the stream takes one of the few queues of the hardware, and others that share that one wait too.
+  void wait_value(Address address, std::uint32_t value) override;
+  void write_value(Address address, std::uint32_t value) override;
+
+ private:
+  void require_values() const;
+
+  Runtime const& runtime_;
+  bool const waits_for_values_;
+};
+
+}  // namespace pinning::hip

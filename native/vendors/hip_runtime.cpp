@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hip_runtime.hpp"
+
+#include <cstdlib>
+
+namespace pinning::hip {
+
+namespace {
+
+constexpr Where unchanged = ~Where{0};
+
+std::string rocm() {
+  char const* const path = std::getenv("ROCM_PATH");
+  return path != nullptr && *path != '\0' ? path : "/opt/rocm";
+}
+
+}  // namespace
+
+Runtime::Runtime()
+    : StreamVendor("HIP"),
+      library_({"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
+                rocm() + "/lib/libamdhip64.so"},
+               "install the HIP runtime of ROCm, and put its folder on LD_LIBRARY_PATH or say in ROCM_PATH where ROCm "
+               "is") {
+#define PINNING_GET(name, ...) library_.get(#name, this->name);
+  PINNING_HIP_FUNCTIONS(PINNING_GET)
+#undef PINNING_GET
+  streams_ = {
+      .stream_create = {"hipStreamCreateWithFlags", hipStreamCreateWithFlags},
+      .stream_destroy = {"hipStreamDestroy", hipStreamDestroy},
+      .stream_query = {"hipStreamQuery", hipStreamQuery},
+      .stream_synchronize = {"hipStreamSynchronize", hipStreamSynchronize},
+      .stream_wait_event = {"hipStreamWaitEvent", hipStreamWaitEvent},
+      .launch_host_function = {"hipLaunchHostFunc", hipLaunchHostFunc},
+      .event_create = {"hipEventCreateWithFlags", hipEventCreateWithFlags},
+      .event_destroy = {"hipEventDestroy", hipEventDestroy},
+      .event_query = {"hipEventQuery", hipEventQuery},
+      .event_synchronize = {"hipEventSynchronize", hipEventSynchronize},
+      .event_record = {"hipEventRecord", hipEventRecord},
+      .event_elapsed = {"hipEventElapsedTime", hipEventElapsedTime},
+  };
+  int code = hipInit(0);
+  if (code == 0) code = hipGetDeviceCount(&count);
+  if (code != 0) {
+    throw Unavailable("the HIP runtime finds no AMD GPU: " + failed("hipGetDeviceCount", code).text() +
+                      "; see whether there is a /dev/kfd that this user may open, and compare `rocminfo` with the "
+                      "variables HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES");
+  }
+}
+
+Runtime const& Runtime::get() {
+  static Runtime const& runtime = *new Runtime;  // not destroyed: programs lock until the end
+  runtime.started().check();
+  return runtime;
+}
+
+VendorCall Runtime::failed(char const* function, int code, std::string advice) const {
+  forget_error();  // others ask after their kernels
+  char const* const name = hipGetErrorName(code);
+  return {function, code, name != nullptr ? name : "unknown", std::move(advice)};
+}
+
+Where Runtime::enter(Where device) const {
+  int before = 0;
+  check("hipGetDevice", hipGetDevice(&before));
+  if (static_cast<Where>(before) == device) return unchanged;
+  check("hipSetDevice", hipSetDevice(static_cast<int>(device)));
+  return static_cast<Where>(before);
+}
+
+void Runtime::leave(Where before) const noexcept {
+  if (before != unchanged && hipSetDevice(static_cast<int>(before)) != 0) forget_error();
+}
+
+void Runtime::forget_error() const noexcept { hipGetLastError(); }
+
+}  // namespace pinning::hip
