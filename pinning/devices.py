@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
+from weakref import ref
 
 from pinning.errors import PluginUnavailableError
 from pinning.map import PinnedMap
@@ -100,18 +101,32 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
 
 
 def pinned_maps() -> list[PinnedMap]:
-    """The maps made so far, in the order of their first use."""
-    return list(_maps.values())
+    """The maps made so far of the devices that are still there, in the order of their first use."""
+    return [each for known in list(_maps.values()) if (each := known()) is not None]
 
 
-_maps: dict[int, PinnedMap] = {}  # by id of the device, which its map keeps alive; a device need not be hashable
+# By id of the device; a device need not be hashable. A map keeps its device alive, and has to go with it: so the device
+# has the map, and the collector takes both.
+_maps: dict[int, ref[PinnedMap]] = {}
+_KEPT_AS = "_pinning_map"
+_kept: dict[str, PinnedMap] = {}  # of devices without attributes, for good
 
 
 def _map_of(found: Device) -> PinnedMap:
     known = _maps.get(id(found))
-    if known is not None:
-        return known
-    return _maps.setdefault(id(found), PinnedMap(found, shared=isinstance(found, NativeDevice)))
+    there = None if known is None else known()
+    if there is not None:
+        return there
+    made = PinnedMap(found, shared=isinstance(found, NativeDevice))
+    try:
+        attributes, name = vars(found), _KEPT_AS
+    except TypeError:
+        attributes, name = _kept, str(id(found))
+    there = attributes.setdefault(name, made)  # of two threads one is first
+    if there.device is not found:  # a copy of a device has its original's
+        attributes[name] = there = made
+    _maps[id(found)] = ref(there, partial(_maps.pop, id(found)))  # whose default is the reference itself
+    return there
 
 
 def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:

@@ -5,6 +5,7 @@
 
 cimport cython
 from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
@@ -87,7 +88,8 @@ cdef extern from *:
 cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
 cdef uint64_t last_serial = 0
 
-cdef dict maps = devices._maps
+cdef dict maps = devices._maps  # weak references
+cdef object pinned_maps = devices.pinned_maps
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which the next two hold
 cdef PinnedMap default_map = None
@@ -100,7 +102,8 @@ cdef PinnedMap map_of(object device):
     cdef PyObject* known
     if device is not None and not isinstance(device, str):
         known = PyDict_GetItem(maps, <uint64_t><void*>device)
-        return devices.pinned_map(device) if known is NULL else <PinnedMap>known
+        there = None if known is NULL else <object>PyWeakref_GetObject(<object>known)
+        return devices.pinned_map(device) if there is None else <PinnedMap>there
     found = plugins()
     if found is not reports:
         reports, default_map = found, None
@@ -253,7 +256,7 @@ def unlock(buffer, *, device=None):
         return
     cdef PinnedMap on
     if range_at(buffer, None, &found):
-        for on in list(maps.values()) if device is None else (map_of(device),):
+        for on in pinned_maps() if device is None else (map_of(device),):
             if unlock_youngest(on, &found):
                 return
             try:
@@ -295,13 +298,14 @@ def locked(*buffers, device=None, read_only=None, coherent=None):
 
 def is_locked(buffer, size=None, *, device=None):
     cdef Bytes found
-    cdef object on
+    cdef object known, on
     if not range_at(buffer, size, &found):
         return False
     if device is not None:
         return map_of(device).map.find(found.ptr, found.size).has_value()
-    for on in maps.values():
-        if (<PinnedMap>on).map.find(found.ptr, found.size).has_value():
+    for known in maps.values():
+        on = <object>PyWeakref_GetObject(known)
+        if on is not None and (<PinnedMap>on).map.find(found.ptr, found.size).has_value():
             return True
     return False
 
@@ -310,7 +314,7 @@ def find(buffer, size=None, *, device=None):
     cdef Bytes found
     if not range_at(buffer, size, &found):
         return None
-    for on in list(maps.values()) if device is None else (map_of(device),):
+    for on in pinned_maps() if device is None else (map_of(device),):
         region = (<PinnedMap>on).find(found.ptr, found.size)
         if region is not None:
             return region
@@ -319,7 +323,7 @@ def find(buffer, size=None, *, device=None):
 
 cdef Lock held_within(uint64_t ptr, uint64_t size):
     cdef PyObject* found
-    for on in list(maps.values()):
+    for on in pinned_maps():
         found = open_locks.within(<void*>on, ptr, size)
         if found is not NULL and found.ob_refcnt > 0:
             return <Lock>found
@@ -327,7 +331,7 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
 
 
 def regions(device=None):
-    return [region for on in (list(maps.values()) if device is None else [map_of(device)]) for region in on]
+    return [region for on in (pinned_maps() if device is None else [map_of(device)]) for region in on]
 
 
 def range_of(buffer, size=None):

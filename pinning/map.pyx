@@ -328,9 +328,12 @@ cdef class PinnedMap:
 
     def _after_fork_in_child(self):
         # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
+        cdef CPinnedMap* parents = self.map
         self.holds = NULL
         self._make()
         self.generation += 1
+        if self.shared is NULL:
+            parents.abandon()
 
     def __enter__(self):
         return self

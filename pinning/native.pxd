@@ -38,6 +38,7 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
 
     cppclass CPinnedMap "pinning::PinnedMap":
         CPinnedMap(Locker& locker) except +
+        void abandon() noexcept
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
         bool unlock(const CHold& hold) except +raise_in_python

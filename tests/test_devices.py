@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,3 +222,114 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+# ---- the maps of devices that come and go ----
+
+
+def run_program(text: str, *before: str) -> str:
+    command = [*before, sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OPENBLAS_NUM_THREADS": "1"}
+    program = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert program.returncode == 0, program.stderr
+    return program.stdout
+
+
+def test_a_map_goes_with_its_device() -> None:
+    device = FakeDevice()
+    with pinning.lock(bytearray(10), device=device):
+        pass
+    assert pinning.pinned_map(device) is pinning.pinned_map(device)
+    gone = weakref.ref(pinning.pinned_map(device))
+    of_copy = pinning.pinned_map(copy.copy(device))
+    assert of_copy is not gone()
+    del device, of_copy
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_map_stays_while_something_is_locked() -> None:
+    buffer = bytearray(10)
+    lock = pinning.lock(buffer, device=FakeDevice())
+    gc.collect()
+    assert pinning.is_locked(buffer)
+    assert lock.held
+    lock.unlock()
+    assert not pinning.is_locked(buffer)
+
+
+def test_a_device_without_attributes_has_a_map() -> None:
+    class Bare:
+        __slots__ = ()
+        name = "bare:0"
+
+        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+            return ptr
+
+        def data_unlock(self, ptr: int) -> None:
+            pass
+
+        def is_pinned_ptr(self, ptr: int) -> None:
+            pass
+
+    device = Bare()
+    pinned = pinning.pinned_map(device)
+    with pinning.lock(bytearray(10), device=device):
+        assert len(pinned) == 1
+    assert pinning.pinned_map(device) is pinned
+
+
+def test_many_devices_leave_addresses_to_the_program() -> None:
+    said = run_program("""
+        import mmap, pinning
+        from fake_device import FakeDevice
+        devices = [FakeDevice() for _ in range(1000)]
+        locks = [pinning.lock(bytearray(100), device=device) for device in devices]
+        print(all(lock.held for lock in locks), len(mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | 0x4000)) >> 40)
+        for lock in locks:
+            lock.unlock()
+    """)
+    assert said.split() == ["True", "1"]
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit of util-linux")
+def test_the_first_lock_leaves_most_of_few_addresses() -> None:
+    said = run_program(
+        """
+        import pinning
+        def size():
+            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+        pinning.devices()
+        before = size()
+        pinning.lock(bytearray(5000), device="host").unlock()
+        pinning.alloc(5000, device="host").free()
+        print(size() - before)
+        """,
+        "prlimit",
+        f"--as={8 << 30}",
+    )
+    assert int(said) < 2 << 20, "KiB of 8 GiB"
+
+
+def test_a_fork_of_a_fork_of_a_fork_takes_no_more_addresses() -> None:
+    said = run_program("""
+        import os, pinning
+        from fake_device import FakeDevice
+        def size():
+            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+        device = FakeDevice()
+        pinning.lock(bytearray(10), device="host").unlock()
+        pinning.lock(bytearray(10), device=device).unlock()
+        sizes, parent = [], os.getpid()
+        for generation in range(8):
+            if child := os.fork():
+                os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) if sizes else os.waitpid(child, 0)
+                break
+            pinning.lock(bytearray(10), device="host").unlock()
+            pinning.lock(bytearray(10), device=device).unlock()
+            sizes.append(size())
+        else:
+            os.write(1, f"{(sizes[-1] - sizes[1]) >> 20}".encode())  # GiB
+            os._exit(0)
+    """)
+    assert int(said) <= 0

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <optional>
+#include <pagetable/reservation.hpp>  // whose count no reader looks at
 #include <stdexcept>
 #include <string>
 #include <vector>

@@ -55,6 +55,12 @@ class Cells {
     lines_.give(lines_.make(*this));      // the spare one, see line()
   }
 
+  /// Gives all memory back. The cells are not used afterwards.
+  void abandon() noexcept {
+    release_flat();
+    pool_.release();
+  }
+
   // ---- readers ----
 
   struct Found {
@@ -171,13 +177,16 @@ class Cells {
   Line* line_at(std::size_t place) const noexcept { return reinterpret_cast<Line*>(pool_base_ + place * granule); }
 
   void reserve_flat() {
-    for (int level = 1; level <= 3; ++level) {
+    for (int level = 3; level >= 1; --level) {  // the largest first, which alone may not be had
       std::size_t const bytes = sizeof(CellWord) << (flat_bits - cell_bits[level]);
       reserved_[level] = Reservation(bytes, bytes);
-      if (!reserved_[level]) return;
+      if (!reserved_[level]) return release_flat();
       flat_[level] = reinterpret_cast<CellWord*>(reserved_[level].base());
     }
     limit_ = Address{1} << flat_bits;
+  }
+  void release_flat() noexcept {
+    for (Reservation& each : reserved_) each.release();
   }
 
   // What readers use, on a line that nobody writes.

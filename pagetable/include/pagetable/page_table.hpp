@@ -42,10 +42,18 @@ class Overlap : public std::invalid_argument {
 template <class Value = Nothing>
 class PageTable {
  public:
-  /// `flat = false` does without the large reservations of address space (128 GiB, none of it memory).
+  /// `flat = false` does without the large reservations of address space (128 GiB, none of it memory), and so do those
+  /// tables of a process that would leave too little of it to the program.
   explicit PageTable(bool flat = true) : cells_(flat) {}
   PageTable(PageTable const&) = delete;
   PageTable& operator=(PageTable const&) = delete;
+
+  /// In a fork's child, for a table that other threads of the parent may have been in the middle of: gives its memory
+  /// back. It is not used afterwards, and need not be destroyed.
+  void abandon() noexcept {
+    cells_.abandon();
+    records_.abandon();
+  }
 
   // ---- readers: no lock, no write ----
 

@@ -31,6 +31,9 @@ class Records {
     if (!memory_) throw std::bad_alloc();
   }
 
+  /// Gives all memory back. The records are not used afterwards.
+  void abandon() noexcept { memory_.release(); }
+
   // ---- readers ----
 
   /// Whether the region of `id` is live and holds `address`; if so, its bounds. `look(value)` runs between the two

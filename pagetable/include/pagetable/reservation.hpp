@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -22,14 +24,15 @@ class Reservation {
 
   Reservation() = default;
 
-  /// Reserves `bytes`; where the system refuses (`ulimit -v`), halves down to `least`. Test with `operator bool`.
+  /// Reserves `bytes`; where they are not to be had, halves down to `least`. Test with `operator bool`.
   Reservation(std::size_t bytes, std::size_t least) {
     committed_.resize((bytes + chunk - 1) / chunk);  // first: what throws here must leave no mapping behind
+    std::size_t const most = std::max(small, allowance());
     for (; bytes >= least; bytes /= 2) {
-      void* base = leave_headroom(bytes)
-                       ? mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-                       : MAP_FAILED;
+      if (bytes > most) continue;
+      void* base = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (base == MAP_FAILED) continue;
+      taken.fetch_add(bytes, std::memory_order_relaxed);
       munlock(base, bytes);  // under mlockall(MCL_FUTURE) the range is born locked, and commit would then populate it
       base_ = static_cast<std::byte*>(base);
       bytes_ = bytes;
@@ -42,8 +45,14 @@ class Reservation {
     swap(other);
     return *this;
   }
-  ~Reservation() {
-    if (base_ != nullptr) munmap(base_, bytes_);
+  ~Reservation() { release(); }
+
+  /// Gives everything back.
+  void release() noexcept {
+    if (base_ == nullptr) return;
+    munmap(base_, bytes_);
+    taken.fetch_sub(bytes_, std::memory_order_relaxed);
+    base_ = nullptr;
   }
 
   explicit operator bool() const noexcept { return base_ != nullptr; }
@@ -62,10 +71,16 @@ class Reservation {
   }
 
  private:
-  /// Under `ulimit -v` a reservation must leave room for the program: at most a quarter of the whole limit.
-  static bool leave_headroom(std::size_t bytes) {
+  static constexpr std::size_t small = std::size_t{1} << 22;  // always asked for
+
+  /// Bytes that one more may have. All reservations together leave seven eighths of the addresses to the program, be
+  /// they few (`ulimit -v`) or 128 TiB, and each leaves most of their share to those that follow.
+  static std::size_t allowance() {
     rlimit limit{};
-    return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur / 4;
+    bool const limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    std::size_t const share = (limited ? static_cast<std::size_t>(limit.rlim_cur) : std::size_t{1} << 47) / 8;
+    std::size_t const now = taken.load(std::memory_order_relaxed);
+    return std::max(now < share ? (share - now) / 4 : 0, share >> 16);
   }
 
   void swap(Reservation& other) noexcept {
@@ -73,6 +88,8 @@ class Reservation {
     std::swap(bytes_, other.bytes_);
     std::swap(committed_, other.committed_);
   }
+
+  inline static std::atomic<std::size_t> taken = 0;  // by all that there are
 
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;

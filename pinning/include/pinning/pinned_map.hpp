@@ -46,6 +46,10 @@ class PinnedMap {
     }
   }
 
+  /// In a fork's child, for a map of the parent's, which is not used afterwards and never destroyed: its mutex may be
+  /// held by a thread that is not here.
+  void abandon() noexcept { table_.abandon(); }
+
   /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it.
   ///
   /// `piece`: bytes that one vendor call may take, 0 for all. Throws InvalidRange, NotCoherent, PartialOverlap,

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "mapped_locks.hpp"
 #include "vendor.hpp"
@@ -17,11 +18,13 @@ struct pinning_map {
     delete map;
   }
 
-  /// An empty map. The one before, if any, is abandoned: after fork its locks are the parent's.
+  /// An empty map. The one before, if any, is abandoned: after fork its locks are the parent's. Its memory goes one fork
+  /// later, for Python takes the new map over a moment after this.
   void begin() {
     auto fresh = std::make_unique<pinning::PinnedMap>(locker);
     mapped = new pinning::MappedLocks(*fresh);
-    map = fresh.release();
+    if (parents != nullptr) parents->abandon();
+    parents = std::exchange(map, fresh.release());
   }
 
   /// Bytes that one vendor call is to take of `size`; 0 for all.
@@ -29,8 +32,9 @@ struct pinning_map {
 
   pinning::Locker& locker;
   std::uint64_t const largest;  // bytes that one vendor call can take
-  pinning::PinnedMap* map;
-  pinning::MappedLocks* mapped;
+  pinning::PinnedMap* map = nullptr;
+  pinning::MappedLocks* mapped = nullptr;
+  pinning::PinnedMap* parents = nullptr;
 };
 
 namespace pinning {
