@@ -487,6 +487,26 @@ def test_a_closed_queue_says_so_and_the_driver_is_not_asked(standin: StandIn, me
     }
 
 
+def test_a_queue_is_closed_while_others_ask(standin: StandIn) -> None:
+    # The stand-in ends the process, as the driver does, when it is asked about a stream that is gone.
+    for _ in range(30):
+        queue, begun = GPU.make_queue(), threading.Barrier(5)
+
+        def ask(act: Callable[[], object], begun: threading.Barrier = begun) -> str:
+            begun.wait(60)
+            try:
+                while True:
+                    act()
+            except PinningError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask, act) for act in (queue.done, queue.synchronize) * 2]
+            begun.wait(60)
+            queue.close()
+            assert all("this CUDA queue is closed" in each.result() for each in asking)
+
+
 def test_a_queue_that_is_dropped_is_given_back(standin: StandIn) -> None:
     queue = GPU.make_queue()
     queue.record()
