@@ -33,7 +33,6 @@ def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest
     yield device
     gc.collect()
     trim_staging()
-    pinning.pinned_map(device).close()
 
 
 def noise(size: int) -> numpy.ndarray:
