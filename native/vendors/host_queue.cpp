@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Locks: `Worker::mutex_` guards a queue's jobs, `HostQueues::mutex_` the list of queues; each is taken last and held for an
-// insert or a look. Whoever waits for a thread or a point waits on an atomic, which a fork leaves usable.
+// insert or a look. Whoever waits for a thread or a point waits for a number.
 #include "host_queue.hpp"
 
 #include <pthread.h>
@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "futex.hpp"
 #include "system_call.hpp"
 
 namespace pinning {
@@ -22,7 +23,6 @@ namespace pinning {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Counter = std::atomic<std::uint32_t>;
 
 unsigned forks = 0;  // of this process and those that it comes from
 
@@ -64,17 +64,27 @@ T* at(Address address) {
 
 /// Where a queue's thread comes by.
 struct Point {
-  Counter reached = 0;
+  Futex reached;  // 1 then
   Clock::time_point time;
+
+  void await() noexcept {
+    while (reached.load() == 0) reached.wait(0);
+  }
 };
 
 class HostEvent : public VendorEvent {
  public:
   explicit HostEvent(std::shared_ptr<Point> point) : point_(std::move(point)) {}
-  bool done() override { return point_->reached.load(std::memory_order_acquire) != 0; }
+  bool done() override { return point_->reached.load() != 0; }
   void wait() override {
-    if (!done()) check_process(made_in_);
-    point_->reached.wait(0, std::memory_order_acquire);
+    while (!wait_a_while()) {
+    }
+  }
+  bool wait_a_while() override {
+    if (done()) return true;
+    check_process(made_in_);
+    point_->reached.wait(0);
+    return done();
   }
   double seconds_since(VendorEvent& earlier) override {
     HostEvent& first = of_the_host(earlier);
@@ -141,7 +151,7 @@ class Worker {
       jobs_.push_back(std::move(job));
       submitted_.fetch_add(1, std::memory_order_relaxed);
     }
-    tell();
+    news_.add_one();
   }
 
   /// Ends the thread once all jobs are done.
@@ -150,21 +160,26 @@ class Worker {
       std::lock_guard const guard(mutex_);
       stopped_ = true;
     }
-    tell();
+    news_.add_one();
   }
 
   bool done() {
     check_process(made_in_);
-    return finished_.load(std::memory_order_acquire) == submitted_.load(std::memory_order_relaxed);
+    return is_finished(submitted_.load(std::memory_order_relaxed));
   }
 
   void synchronize() {
-    check_process(made_in_);
-    std::uint32_t const target = submitted_.load(std::memory_order_relaxed);
-    for (std::uint32_t now = finished_.load(std::memory_order_acquire); static_cast<std::int32_t>(now - target) < 0;
-         now = finished_.load(std::memory_order_acquire)) {
-      finished_.wait(now, std::memory_order_acquire);
+    std::uint64_t until = 0;
+    while (!wait_a_while(until)) {
     }
+  }
+  bool wait_a_while(std::uint64_t& until) {
+    check_process(made_in_);
+    if (until == 0) until = submitted_.load(std::memory_order_relaxed);
+    std::uint32_t const now = finished_.load();
+    if (is_finished(until)) return true;
+    finished_.wait(now);
+    return is_finished(until);
   }
 
   std::uintptr_t handle() const noexcept { return handle_; }
@@ -172,15 +187,16 @@ class Worker {
   bool is_here() const noexcept { return made_in_ == forks; }
 
  private:
-  void tell() noexcept {
-    news_.fetch_add(1, std::memory_order_release);
-    news_.notify_one();
+  /// Whether so many jobs are done; there are never 2^31 to be done at once.
+  bool is_finished(std::uint64_t jobs) const noexcept {
+    return static_cast<std::int32_t>(finished_.load() - static_cast<std::uint32_t>(jobs)) >= 0;
   }
+
 
   /// The first job; nothing once it is stopped and has none.
   Job next() {
     for (;;) {
-      std::uint32_t const seen = news_.load(std::memory_order_acquire);
+      std::uint32_t const seen = news_.load();
       {
         std::lock_guard const guard(mutex_);
         if (!jobs_.empty()) {
@@ -192,10 +208,10 @@ class Worker {
       }
       // To wake a thread takes its waker longer than all else, and the next job often comes at once.
       for (auto const until = Clock::now() + std::chrono::microseconds(20);
-           news_.load(std::memory_order_relaxed) == seen && Clock::now() < until;) {
+           news_.load() == seen && Clock::now() < until;) {
         std::this_thread::yield();
       }
-      news_.wait(seen, std::memory_order_acquire);
+      news_.wait(seen);
     }
   }
 
@@ -203,8 +219,7 @@ class Worker {
     while (Job job = next()) {
       job();
       job = nullptr;
-      finished_.fetch_add(1, std::memory_order_release);
-      finished_.notify_all();
+      finished_.add_one();
     }
   }
 
@@ -213,8 +228,9 @@ class Worker {
   std::mutex mutex_;
   std::deque<Job> jobs_;
   bool stopped_ = false;
-  Counter news_ = 0;                       // jobs, and the end
-  Counter submitted_ = 0, finished_ = 0;  // jobs
+  std::atomic<std::uint64_t> submitted_ = 0;  // jobs
+  Futex finished_;                            // jobs
+  Futex news_;                                // of jobs, and of the end
 };
 
 namespace {
@@ -263,16 +279,16 @@ class HostQueue : public VendorQueue {
     auto event = std::make_unique<HostEvent>(point);
     worker_->put([point = std::move(point)] {
       point->time = Clock::now();
-      point->reached.store(1, std::memory_order_release);
-      point->reached.notify_all();
+      point->reached.store(1);
     });
     return event;
   }
   void wait(VendorEvent& event) override {
-    worker_->put([point = HostEvent::of_the_host(event).point()] { point->reached.wait(0, std::memory_order_acquire); });
+    worker_->put([point = HostEvent::of_the_host(event).point()] { point->await(); });
   }
   bool done() override { return worker_->done(); }
   void synchronize() override { worker_->synchronize(); }
+  bool synchronize_a_while(std::uint64_t& until) override { return worker_->wait_a_while(until); }
   void close() override {
     if (queues_ == nullptr) return;
     queues_->forget(worker_->handle());

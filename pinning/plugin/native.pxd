@@ -57,6 +57,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
     cppclass VendorEvent:
         bool done() except +raise_in_python
         void wait() except +raise_in_python
+        bool wait_a_while() except +raise_in_python
         double seconds_since(VendorEvent& earlier) except +raise_in_python
 
     cppclass VendorQueue:
@@ -75,6 +76,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         void wait(VendorEvent& event) except +raise_in_python
         bool done() except +raise_in_python
         void synchronize() except +raise_in_python
+        bool synchronize_a_while(uint64_t& until) except +raise_in_python
         void close() except +raise_in_python
 
     cppclass VendorDevice(Locker):

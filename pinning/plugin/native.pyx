@@ -219,8 +219,12 @@ cdef class NativeQueue:
         return over
 
     def synchronize(self):
-        with nogil:
-            self.vendor.synchronize()
+        cdef bint over = False
+        cdef uint64_t until = 0
+        while not over:
+            with nogil:
+                over = self.vendor.synchronize_a_while(until)
+            PyErr_CheckSignals()
 
     def close(self):
         with nogil:
@@ -243,12 +247,17 @@ cdef class NativeEvent:
         return over
 
     def wait(self):
-        with nogil:
-            self.vendor.wait()
+        cdef bint reached = False
+        while not reached:
+            with nogil:
+                reached = self.vendor.wait_a_while()
+            PyErr_CheckSignals()
 
-    def seconds_since(self, NativeEvent earlier not None):
+    def seconds_since(self, earlier):
+        if not isinstance(earlier, NativeEvent):
+            raise InvalidRangeError(f"{earlier!r} is no event of this vendor's; times of two vendors cannot be compared")
         cdef double seconds
-        cdef VendorEvent* before = earlier.vendor
+        cdef VendorEvent* before = (<NativeEvent>earlier).vendor
         with nogil:
             seconds = self.vendor.seconds_since(dereference(before))
         return seconds

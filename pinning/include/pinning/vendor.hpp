@@ -46,6 +46,11 @@ class VendorEvent {
   virtual bool done() = 0;
   /// Blocks until it is reached. Throws as `done`.
   virtual void wait() = 0;
+  /// The same, but where the vendor can it comes back with false after a moment, or when a signal has been handled.
+  virtual bool wait_a_while() {
+    wait();
+    return true;
+  }
   /// Seconds between two reached points of one vendor, by the device's clock where it has one.
   virtual double seconds_since(VendorEvent& earlier) = 0;
 };
@@ -99,6 +104,11 @@ class VendorQueue {
   virtual bool done() = 0;
   /// Blocks until all that was submitted so far is done. Throws as `done`.
   virtual void synchronize() = 0;
+  /// As `VendorEvent::wait_a_while`. `until` is 0 at first, and then what the call before has left there.
+  virtual bool synchronize_a_while([[maybe_unused]] std::uint64_t& until) {
+    synchronize();
+    return true;
+  }
   /// Gives it back once its work is done; one that was adopted stays. After an error it is still open.
   virtual void close() = 0;
 };
