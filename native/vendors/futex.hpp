@@ -26,16 +26,21 @@ class Futex {
     wake();
   }
 
-  /// Blocks while the value is this one; for a tenth of a second at most, and until a signal is handled.
-  void wait(std::uint32_t value) noexcept {
-    static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof value_ == sizeof value);
+  /// Blocks while the value is this one, and perhaps not as long.
+  void wait(std::uint32_t value) noexcept { sleep(value, nullptr); }
+  /// The same for a tenth of a second at most, and until a signal is handled.
+  void wait_a_while(std::uint32_t value) noexcept {
     timespec const at_most{0, 100'000'000};
-    ++waiting_;
-    syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, value, &at_most, nullptr, 0);
-    --waiting_;
+    sleep(value, &at_most);
   }
 
  private:
+  void sleep(std::uint32_t value, timespec const* at_most) noexcept {
+    static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof value_ == sizeof value);
+    ++waiting_;
+    syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, value, at_most, nullptr, 0);
+    --waiting_;
+  }
   // Sequentially consistent on both sides: either the value is seen by who begins to wait, or the waiter here.
   void wake() noexcept {
     if (waiting_ != 0) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);

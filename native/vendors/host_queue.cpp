@@ -83,7 +83,7 @@ class HostEvent : public VendorEvent {
   bool wait_a_while() override {
     if (done()) return true;
     check_process(made_in_);
-    point_->reached.wait(0);
+    point_->reached.wait_a_while(0);
     return done();
   }
   double seconds_since(VendorEvent& earlier) override {
@@ -178,7 +178,7 @@ class Worker {
     if (until == 0) until = submitted_.load(std::memory_order_relaxed);
     std::uint32_t const now = finished_.load();
     if (is_finished(until)) return true;
-    finished_.wait(now);
+    finished_.wait_a_while(now);
     return is_finished(until);
   }
 
@@ -191,7 +191,6 @@ class Worker {
   bool is_finished(std::uint64_t jobs) const noexcept {
     return static_cast<std::int32_t>(finished_.load() - static_cast<std::uint32_t>(jobs)) >= 0;
   }
-
 
   /// The first job; nothing once it is stopped and has none.
   Job next() {
