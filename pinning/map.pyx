@@ -125,6 +125,8 @@ cdef class PinnedMap:
     cdef _make(self):
         cdef Locker* locker
         if self.shared is not NULL:
+            if self.shared.map is NULL:
+                raise MemoryError("there was no memory for the map of a device in this child of fork")
             self.map, self.mapped = self.shared.map, self.shared.mapped
             return
         if isinstance(self.device, NativeDevice):

@@ -12,7 +12,8 @@ import pinning
 
 HEADER = (pinning.include_dirs()[0] / "pinning" / "pinning.h").read_text()
 STATUSES = re.findall(r"PINNING_\w+", HEADER.partition("typedef enum pinning_status {")[2].partition("}")[0])
-LIBRARY = pinning.library_dirs()[0] / "libpinning.so"
+INCLUDES = pinning.include_dirs()[0] / "pinning"
+LIBRARY = pinning.library_dirs()[0] / "libpinning.so.0"
 
 OFF, ON, MANDATORY = range(3)
 

@@ -68,12 +68,128 @@ def test_no_python_in_the_library() -> None:
     assert "python" not in run(ldd, c_api.LIBRARY, folder=ROOT)
 
 
-def test_exports_are_the_headers_functions() -> None:
+def exported(library: Path) -> set[str]:
+    """What it defines for others, C++ without arguments."""
     nm = shutil.which("nm") or pytest.skip("needs nm: apt-get install binutils")
-    said = run(nm, "-D", "--defined-only", c_api.LIBRARY, folder=ROOT)
-    exported = {line.split()[2] for line in said.splitlines() if line.split()[1] == "T"}
+    said = run(nm, "-DC", "--defined-only", library, folder=ROOT)
+    return {re.split(r"\(|@@", line.split(maxsplit=2)[2])[0] for line in said.splitlines()}
+
+
+def test_exports_are_the_headers_functions_and_what_our_own_modules_need() -> None:
     functions = set(re.findall(r"PINNING_API [\w *]+?(pinning_\w+)\(", c_api.HEADER))
-    assert {name for name in exported if not name.startswith("_Z")} == functions
+    inside = {name for name in exported(c_api.LIBRARY) if name not in functions}
+    assert inside >= {"PINNING_0", "pinning::shared_map", "pinning::vendor_device"}
+    marked = "".join(header.read_text() for header in c_api.INCLUDES.glob("*.hpp"))
+    for name in inside - {"PINNING_0"}:
+        kind, _, full = name.rpartition(" for ")  # "", or "vtable", "typeinfo", "typeinfo name"
+        assert full.startswith("pinning::")
+        word = full.split("::")[1]
+        assert re.search(rf"PINNING_API [^;{{]*\b{word}\b", marked), name
+
+
+def test_the_tool_exports_what_it_stands_in_for() -> None:
+    names = exported(c_api.LIBRARY.with_name("libpinning_omp.so"))
+    assert names >= {"ompt_start_tool", "free", "munmap", "pthread_create", "llvm_omp_target_lock_mem"}
+    assert all(re.fullmatch(r"[a-z_0-9]+", name) for name in names)
+    assert not any(name.startswith("pinning") for name in names)
+
+
+def test_the_librarys_name_has_a_version() -> None:
+    readelf = shutil.which("readelf") or pytest.skip("needs readelf: apt-get install binutils")
+    assert "[libpinning.so.0]" in run(readelf, "-d", c_api.LIBRARY, folder=ROOT)
+    assert "PINNING_0" in run(readelf, "-V", c_api.LIBRARY, folder=ROOT)
+
+
+@pytest.mark.parametrize("name", ["", ":0", "foo", "foo:0", "HOST:0", "host:", "host:00", "host:x", "host:0:0"])
+def test_what_names_no_device_is_an_invalid_argument(name: str) -> None:
+    with pytest.raises(c_api.StatusError, match=f'"{name}') as refused:
+        c_api.Map(name)
+    assert refused.value.status == "PINNING_INVALID_ARGUMENT"
+
+
+def c_program(folder: Path, text: str) -> Path:
+    source, program = folder / "program.c", folder / "program"
+    source.write_text(text)
+    run(compiler(), *INCLUDES, "-pthread", source, *LINKED, "-o", program, folder=folder)
+    return program
+
+
+def test_generations_of_forks_that_may_have_few_addresses(tmp_path: Path) -> None:
+    """Each begins with an empty map and can lock, though each map takes most of what there may be."""
+    program = c_program(tmp_path, r"""
+#include <pinning/pinning.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char memory[8192];
+int main(int count, char **arguments) {
+  struct rlimit limit = {strtoull(arguments[2], 0, 0), RLIM_INFINITY};
+  if (limit.rlim_cur) setrlimit(RLIMIT_AS, &limit);
+  pinning_map *map;
+  pinning_region region;
+  if (pinning_map_open(&map, "host:0")) return count;
+  for (int left = atoi(arguments[1]);; --left) {
+    if (pinning_find(map, memory, 1, 0) != PINNING_NOT_LOCKED) return 3;
+    if (pinning_lock(map, memory, 8192, 0)) return puts(pinning_last_error()), 4;
+    if (pinning_find(map, memory, 8192, &region) || region.references != 1) return 5;
+    if (left == 0) return 0;
+    int const child = fork();
+    int status = 0;
+    if (child < 0) return 6;
+    if (child > 0) return wait(&status), WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+  }
+}""")
+    run(program, "3", "0", folder=tmp_path)
+    run(program, "30", str(1 << 30), folder=tmp_path)
+
+
+def test_a_thread_is_cancelled_after_its_call(tmp_path: Path) -> None:
+    """Both one that is in a locker, at a place where C would end it, and one that waits for that one's outcome."""
+    program = c_program(tmp_path, r"""
+#include <pinning/pinning.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static pinning_map *map;
+static char memory[100];
+static volatile int inside, cancelled;
+static pinning_status lock(void *self, void *ptr, size_t size, void **device_ptr) {
+  inside = 1;
+  while (!cancelled) usleep(1000);
+  *device_ptr = ptr;
+  return self || !size ? PINNING_VENDOR_ERROR : PINNING_OK;
+}
+static pinning_status unlock(void *self, void *ptr) { return self || !ptr ? PINNING_VENDOR_ERROR : PINNING_OK; }
+static pinning_status is_pinned(void *self, const void *ptr, pinning_pinned *pinned) {
+  return self || !ptr || !pinned ? PINNING_VENDOR_ERROR : PINNING_NOT_LOCKED;
+}
+static void *count_one(void *done) {
+  *(int *)done = pinning_lock(map, memory, 100, 0) == PINNING_OK;
+  pthread_testcancel();
+  return 0;
+}
+int main(void) {
+  pinning_locker const calls = {0, lock, unlock, is_pinned};
+  pthread_t threads[2];
+  int done[2] = {0};
+  void *ends[2];
+  pinning_region region;
+  pinning_map_create(&map, &calls);
+  pthread_create(&threads[0], 0, count_one, &done[0]);
+  while (!inside) usleep(1000);
+  pthread_create(&threads[1], 0, count_one, &done[1]);
+  usleep(100000); /* so that it waits, most likely */
+  for (int i = 0; i < 2; ++i) pthread_cancel(threads[i]);
+  usleep(100000);
+  cancelled = 1;
+  for (int i = 0; i < 2; ++i) pthread_join(threads[i], &ends[i]);
+  printf("%d %d %d %d ", done[0], done[1], ends[0] == PTHREAD_CANCELED, ends[1] == PTHREAD_CANCELED);
+  if (pinning_find(map, memory, 1, &region) == PINNING_OK) printf("%u\n", region.references);
+  return 0;
+}""")
+    assert run(program, folder=tmp_path).split() == ["1", "1", "1", "1", "2"]
 
 
 # ---- one map ----
@@ -168,7 +284,7 @@ try:
 except c_api.StatusError as refused:
     print(refused.status)
 """)
-    assert said.split() == ["1", "True", "PINNING_UNAVAILABLE"]
+    assert said.split() == ["1", "True", "PINNING_INVALID_ARGUMENT"]
 
 
 def test_native_threads_beside_python(tmp_path: Path) -> None:

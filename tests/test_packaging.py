@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 import zipfile
@@ -24,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def content() -> dict[str, str]:
     """The text of each file in the wheel; of native code, nothing."""
     with zipfile.ZipFile(wheel()) as archive:
-        return {name: "" if name.endswith(".so") else archive.read(name).decode() for name in archive.namelist()}
+        return {name: "" if re.search(r"\.so(\.\d+)?$", name) else archive.read(name).decode() for name in archive.namelist()}
 
 
 def folder_of(package: str) -> Path:
@@ -50,6 +51,7 @@ def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package:
         "pinning/include/pinning/pinned_map.hpp",
         "pinning/include/pinning/pinning.h",
         "pinning/lib/libpinning.so",
+        "pinning/lib/libpinning.so.0",
         "pinning/lib/libpinning_omp.so",
         "pinning/map.pxd",
         "pinning/map.pyi",

@@ -22,6 +22,7 @@ void set(void** result, Address address) noexcept {
 template <class Map>
 Map& given(Map* map) {
   if (map == nullptr) throw InvalidArgument("the map is null; make one by pinning_map_create or pinning_map_open");
+  if (map->map == nullptr) throw std::bad_alloc();  // there was no memory for it in this child of fork
   return *map;
 }
 
@@ -117,6 +118,7 @@ pinning_status pinning_unlock_unmapped(pinning_map* map, void const* ptr) noexce
 
 pinning_status pinning_find(pinning_map const* map, void const* ptr, size_t size, pinning_region* region) noexcept {
   if (map == nullptr) return guarded([&] { given(map); });
+  if (map->map == nullptr) return PINNING_NOT_LOCKED;
   auto const found = map->map->find(word(ptr), size);
   if (!found) return PINNING_NOT_LOCKED;
   if (region != nullptr) *region = in_c(*found);

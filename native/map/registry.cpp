@@ -29,7 +29,7 @@ void after_fork_in_parent() {
 }
 
 void after_fork_in_child() {
-  for (auto const& [device, map] : registry().maps) map->begin();
+  for (auto const& [device, map] : registry().maps) map->begin_anew();
   registry().mutex.unlock();
 }
 

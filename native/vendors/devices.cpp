@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include <charconv>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -58,11 +59,21 @@ unsigned index_of(std::string const& name) {
   return index;
 }
 
+/// "cuda, hip and host"
+std::string known() {
+  std::string all;
+  for (auto const& kind : kinds) {
+    bool const last = &kind == std::end(kinds) - 1;
+    all += (all.empty() ? "" : last ? " and " : ", ") + std::string(kind.name);
+  }
+  return all;
+}
+
 std::unique_ptr<VendorDevice> make(std::string const& name) {
   for (auto const& [kind, make_one] : kinds) {
     if (name.starts_with(std::string(kind) + ":")) return make_one(index_of(name));
   }
-  throw Unavailable("there is no native device \"" + name + "\"; there are cuda, hip, hsa, ur and host");
+  throw InvalidArgument("\"" + name + "\" names no native device; there are " + known());
 }
 
 }  // namespace

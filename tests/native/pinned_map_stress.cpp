@@ -11,6 +11,14 @@
 #include <random>
 #include <thread>
 
+// The one way to a private member that the language has: an explicit instantiation may name it.
+template <auto Member>
+struct Reach {
+  friend auto& table_of(pinning::PinnedMap& map) { return map.*Member; }
+};
+auto& table_of(pinning::PinnedMap& map);
+template struct Reach<&pinning::PinnedMap::table_>;
+
 namespace {
 
 using pinning::Address;
@@ -174,6 +182,28 @@ void one_call_for_two_threads() {
   for (int i = 0; i < 3; ++i) map.unlock(0x1fff);
   map.unlock(0x8000);
   expect(vendor.held() == 0 && map.size() == 0, "something stays locked");
+}
+
+void as_many_locks_as_can_be_counted() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  Hold const first = map.lock(0x1000, 0x1000);
+  auto& table = table_of(map);
+  auto& references = table.value(table.find(0x1000)->id).references;
+  references = ~std::uint32_t{0} - 1;
+  map.lock(0x1800, 0x10);
+  expect(!map.try_lock(0x1000, 1), "a count wraps");
+  try {
+    map.lock(0x1000, 0x1000);
+    fail("a count wraps");
+  } catch (pinning::LockLimit const& refused) {
+    expect(std::string(refused.what()).find("has 4294967295 locks") != std::string::npos, "a refusal without the number");
+  }
+  expect(references == ~std::uint32_t{0} && map.holds(first), "a refused lock has changed something");
+  map.unlock(0x1000);
+  references = 1;
+  map.unlock(0x1000);
+  expect(vendor.held() == 0, "something stays locked");
 }
 
 void the_next_tries_when_the_first_fails() {
@@ -571,6 +601,7 @@ int main(int argc, char** argv) {
   std::chrono::duration<double> const time(argc > 1 ? std::atof(argv[1]) : 3);
   unsigned const seed = argc > 2 ? static_cast<unsigned>(std::strtoul(argv[2], nullptr, 0)) : 1;
   one_call_for_two_threads();
+  as_many_locks_as_can_be_counted();
   the_next_tries_when_the_first_fails();
   lock_while_the_last_unlock_is_under_way(false);
   lock_while_the_last_unlock_is_under_way(true);

@@ -32,9 +32,9 @@ EMPTY_PROGRAM = "int main() {}"
 Command = list[str]
 
 
-def output(command: Command, timeout: float) -> tuple[int, str]:
-    """Exit status of `command` and all it said."""
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
+def output(command: Command) -> tuple[int, str]:
+    """Exit status of `command` and all it said. Its time is limited against hangs alone: a machine may be slow."""
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
     return run.returncode, run.stdout
 
 
@@ -45,7 +45,7 @@ def launcher(variant: str, directory: Path) -> Command:
     """
     source = directory / "empty.cpp"
     source.write_text(EMPTY_PROGRAM)
-    status, said = output([CXX, *VARIANTS[variant], str(source), "-o", str(directory / "empty")], timeout=60)
+    status, said = output([CXX, *VARIANTS[variant], str(source), "-o", str(directory / "empty")])
     if status != 0:
         pytest.skip(f"{CXX} cannot build with {' '.join(VARIANTS[variant])}: {said}")
     attempts: list[Command] = [[]]
@@ -53,7 +53,7 @@ def launcher(variant: str, directory: Path) -> Command:
         attempts.append([setarch, platform.machine(), "-R"])
     for attempt in attempts:
         # Several times, because where things are mapped is a matter of chance.
-        runs = [output([*attempt, str(directory / "empty")], timeout=60) for _ in range(5)]
+        runs = [output([*attempt, str(directory / "empty")]) for _ in range(5)]
         if all(status == 0 for status, _ in runs):
             return attempt
     pytest.skip(f"a program built with {' '.join(VARIANTS[variant])} does not start here: {runs[-1][1]}")
@@ -72,7 +72,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
             launchers[variant] = launcher(variant, directory)
         binary = directory / program
         sources = [str(HERE / f"{program}.cpp"), *WITH.get(program, [])]
-        status, said = output([CXX, *FLAGS, *VARIANTS[variant], *sources, "-o", str(binary)], timeout=300)
+        status, said = output([CXX, *FLAGS, *VARIANTS[variant], *sources, "-o", str(binary)])
         assert status == 0, said
         return [*launchers[variant], str(binary)]
 
@@ -105,6 +105,6 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:
     command = [*build(program, variant), *arguments]
-    status, said = output(command, timeout=float(arguments[0]) * 5 + 60)
+    status, said = output(command)
     assert status == 0, f"{' '.join(command)}\n{said}"
     assert "all right" in said

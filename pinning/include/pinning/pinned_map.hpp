@@ -208,6 +208,7 @@ class PinnedMap {
 
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered;
+  static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
 
   static std::string hex(Address ptr) {
@@ -233,7 +234,7 @@ class PinnedMap {
       if (!settle(guard, ptr, size)) continue;
       if (auto const first = first_overlapping(ptr, size)) {
         if (confirm(guard, *first, confirmed)) continue;
-        if (first->contains(ptr, size)) refuse_grain(*first);
+        if (first->contains(ptr, size)) refuse_inside(*first);
         refuse(ptr, size, *first);
       }
       Id const id = enter(ptr, size, piece);
@@ -306,7 +307,9 @@ class PinnedMap {
     if (record.state.load(std::memory_order_relaxed) != State::locked) return std::nullopt;
     if (record.of_others() && record.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
     if (!suits(record.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
-    record.references.store(record.references.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    std::uint32_t const references = record.references.load(std::memory_order_relaxed);
+    if (references == most_references) return std::nullopt;
+    record.references.store(references + 1, std::memory_order_release);
     return hold_of(region->id, region->start, ptr);
   }
 
@@ -405,9 +408,13 @@ class PinnedMap {
   }
 
   /// For a region around a lock that `count_one_more` would not count.
-  void refuse_grain(pagetable::Region const& region) {
+  void refuse_inside(pagetable::Region const& region) {
     Record const& record = table_.value(region.id);
     if (record.state.load(std::memory_order_relaxed) != State::locked) return;
+    if (record.references.load(std::memory_order_relaxed) == most_references) {
+      throw LockLimit("the region " + describe(region.start, region.size) + " has " + std::to_string(most_references) +
+                      " locks, and no more are counted; unlock some that nobody needs");
+    }
     throw not_fine(region.start, region.size, record.grain.load(std::memory_order_relaxed));
   }
 

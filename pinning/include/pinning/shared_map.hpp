@@ -3,28 +3,37 @@
 #pragma once
 
 #include <memory>
+#include <new>
 #include <string>
-#include <utility>
 
 #include "mapped_locks.hpp"
 #include "vendor.hpp"
 
 /// What C calls a map: one with all that belongs to it.
 struct pinning_map {
-  pinning_map(pinning::Locker& calls, std::uint64_t largest_lock) : locker(calls), largest(largest_lock) { begin(); }
+  pinning_map(pinning::Locker& calls, std::uint64_t largest_lock) : locker(calls), largest(largest_lock) {
+    auto fresh = std::make_unique<pinning::PinnedMap>(locker);
+    mapped = new pinning::MappedLocks(*fresh);
+    map = fresh.release();
+  }
   pinning_map(pinning_map const&) = delete;
   ~pinning_map() {
     delete mapped;
     delete map;
   }
 
-  /// An empty map. The one before, if any, is abandoned: after fork its locks are the parent's. Its memory goes one fork
-  /// later, for Python takes the new map over a moment after this.
-  void begin() {
-    auto fresh = std::make_unique<pinning::PinnedMap>(locker);
-    mapped = new pinning::MappedLocks(*fresh);
-    if (parents != nullptr) parents->abandon();
-    parents = std::exchange(map, fresh.release());
+  /// In a child of fork: empty, at the same address, for the locks are the parent's. A fork cannot fail any more then, so
+  /// where there is no memory for that both are null, and every lock is refused.
+  void begin_anew() noexcept {
+    if (map == nullptr) return;
+    map->abandon();
+    try {
+      new (map) pinning::PinnedMap(locker);
+      new (mapped) pinning::MappedLocks(*map);
+    } catch (std::bad_alloc const&) {
+      map = nullptr;
+      mapped = nullptr;
+    }
   }
 
   /// Bytes that one vendor call is to take of `size`; 0 for all.
@@ -34,7 +43,6 @@ struct pinning_map {
   std::uint64_t const largest;  // bytes that one vendor call can take
   pinning::PinnedMap* map = nullptr;
   pinning::MappedLocks* mapped = nullptr;
-  pinning::PinnedMap* parents = nullptr;
 };
 
 namespace pinning {
