@@ -95,7 +95,7 @@ PINNING_API pinning_status pinning_map_create(pinning_map **map, const pinning_l
 PINNING_API pinning_status pinning_map_destroy(pinning_map *map) PINNING_NOEXCEPT;
 
 /*
- * The one map of a device in this process: "cuda:0", "hip:0", "hsa:0" or "host:0" (mlock), in Python's numbering. It is
+ * The one map of a device in this process: "cuda:0", "hip:0", "hsa:0", "ur:0" or "host:0" (mlock), in Python's numbering. It is
  * made on demand, lives as long as the process, and is the map that Python's `pinning` uses for this device.
  * PINNING_UNAVAILABLE says what is missing.
  */
