@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import pickle
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,7 +30,7 @@ from pinning import (
     VendorError,
 )
 from pinning.pools import default_pool
-from queue_work import eventually
+from queue_work import eventually, program
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 KIB = 1024
@@ -251,6 +253,33 @@ def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
             one.free(allocation)
 
 
+def test_joined_neighbours_wait_for_the_frees_of_all_of_them(device: FakeMemoryDevice, pool: Pool) -> None:
+    """Freed again in a queue that knows of neither, the joined block still comes after both."""
+    queues = [Queue(device) for _ in range(4)]
+    one, other, fourth, fifth = queues
+    with Queue(device, "out_of_order") as third:
+        whole = alloc(one, pool, 2 * KIB)
+        base = whole.ptr
+        one.free(whole)
+        left, right = alloc(one, pool), alloc(one, pool)
+        for queue in (one, other):
+            queue.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        first, second = one.free(left), other.free(right, [one.record()])
+        second_alone = other.submit(lambda vendor: vendor.mark(lambda: None))  # type: ignore[attr-defined]
+        joined = alloc(third, pool, 2 * KIB, (first, second))
+        assert joined.ptr == base
+        freed = third.free(joined)
+        held = [alloc(fourth, pool, 2 * KIB, (freed,)), alloc(fourth, pool, 2 * KIB, (freed, first))]
+        assert base not in [each.ptr for each in held]
+        again = alloc(fifth, pool, 2 * KIB, (freed, second_alone))
+        assert again.ptr == base
+        device.let_go()
+        for each in (*held, again):
+            fifth.free(each)
+    for queue in queues:
+        queue.close()
+
+
 def test_nothing_is_rounded_but_to_256_bytes(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue(device) as queue:
         memory = alloc(queue, pool, 129_500_001)
@@ -402,6 +431,63 @@ def test_memory_in_which_someone_holds_a_lock_stays(device: FakeMemoryDevice, co
         lock.unlock()
         pool.trim_to(0)
         assert device.allocated == {}
+
+
+def test_trimming_gives_back_what_is_not_locked(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue, Pool(context, HOST) as pool:
+        parts = [alloc(queue, pool, size * KIB) for size in (4, 2, 1)]
+        ptr = parts[0].ptr
+        for part in parts:
+            queue.free(part)
+        with pinning.lock((ptr, 10), device=device):
+            with pytest.raises(StillLockedError):
+                pool.trim_to(0)
+            assert pool.reserved == 4 * KIB
+        pool.trim_to(0)
+        assert pool.reserved == 0
+
+
+@kinds
+def test_memory_of_any_kind_in_which_someone_holds_a_lock_stays(kind: MemoryKind) -> None:
+    with Context("host") as context, Queue("host") as queue, Pool(context, kind) as pool:
+        memory = alloc(queue, pool, 1 << 16)
+        lock = pinning.lock((memory.ptr, memory.size), device="host")
+        for free in (memory.free, lambda: queue.free(memory)):
+            with pytest.raises(StillLockedError, match="unlock that first"):
+                free()
+        assert (memory.freed, pool.used) == (False, 1 << 16)
+        lock.unlock()
+        queue.free(memory).wait()
+        with pinning.lock((memory.ptr, 10), device="host"):
+            for give_back in (lambda: pool.trim_to(0), pool.close):
+                with pytest.raises(StillLockedError, match="unlock that first"):
+                    give_back()
+            assert pinning.is_locked((memory.ptr, 10), device="host")
+        pool.close()
+    assert pinning.regions("host") == []
+
+
+def test_memory_of_which_a_buffer_is_out_is_not_freed(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue, Pool(context, HOST) as pool:
+        memory = alloc(queue, pool)
+        view = np.asarray(memory)
+        for free in (memory.free, lambda: queue.free(memory)):
+            with pytest.raises(StillInUseError, match="1 buffers out"):
+                free()
+        assert (memory.freed, pool.used) == (False, KIB)
+        view[:] = 3
+        del view
+        queue.free(memory)
+
+
+def test_one_owner(device: FakeMemoryDevice, pool: Pool) -> None:
+    with Queue(device) as queue:
+        memory = alloc(queue, pool)
+        for each in (memory, pool):
+            for make in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="neither copied nor pickled"):
+                    make(each)
+        queue.free(memory)
 
 
 # ---- what is in the memory ----
@@ -717,6 +803,84 @@ def test_a_device_lost_in_the_middle(device: FakeMemoryDevice, context: Context)
     device.queues_alive = 0
     del ready
     gc.collect()
+
+
+@pytest.mark.parametrize("freed", [False, True], ids=["before the vendor", "after the vendor"])
+def test_ctrl_c_while_the_vendor_frees(device: FakeMemoryDevice, context: Context, freed: bool) -> None:
+    """The memory is in store or it is the vendor's, and never both."""
+    release = device.free
+
+    def interrupted(ptr: int, kind: MemoryKind = DEVICE) -> None:
+        device.free = release  # type: ignore[method-assign]
+        if freed:
+            release(ptr, kind)
+        raise KeyboardInterrupt
+
+    with Queue(device) as queue, Pool(context) as pool:
+        parts = [alloc(queue, pool, size * KIB) for size in (4, 2)]
+        for part in parts:
+            queue.free(part)
+        device.free = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            pool.trim_to(0)
+        assert pool.reserved == sum(size for size, _ in device.allocated.values()) == (2 if freed else 6) * KIB
+        again = alloc(queue, pool, 4 * KIB)
+        assert again.ptr in device.allocated
+        queue.free(again)
+
+
+def test_zeroes_whose_submission_went_wrong_may_still_be_written(device: FakeMemoryDevice, context: Context) -> None:
+    with Queue(device) as queue, Queue(device) as other, Pool(context, zero_initialize=True) as pool:
+        memory, ready = queue.alloc(KIB, pool=pool)
+        device.release()
+        ready.wait()
+        queue.free(memory).wait()
+        vendor = device.queues[0]
+        fill = vendor.fill
+
+        def submitted_and_interrupted(ptr: int, value: bytes, count: int) -> None:
+            fill(ptr, value, count)
+            raise KeyboardInterrupt
+
+        vendor.fill = submitted_and_interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            queue.alloc(KIB, pool=pool)
+        del vendor.fill
+        assert pool.used == 0
+        elsewhere, _ = other.alloc(KIB, pool=pool)
+        assert elsewhere.ptr != memory.ptr, "the fill is still to come"
+        same, _ = queue.alloc(KIB, pool=pool)
+        assert same.ptr == memory.ptr
+        device.let_go()
+        queue.free(same)
+        other.free(elsewhere)
+
+
+def test_frees_by_the_garbage_collector_in_the_middle_of_anything() -> None:
+    """On the very thread that is allocating or freeing."""
+    done = program("""
+        import gc, warnings
+
+        warnings.simplefilter("ignore")  # the collector ends what a cycle holds in any order
+        queue = Queue("host")
+        pool = pinning.Pool(pinning.Context("host"))
+
+        class Holder:
+            def __init__(self):
+                self.memory, _ = queue.alloc(4096, pool=pool)
+                self.itself = self
+
+            def __del__(self):
+                queue.free(self.memory)
+
+        gc.set_threshold(1)
+        for _ in range(3000):
+            Holder()
+        gc.collect()
+        print(pool.used)
+        pool.close()
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 # ---- threads and fork ----

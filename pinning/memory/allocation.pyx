@@ -7,7 +7,9 @@ All that changes here changes in C while the GIL is held, in steps between which
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
@@ -24,8 +26,9 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from weakref import ref
 
-from pinning.devices import pinned_maps
+from pinning import devices
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.lifecycle import Part, at_exit, in_child, later
 from pinning.plugin import MemoryKind
@@ -41,8 +44,10 @@ cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
 cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)  # in the order of CMemoryKind
 cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
+cdef object LARGEST = sys.maxsize
+cdef dict maps = devices._maps  # weak references
 cdef Owners* owners = new Owners()
-cdef dict known_devices = {}  # by id, in the order of their first use; they stay, and so the ids are theirs
+cdef dict known_devices = {}  # weak references by id, in the order of their first use
 cdef bint ended = False  # the program has: what is left goes with the process
 
 
@@ -71,9 +76,9 @@ cdef CMemoryKind number_of(object kind) except *:
 
 
 cdef uint64_t size_of(object nbytes) except 0:
-    size = operator.index(nbytes)
-    if not 1 <= size <= sys.maxsize:
-        raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {sys.maxsize}")
+    size = PyNumber_Index(nbytes)
+    if not 1 <= size <= LARGEST:
+        raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {LARGEST}")
     return size
 
 
@@ -82,7 +87,10 @@ cdef uint64_t size_of(object nbytes) except 0:
 
 cdef int enter(Allocation allocation) except -1:
     cdef Extent extent = allocation.extent
-    known_devices[id(allocation.device)] = allocation.device
+    known = known_devices.get(id(allocation.device))
+    if known is None or PyWeakref_GetObject(known) is not <PyObject*>allocation.device:
+        known_devices.pop(id(allocation.device), None)
+        known_devices[id(allocation.device)] = ref(allocation.device)
     cdef optional[CTaken] taken = owners.enter(extent.ptr, extent.size, <void*>allocation.device, <void*>allocation)
     if taken.has_value():
         start, end = dereference(taken).start, int(dereference(taken).start) + dereference(taken).size
@@ -123,16 +131,19 @@ def find(ptr, first=()):
 
 
 def devices_used():
-    return list(known_devices.values())
+    return [device for known in list(known_devices.values()) if (device := known()) is not None]
 
 
 cdef object locked_within(uint64_t ptr, uint64_t size):
+    cdef PyObject* there
     cdef PinnedMap on
     cdef vector[CRegion] regions
     cdef CRegion region
-    for on in pinned_maps():
-        if on.map.size() == 0:
+    for known in list(maps.values()):
+        there = PyWeakref_GetObject(known)
+        if there is <PyObject*>None or (<PinnedMap>there).map.size() == 0:
             continue
+        on = <PinnedMap>there
         regions = on.map.overlapping(ptr, size)
         for region in regions:
             if region.references > 0:
