@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from fake_device import LOCKED_OFFSET, WAIT, FakeDevice
+from pinning.copies import trim_staging
 from pinning.errors import VendorError
 from pinning.plugin import Device, MemoryConnection, MemoryInfo, MemoryKind, PinnedInfo, VendorEvent
 
@@ -121,8 +122,10 @@ class FakeMemoryDevice(FakeDevice):
         """Nothing leaked: no allocation, queue, event or lock; and nothing was done that is forbidden."""
         gc.collect()
         end = time.monotonic() + WAIT
-        while not self.lost and self.queues_alive and time.monotonic() < end:
+        trim_staging()
+        while not self.lost and (self.queues_alive or self.allocated) and time.monotonic() < end:
             time.sleep(0.001)  # dropped queues are given back by a thread
+            trim_staging()
         assert self.wrong == []
         assert self.locked == {}
         assert self.allocated == {}

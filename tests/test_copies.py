@@ -15,8 +15,7 @@ import pytest
 import pinning
 from fake_memory import FakeMemoryDevice
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
-from pinning.copies import Path, costs, rings, staging, trim_staging
-from pinning.copies.staging import PIECE_BYTES, StagedCopy
+from pinning.copies import Path, costs, trim_staging
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 5
@@ -216,9 +215,7 @@ def test_rings_are_used_again_and_given_back(device: FakeMemoryDevice, queue: pi
         assert not any(kind is MemoryKind.HOST for _, kind in device.allocated.values())
 
 
-@pytest.mark.parametrize(
-    ("ring_bytes", "path"), [(1000, "plain"), (PIECE_BYTES, "staged"), (PIECE_BYTES + 1, "staged")]
-)
+@pytest.mark.parametrize(("ring_bytes", "path"), [(1000, "plain"), (256 * KIB, "staged"), (256 * KIB + 1, "staged")])
 def test_rings_smaller_than_a_chunk(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, ring_bytes: int, path: str
 ) -> None:
@@ -238,30 +235,6 @@ def test_the_reason_names_the_part_that_is_too_small(device: FakeMemoryDevice, q
         plan = pinning.explain(there, array, queue=queue)
         assert [step.path for step in plan.steps] == ["plain", "direct", "staged"]
         assert "fast below" in plan.reason
-
-
-def test_a_ring_that_has_counted_far_counts_anew(
-    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun_at = []
-
-    def staged(*arguments: object) -> StagedCopy:
-        copy = StagedCopy(*arguments)  # type: ignore[arg-type]
-        begun_at.append(copy.base)
-        return copy
-
-    monkeypatch.setattr(staging, "WORN", 10)
-    monkeypatch.setattr(rings, "StagedCopy", staged)
-    array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
-    with pinning.alloc(SIZE, device=device) as there:
-        for _ in range(4):
-            pinning.copy_async(there, array, queue=queue)
-            last = pinning.copy_async(back, there, queue=queue)
-            run(device, last.done)
-            run(device, queue.poll)
-            assert (back == array).all()
-            back[:] = 0
-    assert begun_at == [0, 7] * 4
 
 
 def test_a_range_that_is_copied_often_is_locked_until_its_array_goes(
@@ -453,8 +426,3 @@ def test_work_that_fails_later_is_told_by_the_copy_and_the_queue_goes_on(
         good.wait()
         assert (bytes_of(there) == array).all()
         device.let_go()
-
-
-def test_pieces_are_what_the_threads_move() -> None:
-    assert costs.chunk_bytes(MIB) % PIECE_BYTES == 0
-    assert all(costs.chunk_bytes(size) % PIECE_BYTES == 0 for size in (MIB, SIZE, 64 * MIB, 1 << 30, 1 << 34))

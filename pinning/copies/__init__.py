@@ -4,7 +4,7 @@
 - ``copy.py``: `copy`, `copy_async`, `copy_2d_async`, `fill`, `explain`;
 - ``ends.py``: whose memory the two ends are;
 - ``plan.py``: which path each part takes, and why; ``costs.py``: where one path beats another;
-- ``submit.py``: the vendor's calls; ``staging``, ``rings.py``: pageable memory by way of pinned blocks;
+- ``submit.py``: the vendor's calls; `pinning.staging` moves pageable memory by way of pinned blocks;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """
 
@@ -12,7 +12,7 @@ from pinning.copies.copy import copy, copy_2d_async, copy_async, explain, fill
 from pinning.copies.costs import Costs, costs
 from pinning.copies.direct import Copy
 from pinning.copies.plan import Path, Plan, Step
-from pinning.copies.rings import trim_staging
+from pinning.copies.trim import trim_staging
 
 __all__ = [
     "Copy",

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from pinning.copies.costs import costs
 from pinning.copies.plan import Step
-from pinning.plugin import MemoryDevice, MemoryKind, VendorQueue
+from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
+from pinning.staging import staging_of
 
 E = TypeVar("E", bound=Event)
 
@@ -27,7 +28,7 @@ def bounce(
     """Copy `step` from device `origin` to device `to`; the event is one of `queue`. Raises what `copy_async` does."""
     out = queue if queue.device is origin else default_queue(origin)
     back = queue if queue.device is to else default_queue(to)
-    block = _Block(origin, min(step.size, costs.ring_bytes))
+    block = staging_of(origin).borrow(step.size, costs) or _Pageable(min(step.size, costs.ring_bytes))
     last: Event = queue.submit(None, wait_for)
     for at in range(0, step.size, block.nbytes):
         count = min(block.nbytes, step.size - at)
@@ -40,15 +41,9 @@ def _copies(dst: int, src: int, size: int) -> Callable[[VendorQueue], None]:
     return lambda vendor_queue: vendor_queue.copy(dst, src, size)
 
 
-class _Block:
-    """Pinned memory that is freed when the queues have let go of it."""
+class _Pageable:
+    """Where no pinned memory is to be had: each copy then blocks the caller until it is done."""
 
-    def __init__(self, device: MemoryDevice, nbytes: int) -> None:
-        self.ptr = device.allocate(nbytes, MemoryKind.HOST)
-        self.nbytes = nbytes
-        self._device = device
-
-    def __del__(self) -> None:
-        if hasattr(self, "_device"):
-            with suppress(Exception):  # the device is lost; nobody is there to hear
-                self._device.free(self.ptr, MemoryKind.HOST)
+    def __init__(self, nbytes: int) -> None:
+        self._memory = (ctypes.c_char * nbytes)()
+        self.ptr, self.nbytes = ctypes.addressof(self._memory), nbytes

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
-from functools import partial
 
 from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
@@ -18,7 +16,7 @@ from pinning.devices import default_device
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice, VendorQueue, host_work
 from pinning.queues import Event, Queue, default_queue
-from pinning.queues.gate import Turn
+from pinning.staging import staging_of
 
 
 def copy_async(
@@ -196,14 +194,15 @@ def _ends(dst: object, src: object, nbytes: int | None, queue: object) -> tuple[
 def _by_host(chosen: Plan, owners: tuple[object, ...], queue: Queue, wait_for: Iterable[Event]) -> Copy:
     """Between two ends on the host: CUDA would do it at once, when the queue's earlier work is over, and block."""
     (step,) = chosen.steps
-    copy = Copy()
-    copy.path, copy.reason = chosen.path, chosen.reason
-    turn = Turn(partial(ctypes.memmove, step.dst, step.src, step.size), copy)
+    held: list[object] = []
 
     def work(vendor_queue: VendorQueue) -> None:
-        vendor_queue.call(turn.function, turn.argument)
+        staging = staging_of(queue.device)
+        held.append(staging.copy_in_host(vendor_queue, step.dst, step.src, step.size, costs))
 
-    return queue.submit(work, wait_for, (turn, *owners), lambda: copy)
+    copy = queue.submit(work, wait_for, (*owners, held), Copy)
+    copy.path, copy.reason = chosen.path, chosen.reason
+    return copy
 
 
 def _size(nbytes: int | None, *sizes: int | None) -> int:

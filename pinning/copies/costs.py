@@ -7,10 +7,12 @@ the driver's own pageable copy is as fast or faster, because to wake threads cos
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-KIB, MIB = 1 << 10, 1 << 20
+from pinning.staging import default_limits
+
+MIB = 1 << 20
+_LIMITS = default_limits()
 
 
 @dataclass
@@ -22,11 +24,20 @@ class Costs:
     stage_to_device, stage_to_host : int
         Bytes of pageable memory from which a copy in that direction is staged.
     ring_bytes : int
-        Pinned memory of one staging ring. A queue that stages has one, and gives it up when its copies are over.
+        Pinned memory of one staging ring. A queue that stages has one, and gives it up when its copies are over. Where
+        less is left, down to 4 MiB, rings are smaller.
     staging_bytes : int
         Pinned memory that all rings of one device may take; beyond it copies take the plain path.
+    chunk_bytes : int
+        What a queue copies at once, at most; half of it in copies below 32 times as much, and never more than a quarter
+        of the ring. Between two chunks a GPU does nothing for 4 us.
     threads : int
-        How many threads fill and empty rings; fixed at the first staged copy. With one, nothing is staged.
+        How many threads fill and empty rings; fixed at the first staged copy. With one, nothing is staged. By default
+        three quarters of the processors that the process may use, and two at least.
+    threads_to_device, threads_to_host : int
+        How many of them do so in one direction at a time: by default half of the processors, for more gain nothing (8
+        of 16 move 50 GB/s, 12 fewer to the host). A copy whose source is still to be mapped page by page, such as a
+        file's mapping that nobody has read, may have all of them, for there more do gain.
     lock_after : int or None
         A pageable range of at least `lock_from` bytes that is copied for the so-manieth time is locked, until the array
         it belongs to is collected. None: never. Off unless a program asks for it, for another library's copy that
@@ -37,9 +48,12 @@ class Costs:
 
     stage_to_device: int = 8 * MIB
     stage_to_host: int = 8 * MIB
-    ring_bytes: int = 32 * MIB
-    staging_bytes: int = 256 * MIB
-    threads: int = max(1, min(8, (os.cpu_count() or 1) // 2))
+    ring_bytes: int = _LIMITS.ring_bytes
+    staging_bytes: int = _LIMITS.staging_bytes
+    chunk_bytes: int = _LIMITS.chunk_bytes
+    threads: int = _LIMITS.threads
+    threads_to_device: int = _LIMITS.threads_to_device
+    threads_to_host: int = _LIMITS.threads_to_host
     lock_after: int | None = None
     lock_from: int = 16 * MIB
 
@@ -55,13 +69,6 @@ class Costs:
         """Bytes of pageable memory from which any other path than the vendor's own copy is considered."""
         least = self.stage_from(to_device)
         return least if self.lock_after is None else min(least, self.lock_from)
-
-    def chunk_bytes(self, size: int) -> int:
-        """Bytes of a block for a copy of so many: small enough to overlap, few enough to be submitted at once."""
-        if size >= 512 * MIB:
-            return 8 * MIB
-        wanted = size // 8 // (256 * KIB) * (256 * KIB)
-        return max(512 * KIB, min(4 * MIB, wanted))
 
 
 costs = Costs()

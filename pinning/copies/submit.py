@@ -7,13 +7,10 @@ from contextlib import suppress
 
 from pinning.copies.costs import costs
 from pinning.copies.plan import Path, Plan, Step
-from pinning.copies.rings import rings_of
-from pinning.copies.staging import LetGo, StagedCopy
 from pinning.devices import pinned_map
 from pinning.map import Hold
 from pinning.plugin import MemoryDevice, VendorQueue
-
-_WORD = 1 << 32
+from pinning.staging import Staged, staging_of
 
 
 def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[object]) -> tuple[Path, str]:
@@ -34,19 +31,14 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[obje
     held += holds(plan, device)
     try:
         for step in plan.steps:
-            copy = None
-            if step.path is Path.STAGED:
-                assert plan.to_device is not None
-                host = step.src if plan.to_device else step.dst
-                copy = rings_of(device).stage(queue, plan.to_device, host, step.size)
-            if copy is not None:
-                held.append(LetGo(copy))
-                _submit_staged(copy, step, plan.to_device is True, queue, device)
+            staged = _staged(step, plan.to_device is True, device, queue) if step.path is Path.STAGED else None
+            if staged is not None:
+                held.append(staged)
             else:
                 queue.copy(step.dst, step.src, step.size)
                 if step.path is Path.STAGED:
                     path = Path.PLAIN
-                    reason = f"{plan.reason}, but all {costs.staging_bytes} bytes for staging are in use"
+                    reason = f"{plan.reason}, but all {costs.staging_bytes} bytes for staging are in use, or refused"
             submitted = True
     except BaseException:
         if submitted:
@@ -65,30 +57,8 @@ def holds(plan: Plan, device: MemoryDevice) -> list[Hold]:
     return [Hold(on, *each, None, None, None) for each in ranges if on.find(*each) is not None]
 
 
-def _submit_staged(copy: StagedCopy, step: Step, to_device: bool, queue: VendorQueue, device: MemoryDevice) -> None:
-    ring, there, chunk_bytes = copy.ring, step.dst if to_device else step.src, copy.chunk_bytes
-    moved, taken, base, blocks = ring.moved_address, ring.taken_address, copy.base, copy.block_count
-    try:
-        queue.call(copy.began, copy.argument)
-        copy.submitted = True
-        for i in range(copy.chunks):
-            if to_device:
-                queue.wait_value(moved, (base + i + 1) % _WORD)
-                queue.copy(there + i * chunk_bytes, copy.block(i), copy.bytes(i))
-            else:
-                if i >= blocks:
-                    queue.wait_value(moved, (base + i + 1 - blocks) % _WORD)
-                queue.copy(copy.block(i), there + i * chunk_bytes, copy.bytes(i))
-            queue.write_value(taken, (base + i + 1) % _WORD)
-        if not to_device:
-            queue.wait_value(moved, (base + copy.chunks) % _WORD)
-            queue.write_value(taken, (base + copy.chunks + 1) % _WORD)
-    except BaseException:
-        # The counters will never agree again: the ring goes to nobody else, and is given back when nobody uses it.
-        rings_of(device).take_out(ring)
-        with suppress(BaseException):
-            queue.synchronize()
-        copy.abandon()
-        with suppress(Exception):
-            rings_of(device).give_back(ring)
-        raise
+def _staged(step: Step, to_device: bool, device: MemoryDevice, queue: VendorQueue) -> Staged | None:
+    staging = staging_of(device)
+    if to_device:
+        return staging.copy_to_device(queue, step.dst, step.src, step.size, costs)
+    return staging.copy_to_host(queue, step.dst, step.src, step.size, costs)

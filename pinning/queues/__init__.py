@@ -5,7 +5,8 @@
 - ``event``: an operation, to be waited for;
 - ``lane``: one vendor's queue, and what is kept until its work is over;
 - ``submitter``: which lane an operation goes to, and what it waits for;
-- ``gate``: functions of the host that a vendor's queue calls;
+- ``crossing``: how a queue of one vendor waits for an event of another;
+- ``turn``: functions of Python that a vendor's queue calls;
 - ``pending``: what becomes of work while nobody looks, at exit and at fork;
 - ``queue``: `Queue`, the face of it all.
 """

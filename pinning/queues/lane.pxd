@@ -79,6 +79,7 @@ cdef class Work:
 cdef class Lane:
     cdef object __weakref__
     cdef readonly object vendor  # the VendorQueue, for Python
+    cdef object device
     cdef VendorQueue* queue  # the same for C++
     cdef bint adapted  # whether `queue` is an adapter of our own
     cdef Line line
@@ -105,10 +106,11 @@ cdef class Lane:
     cdef bint enter(self) except *
     cdef leave(self, bint outermost)
     cdef bint busy_here(self) except *
-    cdef put(self, Event event, object work, list vendor_waits, list gates, tuple keep)
-    cdef give(self, object work, list vendor_waits, list gates, tuple keep)
+    cdef put(self, Event event, object work, list vendor_waits, list crossings, tuple keep)
+    cdef give(self, object work, list vendor_waits, list crossings, tuple keep)
     cdef flush(self)
     cdef bint ask(self, bint block) except *
+    cdef give_signals(self)
     cdef read_markers(self)
     cdef raise_error(self)
     cdef hold(self, object thing)

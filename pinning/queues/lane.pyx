@@ -25,6 +25,7 @@ from time import monotonic
 
 from pinning.errors import PinningError
 from pinning.queues import pending
+from pinning.staging import Staged
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -78,8 +79,9 @@ cdef class Work:
 
 
 cdef class Lane:
-    def __init__(self, vendor, Line line, bint shared):
+    def __init__(self, vendor, Line line, bint shared, device):
         self.vendor = vendor
+        self.device = device
         if isinstance(vendor, NativeQueue):
             self.queue = (<NativeQueue>vendor).vendor
         else:
@@ -132,17 +134,17 @@ cdef class Lane:
     cdef Place last_place(self):
         return None if self.last is NULL else <Place>self.last
 
-    cdef put(self, Event event, object work, list vendor_waits, list gates, tuple keep):
+    cdef put(self, Event event, object work, list vendor_waits, list crossings, tuple keep):
         cdef bint outermost = self.enter()
         cdef Place place = None
         try:
             if self.closing or self.closed:
                 raise PinningError("the queue was closed meanwhile; nothing can be submitted to it")
-            if work is None and not vendor_waits and not gates and outermost:
+            if work is None and not vendor_waits and not crossings and outermost:
                 place = self.last_place()
                 self.hold(keep)
             else:
-                self.give(work, vendor_waits, gates, keep)
+                self.give(work, vendor_waits, crossings, keep)
             if place is None:
                 place = Place.__new__(Place)
                 place.lane = self
@@ -163,16 +165,16 @@ cdef class Lane:
         finally:
             self.leave(outermost)
 
-    cdef give(self, object work, list vendor_waits, list gates, tuple keep):
+    cdef give(self, object work, list vendor_waits, list crossings, tuple keep):
         self.flush()
-        if vendor_waits or gates or (work is not None and not isinstance(work, Work)):
+        if vendor_waits or crossings or (work is not None and not isinstance(work, Work)):
             self.writes.add_unknown(self.submitted + 1)
         for vendor_event in vendor_waits:
             self.vendor.wait(vendor_event)
         try:
-            for gate in gates:
-                self.hold((gate,))
-                self.vendor.call(gate.function, gate.argument)
+            for crossing in crossings:
+                self.hold((crossing,))
+                crossing.submit(self.vendor, self.device)
             self.hold(keep)
             if isinstance(work, Work):
                 self.hold(work)
@@ -287,11 +289,24 @@ cdef class Lane:
             self.refusals = 0
         except Exception as error:
             self.refusals += 1
+            if self.refusals == LOST:
+                self.give_signals()
             self.blame(error)
             raise
         finally:
             self.asking.remove(ident)
         return over
+
+    cdef give_signals(self):
+        """The device is lost, and queues of others must not wait for it."""
+        cdef size_t i = 0
+        while i < self.kept.size():
+            kept = <object>self.kept.at(i).thing
+            for each in kept if type(kept) is tuple else ():
+                for signal in each if type(each) is list else ():
+                    if isinstance(signal, Staged):
+                        signal.give()
+            i += 1
 
     def poll(self):
         """Ask the vendor how far it is, and let go of what is kept no longer. Whether all is over."""

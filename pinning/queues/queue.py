@@ -12,8 +12,8 @@ from pinning import devices
 from pinning.errors import PinningError
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
-from pinning.queues.gate import Turn
 from pinning.queues.submitter import Submitter, replace
+from pinning.queues.turn import Turn
 
 Order = Literal["in_order", "out_of_order"]
 

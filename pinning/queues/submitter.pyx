@@ -13,7 +13,7 @@ import atexit
 
 from pinning.errors import PinningError
 from pinning.queues import pending
-from pinning.queues.gate import gate_for
+from pinning.queues.crossing import crossing
 
 cdef enum:
     LANES = 4  # of the vendor's, at most, for an out-of-order queue
@@ -41,7 +41,7 @@ cdef class Submitter:
         self.device = device
         self.ordered = ordered
         self.vendor_name = device.name.partition(":")[0]
-        self.lanes.append(Lane(vendor or device.make_queue(), Line(ordered), vendor is not None))
+        self.lanes.append(Lane(vendor or device.make_queue(), Line(ordered), vendor is not None, device))
         self.closed = False
 
     def __del__(self):
@@ -72,7 +72,7 @@ cdef class Submitter:
         cdef Event event = Event.__new__(Event) if kind is Event else kind()
         cdef tuple kept = keep if type(keep) is tuple else tuple(keep)
         cdef list vendor_waits = NONE
-        cdef list gates = NONE
+        cdef list crossings = NONE
         cdef tuple waits = ()
         cdef dict before = self.before
         cdef Event wait
@@ -93,12 +93,12 @@ cdef class Submitter:
                         vendor_waits = []
                     vendor_waits.append(wait.recorded())
                 else:
-                    if gates is NONE:
-                        gates = []
-                    gates.append(gate_for(wait))
+                    across = crossing(wait)
+                    if across is not None:
+                        crossings = [*crossings, across]
         event.queue = self
         event.before = before
-        lane.put(event, work, vendor_waits, gates, kept)
+        lane.put(event, work, vendor_waits, crossings, kept)
         if before is not NOTHING and before is not self.before:
             if self.ordered:
                 self.before = merged(self.before, before)  # and not `before` alone: other threads submit meanwhile
@@ -131,7 +131,7 @@ cdef class Submitter:
             if lane.poll():
                 return lane
         if len(self.lanes) < LANES:
-            lane = Lane(self.device.make_queue(), Line(False), False)
+            lane = Lane(self.device.make_queue(), Line(False), False, self.device)
             self.lanes.append(lane)
             if self.closed:  # by another thread meanwhile, which may not have seen this lane
                 pending.retire(lane)

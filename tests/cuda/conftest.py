@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path.extend([str(HERE), str(HERE.parent)])
 
 from mapped_memory import PAGE, Memory  # noqa: E402
+from pinning.copies import trim_staging  # noqa: E402
 from standins.libcuda import DRIVER, left  # noqa: E402
 from standins.standin import MissingError, StandIn  # noqa: E402
 
@@ -49,5 +50,6 @@ def standin(tmp_path: Path) -> Iterator[StandIn]:
     yield standin
     standin.configure()
     gc.collect()
+    trim_staging()
     assert standin.registrations() == set()
     assert left() == {"streams": 0, "allocations": 0}

@@ -14,10 +14,10 @@ import numpy
 import pytest
 
 import pinning
+from holding import Held
 from pinning import LayoutError, MemoryKind, arrays
 from pinning.arrays.dlpack import take_capsule
 from pinning.pools import default_pool
-from pinning.queues.gate import Gate
 from standins.standin import StandIn
 
 
@@ -79,9 +79,9 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
     with arrays.stream("cuda") as stream, arrays.stream("cuda") as consumer:
         there = arrays.to_device(numbers(100))
         here = arrays.pinned_array_like(there)
-        gate = Gate()
-        stream.submit(lambda vendor: vendor.call(gate.function, gate.argument), (), (gate,))
-        there.copy_to_host(here, stream=stream)  # does nothing until the gate is opened
+        held: list[Held] = []
+        stream.submit(lambda vendor: held.append(Held(vendor)))
+        there.copy_to_host(here, stream=stream)  # does nothing until the queue is released
         try:
             assert there.__cuda_array_interface__["stream"] == stream.handle
             for given, waits in ((consumer.handle, consumer.handle), (None, 1), (2, 2), (-1, None)):
@@ -92,7 +92,7 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
             with pytest.raises(BufferError, match="ambiguous"):
                 there.__dlpack__(stream=0)
         finally:
-            gate.open()
+            held[0].release()
         stream.synchronize()
         assert there.__cuda_array_interface__["stream"] is None
         assert (here == numbers(100)).all()

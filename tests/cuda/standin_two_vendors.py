@@ -92,4 +92,5 @@ def test_a_stream_of_cuda_core(standin: StandIn) -> None:
     with pytest.raises(PinningError):
         Queue.adopt(stream, HOST)
     del copied
+    pinning.copies.trim_staging()  # and the helper that told the host
     assert live()["streams"] == 0

@@ -1,23 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// Staged copies in both directions through rings that simulated devices take from: staging_stress [SECONDS] [SEED]
+// Staged copies, copies in the host and signals, in queues of simulated devices: staging_stress [SECONDS] [SEED]
 //
-// A device here is a thread that does what is in its queue, in order, as a vendor's would: calls, waits for a word,
-// copies, writes a word. It fails the test when bytes arrive that were not sent, or when memory is touched too early.
+// A device here has a few channels, each a thread that does the work of all queues that share it, in the order in which
+// it was submitted: a wait at the head holds up all behind it, as on a GPU. It fails the test when bytes arrive that were
+// not sent, when memory is touched too early or too late, and when anything does not end.
 #include <pinning/staging.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
+using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using Random = std::mt19937_64;
+using pinning::Address;
+
+constexpr auto patience = 60s;
 
 [[noreturn]] void violation(std::string const& what) {
   std::printf("VIOLATION: %s\n", what.c_str());
@@ -25,89 +37,307 @@ using Random = std::mt19937_64;
   std::_Exit(1);
 }
 
-/// A ring, its counters, and a device's memory. Copies come one after the other.
-class Device {
- public:
-  Device(pinning::CopyThreads& threads, std::uint64_t seed) : threads_(threads), random_(seed) {
-    counters_.taken = counters_.moved = base_ = static_cast<std::uint32_t>(-3);  // they wrap soon
-  }
+Address address(void const* ptr) { return reinterpret_cast<Address>(ptr); }
+template <class T>
+T* pointer(Address ptr) {
+  return reinterpret_cast<T*>(ptr);
+}
 
-  /// One copy there and one back, queued together; how many bytes went.
-  std::size_t round_trip() {
-    std::size_t const size = 1 + random_() % (random_() % 2 ? 100'000 : 3'000'000);
-    std::vector<char> source(size, 'x'), memory(size), target(size, 'y');
-    auto const to = stage(true, source.data(), memory.data(), size);
-    auto const back = stage(false, target.data(), memory.data(), size);
-    // Before its turn comes no byte may be read or written: this is earlier work on the same memory.
-    for (char& byte : source) byte = static_cast<char>(random_());
-    run();
-    if (source != memory) violation("the device has other bytes than the host had");
-    if (memory != target) violation("the host has other bytes than the device had");
-    while (!to->over() || !back->over()) std::this_thread::yield();
-    return 2 * size;
+pinning::VendorError refused() { return pinning::VendorError({"submit", 1, "REFUSED", ""}); }
+
+/// Does what it is given, in order, until it is lost.
+class Channel {
+ public:
+  void put(std::function<void()> work) {
+    {
+      std::lock_guard const guard(mutex_);
+      work_.push_back(std::move(work));
+      ++submitted_;
+    }
+    news_.notify_all();
+  }
+  std::uint64_t submitted() {
+    std::lock_guard const guard(mutex_);
+    return submitted_;
+  }
+  bool done(std::uint64_t position) {
+    std::lock_guard const guard(mutex_);
+    return finished_ >= position;
+  }
+  void wait(std::uint64_t position, char const* what) {
+    std::unique_lock guard(mutex_);
+    if (!news_.wait_for(guard, patience, [&] { return finished_ >= position; })) violation(what);
+  }
+  void lose() { lost_ = true; }
+  bool lost() const { return lost_; }
+  void end() {
+    put([this] { ended_ = true; });
+    thread_.join();
   }
 
  private:
-  static constexpr std::size_t ring_bytes = 4 * pinning::StagedCopy::piece_bytes;
-
-  std::unique_ptr<pinning::StagedCopy> stage(bool to_device, char* host, char* memory, std::size_t size) {
-    std::size_t const chunk = pinning::StagedCopy::piece_bytes << random_() % 2;
-    auto const blocks = static_cast<std::uint32_t>(ring_bytes / chunk);
-    auto copy = std::make_unique<pinning::StagedCopy>(threads_, to_device, host, size, chunk, ring_.data(), blocks,
-                                                      counters_, base_);
-    auto& staged = *copy;
-    queue_.push_back([&staged] { pinning::StagedCopy::began(&staged); });
-    for (std::uint32_t i = 0; i < staged.chunks(); ++i) {
-      if (to_device) {
-        wait(base_ + i + 1);
-      } else if (i >= blocks) {
-        wait(base_ + i + 1 - blocks);
+  void run() {
+    while (!ended_) {
+      std::function<void()> work;
+      {
+        std::unique_lock guard(mutex_);
+        news_.wait(guard, [&] { return !work_.empty(); });
+        work = std::move(work_.front());
+        work_.pop_front();
       }
-      queue_.push_back([&staged, to_device, memory, chunk, i] {
-        char* const there = memory + i * chunk;
-        char* const block = staged.block(i);
-        std::memcpy(to_device ? there : block, to_device ? block : there, staged.bytes(i));
-      });
-      std::uint32_t const value = base_ + i + 1;
-      queue_.push_back([this, value] { counters_.taken.store(value, std::memory_order_release); });
+      work();
+      {
+        std::lock_guard const guard(mutex_);
+        ++finished_;
+      }
+      news_.notify_all();
     }
-    base_ += staged.chunks();
-    if (!to_device) wait(base_);
-    return copy;
   }
 
-  void wait(std::uint32_t value) {
-    queue_.push_back([this, value] {
-      while (static_cast<std::int32_t>(moved(counters_) - value) < 0) std::this_thread::yield();
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::deque<std::function<void()>> work_;
+  std::uint64_t submitted_ = 0, finished_ = 0;
+  std::atomic<bool> lost_ = false;
+  bool ended_ = false;
+  std::thread thread_{[this] { run(); }};
+};
+
+struct Event : pinning::VendorEvent {
+  Event(Channel& on, std::uint64_t at) : channel(on), position(at) {}
+  bool done() override { return channel.done(position); }
+  void wait() override { channel.wait(position, "an event does not come"); }
+  double seconds_since(VendorEvent&) override { return 0; }
+  Channel& channel;
+  std::uint64_t position;
+};
+
+class Queue : public pinning::VendorQueue {
+ public:
+  explicit Queue(Channel& channel) : channel_(channel) {}
+
+  std::uintptr_t handle() const noexcept override { return 0; }
+  void copy(Address dst, Address src, std::uint64_t size) override {
+    put([=] { std::memcpy(pointer<char>(dst), pointer<char>(src), size); });
+  }
+  void copy_2d(Address, std::uint64_t, Address, std::uint64_t, std::uint64_t, std::uint64_t) override { std::abort(); }
+  void fill(Address, std::uint32_t, unsigned, std::uint64_t) override { std::abort(); }
+  void call(void (*function)(void*), void* argument) override {
+    put([=] { function(argument); });
+  }
+  bool waits_for_values() const noexcept override { return waits; }
+  void wait_value(Address word, std::uint32_t value) override {
+    Channel& channel = channel_;
+    put([=, &channel] {
+      auto const& watched = *pointer<std::atomic<std::uint32_t>>(word);
+      auto const end = Clock::now() + patience;
+      while (static_cast<std::int32_t>(watched.load(std::memory_order_acquire) - value) < 0 && !channel.lost()) {
+        if (Clock::now() > end) violation("a queue waits for a word for ever");
+        std::this_thread::yield();
+      }
+    });
+  }
+  void write_value(Address word, std::uint32_t value) override {
+    put([=] { pointer<std::atomic<std::uint32_t>>(word)->store(value, std::memory_order_release); });
+  }
+  std::unique_ptr<pinning::VendorEvent> record() override {
+    put([] {});
+    return std::make_unique<Event>(channel_, channel_.submitted());
+  }
+  void wait(pinning::VendorEvent& event) override {
+    Channel& channel = static_cast<Event&>(event).channel;
+    std::uint64_t const position = static_cast<Event&>(event).position;
+    if (&channel == &channel_) return;
+    put([=, &channel] { channel.wait(position, "a queue waits for another for ever"); });
+  }
+  bool done() override { return channel_.done(channel_.submitted()); }
+  void synchronize() override { channel_.wait(channel_.submitted(), "a queue does not end"); }
+  void close() override {}
+
+  bool waits = true;
+  int refuse_after = -1;  // calls; the next one is refused
+
+ private:
+  void put(std::function<void()> work) {
+    if (refuse_after >= 0 && refuse_after-- == 0) throw refused();
+    Channel& channel = channel_;
+    channel.put([work = std::move(work), &channel] {
+      if (!channel.lost()) work();
     });
   }
 
-  void run() {
-    for (auto const& operation : queue_) {
-      if (random_() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
-      operation();
-    }
-    queue_.clear();
-  }
-
-  pinning::CopyThreads& threads_;
-  Random random_;
-  pinning::StagingCounters counters_;
-  std::uint32_t base_;
-  std::vector<char> ring_ = std::vector<char>(ring_bytes);
-  std::vector<std::function<void()>> queue_;
+  Channel& channel_;
 };
 
-/// A device that is lost in the middle: its threads let go of the copy when they are told.
-void lose(pinning::CopyThreads& threads) {
-  std::vector<char> host(8 << 20), ring(1 << 20);
-  pinning::StagingCounters counters;
-  pinning::StagedCopy copy(threads, true, host.data(), host.size(), 256 << 10, ring.data(), 4, counters, 0);
-  pinning::StagedCopy::began(&copy);
-  while (moved(counters) != 4) std::this_thread::yield();  // as far as the ring reaches
-  if (copy.over()) violation("a copy is over that the device has not taken");
-  copy.abandon();
-  while (!copy.over()) std::this_thread::yield();
+/// What is still there when it goes is that of a lost device.
+class Memory : public pinning::PinnedMemory {
+ public:
+  ~Memory() override {
+    for (Address const ptr : allocated_) std::free(pointer<void>(ptr));
+  }
+  Address allocate(std::uint64_t size) override {
+    void* const got = std::aligned_alloc(4096, (size + 4095) & ~std::uint64_t{4095});
+    if (got == nullptr) throw std::bad_alloc();
+    std::lock_guard const guard(mutex_);
+    allocated_.insert(address(got));
+    return address(got);
+  }
+  void free(Address ptr) override {
+    std::lock_guard const guard(mutex_);
+    if (allocated_.erase(ptr) != 1) violation("memory is freed that is not allocated");
+    std::free(pointer<void>(ptr));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<Address> allocated_;
+};
+
+struct Device {
+  explicit Device(unsigned count) : channels(count) {}
+  Channel& channel() { return channels[next++ % channels.size()]; }
+  void end() {
+    for (auto& each : channels) each.end();
+  }
+
+  std::deque<Channel> channels;
+  std::atomic<unsigned> next = 0;
+  std::unique_ptr<pinning::Staging> staging = pinning::make_staging(std::make_unique<Memory>(), 100);
+};
+
+pinning::StagingLimits small() {
+  pinning::StagingLimits limits;
+  limits.ring_bytes = 2 << 20;
+  limits.device_bytes = 64 << 20;
+  limits.chunk_bytes = 1 << 20;
+  limits.threads = 3;
+  limits.to_device = limits.to_host = 2;
+  return limits;
+}
+
+pinning::StagingLimits const limits = small();
+
+/// What a queue has been given stays until it is over.
+using Kept = std::vector<std::unique_ptr<pinning::Staged>>;
+
+/// Copies there, perhaps about in the host, and back, one after the other in one queue, several times over.
+std::size_t round_trips(Device& device, Queue& queue, Random& random) {
+  struct Trip {
+    std::vector<char> source, memory, target, copy;
+    bool early;
+  };
+  std::deque<Trip> trips;
+  Kept kept;
+  std::size_t bytes = 0;
+  auto const keep = [&](std::unique_ptr<pinning::Staged> staged) {
+    if (staged == nullptr) violation("there is no ring");
+    kept.push_back(std::move(staged));
+  };
+  for (auto count = 1 + random() % 4; count > 0; --count) {
+    std::size_t const size = 1 + random() % (random() % 2 ? 100'000 : 3'000'000);
+    bool const early = random() % 2;
+    auto& trip = trips.emplace_back(Trip{std::vector<char>(size, 'x'), std::vector<char>(size, 'm'),
+                                         std::vector<char>(size, 't'), std::vector<char>(size, 'c'), early});
+    auto const set = [&trip, seed = random()] {
+      Random values(seed);
+      for (std::size_t i = 0; i < trip.source.size(); i += 97) trip.source[i] = static_cast<char>(values());
+    };
+    // Before its turn comes no byte of a copy that is not early may be read: this is earlier work on the same memory.
+    struct Work {
+      std::function<void()> set;
+    };
+    if (early) {
+      set();
+    } else {
+      queue.call([](void* work) { std::unique_ptr<Work>(static_cast<Work*>(work))->set(); }, new Work{set});
+    }
+    keep(device.staging->copy_to_device(queue, address(trip.memory.data()), address(trip.source.data()), size, early,
+                                        limits));
+    keep(device.staging->copy_to_host(queue, address(trip.target.data()), address(trip.memory.data()), size, limits));
+    if (random() % 2) {
+      keep(device.staging->copy_in_host(queue, address(trip.copy.data()), address(trip.target.data()), size, limits));
+    } else {
+      keep(device.staging->copy_to_host(queue, address(trip.copy.data()), address(trip.memory.data()), size, limits));
+    }
+    bytes += 3 * size;
+  }
+  queue.synchronize();
+  for (Trip const& trip : trips) {
+    if (trip.source != trip.memory) violation("the device has other bytes than the host had");
+    if (trip.memory != trip.target) violation("the host has other bytes than the device had");
+    if (trip.memory != trip.copy) violation("a copy in the host has other bytes");
+  }
+  return bytes;
+}
+
+/// Queues of two devices take turns by signals; each turn counts one more.
+void relay(Device& one, Device& other, Random& random) {
+  Device* const devices[] = {&one, &other};
+  struct Runner {
+    explicit Runner(Device& device) : queue(device.channel()), helper(device.channel()) {}
+    Queue queue, helper;
+  };
+  Runner runners[] = {Runner(one), Runner(other)};
+  runners[0].queue.waits = runners[0].helper.waits = random() % 8 != 0;
+  std::vector<std::unique_ptr<pinning::VendorEvent>> events;
+  Kept kept;
+  std::uint64_t number = 0;
+  std::uint64_t const rounds = 2 + random() % 20;
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    Runner &mine = runners[i % 2], &theirs = runners[(i + 1) % 2];
+    if (!events.empty()) {
+      theirs.helper.wait(*events.back());
+      auto signal = devices[(i + 1) % 2]->staging->signal(theirs.helper);
+      auto wait = devices[i % 2]->staging->wait(mine.queue, *signal);
+      if (random() % 8 == 0) {
+        events.back()->wait();
+        signal->give();  // as is done where its device is lost
+      }
+      kept.push_back(std::move(signal));
+      kept.push_back(std::move(wait));
+    }
+    mine.queue.call([](void* count) { ++*static_cast<std::uint64_t*>(count); }, &number);
+    events.push_back(mine.queue.record());
+  }
+  events.back()->wait();
+  if (number != rounds) violation("a queue has not waited for a signal");
+  for (auto& runner : runners) runner.queue.synchronize(), runner.helper.synchronize();
+}
+
+/// A submission that is refused at any call leaves the queue and the memory as they were to later work.
+void refuse(Device& device, Queue& queue, Random& random) {
+  std::vector<char> host(1 + random() % 3'000'000), memory(host.size());
+  queue.refuse_after = static_cast<int>(random() % 20);
+  try {
+    bool const to_device = random() % 2;
+    auto const staged = to_device ? device.staging->copy_to_device(queue, address(memory.data()), address(host.data()),
+                                                                   host.size(), random() % 2, limits)
+                                  : device.staging->copy_to_host(queue, address(host.data()), address(memory.data()),
+                                                                 host.size(), limits);
+    queue.refuse_after = -1;
+    queue.synchronize();
+  } catch (pinning::VendorError const&) {
+  }
+}
+
+/// A device that is lost in the middle: what has been staged can be dropped, and nobody touches its memory any more.
+void lose(Random& random) {
+  Device device(1);
+  Queue queue(device.channel());
+  std::vector<char> memory(8 << 20);
+  {
+    std::vector<char> host(8 << 20);
+    auto const there = device.staging->copy_to_device(queue, address(memory.data()), address(host.data()), host.size(),
+                                                      random() % 2, limits);
+    auto const back =
+        device.staging->copy_to_host(queue, address(host.data()), address(memory.data()), host.size(), limits);
+    auto const signal = device.staging->signal(queue);
+    auto const wait = device.staging->wait(queue, *signal);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+    device.channels[0].lose();
+    if (random() % 2) queue.synchronize();
+  }
+  device.end();
 }
 
 }  // namespace
@@ -115,19 +345,31 @@ void lose(pinning::CopyThreads& threads) {
 int main(int argc, char** argv) {
   double const seconds = argc > 1 ? std::atof(argv[1]) : 3;
   std::uint64_t const seed = argc > 2 ? std::strtoull(argv[2], nullptr, 0) : 1;
-  auto const end = Clock::now() + std::chrono::duration<double>(seconds);
   std::atomic<std::size_t> bytes = 0;
-  {
-    pinning::CopyThreads threads(3);
-    std::vector<std::jthread> devices;
-    for (std::uint64_t i = 0; i < 3; ++i) {
-      devices.emplace_back([&, i] {
-        Device device(threads, seed * 10 + i);
-        while (Clock::now() < end) bytes += device.round_trip();
+  for (unsigned const channels : {1u, 2u, 8u}) {
+    auto const end = Clock::now() + std::chrono::duration<double>(seconds / 3);
+    Device one(channels), other(channels);
+    std::vector<std::thread> threads;
+    for (std::uint64_t i = 0; i < 6; ++i) {
+      threads.emplace_back([&, i] {
+        Random random(seed * 1000 + channels * 10 + i);
+        Device& mine = i % 2 ? one : other;
+        do {
+          Queue queue(mine.channel());
+          bytes += round_trips(mine, queue, random);
+          if (i < 2) relay(one, other, random);
+          if (i == 2) refuse(mine, queue, random);
+          if (i == 3 && random() % 4 == 0) lose(random);
+          if (i == 4 && random() % 4 == 0) mine.staging->trim();
+          queue.synchronize();
+        } while (Clock::now() < end);
       });
     }
-    lose(threads);
-    devices.clear();
+    for (auto& thread : threads) thread.join();
+    one.end();
+    other.end();
+    one.staging->trim();
+    other.staging->trim();
   }
   std::printf("staging: all right, %zu MiB\n", bytes.load() >> 20);
 }

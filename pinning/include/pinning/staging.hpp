@@ -1,230 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between pageable memory and a device by way of a ring of pinned blocks, which threads fill or empty.
+// Copies of pageable memory by way of pinned blocks, which threads of libpinning fill and empty; copies within the
+// host's memory in a queue's turn; and signals, by which a queue of one vendor waits for one of another.
 //
-// All of a staged copy is put into the vendor's queue at once. Device and threads tell each other how far they are by
-// two counters in pinned memory, which a queue can wait for and write as one of its operations; so a chunk costs no call
-// from the driver back to the host, which takes longer than to copy a MiB.
+// A queue's blocks form a ring. All of a copy is put into the vendor's queue at once, in chunks; device and threads tell
+// each other how far they are by words in pinned memory, which count the ring's chunks, of all its copies, and wrap:
 //
-//     to the device:  call(began)  for each chunk i: wait(moved > i)           copy  write(taken = i + 1)
-//     to the host:    call(began)  for each chunk i: wait(moved > i - blocks)  copy  write(taken = i + 1)
+//     to the device:  write(begun)  for each chunk c: wait(moved > c)               copy  write(taken = c + 1)
+//     to the host:                  for each chunk c: wait(moved: its block is free) copy  write(taken = c + 1)
 //                     end: wait(moved = all)  write(taken = all + 1)
+//     in the host:                  write(taken = c + 1)  wait(moved > c)  write(taken = c + 2)
+//     a signal:                     write(taken = c + 1)
+//     a wait for it:                wait(moved > c)  write(taken = c + 2)
 //
-// No byte of the host's is touched before `began`, for work that is queued earlier may still read or write it.
+// docs/copies.md says why no queue can hang there.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <list>
-#include <mutex>
-#include <new>
-#include <thread>
-#include <vector>
+#include <memory>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+#include "vendor.hpp"
 
 namespace pinning {
 
-/// memcpy that leaves the destination out of the caches: it is not read first, which is a third of what moves.
-inline void stream_copy(char* to, char const* from, std::size_t size) noexcept {
-#if defined(__x86_64__)
-  constexpr std::size_t line = 64;
-  std::size_t const head = std::min(size, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
-  std::memcpy(to, from, head);
-  to += head, from += head, size -= head;
-  for (; size >= line; to += line, from += line, size -= line) {
-    auto const* const source = reinterpret_cast<__m128i const*>(from);
-    auto* const destination = reinterpret_cast<__m128i*>(to);
-    __m128i const a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
-    __m128i const c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-    _mm_stream_si128(destination, a);
-    _mm_stream_si128(destination + 1, b);
-    _mm_stream_si128(destination + 2, c);
-    _mm_stream_si128(destination + 3, d);
-  }
-  _mm_sfence();  // such stores are in no order with others until then
-#endif
-  std::memcpy(to, from, size);
-}
-
-/// What a device writes and what the threads write, each in a cache line of its own. They count chunks of all the copies
-/// by way of one ring, and wrap.
-struct StagingCounters {
-  alignas(64) std::atomic<std::uint32_t> taken{0};  // by the device: chunks that it has copied
-  alignas(64) std::atomic<std::uint32_t> moved{0};  // by the threads: chunks in their block, or in the host's memory
+/// How much of the machine staging may use. The defaults suit the processors that this process may run on.
+struct StagingLimits {
+  std::uint64_t ring_bytes = 32 << 20;      // of one ring; less where little is left
+  std::uint64_t device_bytes = 512 << 20;   // of all rings of a device
+  std::uint64_t chunk_bytes = 8 << 20;      // that a queue copies at once; half of it in copies below 256 MiB
+  unsigned threads;                         // that there are; counts at the first copy of the process
+  unsigned to_device, to_host;              // of them at work in one direction at a time
+  PINNING_API StagingLimits() noexcept;
 };
 
-inline StagingCounters* place_counters(void* memory) noexcept { return new (memory) StagingCounters; }
-inline std::uint32_t taken(StagingCounters const& counters) noexcept {
-  return counters.taken.load(std::memory_order_acquire);
-}
-inline std::uint32_t moved(StagingCounters const& counters) noexcept {
-  return counters.moved.load(std::memory_order_acquire);
-}
-
-/// One copy by way of pinned blocks. It must live until it is `over`.
-class StagedCopy {
+/// Pinned memory of the host for the queues of one device.
+class PinnedMemory {
  public:
-  static constexpr std::size_t piece_bytes = 256 << 10;
-
-  /// `chunk_bytes` is a multiple of `piece_bytes`; `blocks` are `block_count * chunk_bytes` bytes of pinned memory;
-  /// `base` is the counters' value when it begins.
-  StagedCopy(class CopyThreads& threads, bool to_device, char* host, std::size_t size, std::size_t chunk_bytes,
-             char* blocks, std::uint32_t block_count, StagingCounters& counters, std::uint32_t base)
-      : threads_(threads), to_device_(to_device), host_(host), size_(size), chunk_bytes_(chunk_bytes), blocks_(blocks),
-        block_count_(block_count), counters_(counters), base_(base), left_((size + chunk_bytes - 1) / chunk_bytes) {
-    for (std::uint32_t i = 0; i < chunks(); ++i) left_[i].store(bytes(i), std::memory_order_relaxed);
-  }
-
-  std::uint32_t chunks() const noexcept { return static_cast<std::uint32_t>(left_.size()); }
-  std::size_t bytes(std::uint32_t chunk) const noexcept {
-    return std::min(chunk_bytes_, size_ - chunk * chunk_bytes_);
-  }
-  char* block(std::uint32_t chunk) const noexcept { return blocks_ + chunk % block_count_ * chunk_bytes_; }
-
-  /// Whether its turn in the queue has come.
-  bool begun() const noexcept { return begun_.load(std::memory_order_acquire); }
-
-  /// Whether no thread will touch it any more.
-  bool over() const noexcept { return over_.load(std::memory_order_acquire); }
-
-  /// From now on no thread touches any memory that it does not yet. False where one still may, until it is `over`.
-  bool abandon() noexcept {
-    abandoned_.store(true);
-    return !begun_.load() || over();
-  }
-
-  /// What the vendor's queue calls, with the copy as its argument.
-  static void began(void* copy);
-
- private:
-  friend class CopyThreads;
-
-  std::size_t pieces() const noexcept { return (size_ + piece_bytes - 1) / piece_bytes; }
-
-  void move_piece(std::size_t piece) {
-    if (abandoned_.load(std::memory_order_relaxed)) return;
-    std::size_t const at = piece * piece_bytes;
-    std::uint32_t const chunk = static_cast<std::uint32_t>(at / chunk_bytes_);
-    std::size_t const count = std::min(piece_bytes, size_ - at);
-    std::uint32_t const needed = to_device_ ? base_ + chunk - block_count_ + 1 : base_ + chunk + 1;
-    if ((!to_device_ || chunk >= block_count_) && !wait_for_device(needed)) return;
-    char* const staged = block(chunk) + (at - chunk * chunk_bytes_);
-    if (!to_device_) {
-      stream_copy(host_ + at, staged, count);
-    } else if (chunk < block_count_) {
-      stream_copy(staged, host_ + at, count);  // after an earlier copy the block is dirty in another core's cache
-    } else {
-      std::memcpy(staged, host_ + at, count);  // the device reads it from the cache, and soon it is written again
-    }
-    if (left_[chunk].fetch_sub(count, std::memory_order_acq_rel) == count) publish();
-  }
-
-  bool wait_for_device(std::uint32_t needed) noexcept {
-    using namespace std::chrono_literals;
-    for (int spins = 0; static_cast<std::int32_t>(counters_.taken.load(std::memory_order_acquire) - needed) < 0; ++spins) {
-      if (abandoned_.load(std::memory_order_relaxed)) return false;
-      if (spins < 2000) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-      } else {
-        std::this_thread::sleep_for(20us);
-      }
-    }
-    return true;
-  }
-
-  /// Counts the chunks that are moved and have none before them that is not.
-  void publish() {
-    std::lock_guard const guard(publishing_);
-    std::uint32_t const before = published_;
-    while (published_ < chunks() && left_[published_].load(std::memory_order_acquire) == 0) ++published_;
-    // A thread that comes late has nothing to say, and the next copy may be counting already.
-    if (published_ != before) counters_.moved.store(base_ + published_, std::memory_order_release);
-  }
-
-  CopyThreads& threads_;
-  bool const to_device_;
-  char* const host_;
-  std::size_t const size_, chunk_bytes_;
-  char* const blocks_;
-  std::uint32_t const block_count_;
-  StagingCounters& counters_;
-  std::uint32_t const base_;
-  std::vector<std::atomic<std::size_t>> left_;  // bytes of each chunk that are still to be moved
-  std::mutex publishing_;
-  std::uint32_t published_ = 0;
-  std::atomic<bool> begun_ = false, over_ = false, abandoned_ = false;
-  std::size_t next_piece_ = 0, at_work_ = 0;  // under the threads' mutex
+  virtual ~PinnedMemory() = default;
+  virtual Address allocate(std::uint64_t size) = 0;
+  virtual void free(Address ptr) = 0;
 };
 
-/// Threads that move the pieces of staged copies, of the one that began first before others.
-class CopyThreads {
+/// A copy, a signal or a wait for one that is in a queue. Keep it until the queue's work is over; when it goes, no thread
+/// touches the host's memory any more, and nothing waits for it. Its end takes no longer than to copy 256 KiB.
+class Staged {
  public:
-  explicit CopyThreads(unsigned count) {
-    for (unsigned i = 0; i < count; ++i) {
-      try {
-        threads_.emplace_back([this] { work(); });
-      } catch (...) {
-        if (threads_.empty()) throw;
-        return;  // fewer will do
-      }
-    }
-  }
-  ~CopyThreads() {
-    {
-      std::lock_guard const guard(mutex_);
-      stopping_ = true;
-    }
-    wanted_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
-  CopyThreads(CopyThreads const&) = delete;
-
-  void begin(StagedCopy& copy) {
-    {
-      std::lock_guard const guard(mutex_);
-      begun_.push_back(&copy);
-    }
-    wanted_.notify_all();
-  }
-
- private:
-  void work() {
-    std::unique_lock guard(mutex_);
-    for (;;) {
-      wanted_.wait(guard, [&] { return stopping_ || !begun_.empty(); });
-      if (begun_.empty()) return;
-      StagedCopy& copy = *begun_.front();
-      std::size_t const piece = copy.next_piece_++;
-      if (copy.next_piece_ == copy.pieces()) begun_.pop_front();
-      ++copy.at_work_;
-      guard.unlock();
-      copy.move_piece(piece);
-      guard.lock();
-      if (--copy.at_work_ == 0 && copy.next_piece_ == copy.pieces()) copy.over_.store(true, std::memory_order_release);
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable wanted_;
-  std::list<StagedCopy*> begun_;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  virtual ~Staged() = default;
+  /// Of a signal: as if its queue had come to it.
+  virtual void give() noexcept {}
 };
 
-inline void StagedCopy::began(void* copy) {
-  auto& self = *static_cast<StagedCopy*>(copy);
-  self.begun_.store(true);
-  if (self.abandoned_.load()) return self.over_.store(true);
-  self.threads_.begin(self);
-}
+/// The rings of one device, or of nobody any more after a fork.
+class Staging {
+ public:
+  virtual ~Staging() = default;
+
+  /// Copies between pageable memory at `host` and memory that the queue copies to or from, at `there`. Null where there
+  /// is no pinned memory to be had. `early`: the bytes at `host` may be read before the copy's turn, because nothing that
+  /// is submitted already writes them (CUDA's srcAccessOrder "any", rather than "stream"). Throws what the queue throws;
+  /// what was submitted is over then.
+  virtual std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address there, Address host, std::uint64_t size,
+                                                 bool early, StagingLimits const& limits) = 0;
+  virtual std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address there, std::uint64_t size,
+                                               StagingLimits const& limits) = 0;
+  /// Copies within the host's memory, by threads, in the queue's turn. The ranges may overlap.
+  virtual std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
+                                               StagingLimits const& limits) = 0;
+  /// Given when the queue comes to it.
+  virtual std::unique_ptr<Staged> signal(VendorQueue& queue) = 0;
+  /// Later work of the queue waits for a signal in a queue of any device, which was submitted before; once for each.
+  /// Null where that was given already.
+  virtual std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) = 0;
+
+  /// A block of a ring, for whoever copies through it in its own way; null where there is none.
+  struct Block {
+    virtual ~Block() = default;
+    Address ptr;
+    std::uint64_t size;
+  };
+  virtual std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) = 0;
+
+  /// Gives the rings back that are idle; how many bytes.
+  virtual std::uint64_t trim() = 0;
+  /// Whether it has no rings.
+  virtual bool empty() noexcept = 0;
+};
+
+/// Of a device, always the same.
+PINNING_API Staging& staging(VendorDevice& device);
+/// Of the queues of a device that is not native. It may go once its rings are given back. A ring that has counted `worn`
+/// chunks counts anew when it is idle: HIP compares words without wrapping.
+PINNING_API std::unique_ptr<Staging> make_staging(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn = 1u << 30);
 
 }  // namespace pinning

@@ -55,10 +55,15 @@ class VendorEvent {
   virtual double seconds_since(VendorEvent& earlier) = 0;
 };
 
+PINNING_API std::uint64_t next_queue_number() noexcept;
+
 /// Work in order. Any thread may submit; the caller sees to it that no two do at once. `done`, `synchronize` and `handle`
 /// may be called at any time. What is refused throws VendorError, and then nothing of that call was submitted.
 class VendorQueue {
  public:
+  /// Of no other queue of the process, not even one that is gone.
+  std::uint64_t const number = next_queue_number();
+
   /// Closes it.
   virtual ~VendorQueue() = default;
 

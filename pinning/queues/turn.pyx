@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Functions of the host that a vendor's queue calls: to wait for another vendor, and those of Python."""
+"""Functions of Python that a vendor's queue calls. The stub says more."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 
-import threading
 import weakref
 
 
@@ -23,29 +22,6 @@ cdef extern from *:
     }
     """
     void call_in_python(void* turn) nogil
-
-
-cdef class Gate:
-    def __cinit__(self):
-        self.gate = new CGate()
-
-    def __dealloc__(self):
-        del self.gate
-
-    @property
-    def function(self):
-        return <uintptr_t>&CGate.pass_through
-
-    @property
-    def argument(self):
-        return <uintptr_t>self.gate
-
-    @property
-    def is_open(self):
-        return self.gate.is_open()
-
-    def open(self):
-        self.gate.open()
 
 
 cdef class Turn:
@@ -73,18 +49,3 @@ cdef class Turn:
 
     def __repr__(self):
         return f"<{self.python!r}, called by a queue; its event was dropped>"
-
-
-def gate_for(event):
-    gate = Gate()
-
-    def open_gate():
-        try:
-            event.wait()
-        except Exception:  # the event that waits here asks how it went
-            pass
-        finally:
-            gate.open()
-
-    threading.Thread(target=open_gate, name=f"pinning waits for {event.queue}", daemon=True).start()
-    return gate

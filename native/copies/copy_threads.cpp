@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// Locks: `lock_` is taken last, by the threads and by those who submit, for some hundred instructions; nobody calls
+// anything under it that could wait. What a device has done is learned from words that it writes in pinned memory, so
+// the threads call no driver, and so they need no lock, no GIL and no other thread to get on.
+#include "copy_threads.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "moving.hpp"
+
+namespace pinning {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// A thread that finds nothing spins for a while before it sleeps: to be woken takes 50 us and more on a virtual machine.
+constexpr auto longest_spin = 100us;
+// Pauses of the thread that watches words that do not change. They grow with the time that nothing has come.
+constexpr auto shortest_nap = 20us, longest_nap = 200us;
+// Of one ring, at most so many copies are looked at whose chunks cannot move.
+constexpr unsigned look_at = 4;
+// A piece whose source needs more new pages than this faults.
+constexpr long few_faults = 1;
+
+std::atomic<CopyThreads*> threads{nullptr};
+std::atomic_flag starting = ATOMIC_FLAG_INIT;
+
+}  // namespace
+
+CopyThreads::CopyThreads() noexcept
+    : spin_(std::thread::hardware_concurrency() > 2 ? Clock::duration(longest_spin) : Clock::duration(0)) {}
+
+CopyThreads* CopyThreads::known() noexcept { return threads.load(std::memory_order_acquire); }
+
+CopyThreads& CopyThreads::get(unsigned count) {
+  if (CopyThreads* const there = known()) return *there;
+  while (starting.test_and_set(std::memory_order_acquire)) sched_yield();
+  CopyThreads* there = known();
+  if (there == nullptr) {
+    there = new (std::nothrow) CopyThreads;
+    while (there != nullptr && there->count_ < std::max(1u, count) && there->start()) ++there->count_;
+    threads.store(there, std::memory_order_release);
+  }
+  starting.clear(std::memory_order_release);
+  if (there == nullptr) throw std::bad_alloc();
+  return *there;
+}
+
+void CopyThreads::after_fork() noexcept {
+  threads.store(nullptr);
+  starting.clear();
+}
+
+/// A detached thread, which no signal of the program's reaches.
+bool CopyThreads::start() {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  auto const run = [](void* self) -> void* {
+    static_cast<CopyThreads*>(self)->work();
+    return nullptr;
+  };
+  bool const started = pthread_create(&thread, nullptr, run, this) == 0;
+  if (started) pthread_detach(thread);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, StagingLimits const& limits) {
+  unsigned wake = transfer->early ? count_.load() : 0;
+  {
+    std::lock_guard const guard(lock_);
+    most_to_device_ = std::max(1u, limits.to_device);
+    most_to_host_ = std::max(1u, limits.to_host);
+    if (ring.transfers.empty()) active_.push_back(&ring);
+    try {
+      ring.transfers.push_back(transfer);
+    } catch (...) {
+      if (ring.transfers.empty()) active_.pop_back();
+      throw;
+    }
+    transfer->ring = &ring;
+    ring.next.store(transfer->end());
+    advance(ring);  // a signal may have been given meanwhile
+  }
+  if (!watching_.load()) wake = std::max(wake, 1u);
+  news_.ring(wake);
+  arrivals_.ring(1);
+}
+
+void CopyThreads::abandon(Transfer& transfer) noexcept {
+  std::unique_lock guard(lock_);
+  if (!transfer.abandoned) {
+    transfer.abandoned = true;
+    for (std::size_t i = transfer.next; i < transfer.chunks.size(); ++i) {
+      Chunk& chunk = transfer.chunks[i];
+      chunk.left -= i == transfer.next ? std::min(chunk.left, std::max<std::uint64_t>(chunk.size, 1) - transfer.next_at)
+                                       : chunk.left;
+    }
+    transfer.next = transfer.chunks.size();
+    if (transfer.waiter != nullptr) pass(*std::exchange(transfer.waiter, nullptr));
+    if (transfer.ring == nullptr) {
+      calls_.ring(INT_MAX);
+    } else if (transfer.moved != transfer.count) {
+      advance(*transfer.ring);
+    }
+  }
+  while (transfer.at_work > 0) {
+    guard.unlock();
+    sched_yield();
+    guard.lock();
+  }
+}
+
+bool CopyThreads::wait_for(Transfer& signal, std::shared_ptr<Transfer> const& waiter) noexcept {
+  std::lock_guard const guard(lock_);
+  if (signal.next == 1) return false;
+  signal.waiter = waiter;
+  return true;
+}
+
+void CopyThreads::give(Transfer& signal) noexcept {
+  std::lock_guard const guard(lock_);
+  pass(signal);
+}
+
+void CopyThreads::copy_in_call(Transfer& transfer) noexcept {
+  {
+    std::lock_guard const guard(lock_);
+    if (transfer.abandoned) return;
+    ++transfer.at_work;
+  }
+  std::memmove(transfer.host, transfer.from, transfer.chunks[0].size);
+  std::lock_guard const guard(lock_);
+  --transfer.at_work;
+}
+
+void CopyThreads::wait_in_call(Transfer& waiter) noexcept {
+  for (;;) {
+    std::uint32_t const seen = calls_.count();
+    {
+      std::lock_guard const guard(lock_);
+      if (waiter.next == 1) return;
+    }
+    calls_.wait(seen);
+  }
+}
+
+bool CopyThreads::left(Ring const& ring) noexcept {
+  std::lock_guard const guard(lock_);
+  return ring.transfers.empty();
+}
+
+bool CopyThreads::idle(Ring const& ring) noexcept {
+  std::lock_guard const guard(lock_);
+  std::uint32_t const next = ring.next.load();
+  return ring.published == next && ring.words().taken.load(std::memory_order_acquire) == next;
+}
+
+void CopyThreads::work() noexcept {
+  prctl(PR_SET_NAME, "pinning copies");
+  prctl(PR_SET_TIMERSLACK, 1000);  // a nap is to take no longer than it says
+  bool watching = false;
+  auto quiet = Clock::now();  // since when it finds nothing
+  for (;;) {
+    std::uint32_t const seen = news_.count(), seen_arrivals = arrivals_.count();
+    Piece piece;
+    bool found, more = false, pending;
+    {
+      std::lock_guard const guard(lock_);
+      found = take(&piece);
+      if (found && (watching || news_.sleeping() > 0)) more = take(nullptr);
+      pending = !active_.empty();
+    }
+    if (found) {
+      if (watching || more) {
+        if (watching) watching_.store(false);
+        watching = false;
+        news_.ring(more ? count_.load() : 0);
+      }
+      bool const faulted = move(piece);
+      finish(piece, faulted);
+      quiet = Clock::now();
+      continue;
+    }
+    if (pending && !watching) watching = !watching_.exchange(true);
+    if (!pending && watching) {
+      watching = false;
+      watching_.store(false);
+    }
+    auto const idle = Clock::now() - quiet;
+    if (watching) {
+      if (idle < spin_) {
+        for (int i = 0; i < 8; ++i) relax();
+      } else {
+        arrivals_.wait(seen_arrivals, std::clamp<std::chrono::nanoseconds>(idle / 16, shortest_nap, longest_nap));
+        if (arrivals_.count() != seen_arrivals) quiet = Clock::now();
+      }
+    } else if (idle < spin_) {
+      for (int i = 0; i < 8 && news_.count() == seen; ++i) relax();
+      while (news_.count() == seen && Clock::now() - quiet < spin_) {
+        for (int i = 0; i < 32; ++i) relax();
+      }
+    } else {
+      news_.wait(seen);
+      quiet = Clock::now();
+    }
+  }
+}
+
+/// (lock_) The next piece that can move, of each ring in turn; null only asks.
+bool CopyThreads::take(Piece* piece) noexcept {
+  for (std::size_t i = 0; i < active_.size();) {
+    if (given(*active_[i])) {
+      i = 0;  // rings may have left the list
+    } else {
+      ++i;
+    }
+  }
+  std::size_t const count = active_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    std::size_t const at = (turn_ + i) % count;
+    if (!take_from(*active_[at], piece)) continue;
+    if (piece != nullptr) turn_ = at + 1;
+    return true;
+  }
+  return false;
+}
+
+/// (lock_) A signal is given, or a wait for one is over.
+void CopyThreads::pass(Transfer& transfer) noexcept {
+  if (transfer.next == 1) return;
+  transfer.next = 1;
+  transfer.chunks[0].left = 0;
+  std::shared_ptr<Transfer> const waiter = std::exchange(transfer.waiter, nullptr);
+  if (transfer.ring != nullptr) {
+    advance(*transfer.ring);
+  } else {
+    calls_.ring(INT_MAX);
+  }
+  if (waiter != nullptr) pass(*waiter);
+}
+
+/// (lock_) Whether the device has come to a signal, which is given now.
+bool CopyThreads::given(Ring& ring) noexcept {
+  std::uint32_t const taken = ring.words().taken.load(std::memory_order_acquire);
+  for (auto const& each : ring.transfers) {
+    if (each->next == each->chunks.size()) continue;
+    if (each->way != Way::signal || !reached(taken, each->base + 1)) return false;
+    std::shared_ptr<Transfer> const signal = each;
+    pass(*signal);
+    return true;
+  }
+  return false;
+}
+
+bool CopyThreads::has_room(Transfer const& transfer) const noexcept {
+  if (transfer.to_host()) return to_host_ < most_to_host_;
+  return transfer.faults || to_device_ < most_to_device_;
+}
+
+bool CopyThreads::take_from(Ring& ring, Piece* piece) noexcept {
+  std::uint32_t const taken = ring.words().taken.load(std::memory_order_acquire);
+  unsigned looked_at = 0;
+  for (auto const& each : ring.transfers) {
+    Transfer& transfer = *each;
+    if (transfer.next == transfer.chunks.size()) continue;
+    if (++looked_at > look_at) return false;
+    Chunk const& chunk = transfer.chunks[transfer.next];
+    std::uint32_t const number = transfer.base + static_cast<std::uint32_t>(transfer.next);
+    switch (transfer.way) {
+      case Way::to_device:
+        if (!transfer.early &&
+            !reached(ring.words().begun.load(std::memory_order_acquire), transfer.base + 1)) return false;
+        if (!reached(taken, chunk.needs) || !reached(ring.published, chunk.needs)) return false;
+        break;
+      case Way::to_host:
+      case Way::in_host:
+        if (!reached(taken, number + 1)) continue;
+        break;
+      case Way::signal:
+      case Way::wait:
+        continue;
+    }
+    if (!has_room(transfer)) continue;
+    if (piece == nullptr) return true;
+    piece->transfer = each;
+    piece->chunk = transfer.next;
+    piece->at = transfer.next_at;
+    piece->size = std::min(transfer.piece, chunk.size - transfer.next_at);
+    piece->faults = transfer.faults;
+    piece->watch = transfer.way == Way::to_device && !transfer.faults && most_to_device_ < count_;
+    transfer.next_at += piece->size;
+    if (transfer.next_at == chunk.size) ++transfer.next, transfer.next_at = 0;
+    ++transfer.at_work;
+    ++(transfer.to_host() ? to_host_ : to_device_);
+    return true;
+  }
+  return false;
+}
+
+void CopyThreads::finish(Piece& piece, bool faulted) noexcept {
+  std::shared_ptr<Transfer> const transfer = std::move(piece.transfer);  // which goes, if this is the last, without the lock
+  std::lock_guard const guard(lock_);
+  transfer->faults = transfer->faults || faulted;
+  --transfer->at_work;
+  --(transfer->to_host() ? to_host_ : to_device_);
+  Chunk& chunk = transfer->chunks[piece.chunk];
+  chunk.left -= piece.size;
+  if (chunk.left == 0) advance(*transfer->ring);
+}
+
+/// (lock_) Counts the chunks that are moved and have none before them that is not.
+void CopyThreads::advance(Ring& ring) noexcept {
+  std::uint32_t const before = ring.published;
+  while (!ring.transfers.empty()) {
+    Transfer& transfer = *ring.transfers.front();
+    auto const moved = [&] { return transfer.moved == transfer.chunks.size() || transfer.chunks[transfer.moved].left == 0; };
+    while (transfer.moved < transfer.count && moved()) ++transfer.moved, ++ring.published;
+    if (transfer.moved < transfer.count) break;
+    ring.transfers.pop_front();
+  }
+  if (ring.published != before) ring.words().moved.store(ring.published, std::memory_order_release);
+  if (ring.transfers.empty()) std::erase(active_, &ring);
+}
+
+/// Whether its source faulted.
+bool CopyThreads::move(Piece const& piece) const noexcept {
+  Transfer const& transfer = *piece.transfer;
+  Chunk const& chunk = transfer.chunks[piece.chunk];
+  char* const host = transfer.host + chunk.at + piece.at;
+  switch (transfer.way) {
+    case Way::to_host:
+      stream_copy(host, chunk.block + piece.at, piece.size);
+      return false;
+    case Way::in_host:
+      std::memmove(host, transfer.from + chunk.at + piece.at, piece.size);
+      return false;
+    default:
+      break;
+  }
+  char* const block = chunk.block + piece.at;
+  if (piece.faults) populate(host, piece.size);
+  long const before = piece.watch ? minor_faults() : 0;
+  if (chunk.cold) {
+    stream_copy(block, host, piece.size);  // after an earlier copy the block is dirty in another core's cache
+  } else {
+    std::memcpy(block, host, piece.size);  // the device reads it from the cache, and soon it is written again
+  }
+  return piece.watch && minor_faults() - before > few_faults;
+}
+
+}  // namespace pinning

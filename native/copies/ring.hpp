@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes through one queue's pinned blocks: chunks, numbered in the order in which the device comes to them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <pinning/errors.hpp>
+
+namespace pinning {
+
+constexpr std::uint64_t piece_bytes = 256 << 10;  // what one thread moves at a time
+
+/// Whether a word that wraps has reached a value.
+inline bool reached(std::uint32_t word, std::uint32_t value) noexcept {
+  return static_cast<std::int32_t>(word - value) >= 0;
+}
+
+/// In pinned memory. What the device writes and what the threads write are in cache lines of their own.
+struct Words {
+  alignas(64) std::atomic<std::uint32_t> taken{0};  // by the device: chunks that it is past
+  alignas(64) std::atomic<std::uint32_t> begun{0};  // by the device: chunks of copies to it whose turn has come
+  alignas(64) std::atomic<std::uint32_t> moved{0};  // by the threads: chunks in their block, or in the host's memory
+};
+
+enum class Way : std::uint8_t { to_device, to_host, in_host, signal, wait };
+
+struct Chunk {
+  std::uint64_t at, size;  // of the copy's bytes
+  char* block;
+  std::uint32_t needs;     // how many chunks of the ring must be over for the block to be free
+  bool cold;               // whether the block was not used before since the ring was idle
+  std::uint64_t left;      // bytes that are still to be moved; of a signal and a wait 1. Guarded by the threads' lock
+};
+
+/// Where in a ring the blocks of its chunks are, one behind the other, round and round.
+class Placement {
+ public:
+  /// Of a ring that is idle, which has come to chunk `next`: all of it is free.
+  Placement() = default;
+  Placement(char* blocks, std::uint64_t size, std::uint32_t next) : blocks_(blocks), size_(size), free_(next) {}
+
+  /// Finds the chunk's block behind that of the chunk before.
+  void place(Chunk& chunk, std::uint32_t number) {
+    if (head_ + chunk.size > size_) {
+      while (!used_.empty() && used_.front().at >= head_) pop();
+      head_ = 0;
+      lapped_ = true;
+    }
+    while (!used_.empty() && used_.front().at >= head_ && used_.front().at < head_ + chunk.size) pop();
+    chunk.block = blocks_ + head_;
+    chunk.needs = free_;
+    chunk.cold = !lapped_;
+    used_.push_back({head_, number});
+    head_ += (chunk.size + 4095) & ~std::uint64_t{4095};
+  }
+
+ private:
+  struct Used {
+    std::uint64_t at;
+    std::uint32_t number;
+  };
+  void pop() {
+    free_ = used_.front().number + 1;
+    used_.pop_front();
+  }
+
+  char* blocks_ = nullptr;
+  std::uint64_t size_ = 0, head_ = 0;
+  std::deque<Used> used_;  // the oldest first
+  std::uint32_t free_ = 0;
+  bool lapped_ = false;
+};
+
+struct Ring;
+
+/// Chunks that were submitted together.
+struct Transfer {
+  Way way;
+  char* host = nullptr;        // to be read or written
+  char const* from = nullptr;  // in the host
+  bool early = false;          // it may be read before its turn
+  std::uint64_t piece = piece_bytes;
+  Ring* ring = nullptr;        // null where the vendor's queue calls a function instead
+  std::uint32_t base = 0;      // the number of its first chunk
+  std::vector<Chunk> chunks;
+  std::uint32_t count = 0;     // of its chunks; one more where the last is empty, and says that the device is past it
+
+  // guarded by the threads' lock
+  std::size_t next = 0;            // the chunk of the next piece
+  std::uint64_t next_at = 0;       // where in the chunk
+  std::uint32_t moved = 0;         // chunks that are moved and have none before them that is not
+  unsigned at_work = 0;            // threads
+  bool abandoned = false, faults = false;
+  std::shared_ptr<Transfer> waiter;  // for this signal
+
+  std::uint32_t end() const noexcept { return base + count; }
+  bool to_host() const noexcept { return way == Way::to_host || way == Way::in_host; }
+};
+
+/// One queue's at a time. `next` and `placement` belong to whoever submits there.
+struct Ring {
+  Address ptr = 0;
+  std::uint64_t size = 0;  // of its blocks; the words are in a page in front of them
+  static constexpr std::uint64_t front = 4096;
+
+  Words& words() const noexcept { return *reinterpret_cast<Words*>(ptr); }
+  Address taken() const noexcept { return ptr + offsetof(Words, taken); }
+  Address begun() const noexcept { return ptr + offsetof(Words, begun); }
+  Address moved() const noexcept { return ptr + offsetof(Words, moved); }
+  char* blocks() const noexcept { return reinterpret_cast<char*>(ptr + front); }
+
+  // guarded by the threads' lock
+  std::uint32_t published = 0;                      // what `moved` says
+  std::deque<std::shared_ptr<Transfer>> transfers;  // those not moved, the oldest first
+
+  // guarded by the mutex of the device's staging
+  std::uint64_t queue = 0;  // the number of the queue that has it
+  unsigned users = 0;       // who submit through it now, or have borrowed its blocks
+  bool broken = false;      // a submission failed, and its words may never agree again
+
+  std::atomic<std::uint32_t> next{0};  // the number of the next chunk
+
+  Placement placement;
+};
+
+}  // namespace pinning

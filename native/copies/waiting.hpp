@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What threads of the staging engine exclude each other with and sleep on.
+#pragma once
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+
+namespace pinning {
+
+inline void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+/// For sections of some hundred instructions without a system call: a mutex would put whoever comes late to sleep, and to
+/// wake takes longer than to move a piece.
+class Spinlock {
+ public:
+  void lock() noexcept {
+    for (int tries = 0; held_.exchange(true, std::memory_order_acquire); ++tries) {
+      while (held_.load(std::memory_order_relaxed) && ++tries < 200) relax();
+      if (tries >= 200) sched_yield();  // whoever has it may wait for this processor
+    }
+  }
+  void unlock() noexcept { held_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> held_{false};
+};
+
+/// Rings for threads that wait for news. What was done before `ring` is seen by who hears it.
+class Bell {
+ public:
+  std::uint32_t count() const noexcept { return rung_.load(std::memory_order_acquire); }
+
+  /// Wakes so many of those who sleep. Whoever looks at `count`, or is about to sleep, hears it too.
+  void ring(unsigned wake) noexcept {
+    rung_.fetch_add(1);
+    if (wake > 0 && sleeping_.load() > 0) futex(FUTEX_WAKE_PRIVATE, std::min<unsigned>(wake, INT_MAX), nullptr);
+  }
+
+  /// Sleeps until it has rung since `count` was `seen`; for ever, or so long.
+  void wait(std::uint32_t seen) noexcept { sleep(seen, nullptr); }
+  void wait(std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
+    timespec const time{static_cast<time_t>(longest.count() / 1'000'000'000),
+                        static_cast<long>(longest.count() % 1'000'000'000)};
+    sleep(seen, &time);
+  }
+
+  unsigned sleeping() const noexcept { return sleeping_.load(std::memory_order_relaxed); }
+
+ private:
+  void sleep(std::uint32_t seen, timespec const* longest) noexcept {
+    sleeping_.fetch_add(1);
+    futex(FUTEX_WAIT_PRIVATE, seen, longest);
+    sleeping_.fetch_sub(1);
+  }
+  void futex(int operation, std::uint32_t value, timespec const* time) noexcept {
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&rung_), operation, value, time, nullptr, 0);
+  }
+
+  std::atomic<std::uint32_t> rung_{0};
+  std::atomic<unsigned> sleeping_{0};
+};
+
+}  // namespace pinning

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""How a queue of one vendor waits for an event of another. The stub says how."""
+
+from pinning.queues.event cimport Event
+from pinning.queues.lane cimport Lane, NONE
+from pinning.queues.order cimport Line
+
+from pinning import lifecycle
+from pinning.queues import pending
+from pinning.staging import staging_of
+
+cdef enum:
+    MOST = 4  # helpers of one device: beyond, signals wait for one another
+
+cdef dict helpers = {}  # lanes, by id of the device, which they keep
+
+
+cdef class Crossing:
+    cdef object signal
+    cdef object wait
+
+    def submit(self, queue, device):
+        self.wait = staging_of(device).wait(queue, self.signal)
+
+
+def crossing(Event event not None):
+    device = event.queue.device
+    cdef list kept = []  # by the helper too, until it has given the signal
+    cdef Crossing crossing = Crossing.__new__(Crossing)
+
+    def work(queue):
+        kept.append(staging_of(device).signal(queue))
+
+    try:
+        helper_of(device).put(Event.__new__(Event), work, [event.recorded()], NONE, (kept,))
+    except Exception:
+        try:
+            if event.done():
+                return None
+        except Exception:  # so it is over: whoever waits for it asks how it went
+            return None
+        raise
+    crossing.signal = kept[0]
+    return crossing
+
+
+cdef Lane helper_of(object device):
+    """One that has nothing to wait for, if there is one."""
+    cdef list all_of = helpers.setdefault(id(device), [])
+    cdef Lane helper
+    for helper in list(all_of):
+        if helper.poll():
+            return helper
+    if len(all_of) < MOST:
+        helper = Lane(device.make_queue(), Line(True), False, device)
+        all_of.append(helper)
+        return helper
+    helper = all_of.pop(0)
+    all_of.append(helper)
+    return helper
+
+
+def close_idle_helpers():
+    cdef Lane helper
+    for all_of in list(helpers.values()):
+        for helper in list(all_of):
+            if helper.poll() and helper in all_of:
+                all_of.remove(helper)
+                helper.finish()
+
+
+def _after_fork_in_child():
+    pending.abandon(list(helpers.values()))
+    helpers.clear()
+
+
+lifecycle.in_child(lifecycle.Part.QUEUES, _after_fork_in_child)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The staging engine of libpinning.so, <pinning/staging.hpp>, for Cython."""
+
+from libc.stdint cimport uint64_t
+from libcpp cimport bool
+from libcpp.memory cimport unique_ptr
+
+from cpython.object cimport PyObject
+
+from pinning.plugin.native cimport VendorDevice, VendorQueue
+
+
+cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
+    void raise_in_python()
+
+
+cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
+    cppclass StagingLimits:
+        uint64_t ring_bytes
+        uint64_t device_bytes
+        uint64_t chunk_bytes
+        unsigned threads
+        unsigned to_device
+        unsigned to_host
+        StagingLimits() noexcept
+
+    cppclass PinnedMemory:
+        pass
+
+    cppclass CStaged "pinning::Staged":
+        void give() noexcept
+
+    cppclass CBlock "pinning::Staging::Block":
+        uint64_t ptr
+        uint64_t size
+
+    cppclass CStaging "pinning::Staging":
+        unique_ptr[CStaged] copy_to_device(VendorQueue& queue, uint64_t there, uint64_t host, uint64_t size, bool early,
+                                           const StagingLimits& limits) except +raise_in_python
+        unique_ptr[CStaged] copy_to_host(VendorQueue& queue, uint64_t host, uint64_t there, uint64_t size,
+                                         const StagingLimits& limits) except +raise_in_python
+        unique_ptr[CStaged] copy_in_host(VendorQueue& queue, uint64_t dst, uint64_t src, uint64_t size,
+                                         const StagingLimits& limits) except +raise_in_python
+        unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
+        unique_ptr[CStaged] wait(VendorQueue& queue, CStaged& signal) except +raise_in_python
+        unique_ptr[CBlock] borrow(uint64_t at_most, const StagingLimits& limits) except +raise_in_python
+        uint64_t trim() except +raise_in_python
+        bool empty() noexcept
+
+    CStaging& staging(VendorDevice& device) except +raise_in_python
+    unique_ptr[CStaging] make_staging(unique_ptr[PinnedMemory] memory) except +raise_in_python
+
+
+cdef extern from "<pinning/python_memory.hpp>" namespace "pinning":
+    cppclass PythonMemory(PinnedMemory):
+        PythonMemory(PyObject* device, PyObject* kind)
+
+
+cdef extern from "<pinning/python_queue.hpp>" namespace "pinning":
+    cppclass PythonQueue(VendorQueue):
+        PythonQueue(PyObject* queue) except +raise_in_python
+
+
+cdef class Staged:
+    cdef CStaged* staged  # its own
+
+
+cdef class Staging:
+    cdef CStaging* staging
+    cdef bint native  # else its own
+    cdef object device  # stays, so that no other gets its id
+
+    cdef Staged wrap(self, CStaged* staged)
+
+
+cdef class Queue:
+    """A queue for the engine."""
+
+    cdef VendorQueue* vendor
+    cdef PythonQueue* adapter  # null where the vendor is native
+
+
+cdef VendorQueue* vendor_of(object queue) except NULL
+cdef StagingLimits limits_of(object costs) except *
