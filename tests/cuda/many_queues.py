@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads with a queue each that copy memory both ways while others lock, unlock, allocate and free.
 
-``many_queues.py THREADS SECONDS SEED``: ends with status 0 once every byte was right, with the stacks of all threads
-where one has not moved on for a minute.
+``many_queues.py THREADS SECONDS SEED [MIB]``: copies of up to 72 MiB, or so many. It ends with status 0 once every
+byte was right, with the stacks of all threads where one has not moved on for a minute.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Watch:
         return time.monotonic() < self.end and not self.errors
 
 
-def copy_there_and_back(number: int, watch: Watch, seed: int) -> None:
+def copy_there_and_back(number: int, watch: Watch, seed: int, largest: int) -> None:
     draw = random.Random(seed * 1000 + number)
-    source = numpy.random.default_rng(seed + number).integers(0, 256, 72 * MIB, dtype=numpy.uint8)
+    source = numpy.random.default_rng(seed + number).integers(0, 256, largest, dtype=numpy.uint8)
     back = numpy.empty_like(source)
     with pinning.Queue("cuda:0") as queue, pinning.alloc(source.nbytes, device="cuda:0") as there:
         while watch.on:
-            size = draw.choice([draw.randrange(1, 64), draw.randrange(64, MIB), draw.randrange(MIB, 72 * MIB)])
+            size = draw.choice([draw.randrange(1, 64), draw.randrange(64, MIB), draw.randrange(MIB, largest)])
             at = draw.randrange(source.nbytes - size + 1)
             back[at : at + size] = 0
             array = source[at : at + size]
@@ -89,6 +89,10 @@ def torch_beside(watch: Watch, seed: int) -> None:
 
 def main() -> None:
     threads, seconds, seed = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    largest = int(sys.argv[4]) * MIB if len(sys.argv) > 4 else 72 * MIB
+    costs = pinning.copies.costs
+    costs.stage_to_device = costs.stage_to_host = min(costs.stage_to_host, largest // 9)
+    costs.threads = max(2, costs.threads)
     watch = Watch(threads, seconds)
 
     def guarded(function: object, *arguments: object) -> None:
@@ -98,9 +102,12 @@ def main() -> None:
             watch.errors.append(error)
             raise
 
-    working = [threading.Thread(target=guarded, args=(copy_there_and_back, i, watch, seed)) for i in range(threads)]
+    working = [
+        threading.Thread(target=guarded, args=(copy_there_and_back, i, watch, seed, largest)) for i in range(threads)
+    ]
     working += [threading.Thread(target=guarded, args=(lock_and_free, watch, seed + i)) for i in range(2)]
-    working.append(threading.Thread(target=guarded, args=(torch_beside, watch, seed)))
+    if largest == 72 * MIB:  # torch needs a real GPU
+        working.append(threading.Thread(target=guarded, args=(torch_beside, watch, seed)))
     for each in working:
         each.start()
     for each in working:

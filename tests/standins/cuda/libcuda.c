@@ -10,6 +10,7 @@
 //   no_managed            nor managed memory
 //   no_peers              nor can they reach one another's memory
 //   streams_want_context  a stream's handle works only where its context is current, as with older drivers
+//   channels=K            the streams made from now on share so many hardware channels; see streams.h
 //   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that has to do with memory,
 //                         streams or events; FUNCTION "work": a piece of work in a stream, whose failure shows later
 
@@ -40,12 +41,13 @@ static bool standin_option(const char *entry) {
     if (!entry) {
         read_only_supported = managed_supported = peers_supported = 1;
         loss = rule;
-        lost = want_context = 0;
+        lost = want_context = channel_count = 0;
     } else if (!strcmp(entry, "no_read_only")) read_only_supported = 0;
     else if (!strcmp(entry, "no_managed")) managed_supported = 0;
     else if (!strcmp(entry, "no_peers")) peers_supported = 0;
     else if (!strcmp(entry, "streams_want_context")) want_context = 1;
     else if (sscanf(entry, "lost=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3) loss = rule;
+    else if (sscanf(entry, "channels=%d", &channel_count) == 1) return channel_count > 0 && channel_count <= MAX_CHANNELS;
     else return sscanf(entry, "devices=%d", &device_count) == 1;
     return true;
 }
@@ -276,6 +278,7 @@ CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 CUresult CUDAAPI cuMemHostUnregister(void *p) {
     ENTER(CONTEXT, "%p", p);
     REQUIRE(p, CUDA_ERROR_INVALID_VALUE);
+    if (channel_count) drain();
     pthread_mutex_lock(&mutex);
     bool found = discard((uintptr_t)p + REGISTERED, REGISTRATION, REGISTRATION);
     pthread_mutex_unlock(&mutex);
@@ -336,7 +339,7 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned 
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr dptr) {
     ENTER(WORKING, "%#llx", dptr);
-    drain();
+    drain_alone();
     pthread_mutex_lock(&mutex);
     bool found = discard(dptr, DEVICE_ALLOCATION, SHARED_ALLOCATION);
     pthread_mutex_unlock(&mutex);

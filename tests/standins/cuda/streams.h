@@ -4,6 +4,11 @@
 // again too early shows. A stream handle knows its context and needs none to be current, but the handles 0, 1 and 2 of
 // the default streams mean those of the current context (so does a real driver: seen on an H200, driver 580.159).
 // Default streams do not wait for other streams here, as they do for blocking ones on a real driver.
+//
+// A GPU has a few hardware channels (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default), which streams share: what is at the head
+// of a channel, be it a wait, holds up all that was submitted behind it, in whatever stream. channels=K gives the
+// stand-in so many; then one thread calls all functions of the host, and giving memory back waits for all streams, while
+// cuMemFree holds up submissions, as measured on an H200 (driver 580.159).
 
 #ifndef STREAMS_H
 #define STREAMS_H
@@ -32,13 +37,19 @@ struct work {
     CUhostFn function;
     void *argument;
     struct point *point;
+    size_t order, turn;  // of all that was submitted; in its channel
     struct work *next;
+};
+
+struct channel {
+    size_t submitted, finished;
 };
 
 struct CUstream_st {
     CUcontext context;
     unsigned flags;
     bool closing;
+    struct channel *channel;  // NULL: one of its own
     size_t submitted, finished;
     struct work *first, **last;
     struct CUstream_st *next;
@@ -47,6 +58,12 @@ struct CUstream_st {
 static struct CUstream_st *streams;  // also those destroyed whose work is not done
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;  // something was submitted or finished
 static int live_streams, live_events;
+enum { MAX_CHANNELS = 32 };
+static struct channel channels[MAX_CHANNELS];
+static int channel_count, next_channel;  // 0: unlimited
+static size_t orders;                    // given to work so far
+static int holding_up;                   // calls that no submission comes past
+static pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // functions of the host
 static _Atomic int lost;  // the code of the failure that nothing survives
 static bool lose(const char *function);
 
@@ -70,7 +87,11 @@ static void await(const struct work *work) {
 static void perform(struct work *work) {
     switch (work->kind) {
     case COPY: case FILL: move(work); break;
-    case CALL: work->function(work->argument); break;
+    case CALL:
+        if (channel_count) pthread_mutex_lock(&calling);
+        work->function(work->argument);
+        if (channel_count) pthread_mutex_unlock(&calling);
+        break;
     case WAIT_VALUE: await(work); break;
     case WRITE_VALUE: __atomic_store_n((uint32_t *)work->to, work->value, __ATOMIC_RELEASE); break;
     case RECORD: case WAIT: break;
@@ -84,6 +105,7 @@ static void *run(void *argument) {
         while (!stream->first && !stream->closing) pthread_cond_wait(&progress, &mutex);
         struct work *work = stream->first;
         if (!work) break;
+        while (stream->channel && stream->channel->finished != work->turn && !lost) pthread_cond_wait(&progress, &mutex);
         if (work->kind == WAIT) while (!work->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
         pthread_mutex_unlock(&mutex);
         if (!lost && !lose("work")) perform(work);
@@ -96,6 +118,7 @@ static void *run(void *argument) {
         stream->first = work->next;
         if (!stream->first) stream->last = &stream->first;
         ++stream->finished;
+        if (stream->channel) ++stream->channel->finished;
         pthread_cond_broadcast(&progress);
         free(work->staged);
         free(work);
@@ -111,6 +134,7 @@ static void *run(void *argument) {
 static CUstream start_stream(CUcontext context, unsigned flags) {  // (mutex)
     CUstream stream = calloc(1, sizeof *stream);
     *stream = (struct CUstream_st){.context = context, .flags = flags, .last = &stream->first, .next = streams};
+    if (channel_count) stream->channel = &channels[next_channel++ % channel_count];
     streams = stream;
     pthread_t thread;
     if (pthread_create(&thread, NULL, run, stream)) abort();
@@ -134,8 +158,11 @@ static CUstream stream_of(CUstream handle, CUcontext current) {
 }
 
 static size_t submit(CUstream stream, struct work work) {  // (mutex)
+    while (holding_up) pthread_cond_wait(&progress, &mutex);
     struct work *added = malloc(sizeof *added);
     *added = work;
+    added->order = ++orders;
+    if (stream->channel) added->turn = stream->channel->submitted++;
     added->next = NULL;
     *stream->last = added;
     stream->last = &added->next;
@@ -147,14 +174,28 @@ static void wait_until(CUstream stream, size_t finished) {  // (mutex)
     while (stream->finished < finished) pthread_cond_wait(&progress, &mutex);
 }
 
-// What is given back may still be in use, so the driver waits for the work of all streams (seen on an H200). Streams
-// that come and go meanwhile are looked at anew.
+// What is given back may still be in use, so the driver waits for what was submitted to all streams (seen on an H200).
+// Streams that come and go meanwhile are looked at anew.
 static void drain(void) {
     pthread_mutex_lock(&mutex);
+    size_t last = orders;
     for (CUstream stream = streams; stream;) {
-        if (stream->finished < stream->submitted) pthread_cond_wait(&progress, &mutex), stream = streams;
+        if (stream->first && stream->first->order <= last) pthread_cond_wait(&progress, &mutex), stream = streams;
         else stream = stream->next;
     }
+    pthread_mutex_unlock(&mutex);
+}
+
+// `drain`, while nothing is submitted where channels are few.
+static void drain_alone(void) {
+    pthread_mutex_lock(&mutex);
+    bool alone = channel_count;
+    if (alone) ++holding_up;
+    pthread_mutex_unlock(&mutex);
+    drain();
+    pthread_mutex_lock(&mutex);
+    if (alone) --holding_up;
+    pthread_cond_broadcast(&progress);
     pthread_mutex_unlock(&mutex);
 }
 

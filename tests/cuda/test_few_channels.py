@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues that share one, two or eight hardware channels, where a wait at the head holds up all behind it.
+
+Meanwhile others lock, unlock, allocate and free, whose calls of the driver wait for all queues. It ends, and every byte
+is right. The driver is the stand-in.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from standins.libcuda import DRIVER
+
+PROGRAM = Path(__file__).parent / "many_queues.py"
+
+
+@pytest.mark.parametrize("channels", [1, 2, 8])
+@pytest.mark.parametrize("threads", [1, 2, 8, 16])
+def test_it_ends_with_every_byte_right(standin_folder: Path, threads: int, channels: int) -> None:
+    environment = DRIVER.environment(standin_folder, f"channels={channels}")
+    command = [sys.executable, "-P", str(PROGRAM), str(threads), "1", str(channels), "9"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
