@@ -40,6 +40,7 @@ cdef class Kind:
     cdef bint address  # an integer
     cdef bint buffer  # by the buffer protocol
     cdef bint interface  # by __cuda_array_interface__, if at all
+    cdef bint cupy  # an array of CuPy's, which takes far longer to make that interface than to say the same
     cdef const DLPackExchangeAPI* dlpack
 
 

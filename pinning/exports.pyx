@@ -46,6 +46,7 @@ cdef Kind find_kind(object cls, object buffer):
     kind.address = issubclass(cls, Integral)  # NumPy's too, which otherwise are buffers of their own few bytes
     kind.buffer = not kind.address and PyObject_CheckBuffer(buffer) and not issubclass(cls, POINTERS)
     kind.interface = hasattr(cls, "__cuda_array_interface__")
+    kind.cupy = kind.interface and cls.__module__.partition(".")[0] == "cupy" and hasattr(cls, "data")
     capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
     cdef const DLPackExchangeAPI* api = NULL
     if PyCapsule_IsValid(capsule, "dlpack_exchange_api"):

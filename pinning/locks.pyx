@@ -298,14 +298,18 @@ def locked(*buffers, device=None, read_only=None, coherent=None):
 
 def is_locked(buffer, size=None, *, device=None):
     cdef Bytes found
-    cdef object known, on
     if not range_at(buffer, size, &found):
         return False
     if device is not None:
         return map_of(device).map.find(found.ptr, found.size).has_value()
+    return is_in_a_map(found.ptr, found.size)
+
+
+cdef bint is_in_a_map(uint64_t ptr, uint64_t size) except -1:
+    cdef object known, on
     for known in maps.values():
         on = <object>PyWeakref_GetObject(known)
-        if on is not None and (<PinnedMap>on).map.find(found.ptr, found.size).has_value():
+        if on is not None and (<PinnedMap>on).map.find(ptr, size).has_value():
             return True
     return False
 

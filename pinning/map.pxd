@@ -55,6 +55,7 @@ cdef class Hold:
     cdef object __weakref__
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept
+    cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1
     cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent)
     cdef void own(self, PinnedMap map, CHold hold) noexcept
     cdef bint is_held(self) noexcept

@@ -209,6 +209,17 @@ class PinnedMap:
             Someone holds a lock in it; nothing has changed.
         """
 
+    def hold_if_locked(self, ptr: int, size: int) -> Hold | None:
+        """One more lock of a range that is locked already, or that someone else has pinned; None where it is neither.
+
+        Of a region of others the vendor is asked whether it still is; one that is not leaves the map.
+
+        Raises
+        ------
+        PartialOverlapError
+            Only a part of the range is locked.
+        """
+
     def find(self, ptr: SupportsIndex, size: SupportsIndex = 1) -> Region | None:
         """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0."""
 

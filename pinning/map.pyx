@@ -227,6 +227,14 @@ cdef class PinnedMap:
         finally:
             unlock_orphans()
 
+    def hold_if_locked(self, ptr, size):
+        cdef Hold hold = Hold.__new__(Hold)
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        if hold.try_take(self, first, count, Grain.unknown) or hold.try_track(self, first, count):
+            return hold
+        return None
+
     def refresh(self):
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] gone
@@ -362,6 +370,22 @@ cdef class Hold:
         if map.closed:
             return False
         cdef optional[CHold] held = map.map.try_lock(ptr, size, wish)
+        if held.has_value():
+            self.own(map, dereference(held))
+        return held.has_value()
+
+    cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1:
+        """`take` where the range is locked already, or someone else has pinned it."""
+        if map.closed:
+            return False
+        cdef Wish any_kind = wish(None, None)
+        cdef CPinnedMap* native = map.map
+        cdef optional[CHold] held
+        try:
+            with nogil:
+                held = native.track(ptr, size, any_kind)
+        finally:
+            unlock_orphans()
         if held.has_value():
             self.own(map, dereference(held))
         return held.has_value()

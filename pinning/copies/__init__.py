@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between host and devices that take the fastest path there is.
 
-- ``copy.py``: `copy`, `copy_async`, `copy_2d_async`, `fill`, `explain`;
-- ``ends.py``: whose memory the two ends are;
+- ``direct``: `copy`, `copy_async`, `fill`, `explain`, and copies that are one call of the vendor's;
+- ``copy.py``: all others, and `copy_2d_async`; ``work``: what they put into queues;
+- ``ends``: whose memory the two ends are;
 - ``plan.py``: which path each part takes, and why; ``costs.py``: where one path beats another;
 - ``submit.py``: the vendor's calls; `pinning.staging` moves pageable memory by way of pinned blocks;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """
 
-from pinning.copies.copy import copy, copy_2d_async, copy_async, explain, fill
+from pinning.copies.copy import copy_2d_async
 from pinning.copies.costs import Costs, costs
-from pinning.copies.direct import Copy
+from pinning.copies.direct import copy, copy_async, explain, fill
 from pinning.copies.plan import Path, Plan, Step
 from pinning.copies.trim import trim_staging
+from pinning.copies.work import Copy
 
 __all__ = [
     "Copy",

@@ -10,9 +10,9 @@ import numpy
 from numpy.typing import NDArray
 
 from pinning.copies.batch_work import BatchWork, DeviceLists
-from pinning.copies.copy import copy_async
+from pinning.copies.direct import copy_async
 from pinning.copies.costs import costs
-from pinning.copies.direct import Copy
+from pinning.copies.work import Copy
 from pinning.copies.ends import end_of
 from pinning.copies.plan import Path
 from pinning.devices import pinned_map

@@ -1,109 +1,213 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The common copies, recognised at once: between an allocation on a device and a buffer. The stub says more."""
+"""Copies and fills. The stub says what each does.
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
+The common copy is one call of the vendor's, and what is done here for it, once for each copy, costs less than that call.
+All others are planned in Python.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
 from cython.operator cimport dereference
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libcpp.optional cimport optional
 
+from pinning.copies.ends cimport End, resolve_end
+from pinning.copies.work cimport Copy, DirectCopy, DirectFill
+from pinning.locks cimport map_of
 from pinning.map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
-from pinning.native cimport CRegion
-from pinning.plugin.native cimport CMemoryKind
+from pinning.native cimport CPinnedMap, CRegion
+from pinning.plugin.native cimport Grain
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter
 
-from pinning.copies.plan import Path, too_small
-from pinning.devices import pinned_map
-from pinning.errors import PinningError
+from numbers import Integral, Real
 
-cdef object path_direct = Path.DIRECT
-cdef str reason_locked = "the host's memory is locked"
+from pinning.copies.copy import copy_planned
+from pinning.copies.costs import costs
+from pinning.copies.plan import Path, plan, too_small
+from pinning.devices import default_device
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.plugin import MemoryDevice, host_work
+from pinning.queues import Queue, default_queue
+from pinning.queues.queue import _defaults
 
+cdef extern from "Python.h":
+    PyObject* PyDict_GetItem(object dictionary, object key)
+
+cdef dict defaults = _defaults
+cdef object DIRECT = Path.DIRECT
+cdef object PLAIN = Path.PLAIN
+cdef str LOCKED = "the host's memory is locked"
 cdef object last_device = None
-cdef PinnedMap last_map = None
+cdef str last_reason = None
 
 
-cdef PinnedMap map_of(object device):
-    """`pinned_map`, which is the same every time, of the device that was asked for last."""
-    global last_device, last_map
-    cdef PinnedMap found
-    if device is not last_device:
-        found = pinned_map(device)
-        last_device, last_map = device, found
-    return last_map
+def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_order="stream"):
+    cdef Submitter on = None if queue is None else queue_of(queue)
+    cdef object preferred = None if on is None else on.device
+    cdef End to = resolve_end(dst, preferred)
+    cdef End origin = resolve_end(src, preferred)
+    cdef uint64_t size = size_between(to, origin, nbytes)
+    if to.read_only:
+        raise read_only(to)
+    if src_access_order != "stream" and src_access_order != "any":
+        raise InvalidRangeError(f"src_access_order is {src_access_order!r}; it must be 'stream' or 'any'")
+    if on is None:
+        on = default_of(to, origin)
+    cdef Copy copy = Copy.__new__(Copy)
+    cdef DirectCopy work = recognised(to, origin, size, on, copy)
+    if work is not None:
+        return on.enqueue(copy, work, wait_for, ())
+    cdef bint early = src_access_order == "any" or on.may_be_read(origin.ptr, size, wait_for)
+    return copy_planned(to, origin, size, on, wait_for, early, src if origin.device is None else dst)
 
 
-cdef class Copy(Event):
-    def __cinit__(self):
-        self.path = path_direct
-        self.reason = reason_locked
+def copy(dst, src, nbytes=None, queue=None):
+    cdef Event done = copy_async(dst, src, nbytes, queue)
+    done.wait()
+    return done
 
 
-cdef class WholeCopy:
-    cdef Hold hold  # so that no unlock takes the memory away under the copy
-    cdef Py_buffer view
-    cdef bint exported
-    cdef bint locked
-    cdef uint64_t dst, src, size
-
-    def __call__(self, queue):
-        queue.copy(self.dst, self.src, self.size)
-
-    def __dealloc__(self):
-        self.hold = None  # before its memory may go
-        if self.exported:
-            PyBuffer_Release(&self.view)
+def explain(dst, src, nbytes=None, queue=None):
+    cdef Submitter on = None if queue is None else queue_of(queue)
+    cdef object preferred = None if on is None else on.device
+    cdef End to = resolve_end(dst, preferred)
+    cdef End origin = resolve_end(src, preferred)
+    size = size_between(to, origin, nbytes)
+    if to.read_only:
+        raise read_only(to)
+    if on is None:
+        on = default_of(to, origin)
+    return plan(to, origin, size, on.device, stages=on.waits_for_values)
 
 
-def copy_whole(dst, src, Submitter queue not None, wait_for, costs):
-    cdef bint to_device = isinstance(dst, Allocation)
-    given, buffer = (dst, src) if to_device else (src, dst)
-    if not isinstance(given, Allocation):
-        return None
-    cdef Allocation allocation = given
-    if allocation.extent.kind != CMemoryKind.device or not allocation.is_live():
-        return None
-    if allocation.device is not queue.device or not PyObject_CheckBuffer(buffer):
-        return None
-    cdef PinnedMap on = map_of(queue.device)
-    cdef WholeCopy whole = recognised(allocation, buffer, to_device, on, costs)
-    if whole is None:
-        return None
-    cdef Copy copy = queue.submit(whole, wait_for, (whole, allocation), Copy)
-    if not whole.locked:
-        copy.path, copy.reason = Path.PLAIN, too_small(to_device)
-    return copy
-
-
-cdef WholeCopy recognised(Allocation allocation, object buffer, bint to_device, PinnedMap on, object costs):
-    cdef WholeCopy copy = WholeCopy.__new__(WholeCopy)
-    try:
-        PyObject_GetBuffer(buffer, &copy.view, PyBUF_SIMPLE if to_device else PyBUF_WRITABLE)
-    except (BufferError, ValueError):
-        return None  # scattered or read only: the long way says what is wrong
-    copy.exported = True
-    cdef uint64_t host = <uint64_t>copy.view.buf
-    copy.size = copy.view.len
-    if copy.size == 0 or copy.size != allocation.extent.size:
-        return None
-    cdef optional[CRegion] region = on.map.find(host, copy.size)
-    copy.locked = region.has_value()
-    if copy.locked:
-        if dereference(region).external and not dereference(region).registered:
+cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy copy):
+    """A copy that is one call of the vendor's, and why. None, for all that must be planned."""
+    global last_device, last_reason
+    cdef End host
+    cdef Hold hold = None
+    cdef PinnedMap map
+    cdef optional[CRegion] region
+    if to.device is None:
+        if origin.device is None:
             return None
+        host = to
+    elif origin.device is None:
+        host = origin
+    elif to.device is origin.device:
+        if to.device is not last_device:
+            last_reason = f"both ends are memory of {to.device.name}"
+            last_device = to.device
+        copy.path, copy.reason = DIRECT, last_reason
+        return direct_copy(to, origin, size, None)
+    else:
+        return None
+    map = map_of(on.device)
+    region = map.map.find(host.ptr, size)
+    if region.has_value():
         if dereference(region).piece < dereference(region).size:
             return None
-        try:
-            copy.hold = Hold(on, host, copy.size, None, None, None)
-        except PinningError:  # it was unlocked just now
+        if dereference(region).external and not dereference(region).registered:
             return None
-    elif copy.size >= <uint64_t>costs.least_worth_a_look(to_device) or on.map.overlapping(host, copy.size).size():
+        # An allocation is not freed while a queue keeps it, and nothing else takes its region away.
+        if not (dereference(region).registered and isinstance(host.owner, Allocation)):
+            hold = Hold.__new__(Hold)
+            if not hold.try_take(map, host.ptr, size, Grain.unknown):
+                return None  # it was unlocked just now
+        copy.path, copy.reason = DIRECT, LOCKED
+        return direct_copy(to, origin, size, hold)
+    if size >= <uint64_t>costs.least_worth_a_look(host is origin) or overlaps(map, host.ptr, size):
         return None
-    if to_device:
-        copy.dst, copy.src = allocation.extent.ptr, host
-    else:
-        copy.dst, copy.src = host, allocation.extent.ptr
-    return copy
+    copy.path, copy.reason = PLAIN, too_small(host is origin)
+    return direct_copy(to, origin, size, None)
+
+
+cdef bint overlaps(PinnedMap map, uint64_t ptr, uint64_t size) except -1:
+    cdef CPinnedMap* native = map.map
+    cdef size_t found
+    if native.size() == 0:
+        return False
+    with nogil:
+        found = native.overlapping(ptr, size).size()
+    return found != 0
+
+
+cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
+    cdef DirectCopy work = DirectCopy.__new__(DirectCopy)
+    work.to, work.origin, work.size, work.hold = to, origin, size, hold
+    work.written, work.written_size = to.ptr, size
+    return work
+
+
+def fill(dst, value, nbytes=None, queue=None, wait_for=()):
+    pattern = pattern_of(value)
+    cdef unsigned width = len(pattern)
+    cdef Submitter on = None if queue is None else queue_of(queue)
+    cdef End to = resolve_end(dst, None if on is None else on.device)
+    if to.read_only:
+        raise read_only(to)
+    cdef uint64_t size = size_between(to, to, nbytes)
+    if size % width:
+        raise InvalidRangeError(f"{size} bytes are no whole number of values of {width}")
+    if on is None:
+        on = default_of(to, to)
+    if to.device is None:
+        return on.call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
+    cdef DirectFill work = DirectFill.__new__(DirectFill)
+    work.to, work.width, work.count = to, width, size // width
+    work.value = int.from_bytes(pattern, "little")
+    work.written, work.written_size = to.ptr, size
+    return on.enqueue(Event.__new__(Event), work, wait_for, ())
+
+
+cdef bytes pattern_of(object value):
+    if isinstance(value, Integral):  # NumPy's too
+        if not 0 <= value <= 255:
+            raise InvalidRangeError(f"the value {value} is no byte; it must lie between 0 and 255, or be given as bytes")
+        return bytes((value,))
+    if isinstance(value, Real):
+        raise TypeError(f"{value!r} is no byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat")
+    pattern = bytes(value)
+    if len(pattern) not in (1, 2, 4):
+        raise InvalidRangeError(f"the value has {len(pattern)} bytes; it must have 1, 2 or 4")
+    return pattern
+
+
+# ---- what is common to them ----
+
+
+cdef uint64_t size_between(End to, End origin, object nbytes) except 0:
+    cdef uint64_t least = to.bytes if to.bytes and (to.bytes < origin.bytes or not origin.bytes) else origin.bytes
+    if nbytes is None:
+        if not least:
+            raise InvalidRangeError("an address does not say how many bytes to copy: give nbytes")
+        if to.bytes and origin.bytes and to.bytes != origin.bytes:
+            raise InvalidRangeError(f"dst has {to.bytes} bytes and src {origin.bytes}; give nbytes to copy a part")
+        return least
+    if nbytes <= 0 or (least and nbytes > least) or nbytes >= 1 << 63:
+        raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 1 and {least or 'the size'}")
+    return nbytes
+
+
+cdef read_only(End to):
+    return InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+
+
+cdef Submitter queue_of(object queue):
+    return queue if isinstance(queue, Queue) else Queue.adopt(queue)
+
+
+cdef Submitter default_of(End to, End origin):
+    """`default_queue`, without asking whether the device has queues every time."""
+    device = to.device if to.device is not None else origin.device
+    if device is None:
+        device = default_device()
+        if not isinstance(device, MemoryDevice):
+            raise PinningError(f"{device.name} has no queues to copy in; name a queue of another device")
+    cdef PyObject* known = PyDict_GetItem(defaults, <uint64_t><void*>device)
+    if known is not NULL and (<Submitter>known).is_usable():
+        return <Submitter>known
+    return default_queue(device)

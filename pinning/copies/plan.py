@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from pinning.copies.costs import costs
 from pinning.copies.ends import End
 from pinning.devices import pinned_map
+from pinning.errors import PinningError
 from pinning.map import PinnedMap, Region
 from pinning.plugin import MemoryConnection, MemoryDevice
 
@@ -116,11 +118,13 @@ def _between_devices(to: End, origin: End, size: int) -> Plan:
 def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int) -> list[_Part]:
     """The range split wherever a lock, a piece of one, or pageable memory begins."""
     region = on.find(ptr, size)
-    if region is not None and region.piece >= region.size and not _stale(on, region):
+    if region is not None and region.piece >= region.size and _is_locked(on, region):
         return [_Part(ptr, size, True)]
     parts: list[_Part] = []
     at, end = ptr, ptr + size
     for region in on.overlapping(ptr, size):
+        if not _is_locked(on, region):
+            continue
         if region.start > at:
             parts += _unknown(device, at, region.start - at, least)
             at = region.start
@@ -132,9 +136,13 @@ def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int)
     return parts
 
 
-def _stale(on: PinnedMap, region: Region) -> bool:
-    """Whether the region was pinned by someone who has unpinned it since; then it is not in the map any more."""
-    return region.external and not region.registered and region in on.refresh()
+def _is_locked(on: PinnedMap, region: Region) -> bool:
+    """False for one that was pinned by someone who has unpinned it since; it then leaves the map."""
+    if not region.external or region.registered:
+        return True
+    with suppress(PinningError):  # something else is locked there by now
+        return on.hold_if_locked(region.start, region.size) is not None
+    return False
 
 
 def _unknown(device: MemoryDevice, ptr: int, size: int, least: int) -> Iterator[_Part]:

@@ -11,10 +11,11 @@ from typing import Any
 from pinning.copies.costs import costs
 from pinning.devices import pinned_map
 from pinning.errors import PinningError
-from pinning.map import PinnedMap
+from pinning.map import Hold
 from pinning.plugin import MemoryDevice
 
 _REMEMBERED = 256
+_ENDS_EARLY = ("close", "release", "append")  # whose memory may go or move while they stay: mmap, memoryview, array
 _times: OrderedDict[tuple[int, int, int], int] = OrderedDict()  # device, first byte, size: copies, the latest last
 
 
@@ -34,16 +35,14 @@ def lock_if_repeated(buffer: object, ptr: int, size: int, device: MemoryDevice) 
     if times < costs.lock_after:
         return False
     owner = _owner(buffer)
-    on = pinned_map(device)
-    try:
-        ended = weakref.finalize(owner, _unlock, on, ptr)
-    except TypeError:
+    if any(hasattr(owner, end) for end in _ENDS_EARLY):
         return False
     try:
-        on.lock(ptr, size)
-    except PinningError:
-        ended.detach()
+        weakref.ref(owner)
+        hold = Hold(pinned_map(device), ptr, size, None, None, None)
+    except (TypeError, PinningError):
         return False
+    weakref.finalize(owner, _give_up, hold)
     _times.pop(key, None)
     return True
 
@@ -55,6 +54,6 @@ def _owner(buffer: Any) -> object:
     return buffer
 
 
-def _unlock(on: PinnedMap, ptr: int) -> None:
-    with suppress(PinningError):  # unlocked by someone else, or the map is closed
-        on.unlock(ptr)
+def _give_up(hold: Hold) -> None:
+    with suppress(PinningError):  # nobody is there to hear
+        hold.unlock()

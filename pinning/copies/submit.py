@@ -8,13 +8,15 @@ from contextlib import suppress
 from pinning.copies.costs import costs
 from pinning.copies.plan import Path, Plan, Step
 from pinning.devices import pinned_map
-from pinning.map import Hold
+from pinning.errors import PinningError
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.staging import Staged, staging_of
 
 
-def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[object]) -> tuple[Path, str]:
+def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[object], early: bool) -> tuple[Path, str]:
     """Put all steps of a plan into a queue. Adds to `held` what must live until they are done.
+
+    `early`: the source may be read before the queue comes to it.
 
     Returns
     -------
@@ -28,10 +30,9 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[obje
     """
     path, reason = plan.path, plan.reason
     submitted = False
-    held += holds(plan, device)
     try:
         for step in plan.steps:
-            staged = _staged(step, plan.to_device is True, device, queue) if step.path is Path.STAGED else None
+            staged = _staged(step, plan, device, queue, early) if step.path is Path.STAGED else None
             if staged is not None:
                 held.append(staged)
             else:
@@ -48,17 +49,24 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[obje
     return path, reason
 
 
-def holds(plan: Plan, device: MemoryDevice) -> list[Hold]:
-    """One more lock of each range that is copied directly, so that no unlock takes it away under the copy."""
+def holds(plan: Plan, device: MemoryDevice) -> list[object] | None:
+    """One more lock of each range that is copied directly; None where one of them is not locked any more."""
     on = pinned_map(device)
-    direct = [step for step in plan.steps if step.path is Path.DIRECT and plan.to_device is not None]
-    ranges = [(step.src if plan.to_device else step.dst, step.size) for step in direct]
-    # Not of what others have pinned, and the map does not know.
-    return [Hold(on, *each, None, None, None) for each in ranges if on.find(*each) is not None]
+    held: list[object] = []
+    for step in plan.steps:
+        if step.path is Path.DIRECT and plan.to_device is not None:
+            try:
+                hold = on.hold_if_locked(step.src if plan.to_device else step.dst, step.size)
+            except PinningError:  # what others have pinned, and something of ours beside it: only the vendor knows
+                continue
+            if hold is None:
+                return None
+            held.append(hold)
+    return held
 
 
-def _staged(step: Step, to_device: bool, device: MemoryDevice, queue: VendorQueue) -> Staged | None:
+def _staged(step: Step, plan: Plan, device: MemoryDevice, queue: VendorQueue, early: bool) -> Staged | None:
     staging = staging_of(device)
-    if to_device:
-        return staging.copy_to_device(queue, step.dst, step.src, step.size, costs)
+    if plan.to_device:
+        return staging.copy_to_device(queue, step.dst, step.src, step.size, costs, early)
     return staging.copy_to_host(queue, step.dst, step.src, step.size, costs)

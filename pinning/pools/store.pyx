@@ -102,11 +102,10 @@ cdef class PoolAllocation(Allocation):
 
 
 cdef class Zeroes(Work):
-    cdef uint64_t ptr, size
-
-    cdef submit(self, VendorQueue* queue):
+    cdef submit(self, Lane lane):
+        cdef VendorQueue* queue = lane.queue
         with nogil:
-            queue.fill(self.ptr, 0, 1, self.size)
+            queue.fill(self.written, 0, 1, self.written_size)
 
 
 def free_in(Submitter queue not None, given, wait_for):
@@ -252,7 +251,6 @@ cdef class Store:
         cdef Zeroes zeroes
         if self.zero_initialize:
             zeroes = Zeroes.__new__(Zeroes)
-            zeroes.ptr, zeroes.size = allocation.extent.ptr, allocation.extent.size
             zeroes.written, zeroes.written_size = allocation.extent.ptr, allocation.extent.size
             self.watch(queue)
             try:

@@ -86,6 +86,8 @@ cdef class Event:
         since.wait()
         self.wait()
         begin, end = since.recorded(), self.recorded()
+        if vendor_of(since) != vendor_of(self):
+            raise PinningError(f"{since!r} and {self!r} are of two vendors, whose times cannot be compared")
         begin.wait()  # it may be younger than the answer that all was over
         end.wait()
         return end.seconds_since(begin)
@@ -164,6 +166,10 @@ cdef class Event:
         else:
             state = "pending"
         return f"<{type(self).__name__} of {self.queue!r}: {state}>"
+
+
+cdef str vendor_of(Event event):
+    return event.queue.device.name.partition(":")[0]
 
 
 def joined(events):

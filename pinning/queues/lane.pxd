@@ -67,12 +67,15 @@ cdef extern from * nogil:
 cdef list NONE  # to be given where there is nothing to wait for
 
 
+cdef class Lane
+
+
 cdef class Work:
     """What an operation does, in C. The lane keeps it until the operation is over, and with it what it keeps."""
 
     cdef uint64_t written, written_size  # which bytes it may write that the host could read; size 0 for none
 
-    cdef submit(self, VendorQueue* queue)
+    cdef submit(self, Lane lane)
     cdef bint keeps(self, object thing)
 
 

@@ -71,7 +71,7 @@ cdef check_process(long made_in):
 
 
 cdef class Work:
-    cdef submit(self, VendorQueue* queue):
+    cdef submit(self, Lane lane):
         raise NotImplementedError
 
     cdef bint keeps(self, object thing):
@@ -180,7 +180,7 @@ cdef class Lane:
                 self.hold(work)
                 if (<Work>work).written_size:
                     self.writes.add(self.submitted + 1, (<Work>work).written, (<Work>work).written_size)
-                (<Work>work).submit(self.queue)
+                (<Work>work).submit(self)
             elif work is not None:
                 work(self.vendor)
         except BaseException:

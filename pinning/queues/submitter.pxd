@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane
 
@@ -16,6 +18,10 @@ cdef class Submitter:
     cdef long generation
 
     cdef check(self)
+    cdef Event enqueue(self, Event event, object work, object wait_for, tuple keep)
+    cdef bint is_usable(self) noexcept
+    # Whether bytes of the host may be read before the turn of an operation that is submitted now.
+    cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1
     cdef tuple waited_for(self, object wait_for)
     cdef Lane lane_for(self, tuple waits)
     cdef bint needs_waiting(self, Event event, Lane lane)

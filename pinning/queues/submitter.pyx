@@ -70,7 +70,10 @@ cdef class Submitter:
     def submit(self, work, wait_for=(), keep=(), kind=Event):
         self.check()
         cdef Event event = Event.__new__(Event) if kind is Event else kind()
-        cdef tuple kept = keep if type(keep) is tuple else tuple(keep)
+        return self.enqueue(event, work, wait_for, keep if type(keep) is tuple else tuple(keep))
+
+    cdef Event enqueue(self, Event event, object work, object wait_for, tuple kept):
+        self.check()
         cdef list vendor_waits = NONE
         cdef list crossings = NONE
         cdef tuple waits = ()
@@ -188,7 +191,25 @@ cdef class Submitter:
 
     @property
     def usable(self):
+        return self.is_usable()
+
+    cdef bint is_usable(self) noexcept:
         return not self.closed and self.generation == process()
+
+    cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
+        cdef Event wait
+        cdef Lane lane
+        for wait in self.waited_for(wait_for) + self.barrier:
+            if not wait.known_over():
+                return False
+        for lane in self.lanes:
+            if lane.may_write(start, size):
+                if lane.shared:
+                    return False
+                lane.poll()
+                if lane.may_write(start, size):
+                    return False
+        return True
 
     def share(self):
         self.check()

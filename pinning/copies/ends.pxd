@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+
+
+cdef class End:
+    cdef readonly uint64_t ptr
+    cdef uint64_t bytes  # 0 where nobody says
+    cdef readonly object device
+    cdef readonly bint read_only
+    cdef readonly object owner
+
+
+cdef End resolve_end(object buffer, object preferred)

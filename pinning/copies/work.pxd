@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint32_t, uint64_t
+
+from pinning.copies.ends cimport End
+from pinning.map cimport Hold
+from pinning.queues.event cimport Event
+from pinning.queues.lane cimport Work
+
+
+cdef class Copy(Event):
+    cdef public object path
+    cdef public object reason
+
+
+cdef class DirectCopy(Work):
+    """One call of the vendor's."""
+
+    cdef Hold hold  # so that no unlock takes the host's memory away under the copy
+    cdef End to, origin
+    cdef uint64_t size
+
+
+cdef class DirectFill(Work):
+    cdef End to
+    cdef uint32_t value
+    cdef unsigned width
+    cdef uint64_t count
+
+
+cdef class PlannedCopy(Work):
+    """Calls of the vendor's that Python makes."""
+
+    cdef object calls
+    cdef tuple kept
+

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""What copies put into queues. The stub says more."""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from pinning.copies.ends cimport End
+from pinning.plugin.native cimport VendorQueue
+from pinning.queues.event cimport Event
+from pinning.queues.lane cimport Lane, Work
+from pinning.queues.submitter cimport Submitter
+
+
+cdef class Copy(Event):
+    pass
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class DirectCopy(Work):
+    cdef submit(self, Lane lane):
+        cdef VendorQueue* queue = lane.queue
+        cdef uint64_t dst = self.to.ptr, src = self.origin.ptr
+        with nogil:
+            queue.copy(dst, src, self.size)
+
+    cdef bint keeps(self, object thing):
+        return thing is self.to.owner or thing is self.origin.owner
+
+    def __dealloc__(self):
+        self.hold = None  # before its memory may go
+
+
+@cython.final
+cdef class DirectFill(Work):
+    cdef submit(self, Lane lane):
+        cdef VendorQueue* queue = lane.queue
+        cdef uint64_t dst = self.to.ptr
+        with nogil:
+            queue.fill(dst, self.value, self.width, self.count)
+
+    cdef bint keeps(self, object thing):
+        return thing is self.to.owner
+
+
+@cython.final
+cdef class PlannedCopy(Work):
+    cdef submit(self, Lane lane):
+        self.calls(lane.vendor)
+
+    cdef bint keeps(self, object thing):
+        for each in self.kept:
+            if each is thing:
+                return True
+        return False
+
+
+def submit_planned(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None):
+    cdef PlannedCopy work = PlannedCopy.__new__(PlannedCopy)
+    work.calls, work.kept = calls, keep
+    work.written, work.written_size = dst, size
+    return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends of copies: every kind, whose memory it is, what keeps it, and what other threads do to it meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+import pinning
+from fake_device import FOREIGN_OFFSET
+from fake_memory import FakeMemoryDevice
+from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
+from pinning.copies import costs
+
+SIZE = 1000
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    device = FakeMemoryDevice(held=False)
+    yield device
+    device.let_go()
+    gc.collect()
+    assert device.wrong == []
+    pinning.pinned_map(device).close()
+
+
+@pytest.fixture
+def queue(device: FakeMemoryDevice) -> Iterator[pinning.Queue]:
+    with pinning.Queue(device) as queue:
+        yield queue
+
+
+def noise(size: int = SIZE, seed: int = 1) -> numpy.ndarray[Any, Any]:
+    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def bytes_at(ptr: int, size: int) -> bytes:
+    return ctypes.string_at(ptr, size)
+
+
+# ---- DLPack's C exchange API ----
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+GIVE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))
+
+
+class ExchangeAPI(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocator", ctypes.c_void_p),
+        ("from_object", ctypes.c_void_p),
+        ("to_object", ctypes.c_void_p),
+        ("dltensor_from_object", GIVE),
+        ("current_stream", ctypes.c_void_p),
+    )
+
+
+def _give(tensor: Tensor, out: Any) -> int:
+    answer = out.contents
+    answer.data, answer.byte_offset = tensor.array.ctypes.data - 8, 8
+    answer.device_type, answer.device_id = tensor.device
+    answer.ndim, answer.code, answer.bits, answer.lanes = tensor.array.ndim, 2, tensor.array.itemsize * 8, 1
+    if tensor.odd:
+        answer.bits = 4
+    answer.shape, answer.strides = tensor.shape, tensor.strides
+    return 0
+
+
+API = ExchangeAPI(major=1, minor=3, dltensor_from_object=GIVE(_give))
+NAME = b"dlpack_exchange_api"  # a capsule keeps its address alone
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+class Tensor:
+    """As torch's: it tells C what it is. To ask it in Python fails."""
+
+    __dlpack_c_exchange_api__ = _new(ctypes.addressof(API), NAME, None)
+
+    def __init__(self, array: numpy.ndarray[Any, Any], device: tuple[int, int] = (1, 0), odd: bool = False) -> None:
+        self.array, self.device, self.odd = array, device, odd
+        steps = [step // array.itemsize for step in array.strides]
+        self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        self.strides = None if array.flags.c_contiguous else (ctypes.c_int64 * array.ndim)(*steps)
+
+
+class Older(Tensor):
+    """Of a major version that we do not know, which offers the known one as well."""
+
+    _api = ExchangeAPI(major=2, minor=0, previous=ctypes.addressof(API))
+    __dlpack_c_exchange_api__ = _new(ctypes.addressof(_api), NAME, None)
+
+
+@pytest.mark.parametrize("kind", [Tensor, Older])
+def test_a_tensor_of_the_host_by_dlpack(device: FakeMemoryDevice, queue: pinning.Queue, kind: type[Tensor]) -> None:
+    array = noise(800).view(numpy.float64).reshape(10, 10)
+    with pinning.lock(kind(array), device=device) as lock, pinning.alloc(800, device=device) as there:
+        assert (lock.host_ptr, lock.size) == (array.ctypes.data, 800)
+        assert pinning.is_locked(kind(array), device=device)
+        for same in (array, array.T):  # the same bytes in another order of dimensions
+            copy = pinning.copy(there, kind(same), queue=queue)
+            assert copy.path == "direct"
+        assert bytes_at(there.ptr, 800) == array.tobytes()
+        back = numpy.zeros_like(array)
+        pinning.copy(kind(back), there, queue=queue)
+        assert (back == array).all()
+        with pytest.raises(InvalidRangeError, match="do not follow one another"):
+            pinning.copy(there, kind(array[:, ::2]), 100, queue=queue)
+
+
+def test_a_tensor_of_half_bytes_is_asked_otherwise(device: FakeMemoryDevice) -> None:
+    array = noise()
+    tensor: Any = Tensor(array, odd=True)
+    with pytest.raises(TypeError, match="is no buffer"):
+        pinning.lock(tensor, device=device)
+    tensor.data_ptr, tensor.nbytes = (lambda: array.ctypes.data), SIZE
+    with pinning.lock(tensor, device=device) as lock:
+        assert (lock.host_ptr, lock.size) == (array.ctypes.data, SIZE)
+
+
+def test_a_tensor_of_a_device_is_not_locked(device: FakeMemoryDevice) -> None:
+    tensor: Any = Tensor(noise(), (2, 0))
+    tensor.data_ptr, tensor.nbytes, tensor.is_cuda = (lambda: 4096), SIZE, True
+    with pytest.raises(InvalidRangeError, match="device memory"):
+        pinning.lock(tensor, device=device)
+
+
+# ---- other kinds ----
+
+
+HOST_ENDS: dict[str, Callable[[numpy.ndarray[Any, Any]], object]] = {
+    "array": lambda array: array,
+    "a part at an offset": lambda array: numpy.concatenate([array, array])[:SIZE],
+    "memoryview": lambda array: memoryview(array),
+    "bytearray": lambda array: bytearray(array),
+    "dimensions in another order": lambda array: array.reshape(10, 100).T,
+    "address and size": lambda array: (int(array.ctypes.data), SIZE),
+    "NumPy's numbers": lambda array: (numpy.uint64(array.ctypes.data), numpy.int32(SIZE)),
+    "array interface": lambda array: SimpleNamespace(__array_interface__=array.__array_interface__),
+    "tensor": lambda array: Tensor(array),
+}
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("kind", HOST_ENDS)
+def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queue, kind: str, locked: bool) -> None:
+    array = noise()
+    end = HOST_ENDS[kind](array)
+    with pinning.alloc(SIZE, device=device) as there:
+        lock = pinning.lock(end, device=device) if locked else None
+        copy = pinning.copy(there, end, queue=queue)
+        assert copy.path == ("direct" if locked else "plain")
+        assert pinning.explain(there, end, queue=queue).reason == copy.reason
+        assert bytes_at(there.ptr, SIZE) == array.tobytes()
+        pinning.fill(there, 7, queue=queue).wait()
+        pinning.copy(end, there, queue=queue)
+        with pinning.lock(end, device=device) as now:
+            assert bytes_at(now.host_ptr, SIZE) == b"\7" * SIZE
+        if lock is not None:
+            assert pinning.copy(there, lock, queue=queue).path == "direct"
+            lock.unlock()
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.SHARED, MemoryKind.HOST])
+def test_an_address_of_ours_keeps_the_allocation(device: FakeMemoryDevice, kind: MemoryKind) -> None:
+    device.held = True
+    array = noise()
+    with pinning.Queue(device) as queue:
+        there = pinning.alloc(SIZE, kind, device=device)
+        asked = device.vendor_calls.count("memory_info")
+        with pinning.lock(array, device=device), pinning.alloc(SIZE, device=device) as other:
+            source = other if kind is MemoryKind.HOST else array
+            copy = pinning.copy_async(there.ptr + 100, source, 500, queue=queue)
+            assert device.vendor_calls.count("memory_info") == asked, "our own tables know"
+            with pytest.raises(pinning.StillInUseError):
+                there.free()
+            device.let_go()
+            copy.wait()
+            queue.synchronize()
+        there.free()
+
+
+def test_the_vendor_is_asked_for_the_region_in_question_alone(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    arrays = [noise(seed=seed) for seed in range(5)]
+    device.foreign = {int(array.ctypes.data): SIZE for array in arrays}
+    locks = [pinning.lock(array, device=device) for array in arrays]
+    assert locks[0].device_ptr == int(arrays[0].ctypes.data) + FOREIGN_OFFSET
+    with pinning.alloc(SIZE, device=device) as there:
+        calls = len(device.calls)
+        assert pinning.copy(there, arrays[2], queue=queue).path == "direct"
+        asked = {call.ptr for call in device.calls[calls:]}
+        assert asked == {int(arrays[2].ctypes.data)}
+        del device.foreign[int(arrays[2].ctypes.data)]  # its owner unpins it
+        assert pinning.copy(there, arrays[2], queue=queue).path == "plain"
+        assert not locks[2].held
+        assert locks[1].held
+    for lock in locks:
+        lock.unlock()
+
+
+@pytest.mark.parametrize("ptr", [0, None, -1, 1 << 64])
+def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Queue, ptr: Any) -> None:
+    interface = {"data": (ptr, False), "shape": (10,), "typestr": "|u1", "version": 3}
+    array = SimpleNamespace(__cuda_array_interface__=interface)
+    with pinning.alloc(10, device=device) as there:
+        for attempt in (
+            lambda: pinning.copy_async(there, array, queue=queue),
+            lambda: pinning.copy_async(array, there, queue=queue),
+            lambda: pinning.fill(array, 1, queue=queue),
+        ):
+            with pytest.raises(InvalidRangeError, match="no memory"):
+                attempt()
+        with pytest.raises(InvalidRangeError, match="no address"):
+            pinning.copy_async(there, ((1 << 64) - 5, 10), queue=queue)
+
+
+# ---- a Lock as an end ----
+
+
+def test_a_lock_as_an_end_keeps_the_buffer(device: FakeMemoryDevice) -> None:
+    device.held = True
+    array = noise()
+    expected, gone = array.tobytes(), weakref.ref(array)
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        lock = pinning.lock(array, device=device)
+        copy = pinning.copy_async(there, lock, queue=queue)
+        lock.unlock()
+        del array
+        gc.collect()
+        assert gone() is not None
+        assert len(device.locked) == 1
+        device.let_go()
+        copy.wait()
+        queue.synchronize()
+        assert bytes_at(there.ptr, SIZE) == expected
+        assert gone() is None
+        assert device.locked == {}
+        with pytest.raises(InvalidRangeError, match="copy the buffer itself"):
+            pinning.copy_async(there, lock, queue=queue)
+
+
+def test_a_lock_of_what_is_read_only_is_not_written(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    with pinning.lock(bytes(SIZE), device=device) as lock, pinning.alloc(SIZE, device=device) as there:
+        with pytest.raises(InvalidRangeError, match="read only"):
+            pinning.copy_async(lock, there, queue=queue)
+        pinning.copy(there, lock, queue=queue)
+
+
+def test_copies_beside_a_thread_that_locks_and_unlocks(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    """No error, whatever is locked in the moment: all of the range, a part, or nothing."""
+    from fake_device import Background
+
+    array = noise(64 << 10)
+    ended = False
+
+    def lock_and_unlock() -> None:
+        while not ended:
+            for part in (array, array[1000:2000], array[:100]):
+                with suppress(PartialOverlapError):  # a copy holds what was locked before
+                    pinning.lock(part, device=device).unlock()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other = Background(lock_and_unlock)
+    try:
+        with pinning.alloc(array.nbytes, device=device) as there:
+            for _ in range(300):
+                pinning.copy(there, array, queue=queue)
+            assert bytes_at(there.ptr, array.nbytes) == array.tobytes()
+    finally:
+        ended = True
+        sys.setswitchinterval(interval)
+        other.result()
+
+
+# ---- fills ----
+
+
+@pytest.mark.parametrize("value", [4, numpy.uint8(4), numpy.int64(4), numpy.uint16(4), b"\4", bytearray(b"\4")])
+def test_a_byte_of_any_kind(device: FakeMemoryDevice, queue: pinning.Queue, value: Any) -> None:
+    with pinning.alloc(8, device=device) as there:
+        pinning.fill(there, value, queue=queue).wait()
+        assert bytes_at(there.ptr, 8) == b"\4" * 8
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (1.0, TypeError),
+        (numpy.float32(1), TypeError),
+        (256, InvalidRangeError),
+        (-1, InvalidRangeError),
+        (numpy.uint16(300), InvalidRangeError),
+        (b"abc", InvalidRangeError),
+        (b"", InvalidRangeError),
+    ],
+)
+def test_what_is_no_byte(device: FakeMemoryDevice, queue: pinning.Queue, value: Any, error: type[Exception]) -> None:
+    array = numpy.zeros(12, numpy.uint8)
+    with pinning.alloc(12, device=device) as there:
+        for dst in (there, array):
+            with pytest.raises(error, match="byte"):
+                pinning.fill(dst, value, queue=queue)
+
+
+# ---- rows ----
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("locked", [slice(None), slice(0, 450), slice(330, 700), slice(300, 308), slice(0, 0)])
+def test_rows_across_the_borders_of_locks(
+    device: FakeMemoryDevice, queue: pinning.Queue, to_device: bool, locked: slice
+) -> None:
+    host = noise(10 * 100).reshape(10, 100)
+    part = host.reshape(-1)[locked]
+    lock = pinning.lock(part, device=device) if part.size else None
+    with pinning.alloc(10 * 40, device=device) as there:
+        pinning.copy(there, noise(400, seed=2), queue=queue)
+        before, device_before = host.copy(), bytes_at(there.ptr, 400)
+        corner = int(host.ctypes.data) + 20, 9 * 100 + 40
+        if to_device:
+            pinning.copy_2d_async(there, 40, corner, 100, 40, 10, queue=queue).wait()
+            assert bytes_at(there.ptr, 400) == before[:, 20:60].tobytes()
+            assert (host == before).all()
+        else:
+            pinning.copy_2d_async(corner, 100, there, 40, 40, 10, queue=queue).wait()
+            before[:, 20:60] = numpy.frombuffer(device_before, numpy.uint8).reshape(10, 40)
+            assert (host == before).all()
+    if lock is not None:
+        lock.unlock()
+
+
+def test_rows_of_the_host_are_measured_by_their_own_pitch(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    """The pitch of the other side reaches beyond the array, into a neighbour that is locked."""
+    whole = noise(4000)
+    with pinning.lock(whole[1000:], device=device), pinning.alloc(4000, device=device) as there:
+        copy = pinning.copy_2d_async(whole[:1000], 100, there, 400, 100, 10, queue=queue)
+        assert copy.path == "plain"
+        copy.wait()
+
+
+# ---- when a source may be read ----
+
+
+def early(device: FakeMemoryDevice, queue: pinning.Queue, array: Any, **how: Any) -> bool:
+    """Whether a copy of pageable memory that is submitted now may read it at once."""
+    seen: list[bool] = []
+    module = sys.modules["pinning.copies.copy"]
+    submit = module.submit
+
+    def look(plan: Any, device: Any, vendor: Any, held: Any, early: bool) -> Any:
+        seen.append(early)
+        return plan.path, plan.reason
+
+    module.submit = look  # type: ignore[attr-defined]
+    try:
+        with pinning.alloc(array.nbytes, device=device) as there:
+            pinning.copy_async(there, array, queue=queue, **how)
+            device.release()
+            queue.poll()
+    finally:
+        module.submit = submit  # type: ignore[attr-defined]
+    return seen == [True]
+
+
+def test_when_a_source_may_be_read_before_its_turn(device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
+    monkeypatch.setattr(costs, "threads", 2)
+    array, other = noise(1 << 20), noise(1 << 20, seed=2)
+    device.held = True
+    with pinning.Queue(device) as queue, pinning.Queue(device) as second, pinning.alloc(SIZE, device=device) as there:
+        assert early(device, queue, array), "nothing is pending"
+        pinning.copy_async(other[:SIZE], there, queue=queue)
+        assert early(device, queue, array), "what is pending writes something else"
+        pinning.copy_async(array[:SIZE], there, queue=queue)
+        assert not early(device, queue, array), "what is pending writes the source"
+        assert early(device, queue, array), "that is over now"
+        queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        assert not early(device, queue, array), "nobody knows what is pending"
+        queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        assert early(device, queue, array, src_access_order="any"), "who submits says that it may be"
+        waited = second.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        assert not early(device, queue, array, wait_for=(waited,)), "what it waits for may write the source"
+        waited = second.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        queue.wait_for(waited)
+        assert not early(device, queue, array), "what the queue waits for may write the source"
+        assert early(device, queue, array)
+        assert queue.handle is not None
+        assert not early(device, queue, array), "others may submit there too"
+        with pytest.raises(InvalidRangeError, match="src_access_order"):
+            pinning.copy_async(there, array, SIZE, queue=queue, src_access_order="later")  # type: ignore[arg-type]
+        device.let_go()
