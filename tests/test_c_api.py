@@ -116,7 +116,9 @@ def c_program(folder: Path, text: str) -> Path:
 
 def test_generations_of_forks_that_may_have_few_addresses(tmp_path: Path) -> None:
     """Each begins with an empty map and can lock, though each map takes most of what there may be."""
-    program = c_program(tmp_path, r"""
+    program = c_program(
+        tmp_path,
+        r"""
 #include <pinning/pinning.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,14 +142,17 @@ int main(int count, char **arguments) {
     if (child < 0) return 6;
     if (child > 0) return wait(&status), WIFEXITED(status) ? WEXITSTATUS(status) : 7;
   }
-}""")
+}""",
+    )
     run(program, "3", "0", folder=tmp_path)
     run(program, "30", str(1 << 30), folder=tmp_path)
 
 
 def test_a_thread_is_cancelled_after_its_call(tmp_path: Path) -> None:
     """Both one that is in a locker, at a place where C would end it, and one that waits for that one's outcome."""
-    program = c_program(tmp_path, r"""
+    program = c_program(
+        tmp_path,
+        r"""
 #include <pinning/pinning.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -188,7 +193,8 @@ int main(void) {
   printf("%d %d %d %d ", done[0], done[1], ends[0] == PTHREAD_CANCELED, ends[1] == PTHREAD_CANCELED);
   if (pinning_find(map, memory, 1, &region) == PINNING_OK) printf("%u\n", region.references);
   return 0;
-}""")
+}""",
+    )
     assert run(program, folder=tmp_path).split() == ["1", "1", "1", "1", "2"]
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -130,6 +132,73 @@ def test_host_memory_to_host_memory_in_the_queues_turn(device: FakeMemoryDevice)
         assert copy.path == "plain"
         assert "host" in copy.reason
         device.let_go()
+
+
+def test_memory_of_the_host_is_copied_without_the_interpreter() -> None:
+    """Another library may wait for the device and hold the GIL all the while."""
+    here, there = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
+    interval = sys.getswitchinterval()
+    with pinning.Queue("host") as queue:
+        sys.setswitchinterval(1000)  # seconds, for which this thread keeps the GIL
+        try:
+            copy = pinning.copy_async(there, here, queue=queue)
+            end = time.monotonic() + 60
+            while not numpy.array_equal(there, here):
+                assert time.monotonic() < end, "the copy waits for the GIL"
+        finally:
+            sys.setswitchinterval(interval)
+        copy.wait()
+
+
+def test_ranges_of_the_host_may_overlap(queue: pinning.Queue, device: FakeMemoryDevice) -> None:
+    array = noise(SIZE)
+    expected = array[:-1000].copy()
+    run(device, pinning.copy_async(array[1000:], array[:-1000], queue=queue).done)
+    assert (array[1000:] == expected).all()
+
+
+def test_where_no_memory_can_be_pinned_copies_are_plain(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate = device.allocate
+
+    def limited(size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
+        if kind is MemoryKind.HOST:
+            raise pinning.LockLimitError("RLIMIT_MEMLOCK")
+        return allocate(size, kind)
+
+    monkeypatch.setattr(device, "allocate", limited)
+    array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
+    with pinning.alloc(SIZE, device=device) as there:
+        copy = pinning.copy(there, array, queue=queue)
+        assert copy.path == "plain"
+        assert "refused" in copy.reason
+        pinning.copy(back, there, queue=queue)
+        assert (back == array).all()
+        run(device, pinning.copy_async(back, noise(SIZE, 2), queue=queue).done)  # in the host, which needs words only
+        assert (back == noise(SIZE, 2)).all()
+
+
+def test_a_child_of_a_fork_stages_with_threads_of_its_own() -> None:
+    array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
+
+    def there_and_back() -> None:
+        with pinning.Queue("host") as queue, pinning.alloc(SIZE, MemoryKind.DEVICE, device="host") as there:
+            assert pinning.copy_async(there, array, queue=queue).path == "staged"
+            pinning.copy(back, there, queue=queue)
+        assert (back == array).all()
+        back[:] = 0
+
+    there_and_back()
+    child = os.fork()
+    if child == 0:
+        try:
+            there_and_back()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    there_and_back()
 
 
 def test_memory_that_someone_else_has_pinned_is_not_staged(device: FakeMemoryDevice, queue: pinning.Queue) -> None:

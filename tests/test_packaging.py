@@ -25,7 +25,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def content() -> dict[str, str]:
     """The text of each file in the wheel; of native code, nothing."""
     with zipfile.ZipFile(wheel()) as archive:
-        return {name: "" if re.search(r"\.so(\.\d+)?$", name) else archive.read(name).decode() for name in archive.namelist()}
+        return {
+            name: "" if re.search(r"\.so(\.\d+)?$", name) else archive.read(name).decode()
+            for name in archive.namelist()
+        }
 
 
 def folder_of(package: str) -> Path:

@@ -287,6 +287,28 @@ def test_queues_of_two_vendors_wait_for_each_other() -> None:
     device.check()
 
 
+def test_a_queue_does_not_wait_for_another_vendor_that_is_lost() -> None:
+    lost, device = FakeMemoryDevice("lost:0"), FakeMemoryDevice("fake:0")
+    queue, waiting = Queue(lost), Queue(device)
+    event = queue.submit(work)
+    waits = waiting.submit(work, [event])
+    lost.lose()
+
+    def ended() -> bool:
+        device.release()
+        try:
+            return waits.done()
+        except VendorError:
+            return True
+
+    assert eventually(ended)
+    device.let_go()
+    waiting.close()
+    waits = event = Event.over()  # whose vendor's events have gone
+    gc.collect()
+    device.check()
+
+
 def test_threads_that_come_at_once_get_the_same_default_queue() -> None:
     class Slow(FakeMemoryDevice):
         def make_queue(self) -> FakeQueue:
