@@ -58,7 +58,8 @@ void Queue::copy_batch(Part const* parts, std::uint64_t count) {
   std::size_t const most = std::min<std::size_t>(count, descriptors);
   std::vector<unsigned long long> dsts(most), srcs(most);
   std::vector<std::size_t> sizes(most);
-  CopyAttributes attributes{.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+  CopyAttributes attributes{};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   for (std::uint64_t at = 0; at < count; at += most) {
     std::size_t const now = std::min<std::uint64_t>(most, count - at);
     for (std::size_t i = 0; i < now; ++i) {

@@ -43,8 +43,8 @@ VendorCall Loader::failed(char const* function, int code, std::string advice) co
 
 std::vector<void*> Loader::platforms(void* adapter) const {
   if (!platforms_of_several_) return list("urPlatformGet", urPlatformGet, adapter);
-  auto* const of_several =
-      reinterpret_cast<int (*)(void**, std::uint32_t, std::uint32_t, void**, std::uint32_t*)>(urPlatformGet);
+  using OfSeveral = int(void**, std::uint32_t, std::uint32_t, void**, std::uint32_t*);
+  auto* const of_several = reinterpret_cast<OfSeveral*>(reinterpret_cast<void*>(urPlatformGet));
   return list("urPlatformGet", of_several, &adapter, std::uint32_t{1});
 }
 
