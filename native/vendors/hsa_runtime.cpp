@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hsa_runtime.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 
 namespace pinning::hsa {
 
@@ -25,6 +26,18 @@ int collect(Handle found, void* all) noexcept {
   }
 }
 
+std::string advice(int code) {
+  char const* const device = "/dev/kfd";
+  if (code == HSA_STATUS_ERROR_OUT_OF_RESOURCES && access(device, F_OK) != 0) {
+    return "there is no /dev/kfd: load the kernel module amdgpu (`sudo modprobe amdgpu`); a container needs "
+           "--device=/dev/kfd --device=/dev/dri";
+  }
+  if (code == HSA_STATUS_ERROR_OUT_OF_RESOURCES && access(device, R_OK | W_OK) != 0) {
+    return "this user may not open /dev/kfd: `sudo usermod -a -G render,video $USER`";
+  }
+  return "see whether `rocminfo` works, and `sudo dmesg | grep -i kfd`";
+}
+
 }  // namespace
 
 Runtime::Runtime()
@@ -35,8 +48,7 @@ Runtime::Runtime()
   PINNING_HSA_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
   if (int const code = hsa_init(); code != 0) {
-    throw Unavailable("the HSA runtime does not start: " + failed("hsa_init", code).text() +
-                      "; see whether there is a /dev/kfd that this user may open, and whether `rocminfo` works");
+    throw Unavailable("the HSA runtime does not start: " + failed("hsa_init", code).text() + "; " + advice(code));
   }
   find_machine();
 }
@@ -58,40 +70,49 @@ VendorCall Runtime::failed(char const* function, int code, std::string advice) c
   return {function, code, known ? std::string(text, std::strcspn(text, ":")) : "unknown", std::move(advice)};
 }
 
-bool Runtime::is_gpu(Handle agent) const noexcept {
-  return std::ranges::any_of(gpus, [&](Handle gpu) { return gpu.handle == agent.handle; });
+std::optional<int> Runtime::gpu(Handle agent) const noexcept {
+  auto const found = std::ranges::find(gpus, agent.handle, &Handle::handle);
+  return found == gpus.end() ? std::nullopt : std::optional(static_cast<int>(found - gpus.begin()));
 }
 
-void Runtime::find_machine() {
-  std::vector<Handle> agents, pools;
-  check("hsa_iterate_agents", hsa_iterate_agents(collect, &agents));
-  std::optional<Handle> cpu;
-  for (Handle const agent : agents) {
-    std::uint32_t type = 0;
-    check("hsa_agent_get_info", hsa_agent_get_info(agent, HSA_AGENT_INFO_DEVICE, &type));
-    if (type == HSA_DEVICE_TYPE_GPU) gpus.push_back(agent);
-    if (type == HSA_DEVICE_TYPE_CPU && !cpu) cpu = agent;
-  }
-  if (gpus.empty() || !cpu) {
-    throw Unavailable("the HSA runtime finds no AMD GPU: compare `rocminfo` with the variable ROCR_VISIBLE_DEVICES");
-  }
-  check("hsa_amd_agent_iterate_memory_pools", hsa_amd_agent_iterate_memory_pools(*cpu, collect, &pools));
-  std::optional<Handle> fine, fine_for_arguments;  // the latter only where there is no other
-  for (Handle const pool : pools) {
+std::vector<Handle> Runtime::pools(Handle agent, std::uint32_t grain) const {
+  std::vector<Handle> all, found, for_arguments;
+  check("hsa_amd_agent_iterate_memory_pools", hsa_amd_agent_iterate_memory_pools(agent, collect, &all));
+  for (Handle const pool : all) {
     auto const info = [&](int attribute) {
       std::uint32_t value = 0;  // the largest of the types asked for; a bool fills its first byte
       check("hsa_amd_memory_pool_get_info", hsa_amd_memory_pool_get_info(pool, attribute, &value));
       return value;
     };
+    // Of pools in the global segment only, which alone have flags.
     if (info(HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED) == 0) continue;
     std::uint32_t const flags = info(HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS);
-    if ((flags & HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED) == 0) continue;
-    auto& first = (flags & HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT) != 0 ? fine_for_arguments : fine;
-    if (!first) first = pool;
+    if ((flags & grain) == 0) continue;
+    ((flags & HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT) != 0 ? for_arguments : found).push_back(pool);
   }
-  if (!fine) fine = fine_for_arguments;
-  if (!fine) throw Unavailable("the HSA runtime finds no fine-grained memory of the host: see `rocminfo`");
-  coherent_pool = *fine;
+  found.insert(found.end(), for_arguments.begin(), for_arguments.end());
+  return found;
+}
+
+void Runtime::find_machine() {
+  std::vector<Handle> agents;
+  check("hsa_iterate_agents", hsa_iterate_agents(collect, &agents));
+  bool has_cpu = false;
+  for (Handle const agent : agents) {
+    std::uint32_t type = 0;
+    check("hsa_agent_get_info", hsa_agent_get_info(agent, HSA_AGENT_INFO_DEVICE, &type));
+    if (type == HSA_DEVICE_TYPE_GPU) gpus.push_back(agent);
+    if (type == HSA_DEVICE_TYPE_CPU && !has_cpu) {
+      cpu = agent;
+      has_cpu = true;
+    }
+  }
+  if (gpus.empty() || !has_cpu) {
+    throw Unavailable("the HSA runtime finds no AMD GPU: compare `rocminfo` with the variable ROCR_VISIBLE_DEVICES");
+  }
+  auto const fine = pools(cpu, HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED);
+  if (fine.empty()) throw Unavailable("the HSA runtime finds no fine-grained memory of the host: see `rocminfo`");
+  coherent_pool = fine.front();
 }
 
 }  // namespace pinning::hsa

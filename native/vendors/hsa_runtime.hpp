@@ -2,6 +2,7 @@
 // The HSA runtime, loaded and started, and what it finds in the machine.
 #pragma once
 
+#include <optional>
 #include <pinning/errors.hpp>
 #include <vector>
 
@@ -21,9 +22,14 @@ class Runtime : public Functions {
 
   void check(char const* function, int code) const;
   VendorCall failed(char const* function, int code, std::string advice = "") const;
+  Started const& started() const noexcept { return started_; }
 
-  bool is_gpu(Handle agent) const noexcept;
+  /// Index of a GPU's agent; nothing where it is none.
+  std::optional<int> gpu(Handle agent) const noexcept;
+  /// The agent's pools of this grain from which memory may be allocated; those for kernel arguments last.
+  std::vector<Handle> pools(Handle agent, std::uint32_t grain) const;
 
+  Handle cpu{};
   std::vector<Handle> gpus;
   Handle coherent_pool{};  // of the host, to which memory is locked so that it is coherent
 

@@ -30,7 +30,10 @@ class NativeDevice:
 
     @property
     def context(self) -> int:
-        """The vendor's handle of the context in which it locks and allocates; 0 where there is none."""
+        """The vendor's handle of the context in which it locks and allocates, or the pool that it allocates from.
+
+        0 where there is none.
+        """
 
     @property
     def problems(self) -> list[str]:

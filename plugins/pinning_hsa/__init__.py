@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD GPUs: memory locked through the HSA runtime, by ctypes. Importing this needs nothing of ROCm."""
+"""AMD GPUs: memory locked through the HSA runtime. Importing this needs nothing of ROCm."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
+from itertools import count
 
 from pinning.errors import PluginUnavailableError
 from pinning.plugin import Library
 from pinning_hsa import abi
-from pinning_hsa.agents import Machine, find_machine
 from pinning_hsa.device import HsaDevice
-from pinning_hsa.driver import LIBRARY, call, initialise, loaded_copies
+from pinning_hsa.driver import LIBRARY, call, loaded_copies
 
 __all__ = ["HsaDevice", "plugin"]
 
@@ -22,8 +23,8 @@ class HsaPlugin:
     name = "hsa"
 
     def __init__(self) -> None:
-        self._machine: Machine | None = None
-        self._devices: dict[int, HsaDevice] = {}
+        self._devices: list[HsaDevice] = []
+        self._mutex = threading.Lock()
 
     def device_count(self) -> int:
         """Number of GPUs that this process may use, at least 1.
@@ -33,7 +34,7 @@ class HsaPlugin:
         PluginUnavailableError
             The runtime, the kernel driver or a GPU is missing, or this process is a fork of one that uses HSA.
         """
-        return len(self._found().gpus)
+        return len(self._found())
 
     def device(self, index: int) -> HsaDevice:
         """The GPU `index`, in the runtime's order; the same object each time.
@@ -43,13 +44,10 @@ class HsaPlugin:
         PluginUnavailableError
             As `device_count`, or there is no such GPU.
         """
-        machine = self._found()
-        count = len(machine.gpus)
-        if not 0 <= index < count:
-            raise PluginUnavailableError(f"there is no hsa:{index}: this process sees {count}, from hsa:0 on")
-        if index not in self._devices:
-            self._devices.setdefault(index, HsaDevice(index, machine))
-        return self._devices[index]
+        devices = self._found()
+        if not 0 <= index < len(devices):
+            raise PluginUnavailableError(f"there is no hsa:{index}: this process sees {len(devices)}, from hsa:0 on")
+        return devices[index]
 
     def library(self) -> Library:
         """The runtime, with the version of HSA that it provides.
@@ -59,7 +57,7 @@ class HsaPlugin:
         PluginUnavailableError
             It is missing, or does not start.
         """
-        initialise()
+        self._found()
         numbers = []
         for attribute in (abi.SYSTEM_INFO_VERSION_MAJOR, abi.SYSTEM_INFO_VERSION_MINOR):
             number = ctypes.c_uint16()
@@ -77,11 +75,24 @@ class HsaPlugin:
             f"{', '.join(copies)}; put the folder of one before all others in LD_LIBRARY_PATH"
         ]
 
-    def _found(self) -> Machine:
-        initialise()
-        if self._machine is None:
-            self._machine = find_machine()
-        return self._machine
+    def _found(self) -> list[HsaDevice]:
+        if self._devices:
+            _ = self._devices[0].handle  # which no fork is told
+            return self._devices
+        devices = _open_all()
+        with self._mutex:
+            self._devices = self._devices or devices  # another thread may have been quicker
+        return self._devices
+
+
+def _open_all() -> list[HsaDevice]:
+    devices = [HsaDevice("hsa:0")]  # which says what is missing
+    for index in count(1):
+        try:
+            devices.append(HsaDevice(f"hsa:{index}"))
+        except PluginUnavailableError:
+            break
+    return devices
 
 
 plugin = HsaPlugin()

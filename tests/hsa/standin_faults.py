@@ -6,8 +6,9 @@ A stand-in checks the ABI and the sequence of calls, not a real runtime's semant
 
 from __future__ import annotations
 
-import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,30 +16,39 @@ from failing import FAILURE, each_failure
 
 from mapped_memory import PAGE, Memory
 from pinning.errors import PluginUnavailableError, VendorError
-from pinning_hsa import HsaPlugin, plugin
+from pinning_hsa import plugin
 from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
 
 
-def test_a_machine_that_cannot_be_asked_can_be_asked_again(standin: StandIn) -> None:
-    failed = {}
-    for call, outcome in each_failure(standin, lambda: HsaPlugin().device(0)):
-        assert outcome and outcome.call == call
-        assert (outcome.code, outcome.name) == (FAILURE, "HSA_STATUS_ERROR_OUT_OF_RESOURCES")
-        failed[call] = outcome
-    assert set(failed) == {
-        *("hsa_iterate_agents", "hsa_agent_get_info"),
+PROGRAM = """
+from pinning.errors import PinningError
+from pinning_hsa import plugin
+for _ in range(2):
+    try:
+        print(plugin.device(0).description)
+    except PinningError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("hsa_init", "hsa_iterate_agents", "hsa_agent_get_info"),
         *("hsa_amd_agent_iterate_memory_pools", "hsa_amd_memory_pool_get_info"),
         "hsa_amd_agent_memory_pool_get_info",
-    }
-    fresh = HsaPlugin()
-    for call in failed:
-        standin.configure(f"fail={call}:1:{FAILURE}")
-        with contextlib.suppress(VendorError):  # none where the machine has been found
-            fresh.device(0)
-        standin.configure()
-    assert fresh.device(0).description == DEVICE.description
+    ],
+)
+def test_a_machine_that_cannot_be_asked_can_be_asked_again(standin: StandIn, call: str) -> None:
+    environment = {**os.environ, "STANDIN_HSA": f"gpus=2;fail={call}:1:{FAILURE}"}
+    child = [sys.executable, "-P", "-c", PROGRAM]
+    done = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    failed, asked_again = done.stdout.splitlines()
+    assert f"{call} failed: HSA_STATUS_ERROR_OUT_OF_RESOURCES (4104)" in failed
+    assert asked_again == "Stand-in 0 (gfx942)"
 
 
 @pytest.mark.parametrize("coherent", [True, False])

@@ -19,14 +19,34 @@ import pytest
 import pinning
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, NotLockedError, VendorError
-from pinning_hsa import abi, plugin
-from pinning_hsa.pointers import ask
+from pinning_hsa import plugin
 from standins.standin import StandIn
 
 SHIFT = 1 << 47  # between the stand-in's host and agent addresses of locked memory
 
 DEVICE = plugin.device(0)
 OTHER = plugin.device(1)
+
+
+FINE_GRAINED, COARSE_GRAINED = 2, 4  # HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_...
+
+
+class PointerInfo(ctypes.Structure):
+    """hsa_amd_pointer_info_t."""
+
+    _fields_ = (
+        *(("size", ctypes.c_uint32), ("type", ctypes.c_int), ("agent_base", ctypes.c_void_p)),
+        *(("host_base", ctypes.c_void_p), ("size_in_bytes", ctypes.c_size_t), ("user_data", ctypes.c_void_p)),
+        *(("owner", ctypes.c_uint64), ("global_flags", ctypes.c_uint32)),
+    )
+
+
+def global_flags(ptr: int) -> int:
+    """How the runtime has locked the memory at `ptr`."""
+    hsa, info = ctypes.CDLL("libhsa-runtime64.so.1"), PointerInfo(size=ctypes.sizeof(PointerInfo))
+    assert hsa.hsa_amd_pointer_info(ctypes.c_void_p(ptr), ctypes.byref(info), None, None, None) == 0
+    flags: int = info.global_flags
+    return flags
 
 
 def locked_memory() -> int:
@@ -52,7 +72,7 @@ def test_a_lock_is_for_all_gpus_and_coherent_whatever_the_buffer_says(standin: S
     DEVICE.data_lock(memory.ptr, PAGE, read_only)
     (call,) = standin.calls("hsa_amd_memory_lock_to_pool")
     assert call.split()[2:4] == [str(PAGE), "4"]
-    assert ask(memory.ptr).global_flags == abi.POOL_FINE_GRAINED  # not the pool for kernel arguments
+    assert global_flags(memory.ptr) == FINE_GRAINED  # not the pool for kernel arguments
     assert standin.calls("hsa_amd_memory_lock") == []
     DEVICE.data_unlock(memory.ptr)
 
@@ -60,7 +80,7 @@ def test_a_lock_is_for_all_gpus_and_coherent_whatever_the_buffer_says(standin: S
 def test_where_coherence_is_not_asked_for_a_lock_is_coarse_grained(standin: StandIn) -> None:
     memory = Memory(1)
     assert DEVICE.data_lock(memory.ptr, PAGE, None, coherent=False) == memory.ptr + SHIFT
-    assert ask(memory.ptr).global_flags == abi.POOL_COARSE_GRAINED
+    assert global_flags(memory.ptr) == COARSE_GRAINED
     DEVICE.data_unlock(memory.ptr)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
 
 import pytest
 from failing import FAILURE, each_failure
@@ -16,7 +15,7 @@ from failing import FAILURE, each_failure
 from mapped_memory import PAGE, Memory
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryConnection, MemoryDevice, MemoryInfo, MemoryKind
-from pinning_hsa import HsaPlugin, plugin
+from pinning_hsa import plugin
 from standins.libhsa import live
 from standins.standin import StandIn
 
@@ -31,13 +30,6 @@ POOLS = {HOST: "0xc02", DEVICE: "0xd12"}
 @pytest.fixture(params=[HOST, DEVICE], ids=lambda kind: kind.value)
 def kind(request: pytest.FixtureRequest) -> MemoryKind:
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def lonely(standin: StandIn) -> Iterator[HsaPlugin]:
-    """GPUs that do not reach one another's memory."""
-    standin.configure("no_peers")
-    yield HsaPlugin()
 
 
 def test_a_gpu_is_a_memory_device(standin: StandIn) -> None:
@@ -153,10 +145,6 @@ def test_a_forks_memory_is_its_parents(standin: StandIn) -> None:
 # ---- connections ----
 
 
-def test_a_gpu_uses_its_own_memory(lonely: HsaPlugin) -> None:
-    assert lonely.device(0).connection(lonely.device(0)) is MemoryConnection.UNIFIED
-
-
 def test_all_that_is_allocated_is_open_to_gpus_that_reach_it(standin: StandIn) -> None:
     assert GPU.connection(OTHER) is MemoryConnection.UNIFIED
     source, target = Memory(1), Memory(1)
@@ -171,17 +159,6 @@ def test_all_that_is_allocated_is_open_to_gpus_that_reach_it(standin: StandIn) -
     assert ctypes.string_at(target.ptr, 10) == b"over there"
     GPU.free(here)
     OTHER.free(there)
-
-
-def test_gpus_that_do_not_reach_one_another_copy_through_the_host(standin: StandIn, lonely: HsaPlugin) -> None:
-    gpu, other = lonely.device(0), lonely.device(1)
-    assert gpu.connection(other) is MemoryConnection.NONE
-    here, there = gpu.allocate(PAGE), other.allocate(PAGE)
-    gpu.copy(there, here, PAGE)
-    assert standin.calls("hsa_amd_memory_async_copy") == []
-    assert len(standin.calls("hsa_memory_copy")) == 1
-    gpu.free(here)
-    other.free(there)
 
 
 def test_others_memory_on_another_gpu_is_not_taken_to_be_open(standin: StandIn) -> None:

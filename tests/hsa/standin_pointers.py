@@ -17,8 +17,6 @@ from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, NotLockedError
 from pinning.plugin import PinnedInfo
 from pinning_hsa import plugin
-from pinning_hsa.agents import find_machine
-from pinning_hsa.driver import call
 from standins.standin import StandIn
 
 SHIFT = 1 << 47  # between the stand-in's host and agent addresses of locked memory
@@ -31,11 +29,12 @@ MEMORY = Memory(PAGES)
 @pytest.fixture
 def host_ptr(standin: StandIn) -> Iterator[int]:
     """1000 bytes of the host that the runtime has allocated, as hipHostMalloc has it do."""
-    ptr = ctypes.c_void_p()
-    call("hsa_amd_memory_pool_allocate", find_machine().coherent_pool, 1000, 0, ctypes.byref(ptr))
+    hsa, ptr = ctypes.CDLL("libhsa-runtime64.so.1"), ctypes.c_void_p()
+    pool, size = ctypes.c_uint64(0xC02), ctypes.c_size_t(1000)
+    assert hsa.hsa_amd_memory_pool_allocate(pool, size, 0, ctypes.byref(ptr)) == 0
     assert ptr.value
     yield ptr.value
-    call("hsa_amd_memory_pool_free", ptr)
+    assert hsa.hsa_amd_memory_pool_free(ptr) == 0
 
 
 @pytest.mark.parametrize("configuration", ["", "svm"], ids=["userptr", "svm"])

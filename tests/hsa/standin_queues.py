@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -27,8 +28,8 @@ from holding import Buffer, Held, host_bytes
 from mapped_memory import PAGE, Memory
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryKind
+from pinning.plugin.native import NativeQueue
 from pinning_hsa import plugin
-from pinning_hsa.queue import HsaQueue
 from standins.libhsa import live
 from standins.standin import StandIn
 
@@ -40,7 +41,7 @@ COPY, RECTANGLE, ANY_COPY = "hsa_amd_memory_async_copy", "hsa_amd_memory_async_c
 
 
 @pytest.fixture
-def queue(standin: StandIn) -> Iterator[HsaQueue]:
+def queue(standin: StandIn) -> Iterator[NativeQueue]:
     queue = GPU.make_queue()
     yield queue
     queue.close()
@@ -86,7 +87,7 @@ def device_bytes(ptr: int, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("there", [DEVICE, HOST], ids=lambda kind: kind.value)
-def test_bytes_go_there_and_come_back(queue: HsaQueue, memory: Allocations, there: MemoryKind) -> None:
+def test_bytes_go_there_and_come_back(queue: NativeQueue, memory: Allocations, there: MemoryKind) -> None:
     source, target, middle = memory(HOST, DATA), memory(HOST), memory(there)
     queue.copy(middle + 1, source + 1, 1000)
     queue.copy(target + 1, middle + 1, 1000)
@@ -96,7 +97,7 @@ def test_bytes_go_there_and_come_back(queue: HsaQueue, memory: Allocations, ther
 
 @pytest.mark.parametrize("configuration", ["", "svm"], ids=["userptr", "svm"])
 def test_locked_memory_is_copied_by_either_of_its_addresses(
-    standin: StandIn, queue: HsaQueue, memory: Allocations, configuration: str
+    standin: StandIn, queue: NativeQueue, memory: Allocations, configuration: str
 ) -> None:
     standin.configure(configuration)
     pages, there = Memory(1), memory(DEVICE)
@@ -112,7 +113,7 @@ def test_locked_memory_is_copied_by_either_of_its_addresses(
 
 
 def test_the_copies_of_a_queue_wait_for_one_another_in_the_engines(
-    standin: StandIn, queue: HsaQueue, memory: Allocations
+    standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
     source, target, there = memory(HOST, DATA), memory(HOST), memory(DEVICE)
     standin.configure("slow_copy")
@@ -127,7 +128,7 @@ def test_the_copies_of_a_queue_wait_for_one_another_in_the_engines(
 
 
 def test_pageable_memory_is_copied_by_the_runtime_and_nobody_waits(
-    standin: StandIn, queue: HsaQueue, memory: Allocations
+    standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
     source, target, there = Buffer(DATA), Buffer(bytes(len(DATA))), memory(DEVICE)
     standin.configure()
@@ -142,7 +143,7 @@ def test_pageable_memory_is_copied_by_the_runtime_and_nobody_waits(
 
 
 def test_memory_of_which_a_part_is_locked_is_copied_by_the_runtime(
-    standin: StandIn, queue: HsaQueue, memory: Allocations
+    standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
     pages, there = Memory(2), memory(DEVICE, bytes(2 * PAGE))
     GPU.data_lock(pages.ptr, PAGE, False)
@@ -165,7 +166,7 @@ def test_memory_of_which_a_part_is_locked_is_copied_by_the_runtime(
 )
 def test_rows(
     standin: StandIn,
-    queue: HsaQueue,
+    queue: NativeQueue,
     memory: Allocations,
     pitches: tuple[int, int],
     offset: int,
@@ -186,7 +187,7 @@ def test_rows(
     assert host_bytes(target, len(DATA)) == expected
 
 
-def test_rows_of_pageable_memory(queue: HsaQueue, memory: Allocations) -> None:
+def test_rows_of_pageable_memory(queue: NativeQueue, memory: Allocations) -> None:
     source, target, there = Buffer(DATA), Buffer(bytes(len(DATA))), memory(DEVICE)
     queue.copy_2d(there, 16, source.ptr, 64, 10, 5)
     queue.copy_2d(target.ptr, 10, there, 16, 10, 5)
@@ -194,7 +195,7 @@ def test_rows_of_pageable_memory(queue: HsaQueue, memory: Allocations) -> None:
     assert target.bytes_[:50] == b"".join(DATA[64 * row : 64 * row + 10] for row in range(5))
 
 
-def test_nothing_is_copied(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_nothing_is_copied(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     there = memory(DEVICE)
     standin.configure()
     queue.copy(there, there, 0)
@@ -221,7 +222,7 @@ def test_fills(start: int, value: bytes, count: int, kind: MemoryKind) -> None:
     GPU.free(ptr, kind)
 
 
-def test_a_large_fill_is_the_gpus(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_a_large_fill_is_the_gpus(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     there = memory(DEVICE)
     standin.configure()
     queue.fill(there + 2, b"\x01\x02", 100)
@@ -230,7 +231,7 @@ def test_a_large_fill_is_the_gpus(standin: StandIn, queue: HsaQueue, memory: All
     assert device_bytes(there, 204) == bytes(2) + b"\1\2" * 100 + bytes(2)
 
 
-def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: HsaQueue, memory: Allocations) -> None:
+def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory(DEVICE, DATA), memory(HOST)
     queue.copy(target, source, 10)
     with Held(queue) as held:
@@ -244,7 +245,7 @@ def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: HsaQu
     assert queue.done()
 
 
-def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure()
     with Held(queue) as held:
@@ -255,7 +256,7 @@ def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: HsaQueue,
     assert len(standin.calls(COPY)) == 1
 
 
-def test_memory_that_is_used_again_too_early_shows(queue: HsaQueue, memory: Allocations) -> None:
+def test_memory_that_is_used_again_too_early_shows(queue: NativeQueue, memory: Allocations) -> None:
     source, there, target = memory(HOST, DATA), memory(DEVICE), memory(HOST)
     with Held(queue):
         queue.copy(there, source, len(DATA))
@@ -265,7 +266,7 @@ def test_memory_that_is_used_again_too_early_shows(queue: HsaQueue, memory: Allo
     assert host_bytes(target, len(DATA)) == b"\1" * len(DATA)
 
 
-def test_functions_are_called_without_the_gil(queue: HsaQueue) -> None:
+def test_functions_are_called_without_the_gil(queue: NativeQueue) -> None:
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
     libc.pthread_mutex_lock(lock)
@@ -277,7 +278,9 @@ def test_functions_are_called_without_the_gil(queue: HsaQueue) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 2**32 - 2], ids=["zero", "wrapping"])
-def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(queue: HsaQueue, memory: Allocations, start: int) -> None:
+def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(
+    queue: NativeQueue, memory: Allocations, start: int
+) -> None:
     source, target, word, answer = memory(DEVICE, DATA), memory(HOST), memory(HOST, bytes(4)), memory(HOST, bytes(4))
     here = ctypes.c_uint32.from_address(word)
     here.value = start
@@ -302,7 +305,7 @@ def calls_but_waits(standin: StandIn) -> list[str]:
     return [call for call in standin.calls() if not call.startswith("hsa_signal_wait")]
 
 
-def test_an_event_is_reached_when_all_before_it_is_done(queue: HsaQueue) -> None:
+def test_an_event_is_reached_when_all_before_it_is_done(queue: NativeQueue) -> None:
     before = queue.record()
     with Held(queue) as held:
         after = queue.record()
@@ -316,13 +319,13 @@ def test_an_event_is_reached_when_all_before_it_is_done(queue: HsaQueue) -> None
     assert before.seconds_since(before) == 0
 
 
-def test_the_time_of_what_is_not_reached_cannot_be_told(queue: HsaQueue) -> None:
+def test_the_time_of_what_is_not_reached_cannot_be_told(queue: NativeQueue) -> None:
     before = queue.record()
     with Held(queue), pytest.raises(PinningError, match="not reached"):
         queue.record().seconds_since(before)
 
 
-def test_events_cost_the_runtime_nothing(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_events_cost_the_runtime_nothing(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     queue.copy(there, source, 10)
     queue.synchronize()
@@ -335,7 +338,7 @@ def test_events_cost_the_runtime_nothing(standin: StandIn, queue: HsaQueue, memo
 
 
 @pytest.mark.parametrize("gpu", [GPU, OTHER], ids=lambda gpu: gpu.name)
-def test_a_queue_waits_for_an_event_of_another(queue: HsaQueue, memory: Allocations, gpu: object) -> None:
+def test_a_queue_waits_for_an_event_of_another(queue: NativeQueue, memory: Allocations, gpu: object) -> None:
     source, target = memory(DEVICE, DATA), memory(HOST)
     other = plugin.device(1 if gpu is OTHER else 0).make_queue()
     with Held(other) as held:
@@ -349,7 +352,7 @@ def test_a_queue_waits_for_an_event_of_another(queue: HsaQueue, memory: Allocati
     other.close()
 
 
-def test_python_runs_on_while_a_thread_waits(queue: HsaQueue) -> None:
+def test_python_runs_on_while_a_thread_waits(queue: NativeQueue) -> None:
     with Held(queue) as held:
         waits: list[Callable[[], object]] = [queue.record().wait, queue.synchronize, GPU.synchronize]
         threads = [threading.Thread(target=wait) for wait in waits]
@@ -362,7 +365,7 @@ def test_python_runs_on_while_a_thread_waits(queue: HsaQueue) -> None:
 
 
 def test_signals_are_used_again_once_nothing_waits_for_them(
-    standin: StandIn, queue: HsaQueue, memory: Allocations
+    standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure()
@@ -385,7 +388,7 @@ def test_signals_are_used_again_once_nothing_waits_for_them(
 
 
 def test_a_signal_is_not_used_again_while_an_engine_waits_for_it(
-    standin: StandIn, queue: HsaQueue, memory: Allocations
+    standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure("slow_copy;slow_poll")
@@ -509,7 +512,7 @@ def test_each_call_of_work_fails_and_the_queue_goes_on(
     queue.close()
 
 
-def test_a_refused_copy_is_not_submitted(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_a_refused_copy_is_not_submitted(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure(f"fail={COPY}:1:{FAILURE}")
     with pytest.raises(VendorError, match="HSA_STATUS_ERROR_OUT_OF_RESOURCES"):
@@ -519,7 +522,7 @@ def test_a_refused_copy_is_not_submitted(standin: StandIn, queue: HsaQueue, memo
     assert device_bytes(there, 10) == bytes(10)
 
 
-def test_rows_of_which_one_is_refused(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_rows_of_which_one_is_refused(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure(f"no_rect;fail={COPY}:3:{FAILURE}")
     with pytest.raises(VendorError, match="HSA_STATUS_ERROR_OUT_OF_RESOURCES"):
@@ -529,7 +532,7 @@ def test_rows_of_which_one_is_refused(standin: StandIn, queue: HsaQueue, memory:
 
 
 def test_a_copy_that_fails_under_way_reaches_its_event_and_the_queue_goes_on(
-    standin: StandIn, queue: HsaQueue, memory: Allocations
+    standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
     source, there, target = memory(HOST, DATA), memory(DEVICE), memory(HOST)
     standin.configure("slow_copy;failing_copy")
@@ -551,7 +554,7 @@ def test_a_copy_that_fails_under_way_reaches_its_event_and_the_queue_goes_on(
     assert host_bytes(target, 10) == DATA[:10]
 
 
-def test_a_queue_tells_what_has_failed_once(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_a_queue_tells_what_has_failed_once(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure("failing_copy")
     queue.copy(there, source, 10)
@@ -565,7 +568,7 @@ def test_what_has_failed_is_let_go_without_the_garbage_collector(standin: StandI
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure(f"failing_copy;fail={FILL}:1:{FAILURE}")
 
-    def work(queue: HsaQueue) -> None:
+    def work(queue: NativeQueue) -> None:
         for act in (lambda: queue.copy(there, source, 10), lambda: queue.fill(there, b"\1", 8)):
             act()
             with contextlib.suppress(VendorError):
@@ -607,19 +610,28 @@ def test_a_lost_runtime_ends_all_waits_and_leaves_nothing(standin: StandIn, memo
     standin.configure()  # as if it came back, so that the end can be seen
 
 
-def test_there_is_no_thread_to_be_had(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(VendorError, match=r"pthread_create failed: EAGAIN.*close queues"):
-        GPU.make_queue()
+def test_there_is_no_thread_to_be_had(standin: StandIn) -> None:
+    program = """
+import resource
+from pathlib import Path
+from pinning.errors import VendorError
+from pinning_hsa import plugin
+gpu = plugin.device(0)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
+try:
+    queues = [gpu.make_queue() for _ in range(1000)]  # there may be stacks to use again
+except VendorError as error:
+    print(error)
+"""
+    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=60)
+    assert re.search(r"pthread_create failed: EAGAIN.*close queues", child.stdout), child.stderr
 
 
 # ---- the life of a process ----
 
 
-def test_a_forks_queues_do_nothing_and_say_so(standin: StandIn, queue: HsaQueue, memory: Allocations) -> None:
+def test_a_forks_queues_do_nothing_and_say_so(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     queue.copy(there, source, 8)
     event = queue.record()
@@ -661,6 +673,7 @@ def test_a_forks_queues_do_nothing_and_say_so(standin: StandIn, queue: HsaQueue,
 def test_a_process_ends_with_queues_and_events_open(standin: StandIn, end: str) -> None:
     program = f"""
 from pinning.plugin import MemoryKind
+from pinning.plugin.native import NativeQueue
 from pinning_hsa import plugin
 gpu = plugin.device(0)
 queue = gpu.make_queue()
@@ -697,7 +710,7 @@ def test_many_threads(standin: StandIn, memory: Allocations) -> None:
 
 
 def test_ctrl_c_during_a_submission_leaves_work_that_is_followed(
-    standin: StandIn, queue: HsaQueue, memory: Allocations
+    standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure(f"slow_copy;delay={COPY}:300")

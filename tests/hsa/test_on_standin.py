@@ -23,3 +23,8 @@ from standins.libhsa import DRIVER
 )
 def test_on_the_standin(file: str, standin_folder: Path) -> None:
     run_pytest(Path(__file__).parent / file, environment=DRIVER.environment(standin_folder, "gpus=4"))
+
+
+def test_on_the_standin_without_peers(standin_folder: Path) -> None:
+    environment = DRIVER.environment(standin_folder, "gpus=2;no_peers")
+    run_pytest(Path(__file__).parent / "standin_lonely.py", environment=environment)

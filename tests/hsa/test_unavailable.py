@@ -72,8 +72,7 @@ def test_a_library_that_lacks_a_function(tmp_path: Path) -> None:
     if subprocess.run(["cc", "-shared", "-o", str(empty), str(source)], capture_output=True).returncode:
         pytest.skip("needs a C compiler: apt-get install gcc")
     said = run(COUNT, {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
-    assert said.startswith("unavailable: libhsa-runtime64.so.1 is too old (")
-    assert "hsa_status_string" in said
+    assert said.startswith("unavailable: libhsa-runtime64.so.1 has no hsa_status_string: it is too old")
 
 
 def test_the_real_runtime_without_the_kernel_driver() -> None:
@@ -82,8 +81,8 @@ def test_the_real_runtime_without_the_kernel_driver() -> None:
     if KFD.exists():
         pytest.skip("this machine has a /dev/kfd")
     said = run(COUNT)
-    assert said.startswith("unavailable: the HSA runtime does not start: hsa_init gives ")
-    wanted = ("HSA_STATUS_ERROR_OUT_OF_RESOURCES (0x1008)", "no /dev/kfd", "modprobe amdgpu", "--device=/dev/kfd")
+    assert said.startswith("unavailable: the HSA runtime does not start: hsa_init failed: ")
+    wanted = ("HSA_STATUS_ERROR_OUT_OF_RESOURCES (4104)", "no /dev/kfd", "modprobe amdgpu", "--device=/dev/kfd")
     assert [word for word in wanted if word not in said] == []
 
 
@@ -91,9 +90,9 @@ def test_the_real_runtime_without_the_kernel_driver() -> None:
     ("configuration", "words"),
     [
         ("gpus=0", ["no AMD GPU", "rocminfo", "ROCR_VISIBLE_DEVICES"]),
-        (f"fail=hsa_init:1:{0x1008}", ["HSA_STATUS_ERROR_OUT_OF_RESOURCES (0x1008)"]),
-        (f"fail=hsa_init:1:{0x1000}", ["HSA_STATUS_ERROR (0x1000)", "rocminfo", "dmesg"]),
-        ("fail=hsa_init:1:77", ["unknown (0x4d)"]),
+        (f"fail=hsa_init:1:{0x1008}", ["HSA_STATUS_ERROR_OUT_OF_RESOURCES (4104)"]),
+        (f"fail=hsa_init:1:{0x1000}", ["HSA_STATUS_ERROR (4096)", "rocminfo", "dmesg"]),
+        ("fail=hsa_init:1:77", ["unknown (77)"]),
     ],
 )
 def test_a_runtime_that_does_not_start(standin_folder: Path, configuration: str, words: list[str]) -> None:

@@ -48,6 +48,14 @@ static_assert(sizeof(hsa_amd_pointer_info_t) == sizeof(pinning::hsa::PointerInfo
   static_assert(sizeof(hsa_amd_pointer_info_t::name) == sizeof(pinning::hsa::PointerInfo::name), #name);
 CHECK_FIELD(size) CHECK_FIELD(type) CHECK_FIELD(agentBaseAddress) CHECK_FIELD(hostBaseAddress)
 CHECK_FIELD(sizeInBytes) CHECK_FIELD(userData) CHECK_FIELD(agentOwner) CHECK_FIELD(global_flags)
+static_assert(sizeof(hsa_signal_t) == sizeof(pinning::hsa::Handle));
+static_assert(sizeof(hsa_pitched_ptr_t) == sizeof(pinning::hsa::PitchedPointer));
+static_assert(offsetof(hsa_pitched_ptr_t, base) == offsetof(pinning::hsa::PitchedPointer, base));
+static_assert(offsetof(hsa_pitched_ptr_t, pitch) == offsetof(pinning::hsa::PitchedPointer, pitch));
+static_assert(offsetof(hsa_pitched_ptr_t, slice) == offsetof(pinning::hsa::PitchedPointer, slice));
+static_assert(sizeof(hsa_dim3_t) == sizeof(pinning::hsa::Dim3));
+static_assert(offsetof(hsa_dim3_t, y) == offsetof(pinning::hsa::Dim3, y));
+static_assert(offsetof(hsa_dim3_t, z) == offsetof(pinning::hsa::Dim3, z));
 """
 # The exported names carry the version that today's header stands for.
 CUDA = r"""

@@ -124,8 +124,8 @@ class VendorDevice : public Locker {
  public:
   /// "cuda:0"
   virtual std::string const& name() const noexcept = 0;
-  /// The vendor's own handles of the device, such as an hsa_agent_t, and of the context in which it locks and allocates;
-  /// 0 where there is none.
+  /// The vendor's own handles of the device, such as an hsa_agent_t, and of the context in which it locks and allocates,
+  /// or the memory pool that it allocates from; 0 where there is none.
   virtual std::uintptr_t native_handle() { return 0; }
   virtual std::uintptr_t native_context() { return 0; }
   /// What is wrong with the vendor's installation although it works.

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Locks: the mutexes of `Locks` and `PeerMemory` are taken last, for a look or an insert, and held during no call.
+#include "hsa_pointers.hpp"
+
+namespace pinning::hsa {
+
+Locks& Locks::get() {
+  static Locks* const only = new Locks;
+  return *only;
+}
+
+bool Locks::enter(Address base, std::uint64_t size) {
+  std::lock_guard const guard(mutex_);
+  auto const after = locks_.lower_bound(base + size);
+  if (after != locks_.begin()) {
+    auto const& [start, lock] = *std::prev(after);
+    if (start + (lock.size - 1) >= base) return false;
+  }
+  locks_[base] = {size, std::nullopt};
+  return true;
+}
+
+void Locks::locked(Address base, Address device_ptr) {
+  std::lock_guard const guard(mutex_);
+  locks_.at(base).device_ptr = device_ptr;
+}
+
+std::optional<Address> Locks::begin_unlock(Address base) {
+  std::lock_guard const guard(mutex_);
+  auto const found = locks_.find(base);
+  return found == locks_.end() ? std::nullopt : std::exchange(found->second.device_ptr, std::nullopt);
+}
+
+void Locks::leave(Address base) {
+  std::lock_guard const guard(mutex_);
+  locks_.erase(base);
+}
+
+std::optional<Pinned> Locks::around(Address ptr) {
+  std::lock_guard const guard(mutex_);
+  auto const after = locks_.upper_bound(ptr);
+  if (after == locks_.begin()) return std::nullopt;
+  auto const& [base, lock] = *std::prev(after);
+  if (ptr - base >= lock.size || !lock.device_ptr) return std::nullopt;
+  return Pinned{base, lock.size, *lock.device_ptr};
+}
+
+PeerMemory& PeerMemory::get() {
+  static PeerMemory* const only = new PeerMemory;
+  return *only;
+}
+
+void PeerMemory::add(Address ptr) {
+  std::lock_guard const guard(mutex_);
+  all_.insert(ptr);
+}
+
+bool PeerMemory::remove(Address ptr) {
+  std::lock_guard const guard(mutex_);
+  return all_.erase(ptr) != 0;
+}
+
+bool PeerMemory::has(Address ptr) {
+  std::lock_guard const guard(mutex_);
+  return all_.contains(ptr);
+}
+
+PointerInfo pointer_info(Runtime const& runtime, Address ptr) {
+  PointerInfo info{};
+  info.size = sizeof info;
+  if (ptr == 0) return info;  // which is an invalid argument
+  int const code = runtime.hsa_amd_pointer_info(reinterpret_cast<void*>(ptr), &info, nullptr, nullptr, nullptr);
+  runtime.check("hsa_amd_pointer_info", code);
+  return info;
+}
+
+bool is_pinned_host(Runtime const& runtime, PointerInfo const& info) {
+  if (info.type == HSA_EXT_POINTER_TYPE_LOCKED) return true;
+  return info.type == HSA_EXT_POINTER_TYPE_HSA && !runtime.gpu(info.agentOwner);
+}
+
+std::optional<Range> range_around(Runtime const& runtime, Address ptr) {
+  if (auto const lock = Locks::get().around(ptr)) return Range{lock->base, lock->device_ptr, lock->size, std::nullopt};
+  PointerInfo const info = pointer_info(runtime, ptr);
+  bool const is_allocated = info.type == HSA_EXT_POINTER_TYPE_HSA;
+  if (!is_allocated && info.type != HSA_EXT_POINTER_TYPE_LOCKED) return std::nullopt;
+  return Range{reinterpret_cast<Address>(info.hostBaseAddress), reinterpret_cast<Address>(info.agentBaseAddress),
+               info.sizeInBytes, is_allocated ? runtime.gpu(info.agentOwner) : std::nullopt};
+}
+
+std::optional<Reached> reach(Runtime const& runtime, Address ptr, std::uint64_t size, int gpu) {
+  auto const found = range_around(runtime, ptr);
+  if (!found || found->offset(ptr) > found->size || size > found->size - found->offset(ptr)) return std::nullopt;
+  if (!found->gpu) return Reached{found->device + found->offset(ptr), runtime.cpu, false};
+  if (*found->gpu != gpu && !PeerMemory::get().has(found->device)) return std::nullopt;
+  return Reached{ptr, runtime.gpus[static_cast<std::size_t>(*found->gpu)], true};
+}
+
+}  // namespace pinning::hsa
