@@ -17,23 +17,4 @@ std::unique_ptr<VendorDevice> make_host(unsigned index);
 std::unique_ptr<VendorDevice> make_hsa(unsigned index);
 std::unique_ptr<VendorDevice> make_ur(unsigned index);
 
-/// A device that locks and does nothing else.
-class LockingDevice : public VendorDevice {
- public:
-  explicit LockingDevice(std::string name) : name_(std::move(name)) {}
-  std::string const& name() const noexcept override { return name_; }
-  Address allocate(std::uint64_t, MemoryKind, bool) override { lacks("memory"); }
-  void free(Address, MemoryKind) override { lacks("memory"); }
-  std::optional<MemoryInfo> memory_info(Address) override { lacks("memory"); }
-  void copy(Address, Address, std::uint64_t) override { lacks("copies"); }
-  void synchronize() override { lacks("queues"); }
-  std::unique_ptr<VendorQueue> make_queue() override { lacks("queues"); }
-  std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t) override { lacks("queues"); }
-
- private:
-  [[noreturn]] void lacks(char const* what) { throw Unsupported(name_ + " has no " + what + ": it only locks"); }
-
-  std::string const name_;
-};
-
 }  // namespace pinning

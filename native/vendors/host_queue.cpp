@@ -3,10 +3,6 @@
 // insert or a look. Whoever waits for a thread or a point waits for a number.
 #include "host_queue.hpp"
 
-#include <pthread.h>
-#include <signal.h>
-
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -16,6 +12,7 @@
 #include <vector>
 
 #include "futex.hpp"
+#include "host_work.hpp"
 #include "system_call.hpp"
 
 namespace pinning {
@@ -32,35 +29,7 @@ void check_process(unsigned made_in) {
                            "queues after the fork");
 }
 
-/// Looks again and again until it is so, at first without a pause and then ever less often. One who finds that another
-/// thread needs the processor more lets it go first.
-template <class Condition>
-void poll(Condition&& is_so) {
-  using namespace std::chrono_literals;
-  for (int look = 0; look < 64; ++look) {
-    if (is_so()) return;
-    std::this_thread::yield();
-  }
-  for (auto pause = 20us; !is_so(); pause = std::min<std::chrono::microseconds>(2 * pause, 1ms)) {
-    std::this_thread::sleep_for(pause);
-  }
-}
-
-void fill_bytes(char* to, std::uint32_t value, unsigned bytes, std::uint64_t count) {
-  std::uint64_t const size = count * bytes;
-  std::uint64_t filled = std::min<std::uint64_t>(bytes, size);
-  std::memcpy(to, &value, filled);  // little endian, as all hosts of GPUs are
-  while (filled < size) {
-    std::uint64_t const step = std::min<std::uint64_t>({filled, size - filled, 64 << 10});
-    std::memcpy(to + filled, to, step);
-    filled += step;
-  }
-}
-
-template <class T = char>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
+char* at(Address address) { return reinterpret_cast<char*>(address); }
 
 /// Where a queue's thread comes by.
 struct Point {
@@ -116,29 +85,10 @@ class Worker {
 
   /// Throws VendorError where there is no thread to be had.
   static void start(std::shared_ptr<Worker> const& worker) {
-    auto own = std::make_unique<std::shared_ptr<Worker>>(worker);
-    // Signals are for the program's own threads. What a job brings upon itself is not.
-    sigset_t all, before;
-    sigfillset(&all);
-    for (int const own_fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, own_fault);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    int const code = pthread_create(
-        &thread, nullptr,
-        [](void* argument) -> void* {
-          std::unique_ptr<std::shared_ptr<Worker>> const self(static_cast<std::shared_ptr<Worker>*>(argument));
-          (*self)->run();
-          return nullptr;
-        },
-        own.get());
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (code != 0) {
+    if (int const code = start_thread("pinning queue", [worker] { worker->run(); }); code != 0) {
       throw VendorError(failed_call("pthread_create", code, "there is no thread for a queue of the host to be had; close "
                                                             "queues that are idle"));
     }
-    own.release();
-    pthread_setname_np(thread, "pinning queue");
-    pthread_detach(thread);
   }
 
   void put(Job job) {
@@ -264,13 +214,10 @@ class HostQueue : public VendorQueue {
 
   bool waits_for_values() const noexcept override { return true; }
   void wait_value(Address address, std::uint32_t value) override {
-    worker_->put([=] {
-      std::atomic_ref const word(*at<std::uint32_t>(address));
-      poll([&] { return static_cast<std::int32_t>(word.load(std::memory_order_acquire) - value) >= 0; });
-    });
+    worker_->put([=] { wait_for_word(address, value); });
   }
   void write_value(Address address, std::uint32_t value) override {
-    worker_->put([=] { std::atomic_ref(*at<std::uint32_t>(address)).store(value, std::memory_order_release); });
+    worker_->put([=] { write_word(address, value); });
   }
 
   std::unique_ptr<VendorEvent> record() override {
