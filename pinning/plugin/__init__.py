@@ -8,8 +8,7 @@ members of `Plugin`. The documentation has the smallest example. A device is wha
   more about it;
 - `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
 
-And what more than one plugin needs: `spares` (objects of the vendor's that are used again), `host_work` (what a thread
-does in the place of a vendor's queue), `mapping` (how this process has mapped a range).
+`pinning.plugin.native` has the base class of devices whose vendor is native.
 """
 
 from pinning.plugin.automatic import AutomaticLocking
