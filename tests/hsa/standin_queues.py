@@ -449,6 +449,28 @@ def test_a_closed_queue_says_so_and_the_runtime_is_not_asked(standin: StandIn, m
     assert standin.calls() == []
 
 
+def test_a_queue_is_closed_while_others_ask_about_it(standin: StandIn) -> None:
+    for _ in range(20):
+        queue = GPU.make_queue()
+        told: list[str] = []
+
+        def ask(queue: NativeQueue = queue, told: list[str] = told) -> None:
+            try:
+                while True:
+                    queue.done()
+                    queue.synchronize()
+            except PinningError as error:
+                told.append(str(error))
+
+        asking = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in asking:
+            thread.start()
+        queue.close()
+        for thread in asking:
+            thread.join(60)
+        assert len(told) == 3
+
+
 def test_a_queue_that_is_dropped_ends_when_its_work_does(standin: StandIn, memory: Allocations) -> None:
     source, there, queue = memory(HOST, DATA), memory(DEVICE), GPU.make_queue()
     standin.configure("slow_copy")

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -287,6 +288,44 @@ def test_a_queue_that_is_dropped_is_given_back(standin: StandIn) -> None:
     del queue
     gc.collect()
     assert (queues(), live()["events"]) == (0, 0)
+
+
+def test_a_queue_that_is_dropped_at_work_blocks_nobody(standin: StandIn) -> None:
+    libc = ctypes.CDLL(None)
+    lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
+    libc.pthread_mutex_lock(lock)
+    queue = FIRST.make_queue()
+    queue.call(ctypes.cast(libc.pthread_mutex_lock, ctypes.c_void_p).value or 0, ctypes.addressof(lock))
+    del queue
+    gc.collect()
+    libc.pthread_mutex_unlock(lock)  # which nobody could, had the collection waited for the work
+    end = time.monotonic() + 60
+    while queues() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert queues() == 0
+
+
+def test_a_queue_is_closed_while_others_ask_about_it(standin: StandIn) -> None:
+    for _ in range(20):
+        queue = FIRST.make_queue()
+        told: list[str] = []
+
+        def ask(queue: NativeQueue = queue, told: list[str] = told) -> None:
+            try:
+                while True:
+                    queue.done()
+                    queue.synchronize()
+            except PinningError as error:
+                told.append(str(error))
+
+        asking = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in asking:
+            thread.start()
+        queue.close()
+        for thread in asking:
+            thread.join(60)
+        assert len(told) == 3
+        assert all("this queue of ur:0 is closed" in each for each in told)
 
 
 # ---- failures ----
