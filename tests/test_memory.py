@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import mmap
 import pickle
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -424,6 +425,36 @@ def test_memory_in_use_by_a_queue(fake: FakeMemoryDevice) -> None:
         copy.wait()
 
 
+@pytest.mark.parametrize("pooled", [False, True], ids=["alloc", "pool"])
+def test_memory_in_use_by_its_address(pooled: bool) -> None:
+    """The queue keeps the allocation that an address lies in."""
+    data, go_on = np.arange(100, dtype=np.uint8), threading.Event()
+    uses: list[Callable[[pinning.Allocation, pinning.Queue], pinning.Event]] = [
+        lambda memory, queue: pinning.copy_async(memory.ptr + 100, data, 100, queue=queue),
+        lambda memory, queue: pinning.copy_async(data, memory.ptr + 1, 100, queue=queue),
+        lambda memory, queue: pinning.fill(memory.ptr, 7, 1000, queue=queue),
+        lambda memory, queue: pinning.copy_2d_async(memory.ptr, 50, data, 10, 10, 10, queue=queue),
+    ]
+    with pinning.Queue("host") as queue, pinning.Queue("host") as other:
+        for use in uses:
+            memory = other.alloc(4096)[0] if pooled else pinning.alloc(4096, device="host")
+            go_on.clear()
+            queue.call(go_on.wait)
+            done = use(memory, queue)
+            with pytest.raises(StillInUseError, match="in use by work of a queue"):
+                memory.free()
+            ptr = memory.ptr
+            del memory
+            gc.collect()
+            assert pinning.memory_info(ptr) is not None, "what is dropped stays until the work is over"
+            go_on.set()
+            done.wait()
+            queue.poll()
+            known = pinning.memory.allocation.find(ptr)
+            if known is not None:
+                known.free()
+
+
 def test_a_lost_device(fake: FakeMemoryDevice) -> None:
     memory = pinning.alloc(100, HOST, device=fake)
     fake.lose()
@@ -570,6 +601,29 @@ def test_many_threads_allocate_and_free(fakes: list[FakeMemoryDevice]) -> None:
 
         for thread in [Background(lambda seed=seed: churn(seed)) for seed in range(4)]:  # type: ignore[misc]
             thread.result()
+
+
+def test_freeing_while_other_threads_make_queues(fake: FakeMemoryDevice) -> None:
+    fake.let_go()
+
+    queues: list[pinning.Queue] = []
+
+    def make() -> None:
+        for _ in range(1500):
+            queues.append(pinning.Queue(fake))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        makers = [Background(make) for _ in range(2)]
+        while any(maker.is_alive() for maker in makers):
+            pinning.alloc(10, device=fake).free()
+        for maker in makers:
+            maker.result()
+    finally:
+        sys.setswitchinterval(interval)
+    for queue in queues:
+        queue.close()
 
 
 @kinds

@@ -17,8 +17,8 @@ import warnings
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
-from weakref import WeakSet
 
+from pinning.lifecycle import Living
 from pinning.queues.order import Point
 
 SHORTEST, LONGEST = 0.005, 0.1  # seconds between two looks
@@ -41,7 +41,7 @@ class Lane(Protocol):
     def uses(self, thing: object) -> list[Point]: ...
 
 
-_lanes: WeakSet[Lane] = WeakSet()
+_lanes: Living[Lane] = Living()
 _news: SimpleQueue[Lane] = SimpleQueue()  # whose put is safe wherever the garbage collector strikes
 _thread: threading.Thread | None = None
 _abandoned: list[object] = []
@@ -79,7 +79,7 @@ def abandon(parents: object) -> None:
 def uses(thing: object) -> tuple[Point, ...]:
     """The operations that keep this very object and are not known to be over, after the vendors have been asked."""
     found = []
-    for lane in list(_lanes):
+    for lane in _lanes:
         if lane.uses(thing):
             with suppress(Exception):  # then it says no more than before
                 lane.poll()
@@ -111,7 +111,7 @@ def _is_finished(lane: Lane) -> bool:
 @atexit.register
 def _wait_for_all() -> None:
     end = time.monotonic() + EXIT_SECONDS
-    for lane in list(_lanes):
+    for lane in _lanes:
         while not (lane.closed or lane.poll() or lane.lost):
             if time.monotonic() > end:
                 late = f"work is still in a queue {EXIT_SECONDS:g} s after the program's end"
@@ -123,7 +123,7 @@ def _wait_for_all() -> None:
 def _after_fork_in_child() -> None:
     global _lanes, _news, _thread
     abandon((list(_lanes), _news))
-    _lanes, _news, _thread = WeakSet(), SimpleQueue(), None
+    _lanes, _news, _thread = Living(), SimpleQueue(), None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
