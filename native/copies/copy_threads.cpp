@@ -76,7 +76,8 @@ bool CopyThreads::start() {
 }
 
 void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, StagingLimits const& limits) {
-  unsigned wake = transfer->early ? count_.load() : 0;
+  // There will be work for all of them, and to be woken takes longer than for the first chunk to come.
+  unsigned wake = transfer->way == Way::to_device || transfer->way == Way::to_host ? count_.load() : 0;
   {
     std::lock_guard const guard(lock_);
     most_to_device_ = std::max(1u, limits.to_device);

@@ -313,7 +313,7 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
     std::uint64_t const room = limits.device_bytes - std::min(limits.device_bytes, bytes_);
     std::uint64_t const least = std::min(limits.ring_bytes, least_ring);
     ring->size = limits.ring_bytes;
-    while (ring->size > room && ring->size / 2 >= least) ring->size /= 2;
+    while (ring->size > room / 4 && ring->size / 2 >= least) ring->size /= 2;  // the next queues want one too
     if (ring->size > room || ring->size < piece_bytes) return std::nullopt;
     bytes_ += ring->size;
   }
