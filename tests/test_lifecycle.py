@@ -389,6 +389,55 @@ def test_ctrl_c_at_any_moment_leaves_nothing_locked() -> None:
     assert program.returncode == 0, program.stderr
 
 
+@pytest.mark.parametrize(
+    "once",
+    [
+        "with pinning.lock(buffer, device='host'): pass",
+        "pinned.lock(at, 1 << 16); pinned.unlock(at)",
+        "pinning.alloc(1 << 16, pinning.MemoryKind.HOST, device='host').free()",
+        "pinning.alloc(1 << 16, device='host').free()",
+    ],
+)
+def test_thousands_of_signals(once: str) -> None:
+    """Nothing hangs, nothing stays locked, and memory that is freed is gone but once."""
+    program = run_program(f"""
+        armed, interrupted = False, 0
+
+        def handler(number, frame):
+            global armed
+            if armed:
+                armed = False  # what cleans up is let alone
+                raise KeyboardInterrupt
+
+        buffer = mmap.mmap(-1, 1 << 16)
+        at, pinned = pinning.buffers.resolve(buffer).ptr, pinning.pinned_map("host")
+        for _ in range(3):
+            {once}
+        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
+        while interrupted < 3000:
+            try:
+                armed = True
+                while True:
+                    {once}
+            except KeyboardInterrupt:
+                interrupted += 1
+                for region in pinning.regions("host"):  # of one that was interrupted between its two halves
+                    if not region.registered:
+                        pinning.pinned_map("host").unlock(region.start)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        {once}
+        end = time.monotonic() + 60  # what was dropped is freed by another thread
+        while (locked_kib() or pinning.regions()) and time.monotonic() < end:
+            gc.collect()
+            time.sleep(0.01)
+        assert locked_kib() == 0, locked_kib()
+        assert pinning.regions() == [], pinning.regions()
+    """)
+    assert program.returncode == 0, program.stderr
+
+
 def test_a_lock_taken_in_a_signal_handler() -> None:
     program = run_program("""
         def handler(number, frame):

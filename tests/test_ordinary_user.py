@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README promises, for a user whom RLIMIT_MEMLOCK binds."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+import pinning
+from child_process import run_as_ordinary_user
+from pinning.copies import costs
+
+
+@pytest.mark.parametrize("memlock", [8 << 20, 64 << 10, 0])
+def test_pageable_copies_where_no_staging_ring_can_be_locked(memlock: int) -> None:
+    def check() -> None:
+        costs.threads = 4  # as where there are many processors
+        array = numpy.arange(1 << 20)
+        back = numpy.empty_like(array)
+        with pinning.Queue("host") as queue:
+            there, _ = queue.alloc(array.nbytes)
+            pinning.copy_async(there, array, queue=queue)
+            pinning.copy(back, there, queue=queue)
+            queue.free(there)
+        assert (back == array).all()
+
+    run_as_ordinary_user(check, memlock)
+
+
+@pytest.mark.parametrize("memlock", [1 << 20, 0])
+def test_no_room_is_one_error_whoever_asks(memlock: int) -> None:
+    def check() -> None:
+        with pytest.raises(pinning.LockLimitError, match="RLIMIT_MEMLOCK"):
+            pinning.lock(bytearray(2 << 20), device="host")
+        with pytest.raises(pinning.LockLimitError, match="RLIMIT_MEMLOCK"):
+            pinning.pinned_map("host").lock(pinning.buffers.resolve(bytearray(2 << 20)).ptr, 2 << 20)
+        with pytest.raises(pinning.LockLimitError, match="RLIMIT_MEMLOCK"):
+            pinning.alloc(2 << 20, pinning.MemoryKind.HOST, device="host")
+        assert pinning.regions() == []
+        pinning.alloc(2 << 20, device="host").free()
+
+    run_as_ordinary_user(check, memlock)
