@@ -27,7 +27,12 @@ VARIANTS = {
 }
 # What is compiled into a program besides its source: the library too is to be sanitized.
 COPIES = sorted(map(str, (HERE.parents[1] / "native" / "copies").glob("*.cpp")))
-WITH = {"c_api_stress": [*map(str, sorted(LIBPINNING)), *COPIES, "-ldl"], "staging_stress": COPIES}
+HOST = [str(path) for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks")]
+WITH = {
+    "c_api_stress": [*map(str, sorted(LIBPINNING)), *COPIES, "-ldl"],
+    "host_stress": [*HOST, *COPIES],
+    "staging_stress": COPIES,
+}
 EMPTY_PROGRAM = "int main() {}"
 
 Command = list[str]
@@ -99,6 +104,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         ("c_api_stress", "plain", ["2", "1"]),
         ("c_api_stress", "thread", ["3", "2"]),
         ("c_api_stress", "address", ["2", "3"]),
+        ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator bears forks beside threads
+        ("host_stress", "thread", ["3", "2"]),
+        ("host_stress", "address", ["2", "3"]),
     ],
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:
