@@ -24,6 +24,7 @@
 
 #include "stacks.hpp"
 #include "tool.hpp"
+#include "uncancelled.hpp"
 
 namespace {
 
@@ -33,6 +34,7 @@ using pinning::omp::Range;
 using pinning::omp::range_of;
 using pinning::omp::Stack;
 using pinning::omp::Tool;
+using pinning::omp::Uncancelled;
 
 /// The functions that the program would call without this library. Looked up when this library is loaded, or by whoever
 /// needs them sooner: the look-up itself frees nothing, unless it fails.
@@ -109,6 +111,7 @@ void block_goes(void* ptr) noexcept {
 /// The mapping that starts at an address, as shmdt takes it.
 Range mapping_at(Address start) {
   Inside const inside;
+  Uncancelled const uncancelled;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> const maps(std::fopen("/proc/self/maps", "re"), std::fclose);
   char line[512];
   while (maps && std::fgets(line, sizeof line, maps.get()) != nullptr) {

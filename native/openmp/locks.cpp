@@ -15,6 +15,7 @@
 #include "drain.hpp"
 #include "output.hpp"
 #include "stacks.hpp"
+#include "uncancelled.hpp"
 
 namespace pinning::omp {
 
@@ -173,6 +174,7 @@ void Locks::settle(Guard& guard, Range const& range) {
   while (meets(range)) {
     auto const found = meeting(range);
     if (std::ranges::none_of(found, [](auto const& each) { return each->second.changing; })) return;
+    Uncancelled const uncancelled;
     settled_.wait(guard);
   }
 }
@@ -277,6 +279,7 @@ bool Locks::make_room(Plan& plan) {
 /// Does what is planned. Null, and why, where the vendor refuses; then what was in the way has gone all the same, but
 /// for what the vendor does not unlock.
 Locks::Lock* Locks::make(Guard& guard, Wish const& wish, Plan const& plan, Refusal& refusal) {
+  Uncancelled const uncancelled;
   // First all that may find no memory.
   Table fresh;
   Lock& lock = fresh[plan.target.start];
@@ -396,6 +399,7 @@ bool Locks::vendor_unlocks(Lock const& lock, char const* why) noexcept {
 /// Unlocks them. False where the vendor refuses one, which stays; the others go.
 bool Locks::drop(Guard& guard, Some const& which, char const* why) {
   if (which.empty()) return true;
+  Uncancelled const uncancelled;
   std::vector<bool> gone(which.size());
   for (auto const& each : which) {
     each->second.changing = true;

@@ -10,6 +10,7 @@
 
 #include "output.hpp"
 #include "tool.hpp"
+#include "uncancelled.hpp"
 
 namespace pinning::omp {
 
@@ -23,6 +24,10 @@ struct Operation {
   int target_device;
   std::size_t bytes;
 
+  bool is_transfer() const noexcept {
+    return to_device() || type == ompt_target_data_transfer_from_device ||
+           type == ompt_target_data_transfer_from_device_async;
+  }
   bool to_device() const noexcept {
     return type == ompt_target_data_transfer_to_device || type == ompt_target_data_transfer_to_device_async;
   }
@@ -56,6 +61,7 @@ void begin_transfer(Tool& tool, Operation const& op) {
   current.lock = std::nullopt;
   if (device != nullptr && op.bytes != 0 && !tool.devices.contains(to ? op.source_device : op.target_device)) {
     auto const device_ptr = reinterpret_cast<Address>(to ? op.target : op.source);
+    Uncancelled const uncancelled;
     current.lock = tool.locks(*device).before_transfer(number, *device, op.host(), device_ptr);
     current.watched = true;
     Uncancelled::begin();
@@ -118,7 +124,9 @@ void on(Tool& tool, ompt_scope_endpoint_t endpoint, Operation const& op) {
 void on_operation_emi(ompt_scope_endpoint_t endpoint, ompt_data_t*, ompt_data_t*, ompt_id_t*,
                       ompt_target_data_op_t type, void* source, int source_device, void* target, int target_device,
                       std::size_t bytes, void const*) {
-  quietly([&](Tool& tool) { on(tool, endpoint, {type, source, source_device, target, target_device, bytes}); });
+  Operation const op{type, source, source_device, target, target_device, bytes};
+  if (endpoint == ompt_scope_begin && !op.is_transfer()) return;
+  quietly([&](Tool& tool) { on(tool, endpoint, op); });
 }
 
 void on_operation(ompt_id_t, ompt_id_t, ompt_target_data_op_t type, void* source, int source_device, void* target,
@@ -158,6 +166,7 @@ int initialize(ompt_function_lookup_t lookup, int, ompt_data_t*) {
   auto const watch = [&](ompt_callbacks_t event, auto* function) {
     return set(event, reinterpret_cast<ompt_callback_t>(function)) >= ompt_set_sometimes;
   };
+  Uncancelled const uncancelled;
   Tool& tool = Tool::get();
   watch(ompt_callback_device_initialize, on_device);
   if (tool.context.journal.trace) watch(ompt_callback_target_emi, on_target);
@@ -169,6 +178,7 @@ int initialize(ompt_function_lookup_t lookup, int, ompt_data_t*) {
 }
 
 void finalize(ompt_data_t*) {
+  Uncancelled const uncancelled;
   quietly([](Tool& tool) { tool.finish(); });
 }
 

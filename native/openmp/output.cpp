@@ -14,6 +14,8 @@
 #include <system_error>
 #include <utility>
 
+#include "uncancelled.hpp"
+
 namespace pinning::omp {
 
 namespace {
@@ -89,6 +91,7 @@ bool Output::is_ours() const noexcept {
 }
 
 bool Output::write(std::string_view text) noexcept {
+  Uncancelled const uncancelled;
   if (!is_ours()) {
     // The program has closed it. A file of ours still has its name.
     descriptor_ = path_.empty() ? descriptor_ : open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <mutex>
+#include "uncancelled.hpp"
 
 namespace pinning::omp {
 
@@ -53,6 +53,7 @@ Stack::~Stack() {
 }
 
 bool on_a_stack(Range const& range) noexcept {
+  Uncancelled const uncancelled;  // the first time reads a file
   static Range const main_stack = main_is_known ? stack_of(main_thread) : Range{};
   if (main_stack.meets(range)) return true;
   lock();

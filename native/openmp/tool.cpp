@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tool.hpp"
 
+#include <pthread.h>
+
 #include <cerrno>
 #include <fstream>
 #include <system_error>

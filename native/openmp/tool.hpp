@@ -2,8 +2,6 @@
 // The tool of this process: its devices and their locks.
 #pragma once
 
-#include <pthread.h>
-
 #include <atomic>
 
 #include "devices.hpp"
@@ -43,32 +41,11 @@ class Tool {
   Locks locks_[vendors]{Locks(context), Locks(context), Locks(context)};
 };
 
-/// Between a beginning and its end this thread is not cancelled. They may be nested.
-class Uncancelled {
- public:
-  static void begin() noexcept {
-    if (depth++ == 0) pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
-  }
-  static void end() noexcept {
-    if (--depth == 0) pthread_setcancelstate(before, nullptr);
-  }
-
- private:
-  [[gnu::tls_model("initial-exec")]] static inline thread_local int depth = 0, before = PTHREAD_CANCEL_ENABLE;
-};
-
-/// While it lives, what this thread frees is the tool's or a vendor's own, and no business of the hooks; and it is not
-/// cancelled, for it may hold a lock of ours.
+/// While it lives, what this thread frees is the tool's or a vendor's own, and no business of the hooks.
 class Inside {
  public:
-  Inside() noexcept {
-    Uncancelled::begin();
-    depth++;
-  }
-  ~Inside() {
-    depth--;
-    Uncancelled::end();
-  }
+  Inside() noexcept { depth++; }
+  ~Inside() { depth--; }
   Inside(Inside const&) = delete;
   static bool now() noexcept { return depth != 0; }
 

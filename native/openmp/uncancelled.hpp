@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pthread.h>
+
+namespace pinning::omp {
+
+/// Between a beginning and its end this thread is not cancelled: it waits, calls a vendor or writes there, or has begun what
+/// only it can end. They may be nested.
+class Uncancelled {
+ public:
+  Uncancelled() noexcept { begin(); }
+  ~Uncancelled() { end(); }
+  Uncancelled(Uncancelled const&) = delete;
+
+  static void begin() noexcept {
+    if (depth++ == 0) pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+  }
+  static void end() noexcept {
+    if (--depth == 0) pthread_setcancelstate(before, nullptr);
+  }
+
+ private:
+  [[gnu::tls_model("initial-exec")]] static inline thread_local int depth = 0, before = PTHREAD_CANCEL_ENABLE;
+};
+
+}  // namespace pinning::omp
