@@ -17,6 +17,6 @@ cdef class Lock(Hold):
 
 
 cdef PinnedMap map_of(object device)
-cdef bint is_in_a_map(uint64_t ptr, uint64_t size) except -1  # whether one region of any device's map holds all of it
+cdef PinnedMap map_with(uint64_t ptr, uint64_t size)  # that has a region which holds all of this, or None
 cdef object bytes_of(object buffer, object size, Bytes* found)
 cdef Lock held_within(uint64_t ptr, uint64_t size)  # a lock that is held of any of these bytes, or None

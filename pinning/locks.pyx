@@ -302,27 +302,26 @@ def is_locked(buffer, size=None, *, device=None):
         return False
     if device is not None:
         return map_of(device).map.find(found.ptr, found.size).has_value()
-    return is_in_a_map(found.ptr, found.size)
+    return map_with(found.ptr, found.size) is not None
 
 
-cdef bint is_in_a_map(uint64_t ptr, uint64_t size) except -1:
+cdef PinnedMap map_with(uint64_t ptr, uint64_t size):
     cdef object known, on
     for known in maps.values():
         on = <object>PyWeakref_GetObject(known)
         if on is not None and (<PinnedMap>on).map.find(ptr, size).has_value():
-            return True
-    return False
+            return on
+    return None
 
 
 def find(buffer, size=None, *, device=None):
     cdef Bytes found
     if not range_at(buffer, size, &found):
         return None
-    for on in pinned_maps() if device is None else (map_of(device),):
-        region = (<PinnedMap>on).find(found.ptr, found.size)
-        if region is not None:
-            return region
-    return None
+    if device is not None:
+        return map_of(device).find(found.ptr, found.size)
+    cdef PinnedMap on = map_with(found.ptr, found.size)
+    return None if on is None else on.find(found.ptr, found.size)
 
 
 cdef Lock held_within(uint64_t ptr, uint64_t size):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -418,3 +419,40 @@ def test_when_a_source_may_be_read_before_its_turn(device: FakeMemoryDevice, mon
         with pytest.raises(InvalidRangeError, match="src_access_order"):
             pinning.copy_async(there, array, SIZE, queue=queue, src_access_order="later")  # type: ignore[arg-type]
         device.let_go()
+
+
+# ---- what is locked for good ----
+
+
+def test_what_was_locked_for_good_is_given_up_by_its_own_lock(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "lock_after", 1)
+    monkeypatch.setattr(costs, "lock_from", SIZE)
+    on = pinning.pinned_map(device)
+    array = noise()
+    address = int(array.ctypes.data)
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, array, queue=queue).path == "lock"
+        queue.synchronize()
+        on.unlock(address)  # somebody gives it up who has not taken it, and takes one of his own
+        on.lock(address, SIZE)
+        del array
+        gc.collect()
+        queue.synchronize()
+        assert on.find(address) is not None
+    on.unlock(address)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: mmap.mmap(-1, SIZE), lambda: memoryview(bytearray(SIZE)), lambda: bytearray(SIZE)]
+)
+def test_what_may_go_before_it_is_collected_is_not_locked_for_good(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
+) -> None:
+    monkeypatch.setattr(costs, "lock_after", 1)
+    monkeypatch.setattr(costs, "lock_from", SIZE)
+    memory = make()
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, memory, queue=queue).path == "plain"
+        assert device.locked == {}

@@ -164,7 +164,7 @@ def fill(dst, value, nbytes=None, queue=None, wait_for=()):
 
 
 cdef bytes pattern_of(object value):
-    if isinstance(value, Integral):  # NumPy's too
+    if type(value) is int or isinstance(value, Integral):  # NumPy's too
         if not 0 <= value <= 255:
             raise InvalidRangeError(f"the value {value} is no byte; it must lie between 0 and 255, or be given as bytes")
         return bytes((value,))

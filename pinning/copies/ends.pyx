@@ -12,11 +12,9 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
-from pinning.locks cimport Lock, is_in_a_map
+from pinning.locks cimport Lock, map_with
 from pinning.memory.allocation cimport Allocation, lookup
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, NativeDevice
-
-import math
 
 from pinning import devices
 from pinning.buffers import is_contiguous, resolve
@@ -146,11 +144,14 @@ cdef End by_others(object buffer, Kind kind, object preferred):
 
 cdef End of_interface(object buffer, object interface, object preferred):
     ptr, read_only = interface["data"]
-    shape, itemsize = tuple(interface["shape"]), int(interface["typestr"][2:])
-    size = itemsize * math.prod(shape)
+    shape = interface["shape"]
+    itemsize = int(interface["typestr"][2:])
+    size = itemsize
+    for length in shape:
+        size *= length
     checked(ptr, size)
     strides = interface.get("strides")
-    if strides is not None and not is_contiguous(shape, tuple(strides), itemsize):
+    if strides is not None and not is_contiguous(tuple(shape), tuple(strides), itemsize):
         raise scattered(buffer)
     return made(ptr, size, device_at(ptr, preferred), read_only, buffer)
 
@@ -174,7 +175,7 @@ cdef End at_address(address, object preferred, size=0):
     if allocation is not None:
         return made(ptr, size, None if allocation.extent.kind == CMemoryKind.host else allocation.device, False,
                     allocation)
-    if is_in_a_map(ptr, 1):
+    if map_with(ptr, 1) is not None:
         return made(ptr, size, None, False, None)
     return made(ptr, size, device_at(ptr, preferred), False, None)
 
