@@ -274,3 +274,44 @@ def _work(batch: _Batch, engine: Engine) -> BatchWork | None:
     largest = 2**64 - 1 if engine == "kernel" else costs.kernel_to_bytes
     ranges = batch.dsts, batch.srcs, batch.sizes
     return BatchWork(_lists_of(device), pinned_map(device), *ranges, kernel, largest, costs.kernel_part_bytes)
+
+
+def _submit(batch: _Batch, work: BatchWork, wait_for: Iterable[Event]) -> Copy:
+    copy = batch.queue.submit(work, wait_for, (work, *batch.owners), Copy)
+    copy.path, copy.reason = _how(work)
+    return copy
+
+
+def _how(work: BatchWork) -> tuple[Path, str]:
+    """The slowest path that a part takes, and how many take which."""
+    counts = work.counts
+    words = {
+        "kernel": "by a kernel of the device",
+        "engine": "by its copy engines",
+        "to_device": "from pageable memory",
+        "to_host": "to pageable memory",
+        "on_host": "by threads of the host",
+    }
+    parts = [f"{count} parts {words[group]}" for group, count in counts.items() if count]
+    slow = counts["to_device"] or counts["to_host"] or counts["on_host"]
+    return (Path.STAGED if slow else Path.DIRECT), f"{work.nbytes} bytes: {', '.join(parts)}"
+
+
+def _one_by_one(batch: _Batch, wait_for: Iterable[Event]) -> Copy:
+    """On a device of a plugin written in Python: a copy for each item, and one event after all."""
+    events = tuple(wait_for)
+    sizes = numpy.broadcast_to(batch.sizes, batch.dsts.shape)
+    items = zip(batch.dsts.tolist(), batch.srcs.tolist(), sizes.tolist(), strict=True)
+    copies = [copy_async(dst, src, size, batch.queue, events) for dst, src, size in items]
+    done = batch.queue.submit(None, copies, batch.owners, Copy)
+    done.path = max((copy.path for copy in copies), key=(Path.DIRECT, Path.LOCK, Path.STAGED, Path.PLAIN).index)
+    done.reason = f"{len(copies)} copies, one after another: {batch.queue.device.name} has no batches"
+    return done
+
+
+_lists: dict[int, DeviceLists] = {}  # by id of the device, which lives as long as the process
+
+
+def _lists_of(device: NativeDevice) -> DeviceLists:
+    found = _lists.get(id(device))
+    return found if found is not None else _lists.setdefault(id(device), DeviceLists(device))

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many copies as one: the bytes of random batches against NumPy, what is refused, and what is held meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pinning
+from pinning import InvalidRangeError, PinningError
+
+SIZE = 64 << 10
+
+
+def noise(size: int, seed: int = 1) -> numpy.ndarray:
+    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
+
+
+@pytest.fixture
+def queue() -> Iterator[pinning.Queue]:
+    with pinning.Queue("host:0") as queue:
+        yield queue
+
+
+def addresses(memory: pinning.Allocation | numpy.ndarray, offsets: list[int]) -> numpy.ndarray:
+    start = memory.ptr if isinstance(memory, pinning.Allocation) else memory.ctypes.data
+    return numpy.array(offsets, numpy.uint64) + numpy.uint64(start)
+
+
+def cuts(count: int) -> st.SearchStrategy[list[int]]:
+    """Where the items of a batch end, in a destination that they fill without a gap."""
+    return st.lists(st.integers(1, SIZE // 8), min_size=1, max_size=count)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=cuts(8), seed=st.integers(0, 2**16), locked=st.sampled_from([(), (0, 1000), (5000, 30000), (0, SIZE)]),
+       inwards=st.booleans())
+def test_a_batch_is_what_numpy_would_copy(
+    queue: pinning.Queue, sizes: list[int], seed: int, locked: tuple[int, int], inwards: bool
+) -> None:
+    draw = numpy.random.default_rng(seed)
+    host, there = noise(SIZE, seed), noise(SIZE, seed + 1)
+    ends = numpy.cumsum(sizes)
+    to = (ends - sizes).tolist()
+    origin = [int(draw.integers(0, SIZE - size + 1)) for size in sizes]
+    with pinning.alloc(SIZE, device="host:0") as device:
+        pinning.copy(device, there, queue=queue)
+        source, target = (host, there) if inwards else (there, host)
+        expected = target.copy()
+        for a, b, size in zip(to, origin, sizes, strict=True):
+            expected[a : a + size] = source[b : b + size]
+        held = pinning.lock(host[slice(*locked)], device="host:0") if locked else None
+        far, near = (device, host) if inwards else (host, device)
+        pinning.copy_batch(addresses(far, to), addresses(near, origin), sizes, queue=queue)
+        if held:
+            held.unlock()
+        if inwards:
+            pinning.copy(target, device, queue=queue)
+    assert (target == expected).all()
+
+
+def test_buffers_and_their_own_sizes(queue: pinning.Queue) -> None:
+    sources = [noise(size, size) for size in (1, 100, 4096, 30000)]
+    with pinning.alloc(sum(map(len, sources)), device="host:0") as there:
+        starts = numpy.cumsum([0, *map(len, sources)])[:-1]
+        copy = pinning.copy_batch_async([there.ptr + int(start) for start in starts], sources, queue=queue)
+        copy.wait()
+        backs = [numpy.zeros_like(each) for each in sources]
+        pinning.copy_batch(backs, addresses(there, starts.tolist()), [len(each) for each in sources], queue=queue)
+    assert all((back == source).all() for back, source in zip(backs, sources, strict=True))
+
+
+def test_blocks_by_their_numbers(queue: pinning.Queue) -> None:
+    pool = noise(32 * 512).reshape(32, 512)
+    with pinning.alloc(16 * 512, device="host:0") as there, pinning.lock(pool, device="host:0"):
+        pinning.copy_blocks(there, [3, 0, 15], pool, [31, 7, 8], 512, queue=queue).wait()
+        back = numpy.zeros((4, 512), numpy.uint8)
+        pinning.copy_blocks(back, range(3), there, numpy.array([3, 0, 15]), 512, queue=queue).wait()
+    assert (back[:3] == pool[[31, 7, 8]]).all()
+    assert not back[3].any()
+
+
+def test_what_is_locked_stays_so_until_the_batch_is_over(queue: pinning.Queue) -> None:
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device="host:0") as there:
+        with pinning.lock(array, device="host:0"):
+            gate = queue.call(lambda: None)
+            copy = pinning.copy_batch_async([there], [array], queue=queue, wait_for=[gate])
+        copy.wait()
+        back = numpy.zeros_like(array)
+        pinning.copy(back, there, queue=queue)
+    assert (back == array).all()
+    queue.synchronize()
+    del copy
+    assert not pinning.is_locked(array)
+
+
+def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
+    array, read_only = noise(100), noise(100)
+    read_only.flags.writeable = False
+    with pinning.alloc(100, device="host:0") as there:
+        twice = numpy.array([there.ptr, there.ptr], numpy.uint64)
+        both = addresses(array, [0, 50])
+        for expected, arguments in [
+            ("1 dsts and 2 srcs", ([there], [array, array])),
+            ("no items", ([], [])),
+            ("item 1 of the batch: dst", ([there, read_only], [array, array])),
+            ("item 1 of the batch: its size is 0", (twice, both, [50, 0])),
+            ("item 0 of the batch: dst has 100 bytes and src 50", ([there], [array[:50]])),
+            ("item 1 of the batch: its size is 101", ([there, there], [array, array], [100, 101])),
+            ("item 0 of the batch: an address does not say", (twice, both)),
+            ("item 1 of the batch: src", (twice, numpy.array([array.ctypes.data, 0], numpy.uint64), 10)),
+            ("3 sizes for 2 items", (twice, both, [1, 2, 3])),
+            ("is negative", (numpy.array([-1]), [array], 1)),
+        ]:
+            with pytest.raises(InvalidRangeError, match=expected):
+                pinning.copy_batch_async(*arguments, queue=queue)
+        with pytest.raises(InvalidRangeError, match="item 1 of the batch: src has no block 4; its 100 bytes are 4 blocks of 25"):
+            pinning.copy_blocks(there, [0, 1], array, [3, 4], 25, queue=queue)
+        with pytest.raises(PinningError, match="no engine 'fast'"):
+            pinning.copy_batch_async([there], [array], queue=queue, engine="fast")  # type: ignore[arg-type]
+        with pytest.raises(PinningError, match="host:0 has no kernel"):
+            pinning.copy_batch_async([there], [array], queue=queue, engine="kernel")
+
+
+def test_explain_says_which_way_parts_go(queue: pinning.Queue) -> None:
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device="host:0") as there, pinning.lock(array[: SIZE // 2], device="host:0"):
+        said = pinning.explain_batch([there], [array], queue=queue)
+    assert said == f"{SIZE} bytes: 1 parts by its copy engines, 1 parts from pageable memory"
