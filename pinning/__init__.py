@@ -13,7 +13,18 @@ from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir
 from pinning import map as _native
-from pinning.copies import Copy, copy, copy_2d_async, copy_async, explain, fill
+from pinning.copies import (
+    Copy,
+    copy,
+    copy_2d_async,
+    copy_async,
+    copy_batch,
+    copy_batch_async,
+    copy_blocks,
+    explain,
+    explain_batch,
+    fill,
+)
 from pinning.devices import PluginReport, default_device, device, devices, pinned_map, plugins
 from pinning.errors import (
     AlreadyPinnedError,
@@ -92,10 +103,14 @@ __all__ = [
     "copy",
     "copy_2d_async",
     "copy_async",
+    "copy_batch",
+    "copy_batch_async",
+    "copy_blocks",
     "default_device",
     "device",
     "devices",
     "explain",
+    "explain_batch",
     "fill",
     "find",
     "free",

@@ -140,7 +140,9 @@ void CopyThreads::copy_in_call(Transfer& transfer) noexcept {
     if (transfer.abandoned) return;
     ++transfer.at_work;
   }
-  std::memmove(transfer.host, transfer.from, transfer.chunks[0].size);
+  transfer.for_each_range(0, transfer.chunks[0].size, [](char* host, char const* from, std::uint64_t, std::uint64_t size) {
+    std::memmove(host, from, size);
+  });
   std::lock_guard const guard(lock_);
   --transfer.at_work;
 }
@@ -338,25 +340,24 @@ void CopyThreads::advance(Ring& ring) noexcept {
 bool CopyThreads::move(Piece const& piece) const noexcept {
   Transfer const& transfer = *piece.transfer;
   Chunk const& chunk = transfer.chunks[piece.chunk];
-  char* const host = transfer.host + chunk.at + piece.at;
-  switch (transfer.way) {
-    case Way::to_host:
-      stream_copy(host, chunk.block + piece.at, piece.size);
-      return false;
-    case Way::in_host:
-      std::memmove(host, transfer.from + chunk.at + piece.at, piece.size);
-      return false;
-    default:
-      break;
-  }
-  char* const block = chunk.block + piece.at;
-  if (piece.faults) populate(host, piece.size);
   long const before = piece.watch ? minor_faults() : 0;
-  if (chunk.cold) {
-    stream_copy(block, host, piece.size);  // after an earlier copy the block is dirty in another core's cache
-  } else {
-    std::memcpy(block, host, piece.size);  // the device reads it from the cache, and soon it is written again
-  }
+  transfer.for_each_range(chunk.at + piece.at, piece.size, [&](char* host, char const* from, auto at, auto size) {
+    char* const block = chunk.block + (at - chunk.at);
+    switch (transfer.way) {
+      case Way::to_host:
+        return stream_copy(host, block, size);
+      case Way::in_host:
+        return static_cast<void>(std::memmove(host, from, size));
+      default:
+        break;
+    }
+    if (piece.faults) populate(host, size);
+    if (chunk.cold) {
+      stream_copy(block, host, size);  // after an earlier copy the block is dirty in another core's cache
+    } else {
+      std::memcpy(block, host, size);  // the device reads it from the cache, and soon it is written again
+    }
+  });
   return piece.watch && minor_faults() - before > few_faults;
 }
 

@@ -2,6 +2,7 @@
 // What goes through one queue's pinned blocks: chunks, numbered in the order in which the device comes to them.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -75,6 +76,13 @@ class Placement {
   bool lapped_ = false;
 };
 
+/// A range of the host's in a batch, whose bytes lie behind one another in the order of its ranges.
+struct Range {
+  std::uint64_t at;  // of the batch's bytes
+  char* host;        // to be read or written
+  char const* from;  // in the host
+};
+
 struct Ring;
 
 /// Chunks that were submitted together.
@@ -82,6 +90,7 @@ struct Transfer {
   Way way;
   char* host = nullptr;        // to be read or written
   char const* from = nullptr;  // in the host
+  std::vector<Range> ranges;   // of a batch, instead of these two; ascending, and one behind the last byte
   bool early = false;          // it may be read before its turn
   std::uint64_t piece = piece_bytes;
   Ring* ring = nullptr;        // null where the vendor's queue calls a function instead
@@ -96,6 +105,18 @@ struct Transfer {
   unsigned at_work = 0;            // threads
   bool abandoned = false, faults = false;
   std::shared_ptr<Transfer> waiter;  // for this signal
+
+  /// Calls `move(host, from, at, size)` for each range of the host's that these bytes of the copy are.
+  template <class Move>
+  void for_each_range(std::uint64_t at, std::uint64_t size, Move&& move) const {
+    if (ranges.empty()) return move(host + at, from + at, at, size);
+    auto range = std::prev(std::ranges::upper_bound(ranges, at, {}, &Range::at));
+    for (std::uint64_t const end = at + size; at < end; ++range) {
+      std::uint64_t const inside = at - range->at, count = std::min(end, std::next(range)->at) - at;
+      move(range->host + inside, range->from + inside, at, count);
+      at += count;
+    }
+  }
 
   std::uint32_t end() const noexcept { return base + count; }
   bool to_host() const noexcept { return way == Way::to_host || way == Way::in_host; }

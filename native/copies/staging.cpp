@@ -22,6 +22,58 @@ namespace {
 
 constexpr std::uint64_t least_ring = 4 << 20, least_chunk = 1 << 20;
 
+/// The device's side of a copy: one range, or those of a batch, which move part by part.
+class There {
+ public:
+  explicit There(Address address) : address_(address) {}
+
+  /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them from `lists`, where the
+  /// queue has one; the list is there until `give_back`.
+  There(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists* lists) : lists_(lists) {
+    bool const kernel = lists != nullptr && queue.moves_parts();
+    std::uint64_t const most = kernel ? PartLists::part_bytes : ~std::uint64_t{0};
+    std::size_t chunk = 0;
+    std::uint64_t at = 0;
+    first_.push_back(0);
+    for (Part part : parts) {
+      while (part.size > 0) {
+        Chunk const& in = transfer.chunks[chunk];
+        std::uint64_t const size = std::min({part.size, in.at + in.size - at, most});
+        auto const block = reinterpret_cast<Address>(in.block) + (at - in.at);
+        bool const to_device = transfer.way == Way::to_device;
+        parts_.push_back({to_device ? part.dst : block, to_device ? block : part.src, size});
+        at += size;
+        part = {part.dst + size, part.src + size, part.size - size};
+        if (at == in.at + in.size) ++chunk, first_.push_back(parts_.size());
+      }
+    }
+    if (kernel) list_ = lists->take(parts_);
+  }
+  There(There const&) = delete;
+
+  void copy(VendorQueue& queue, Transfer const& transfer, std::size_t index) const {
+    Chunk const& chunk = transfer.chunks[index];
+    auto const block = reinterpret_cast<Address>(chunk.block), there = address_ + chunk.at;
+    bool const to_device = transfer.way == Way::to_device;
+    if (first_.empty()) return queue.copy(to_device ? there : block, to_device ? block : there, chunk.size);
+    std::size_t const first = first_[index], count = first_[index + 1] - first;
+    if (list_.parts == nullptr) return queue.copy_batch(parts_.data() + first, count);
+    queue.move_parts(list_.device_ptr + first * sizeof(Part), count);
+  }
+
+  /// Once no device reads the list.
+  void give_back() noexcept {
+    if (list_.parts != nullptr) lists_->give(std::exchange(list_, {}));
+  }
+
+ private:
+  Address address_ = 0;
+  PartLists* lists_ = nullptr;
+  std::vector<Part> parts_;
+  std::vector<std::size_t> first_;  // the number of each chunk's first part, and one more
+  PartLists::List list_{};
+};
+
 /// Writes are held back until it is known whether a wait follows, for a vendor does both in one call.
 class Calls {
  public:
@@ -34,9 +86,9 @@ class Calls {
     if (word_ == 0) return queue_.wait_value(word, value);
     queue_.write_then_wait(std::exchange(word_, 0), value_, word, value);
   }
-  void copy(Address dst, Address src, std::uint64_t size) {
+  void copy(There const& there, Transfer const& transfer, std::size_t chunk) {
     flush();
-    queue_.copy(dst, src, size);
+    there.copy(queue_, transfer, chunk);
   }
   void flush() {
     if (word_ != 0) queue_.write_value(std::exchange(word_, 0), value_);
@@ -49,24 +101,25 @@ class Calls {
 };
 
 /// All that the queue does for a transfer.
-void submit(VendorQueue& queue, Transfer const& transfer, Address there) {
+void submit(VendorQueue& queue, Transfer const& transfer, There const& there) {
   Ring const& ring = *transfer.ring;
   Calls calls(queue);
   std::uint32_t number = transfer.base;
   switch (transfer.way) {
     case Way::to_device:
       if (!transfer.early) calls.write(ring.begun(), transfer.end());
-      for (Chunk const& chunk : transfer.chunks) {
+      for (std::size_t i = 0; i < transfer.chunks.size(); ++i) {
         calls.wait(ring.moved(), ++number);
-        calls.copy(there + chunk.at, reinterpret_cast<Address>(chunk.block), chunk.size);
+        calls.copy(there, transfer, i);
         calls.write(ring.taken(), number);
       }
       break;
     case Way::to_host:
-      for (Chunk const& chunk : transfer.chunks) {
-        bool const free = reached(ring.words().moved.load(std::memory_order_acquire), chunk.needs);
-        if (!free) calls.wait(ring.moved(), chunk.needs);
-        calls.copy(reinterpret_cast<Address>(chunk.block), there + chunk.at, chunk.size);
+      for (std::size_t i = 0; i < transfer.chunks.size(); ++i) {
+        std::uint32_t const needs = transfer.chunks[i].needs;
+        bool const free = reached(ring.words().moved.load(std::memory_order_acquire), needs);
+        if (!free) calls.wait(ring.moved(), needs);
+        calls.copy(there, transfer, i);
         calls.write(ring.taken(), ++number);
       }
       break;
@@ -96,12 +149,21 @@ void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
   }
 }
 
+/// What a queue copies to or from: a range, or the parts of a batch.
+struct Far {
+  Address address = 0;
+  std::vector<Part> const* parts = nullptr;
+  PartLists* lists = nullptr;
+};
+
 class Handle : public Staged {
  public:
   Handle(CopyThreads& threads, std::shared_ptr<Transfer> transfer)
       : threads(threads), transfer(std::move(transfer)) {}
   ~Handle() override {
-    if (here()) threads.abandon(*transfer);
+    if (!here()) return;
+    threads.abandon(*transfer);
+    there->give_back();
   }
   void give() noexcept override {
     if (here() && transfer->way == Way::signal) threads.give(*transfer);
@@ -111,6 +173,7 @@ class Handle : public Staged {
 
   CopyThreads& threads;
   std::shared_ptr<Transfer> const transfer;
+  std::unique_ptr<There> there;
 };
 
 class Rings : public Staging {
@@ -127,6 +190,8 @@ class Rings : public Staging {
   }
   std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
                                        StagingLimits const& limits) override;
+  std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, PartLists* lists,
+                                     StagingLimits const& limits) override;
   std::unique_ptr<Staged> signal(VendorQueue& queue) override;
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
@@ -163,7 +228,7 @@ class Rings : public Staging {
 
   std::unique_ptr<Staged> copy(Way way, VendorQueue& queue, Address there, Address host, std::uint64_t size, bool early,
                                StagingLimits const& limits);
-  std::unique_ptr<Staged> staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Address there, Blocks blocks,
+  std::unique_ptr<Staged> staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Far const& far, Blocks blocks,
                                  StagingLimits const& limits);
   template <class Function>
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
@@ -186,7 +251,26 @@ std::unique_ptr<Staged> Rings::copy(Way way, VendorQueue& queue, Address there, 
   transfer->host = reinterpret_cast<char*>(host);
   transfer->early = early;
   transfer->chunks.push_back({0, size, nullptr, 0, false, size});  // cut when the size of its ring is known
-  return staged(queue, std::move(transfer), there, Blocks::yes, limits);
+  return staged(queue, std::move(transfer), {.address = there}, Blocks::yes, limits);
+}
+
+std::unique_ptr<Staged> Rings::copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
+                                          PartLists* lists, StagingLimits const& limits) {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->way = toward == Toward::device ? Way::to_device : toward == Toward::host ? Way::to_host : Way::in_host;
+  std::uint64_t at = 0;
+  transfer->ranges.reserve(parts.size() + 1);
+  for (Part const& part : parts) {
+    auto* const dst = reinterpret_cast<char*>(part.dst);
+    auto* const src = reinterpret_cast<char*>(part.src);
+    transfer->ranges.push_back({at, toward == Toward::device ? src : dst, src});
+    at += part.size;
+  }
+  transfer->ranges.push_back({at, nullptr, nullptr});
+  transfer->chunks.push_back({0, at, nullptr, 0, false, at});
+  if (toward != Toward::in_host) return staged(queue, std::move(transfer), {0, &parts, lists}, Blocks::yes, limits);
+  if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
+  return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
 }
 
 std::unique_ptr<Staged> Rings::copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
@@ -197,7 +281,7 @@ std::unique_ptr<Staged> Rings::copy_in_host(VendorQueue& queue, Address dst, Add
   transfer->from = reinterpret_cast<char const*>(src);
   if (dst < src + size && src < dst + size) transfer->piece = size;
   transfer->chunks.push_back({0, size, nullptr, 0, false, size});
-  if (auto there = staged(queue, transfer, 0, Blocks::no, limits)) return there;
+  if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
 }
 
@@ -205,7 +289,7 @@ std::unique_ptr<Staged> Rings::signal(VendorQueue& queue) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = Way::signal;
   transfer->chunks.push_back({0, 0, nullptr, 0, false, 1});
-  if (auto there = staged(queue, transfer, 0, Blocks::no, {})) return there;
+  if (auto there = staged(queue, transfer, {}, Blocks::no, {})) return there;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& signal) { threads.give(signal); });
 }
 
@@ -215,7 +299,7 @@ std::unique_ptr<Staged> Rings::wait(VendorQueue& queue, Staged& signal) {
   transfer->chunks.push_back({0, 0, nullptr, 0, false, 1});
   Handle& from = static_cast<Handle&>(signal);
   if (!from.threads.wait_for(*from.transfer, transfer)) return nullptr;
-  if (auto there = staged(queue, transfer, 0, Blocks::no, {})) return there;
+  if (auto there = staged(queue, transfer, {}, Blocks::no, {})) return there;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& wait) { threads.wait_in_call(wait); });
 }
 
@@ -237,7 +321,7 @@ std::unique_ptr<Staged> Rings::called(VendorQueue& queue, std::shared_ptr<Transf
   return handle;
 }
 
-std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Address there,
+std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Far const& far,
                                       Blocks blocks, StagingLimits const& limits) {
   if (!queue.waits_for_values()) return nullptr;
   CopyThreads& threads = CopyThreads::get(limits.threads);
@@ -260,10 +344,12 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   transfer->count = static_cast<std::uint32_t>(transfer->chunks.size());
   if (transfer->to_host() || transfer->way == Way::wait) ++transfer->count;
   auto handle = std::make_unique<Handle>(threads, transfer);
+  handle->there = far.parts == nullptr ? std::make_unique<There>(far.address)
+                                       : std::make_unique<There>(queue, *transfer, *far.parts, far.lists);
   threads.begin(transfer, through, limits);
   through.placement = std::move(placement);
   try {
-    submit(queue, *transfer, there);
+    submit(queue, *transfer, *handle->there);
   } catch (...) {
     give_up(threads, through, queue, *transfer);
     throw;

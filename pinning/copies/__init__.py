@@ -9,6 +9,7 @@
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """
 
+from pinning.copies.batch import copy_batch, copy_batch_async, copy_blocks, explain_batch
 from pinning.copies.copy import copy_2d_async
 from pinning.copies.costs import Costs, costs
 from pinning.copies.direct import copy, copy_async, explain, fill
@@ -25,8 +26,12 @@ __all__ = [
     "copy",
     "copy_2d_async",
     "copy_async",
+    "copy_batch",
+    "copy_batch_async",
+    "copy_blocks",
     "costs",
     "explain",
+    "explain_batch",
     "fill",
     "trim_staging",
 ]

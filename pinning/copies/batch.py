@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
+from pinning import lifecycle
 from pinning.copies.batch_work import BatchWork, DeviceLists
 from pinning.copies.direct import copy_async
 from pinning.copies.costs import costs
@@ -99,12 +101,13 @@ def copy_blocks(
     wait_for: Iterable[Event] = (),
     engine: Engine = "auto",
 ) -> Copy:
-    """Copy blocks of one pool to blocks of another: block ``src_indices[i]`` to block ``dst_indices[i]``.
+    """Copy blocks of one pool to another's: block ``src_indices[i]`` to block ``dst_indices[i]``.
 
     Parameters
     ----------
     dst, src : object
-        The pools, each as an end of `copy_async` that says how large it is; block `k` starts at byte ``k * block_bytes``.
+        The pools, each as an end of `copy_async` that says how large it is; block `k` begins at byte
+        ``k * block_bytes``.
     dst_indices, src_indices : sequence of int, or array, shape (n,)
         Whole numbers from 0 on. A destination that stands twice gets either block.
     block_bytes : int
@@ -271,9 +274,8 @@ def _work(batch: _Batch, engine: Engine) -> BatchWork | None:
     if not isinstance(device, NativeDevice):
         return None
     kernel = has_kernel and (engine == "kernel" or (engine == "auto" and batch.dsts.size >= costs.kernel_from_items))
-    largest = 2**64 - 1 if engine == "kernel" else costs.kernel_to_bytes
-    ranges = batch.dsts, batch.srcs, batch.sizes
-    return BatchWork(_lists_of(device), pinned_map(device), *ranges, kernel, largest, costs.kernel_part_bytes)
+    limits = replace(costs, kernel_to_bytes=2**64 - 1) if engine == "kernel" else costs
+    return BatchWork(_lists_of(device), pinned_map(device), batch.dsts, batch.srcs, batch.sizes, kernel, limits)
 
 
 def _submit(batch: _Batch, work: BatchWork, wait_for: Iterable[Event]) -> Copy:
@@ -309,6 +311,12 @@ def _one_by_one(batch: _Batch, wait_for: Iterable[Event]) -> Copy:
     return done
 
 
+def _after_fork_in_child() -> None:
+    for lists in _lists.values():
+        lists.forget()
+
+
+lifecycle.in_child(lifecycle.Part.COPIES, _after_fork_in_child)
 _lists: dict[int, DeviceLists] = {}  # by id of the device, which lives as long as the process
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a batch: sorted by the path that each takes, and those that a device moves itself submitted, natively."""
+"""The parts of a batch: sorted by the path that each takes, and submitted, natively."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
+from pinning.copies.costs import Costs
 from pinning.map import PinnedMap
 from pinning.plugin.native import NativeDevice, NativeQueue
 
@@ -28,8 +28,7 @@ class BatchWork:
         Bytes of each item, or of all of them.
     kernel : bool
         Whether a kernel may move small items.
-    largest_by_kernel, part : int
-        Bytes of the largest such item, and of what a warp of it moves at a time.
+    costs : Costs
 
     Raises
     ------
@@ -47,8 +46,7 @@ class BatchWork:
         srcs: Any,
         sizes: Any,
         kernel: bool,
-        largest_by_kernel: int,
-        part: int,
+        costs: Costs,
     ) -> None: ...
     @property
     def nbytes(self) -> int: ...
@@ -57,8 +55,5 @@ class BatchWork:
         """How many parts go by ``"kernel"``, by ``"engine"``, ``"to_device"`` and ``"to_host"`` from and into pageable
         memory, and ``"on_host"``."""
 
-    def pageable(self, group: Literal["to_device", "to_host", "on_host"]) -> Sequence[tuple[int, int, int]]:
-        """``(dst, src, size)`` of each part of a group."""
-
     def __call__(self, queue: NativeQueue) -> None:
-        """Submit what the device moves itself."""
+        """Submit all parts. After an error what was submitted before is over."""

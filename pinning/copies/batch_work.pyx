@@ -3,7 +3,7 @@
 # cython: language_level=3
 """The parts of a batch, sorted and submitted natively. The stub says more."""
 
-from cpython.object cimport PyObject
+from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
@@ -11,15 +11,11 @@ from libcpp.vector cimport vector
 
 from pinning.map cimport PinnedMap
 from pinning.native cimport CPinnedMap
-from pinning.plugin.native cimport NativeDevice, NativeQueue, VendorDevice, VendorQueue, raise_in_python
+from pinning.plugin.native cimport NativeDevice, NativeQueue, Part, VendorDevice, VendorQueue, raise_in_python
+from pinning.staging cimport CStaged, PartList, PartLists, StagingLimits, Toward, limits_of, staging
 
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
-    cppclass Part:
-        uint64_t dst
-        uint64_t src
-        uint64_t size
-
     cppclass Places:
         Places(CPinnedMap& map, VendorDevice& device)
 
@@ -34,22 +30,10 @@ cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
     cppclass BatchLimits:
         cbool kernel
         uint64_t largest_by_kernel
-        uint64_t part
 
     void sort_batch(Places& dst_places, Places& src_places, const uint64_t* dsts, const uint64_t* srcs,
                     const uint64_t* sizes, uint64_t size_step, uint64_t count, const BatchLimits& limits,
                     Parts& parts) except +raise_in_python
-
-
-cdef extern from "<pinning/part_lists.hpp>" namespace "pinning" nogil:
-    cppclass List "pinning::PartLists::List":
-        uint64_t device_ptr
-
-    cppclass PartLists:
-        PartLists(VendorDevice& device)
-        List take(const vector[Part]& parts) except +raise_in_python
-        void give(const List& list) noexcept
-        void forget() noexcept
 
 
 cdef class DeviceLists:
@@ -70,18 +54,22 @@ cdef class BatchWork:
     cdef unique_ptr[Places] dst_places
     cdef unique_ptr[Places] src_places
     cdef Parts parts
-    cdef List list
-    cdef cbool kernel
+    cdef PartList list
+    cdef vector[CStaged*] staged
+    cdef StagingLimits limits
+    cdef uint64_t stage_from
 
     def __cinit__(self, DeviceLists lists not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
                   const uint64_t[::1] srcs not None, const uint64_t[::1] sizes not None, cbool kernel,
-                  uint64_t largest_by_kernel, uint64_t part):
+                  costs):
         self.lists = lists
+        self.limits = limits_of(costs)
+        self.stage_from = costs.stage_to_device
         self.on = on
         self.dst_places.reset(new Places(on.map[0], lists.device.vendor[0]))
         self.src_places.reset(new Places(on.map[0], lists.device.vendor[0]))
         cdef BatchLimits limits
-        limits.kernel, limits.largest_by_kernel, limits.part = kernel, largest_by_kernel, part
+        limits.kernel, limits.largest_by_kernel = kernel, costs.kernel_to_bytes
         cdef uint64_t count = dsts.shape[0]
         cdef uint64_t step = 1 if sizes.shape[0] == dsts.shape[0] else 0
         if count == 0:
@@ -91,6 +79,10 @@ cdef class BatchWork:
                        limits, self.parts)
 
     def __dealloc__(self):
+        cdef CStaged* each
+        with nogil:
+            for each in self.staged:
+                del each
         if self.lists is not None:
             self.lists.lists.give(self.list)
 
@@ -108,22 +100,38 @@ cdef class BatchWork:
             "on_host": self.parts.on_host.size(),
         }
 
-    def pageable(self, str group):
-        cdef vector[Part]* parts = &self.parts.to_device
-        if group == "to_host":
-            parts = &self.parts.to_host
-        elif group == "on_host":
-            parts = &self.parts.on_host
-        return [(parts[0][i].dst, parts[0][i].src, parts[0][i].size) for i in range(parts.size())]
-
     def __call__(self, NativeQueue queue not None):
         cdef VendorQueue* vendor = queue.vendor
-        cdef uint64_t count = self.parts.by_kernel.size()
-        if count:
+        try:
             with nogil:
-                self.list = self.lists.lists.take(self.parts.by_kernel)
-                vendor.move_parts(self.list.device_ptr, count)
-        count = self.parts.by_engine.size()
-        if count:
+                self.submit(vendor)
+        except BaseException:
             with nogil:
-                vendor.copy_batch(self.parts.by_engine.data(), count)
+                vendor.synchronize()  # so that what was submitted before is over
+            raise
+
+    cdef int submit(self, VendorQueue* vendor) except -1 nogil:
+        if self.parts.by_kernel.size():
+            self.list = self.lists.lists.take(self.parts.by_kernel)
+            vendor.move_parts(self.list.device_ptr, self.parts.by_kernel.size())
+        if self.parts.by_engine.size():
+            vendor.copy_batch(self.parts.by_engine.data(), self.parts.by_engine.size())
+        self.stage(vendor, Toward.device, self.parts.to_device)
+        self.stage(vendor, Toward.host, self.parts.to_host)
+        self.stage(vendor, Toward.in_host, self.parts.on_host)
+        return 0
+
+    cdef int stage(self, VendorQueue* vendor, Toward toward, const vector[Part]& parts) except -1 nogil:
+        """By threads through pinned blocks, or where there are none, or one small part, by the vendor's own copies."""
+        cdef CStaged* staged = NULL
+        if parts.empty():
+            return 0
+        if toward == Toward.in_host or parts.size() > 1 or parts[0].size >= self.stage_from:
+            self.staged.reserve(self.staged.size() + 1)
+            staged = staging(self.lists.device.vendor[0]).copy_batch(dereference(vendor), toward, parts, self.lists.lists,
+                                                                     self.limits).release()
+        if staged is not NULL:
+            self.staged.push_back(staged)
+        else:
+            vendor.copy_batch(parts.data(), parts.size())
+        return 0

@@ -38,6 +38,9 @@ class Costs:
         How many of them do so in one direction at a time: by default half of the processors, for more gain nothing (8
         of 16 move 50 GB/s, 12 fewer to the host). A copy whose source is still to be mapped page by page, such as a
         file's mapping that nobody has read, may have all of them, for there more do gain.
+    kernel_from_items, kernel_to_bytes : int
+        A batch of so many items or more has those up to so many bytes moved by a kernel of the device, if it has one;
+        to launch one takes 4 us, and larger items the copy engines move as fast.
     lock_after : int or None
         A pageable range of at least `lock_from` bytes that is copied for the so-manieth time is locked, until the array
         it belongs to is collected. None: never. Off unless a program asks for it, for another library's copy that
@@ -54,6 +57,8 @@ class Costs:
     threads: int = _LIMITS.threads
     threads_to_device: int = _LIMITS.threads_to_device
     threads_to_host: int = _LIMITS.threads_to_host
+    kernel_from_items: int = 4
+    kernel_to_bytes: int = MIB - 1
     lock_after: int | None = None
     lock_from: int = 16 * MIB
 

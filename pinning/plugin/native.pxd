@@ -54,6 +54,11 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         uint64_t size
         int device
 
+    cppclass Part:
+        uint64_t dst
+        uint64_t src
+        uint64_t size
+
     cppclass VendorEvent:
         bool done() except +raise_in_python
         void wait() except +raise_in_python
@@ -68,6 +73,9 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         void fill(uint64_t ptr, uint32_t value, unsigned bytes, uint64_t count) except +raise_in_python
         void call(void (*function)(void*), void* argument) except +raise_in_python
         bool waits_for_values() noexcept
+        void copy_batch(const Part* parts, uint64_t count) except +raise_in_python
+        bool moves_parts() noexcept
+        void move_parts(uint64_t parts, uint64_t count) except +raise_in_python
         void wait_value(uint64_t address, uint32_t value) except +raise_in_python
         void write_value(uint64_t address, uint32_t value) except +raise_in_python
         void write_then_wait(uint64_t written, uint32_t value, uint64_t awaited,

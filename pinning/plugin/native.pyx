@@ -164,6 +164,10 @@ cdef class NativeQueue:
     def waits_for_values(self):
         return self.vendor.waits_for_values()
 
+    @property
+    def moves_parts(self):
+        return self.vendor.moves_parts()
+
     def copy(self, uint64_t dst, uint64_t src, uint64_t size):
         with nogil:
             self.vendor.copy(dst, src, size)

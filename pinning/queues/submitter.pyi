@@ -27,6 +27,10 @@ class Submitter:
         """``"in_order"`` or ``"out_of_order"``."""
 
     @property
+    def moves_parts(self) -> bool:
+        """Whether the vendor's queue has a kernel that copies many parts at once."""
+
+    @property
     def waits_for_values(self) -> bool:
         """Whether the vendor's queues have `wait_value` and `write_value`, without which nothing can be staged."""
 

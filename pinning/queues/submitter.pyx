@@ -58,6 +58,10 @@ cdef class Submitter:
         return "in_order" if self.ordered else "out_of_order"
 
     @property
+    def moves_parts(self):
+        return getattr((<Lane>self.lanes[0]).vendor, "moves_parts", False)
+
+    @property
     def waits_for_values(self):
         cdef Lane lane = self.lanes[0]
         return lane.vendor.waits_for_values

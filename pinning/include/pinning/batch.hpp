@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "part_lists.hpp"
 #include "pinned_map.hpp"
 #include "vendor.hpp"
 
@@ -104,9 +105,8 @@ struct Parts {
 
 /// What one batch may use.
 struct BatchLimits {
-  bool kernel;                    // whether the device has one, and may use it
+  bool kernel;                      // whether the device has one, and may use it
   std::uint64_t largest_by_kernel;  // bytes of an item; larger ones go by the copy engines
-  std::uint64_t part;             // bytes that one warp moves at a time
 };
 
 /// Sorts item `index` of a batch, split where either end crosses the border of a lock. Throws InvalidRange, which names
@@ -143,7 +143,7 @@ inline void sort_item(Places& dst_places, Places& src_places, std::uint64_t inde
     } else if (src.kind == Kind::pageable) {
       parts.to_device.push_back({item.dst, item.src, size});
     } else if (small) {
-      size = std::min(size, limits.part);
+      size = std::min(size, PartLists::part_bytes);
       parts.by_kernel.push_back({dst.device_ptr_of(item.dst), src.device_ptr_of(item.src), size});
     } else {
       for (auto const& [place, at] : {std::pair(&dst, item.dst), std::pair(&src, item.src)}) {

@@ -16,6 +16,9 @@ namespace pinning {
 /// Locks: `mutex_` guards what is spare, and is held during no call of the vendor's.
 class PartLists {
  public:
+  /// What a warp moves at a time: a part that is larger is cut.
+  static constexpr std::uint64_t part_bytes = 16 << 10;
+
   struct List {
     Part* parts = nullptr;
     Address device_ptr = 0;

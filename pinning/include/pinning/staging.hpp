@@ -17,7 +17,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "part_lists.hpp"
 #include "vendor.hpp"
 
 namespace pinning {
@@ -62,6 +64,11 @@ class Staging {
                                                  bool early, StagingLimits const& limits) = 0;
   virtual std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address there, std::uint64_t size,
                                                StagingLimits const& limits) = 0;
+  /// Copies the parts of a batch as one, by the same threads: from pageable memory at `src` to the device, to pageable
+  /// memory at `dst`, or within the host's. Null, and throws, as those.
+  enum class Toward : std::uint8_t { device, host, in_host };
+  virtual std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
+                                             PartLists* lists, StagingLimits const& limits) = 0;
   /// Copies within the host's memory, by threads, in the queue's turn. The ranges may overlap.
   virtual std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
                                                StagingLimits const& limits) = 0;

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches on the stand-in: which calls they make, what they move, and each call failing in turn.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy
+import pytest
+
+import pinning
+from pinning.errors import VendorError
+from standins.standin import StandIn
+
+BLOCK = 4096
+
+
+def noise(shape: tuple[int, ...], seed: int = 1) -> numpy.ndarray:
+    return numpy.random.default_rng(seed).integers(0, 256, shape, dtype=numpy.uint8)
+
+
+@pytest.fixture
+def queue(standin: StandIn) -> Iterator[pinning.Queue]:
+    with pinning.Queue("cuda:0") as queue:
+        yield queue
+    pinning.copies.trim_staging()
+
+
+def moved(standin: StandIn) -> list[str]:
+    """The calls that move bytes, each once."""
+    names = [call.split()[0] for call in standin.calls()]
+    return [name for name in ("cuLaunchKernel", "cuMemcpyBatchAsync", "cuMemcpyAsync") if name in names]
+
+
+@pytest.mark.parametrize(
+    ("engine", "calls"), [("auto", ["cuLaunchKernel"]), ("copy", ["cuMemcpyBatchAsync"]), ("kernel", ["cuLaunchKernel"])]
+)
+def test_locked_blocks_go_by_one_call(
+    standin: StandIn, queue: pinning.Queue, engine: str, calls: list[str]
+) -> None:
+    host, back = noise((64, BLOCK)), numpy.zeros((64, BLOCK), numpy.uint8)
+    order, places = numpy.random.default_rng(2).permutation(64), numpy.random.default_rng(3).permutation(64)
+    with (
+        pinning.alloc(host.nbytes, device="cuda:0") as there,
+        pinning.locked(host, back, device="cuda:0"),
+    ):
+        standin.configure()
+        pinning.copy_blocks(there, places, host, order, BLOCK, queue=queue, engine=engine).wait()
+        assert moved(standin) == calls
+        copy = pinning.copy_blocks(back, order, there, places, BLOCK, queue=queue, engine=engine)
+        copy.wait()
+    assert (back == host).all()
+    assert copy.path == "direct"
+    standin.configure()
+
+
+@pytest.mark.parametrize("inwards", [True, False])
+def test_locked_and_pageable_and_across_the_border(standin: StandIn, queue: pinning.Queue, inwards: bool) -> None:
+    host, there_bytes = noise((64 * BLOCK,)), noise((64 * BLOCK,), 2)
+    draw = numpy.random.default_rng(5)
+    sizes = draw.integers(1, 3 * BLOCK, 20).astype(numpy.uint64)
+    ends = numpy.cumsum(sizes)
+    to = (ends - sizes).astype(numpy.uint64)
+    origin = numpy.array([draw.integers(0, 64 * BLOCK - int(size)) for size in sizes], numpy.uint64)
+    source, target = (host, there_bytes) if inwards else (there_bytes, host)
+    expected = target.copy()
+    for a, b, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
+        expected[a : a + size] = source[b : b + size]
+    with pinning.alloc(host.nbytes, device="cuda:0") as there:
+        pinning.copy(there, there_bytes, queue=queue)
+        with pinning.lock(host[5000:100000], device="cuda:0"):
+            near, far = numpy.uint64(host.ctypes.data), numpy.uint64(there.ptr)
+            bases = (far, near) if inwards else (near, far)
+            copy = pinning.copy_batch(bases[0] + to, bases[1] + origin, sizes, queue=queue)
+        if inwards:
+            pinning.copy(target, there, queue=queue)
+    assert copy.path == "staged"
+    assert "by a kernel" in copy.reason
+    assert "pageable" in copy.reason
+    assert (target == expected).all()
+
+
+def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinning.Queue) -> None:
+    host = noise((32, BLOCK))
+    array = noise((4, BLOCK), 7)
+    with pinning.alloc(36 * BLOCK, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
+        sources = [*host, *array]
+        places = [there.ptr + i * BLOCK for i in range(36)]
+        for n in count(1):
+            standin.configure(f"fail=*:{n}:CUDA_ERROR_UNKNOWN")
+            refused = None
+            try:
+                pinning.copy_batch(places, sources, queue=queue)
+            except VendorError as error:
+                refused = error
+            calls = standin.calls()
+            standin.configure()
+            if n > len(calls):
+                assert refused is None
+                break
+        back = numpy.zeros((36, BLOCK), numpy.uint8)
+        pinning.copy(back, there, queue=queue)
+        assert (back == numpy.concatenate([host, array])).all()
+    assert pinning.regions("cuda:0") == []
