@@ -26,6 +26,8 @@ from pinning.queues import Event, Queue, as_queue, default_queue
 Engine = Literal["auto", "copy", "kernel"]
 Addresses = NDArray[numpy.uint64]
 
+_UNKNOWN = 2**64 - 1  # the size of what an address is of
+
 
 def copy_batch_async(
     dsts: Sequence[object] | NDArray[Any],
@@ -194,27 +196,29 @@ def _side(name: str, ends: Any, preferred: Any) -> _Side:
             raise InvalidRangeError(f"item {i} of the batch: dst at {end.ptr:#x} is read only")
         found.append(end)
     ptrs = numpy.array([end.ptr for end in found], numpy.uint64)
-    known = numpy.array([2**64 - 1 if end.size is None else end.size for end in found], numpy.uint64)
+    known = numpy.array([_UNKNOWN if end.size is None else end.size for end in found], numpy.uint64)
     device = next((end.device for end in found if end.device is not None), None)
     return _Side(ptrs, known, tuple(end.owner for end in found if end.owner is not None), device)
 
 
 def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
     """Bytes of all items, or of each, within what the buffers of both sides have."""
-    most = numpy.full(1, 2**64 - 1, numpy.uint64)
+    most = numpy.full(to.ptrs.shape, _UNKNOWN, numpy.uint64)
     for side in (to, origin):
-        if side.sizes is not None:
-            if sizes is None and most.size > 1 and (differs := (most != side.sizes)).any():
-                i = int(differs.argmax())
-                raise InvalidRangeError(
-                    f"item {i} of the batch: dst has {most[i]} bytes and src {side.sizes[i]}; give sizes to copy a part"
-                )
-            most = numpy.minimum(most, side.sizes)
+        if side.sizes is None:
+            continue
+        differs = (most != side.sizes) & (most != _UNKNOWN) & (side.sizes != _UNKNOWN)
+        if sizes is None and differs.any():
+            i = int(differs.argmax())
+            raise InvalidRangeError(
+                f"item {i} of the batch: dst has {most[i]} bytes and src {side.sizes[i]}; give sizes to copy a part"
+            )
+        most = numpy.minimum(most, side.sizes)
     if sizes is None:
-        if (unknown := (most == 2**64 - 1)).any():
+        if (unknown := (most == _UNKNOWN)).any():
             i = int(unknown.argmax())
-            raise InvalidRangeError(f"item {i} of the batch: an address does not say how many bytes to copy: give sizes")
-        return numpy.ascontiguousarray(numpy.broadcast_to(most, to.ptrs.shape))
+            raise InvalidRangeError(f"item {i} of the batch: an address does not say how many bytes it has: give sizes")
+        return most
     given = numpy.asarray(sizes)
     one = given.ndim == 0
     of_items = _integers("sizes", given.reshape(1) if one else given)
@@ -222,7 +226,7 @@ def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
         raise InvalidRangeError(f"there are {of_items.size} sizes for {to.ptrs.size} items; give one, or one for each")
     if (beyond := (of_items > most)).any():
         i = int(beyond.argmax())
-        size, room = of_items[0 if one else i], most[i if most.size > 1 else 0]
+        size, room = of_items[0 if one else i], most[i]
         raise InvalidRangeError(f"item {i} of the batch: its size is {size}, and a buffer of it has {room} bytes")
     return of_items
 
@@ -244,7 +248,8 @@ def _blocks(name: str, ptr: int, size: int | None, indices: Any, block_bytes: in
     if numbers.size and numbers.max() >= count:
         i = int((numbers >= count).argmax())
         raise InvalidRangeError(
-            f"item {i} of the batch: {name} has no block {numbers[i]}; its {size} bytes are {count} blocks of {block_bytes}"
+            f"item {i} of the batch: {name} has no block {numbers[i]}; its {size} bytes are {count} blocks of "
+            f"{block_bytes}"
         )
     return numpy.uint64(ptr) + numbers * numpy.uint64(block_bytes)
 
