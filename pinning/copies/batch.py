@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from pinning import lifecycle
 from pinning.copies.batch_work import BatchWork, DeviceLists
-from pinning.copies.direct import copy_async
 from pinning.copies.costs import costs
-from pinning.copies.work import Copy
+from pinning.copies.direct import copy_async
 from pinning.copies.ends import end_of
 from pinning.copies.plan import Path
+from pinning.copies.work import Copy
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice
