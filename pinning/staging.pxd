@@ -47,6 +47,7 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         PartLists(VendorDevice& device)
         PartList take(const vector[Part]& parts) except +raise_in_python
         void give(const PartList& list) noexcept
+        uint64_t trim() except +raise_in_python
         void forget() noexcept
 
     cppclass CStaging "pinning::Staging":

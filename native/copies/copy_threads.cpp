@@ -203,7 +203,7 @@ void CopyThreads::work() noexcept {
     auto const idle = Clock::now() - quiet;
     if (watching) {
       if (idle < spin_) {
-        for (int i = 0; i < 8; ++i) relax();
+        for (int i = 0; i < 64; ++i) relax();  // the lock is for those who move pieces
       } else {
         arrivals_.wait(seen_arrivals, std::clamp<std::chrono::nanoseconds>(idle / 16, shortest_nap, longest_nap));
         if (arrivals_.count() != seen_arrivals) quiet = Clock::now();

@@ -14,7 +14,7 @@ from pinning import lifecycle
 from pinning.copies.batch_work import BatchWork, DeviceLists
 from pinning.copies.costs import costs
 from pinning.copies.direct import copy_async
-from pinning.copies.ends import end_of
+from pinning.copies.ends import End, end_of
 from pinning.copies.plan import Path
 from pinning.copies.work import Copy
 from pinning.devices import pinned_map
@@ -128,11 +128,11 @@ def copy_blocks(
     ends = end_of(dst, preferred), end_of(src, preferred)
     if ends[0].read_only:
         raise InvalidRangeError(f"dst at {ends[0].ptr:#x} is read only; copy into writable memory")
-    named = zip(("dst", "src"), ends, (dst_indices, src_indices), strict=True)
-    addresses = [_blocks(name, end.ptr, end.size, indices, size) for name, end, indices in named]
+    to = _blocks("dst", ends[0], dst_indices, size)
+    origin = _blocks("src", ends[1], src_indices, size)
     on = on or _queue_of([end.device for end in ends])
     owners = tuple(end.owner for end in ends)
-    batch = _Batch(*addresses, numpy.array([size], numpy.uint64), owners, on, None)
+    batch = _Batch(to, origin, numpy.array([size], numpy.uint64), owners, on, None)
     batch = batch._replace(work=_work(batch, engine))
     return _one_by_one(batch, wait_for) if batch.work is None else _submit(batch, batch.work, wait_for)
 
@@ -240,8 +240,8 @@ def _integers(name: str, values: NDArray[Any]) -> Addresses:
     return numpy.ascontiguousarray(values, numpy.uint64)
 
 
-def _blocks(name: str, ptr: int, size: int | None, indices: Any, block_bytes: int) -> Addresses:
-    numbers = _integers(f"{name}_indices", numpy.asarray(indices))
+def _blocks(name: str, pool: End, indices: Any, block_bytes: int) -> Addresses:
+    numbers, size = _integers(f"{name}_indices", numpy.asarray(indices)), pool.size
     if size is None:
         raise InvalidRangeError(f"{name} is an address, which does not say how many blocks it has: give a buffer")
     count = size // block_bytes
@@ -251,7 +251,7 @@ def _blocks(name: str, ptr: int, size: int | None, indices: Any, block_bytes: in
             f"item {i} of the batch: {name} has no block {numbers[i]}; its {size} bytes are {count} blocks of "
             f"{block_bytes}"
         )
-    return numpy.uint64(ptr) + numbers * numpy.uint64(block_bytes)
+    return numpy.uint64(pool.ptr) + numbers * numpy.uint64(block_bytes)
 
 
 def _positive(number: int, name: str) -> int:
@@ -323,6 +323,11 @@ def _after_fork_in_child() -> None:
 
 lifecycle.in_child(lifecycle.Part.COPIES, _after_fork_in_child)
 _lists: dict[int, DeviceLists] = {}  # by id of the device, which lives as long as the process
+
+
+def trim_lists() -> int:
+    """Give back the memory of lists that no batch uses; returns how many bytes."""
+    return sum(lists.trim() for lists in list(_lists.values()))
 
 
 def _lists_of(device: NativeDevice) -> DeviceLists:

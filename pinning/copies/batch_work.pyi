@@ -5,12 +5,16 @@ from typing import Any
 
 from pinning.copies.costs import Costs
 from pinning.map import PinnedMap
-from pinning.plugin.native import NativeDevice, NativeQueue
+from pinning.plugin import VendorQueue
+from pinning.plugin.native import NativeDevice
 
 class DeviceLists:
     """Where a device reads the lists of parts that its kernel moves."""
 
     def __init__(self, device: NativeDevice) -> None: ...
+    def trim(self) -> int:
+        """Give back the memory that no batch uses; returns how many bytes."""
+
     def forget(self) -> None:
         """In a child process after fork: all of it is the parent's."""
 
@@ -55,5 +59,5 @@ class BatchWork:
         """How many parts go by ``"kernel"``, by ``"engine"``, ``"to_device"`` and ``"to_host"`` from and into pageable
         memory, and ``"on_host"``."""
 
-    def __call__(self, queue: NativeQueue) -> None:
+    def __call__(self, queue: VendorQueue) -> None:
         """Submit all parts. After an error what was submitted before is over."""

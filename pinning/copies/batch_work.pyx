@@ -44,6 +44,12 @@ cdef class DeviceLists:
         self.device = device
         self.lists = new PartLists(device.vendor[0])  # lives as long as the device, which is as long as the process
 
+    def trim(self):
+        cdef uint64_t freed
+        with nogil:
+            freed = self.lists.trim()
+        return freed
+
     def forget(self):
         self.lists.forget()
 

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from pinning import staging
+from pinning.copies.batch import trim_lists
 from pinning.queues.crossing import close_idle_helpers
 
 
 def trim_staging() -> int:
-    """Give the pinned memory of idle staging rings back, of all devices; returns how many bytes.
+    """Give pinned memory back that copies do not use now, of all devices; returns how many bytes.
 
-    Queues in which signals between vendors have been given are closed too.
+    It is that of idle staging rings, and of the lists of parts that kernels read. Queues in which signals between vendors
+    have been given are closed too.
     """
     close_idle_helpers()
-    return staging.trim_staging()
+    return staging.trim_staging() + trim_lists()

@@ -17,6 +17,7 @@ from pinning.errors import VendorError
 from standins.standin import StandIn
 
 BLOCK = 4096
+UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
 
 
 def noise(shape: tuple[int, ...], seed: int = 1) -> numpy.ndarray:
@@ -37,7 +38,8 @@ def moved(standin: StandIn) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "calls"), [("auto", ["cuLaunchKernel"]), ("copy", ["cuMemcpyBatchAsync"]), ("kernel", ["cuLaunchKernel"])]
+    ("engine", "calls"),
+    [("auto", ["cuLaunchKernel"]), ("copy", ["cuMemcpyBatchAsync"]), ("kernel", ["cuLaunchKernel"])],
 )
 def test_locked_blocks_go_by_one_call(
     standin: StandIn, queue: pinning.Queue, engine: str, calls: list[str]
@@ -91,7 +93,7 @@ def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinn
         sources = [*host, *array]
         places = [there.ptr + i * BLOCK for i in range(36)]
         for n in count(1):
-            standin.configure(f"fail=*:{n}:CUDA_ERROR_UNKNOWN")
+            standin.configure(f"fail=*:{n}:{UNKNOWN}")
             refused = None
             try:
                 pinning.copy_batch(places, sources, queue=queue)

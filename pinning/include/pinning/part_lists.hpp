@@ -46,6 +46,21 @@ class PartLists {
     }
   }
 
+  /// Gives back what is spare; returns how many bytes. Throws what the vendor throws: the rest stays.
+  std::uint64_t trim() {
+    std::uint64_t bytes = 0;
+    for (List list = spare(0); list.parts != nullptr; list = spare(0)) {
+      try {
+        device_.free(reinterpret_cast<Address>(list.parts), MemoryKind::host);
+      } catch (...) {
+        give(list);
+        throw;
+      }
+      bytes += list.room * sizeof(Part);
+    }
+    return bytes;
+  }
+
   /// In a child process after fork: these are the parent's.
   void forget() noexcept { new (this) PartLists(device_); }
 
