@@ -13,7 +13,7 @@ class DeviceLists:
 
     def __init__(self, device: NativeDevice) -> None: ...
     def trim(self) -> int:
-        """Give back the memory that no batch uses; returns how many bytes."""
+        """Give back the memory that no batch uses, rings too; returns how many bytes."""
 
     def forget(self) -> None:
         """In a child process after fork: all of it is the parent's."""

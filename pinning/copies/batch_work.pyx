@@ -47,7 +47,7 @@ cdef class DeviceLists:
     def trim(self):
         cdef uint64_t freed
         with nogil:
-            freed = self.lists.trim()
+            freed = self.lists.trim() + staging(self.device.vendor[0]).trim()
         return freed
 
     def forget(self):

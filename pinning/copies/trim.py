@@ -11,8 +11,8 @@ from pinning.queues.crossing import close_idle_helpers
 def trim_staging() -> int:
     """Give pinned memory back that copies do not use now, of all devices; returns how many bytes.
 
-    It is that of idle staging rings, and of the lists of parts that kernels read. Queues in which signals between vendors
-    have been given are closed too.
+    It is that of idle staging rings, and of the lists of parts that kernels read. Queues in which signals between
+    vendors have been given are closed too.
     """
     close_idle_helpers()
     return staging.trim_staging() + trim_lists()
