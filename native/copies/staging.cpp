@@ -163,7 +163,7 @@ class Handle : public Staged {
   ~Handle() override {
     if (!here()) return;
     threads.abandon(*transfer);
-    there->give_back();
+    if (there != nullptr) there->give_back();
   }
   void give() noexcept override {
     if (here() && transfer->way == Way::signal) threads.give(*transfer);
@@ -173,7 +173,7 @@ class Handle : public Staged {
 
   CopyThreads& threads;
   std::shared_ptr<Transfer> const transfer;
-  std::unique_ptr<There> there;
+  std::unique_ptr<There> there;  // null where the vendor's queue calls a function instead
 };
 
 class Rings : public Staging {
