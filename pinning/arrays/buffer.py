@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import ref
 
 from pinning.arrays.streams import Stream, device_of, queue_of
 from pinning.errors import PinningError
@@ -27,6 +27,17 @@ class _Use:
         self.queue = queue
 
 
+class _Memory:
+    """What is left to do when a buffer has gone."""
+
+    __slots__ = ("allocation", "device", "shared")
+
+    def __init__(self, allocation: Allocation | None, device: MemoryDevice, shared: bool) -> None:
+        self.allocation = allocation
+        self.device = device
+        self.shared = shared
+
+
 class Buffer:
     """Memory that one array or several views of it share. Once nobody has it, it is given back at the next `tidy`.
 
@@ -40,7 +51,7 @@ class Buffer:
         Whether others know the address, so that they may use it in queues that are not known here.
     """
 
-    __slots__ = ("__weakref__", "_uses", "allocation", "device", "owner", "place", "shared")
+    __slots__ = ("__weakref__", "_memory", "_uses", "allocation", "device", "owner", "place")
 
     def __init__(
         self,
@@ -54,10 +65,19 @@ class Buffer:
         self.place = place
         self.allocation = allocation
         self.owner = owner
-        self.shared = shared
+        self._memory = _Memory(allocation, device, shared)
         self._uses: set[_Use] = set()
         if allocation is not None:
-            _live.add(allocation)
+            # No `__del__`: whatever the collector strikes in, the end is noted in one step in C.
+            _memories[ref(self, _dropped.append)] = self._memory
+
+    @property
+    def shared(self) -> bool:
+        return self._memory.shared
+
+    @shared.setter
+    def shared(self, shared: bool) -> None:
+        self._memory.shared = shared
 
     def use_in(self, queue: Queue) -> None:
         """Note work in a queue for which nobody waits here, which has just been submitted."""
@@ -95,13 +115,6 @@ class Buffer:
         if self.allocation is None:
             raise AttributeError("this memory is not the host's")
         return self.allocation.__array_interface__
-
-    def __del__(self) -> None:
-        allocation = getattr(self, "allocation", None)
-        if allocation is not None and not sys.is_finalizing():
-            # Not freed here: the garbage collector runs this in the middle of anything, under any lock.
-            _dropped.append(_Dropped(allocation, self.device if self.shared else None))
-            _live.discard(allocation)
 
 
 def allocate(
@@ -152,13 +165,9 @@ def run(
 # ---- giving back ----
 
 
-class _Dropped(NamedTuple):
-    allocation: Allocation
-    shared_on: MemoryDevice | None
-
-
-_live: set[Allocation] = set()  # so that none is collected in one go with its buffer, and warns
-_dropped: deque[_Dropped] = deque()
+# The memory of each buffer, which so is not collected in one go with it, and the references to buffers that are gone.
+_memories: dict[ref[Buffer], _Memory] = {}
+_dropped: deque[ref[Buffer]] = deque()
 _deferring: list[None] = []  # one for each `defer_cleanup`: appending and popping need no lock
 
 
@@ -170,17 +179,25 @@ def tidy() -> None:
     if _deferring:
         return
     idle: list[MemoryDevice] = []
-    for each in list(_dropped):
-        allocation, device = each
-        with suppress(PinningError):  # the next time tries again
-            if device is not None and device not in idle and not allocation.freed:
-                device.synchronize()
-                idle.append(device)
-            if not allocation.freed:  # as it is in a child after fork, or by another thread
-                allocation.free()
-        if allocation.freed:
-            with suppress(ValueError):
-                _dropped.remove(each)
+    for buffer in list(_dropped):
+        memory = _memories.get(buffer)
+        if memory is None or _give_back(memory, idle):
+            _memories.pop(buffer, None)
+            with suppress(ValueError):  # another thread was quicker
+                _dropped.remove(buffer)
+
+
+def _give_back(memory: _Memory, idle: list[MemoryDevice]) -> bool:
+    """Whether it is given back now; if not, the next time tries again. `idle`: devices that were waited for."""
+    allocation = memory.allocation
+    if allocation is None or allocation.freed:  # as it is in a child after fork, or by another thread
+        return True
+    with suppress(PinningError):
+        if memory.shared and memory.device not in idle:
+            memory.device.synchronize()
+            idle.append(memory.device)
+        allocation.free()
+    return allocation.freed
 
 
 def synchronize(device: Device | str | None = None) -> None:
