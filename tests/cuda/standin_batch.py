@@ -7,6 +7,7 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 
 import numpy
@@ -101,6 +102,8 @@ def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinn
                 refused = error
             calls = standin.calls()
             standin.configure()
+            with suppress(VendorError):  # of a call that only asks, whose error nobody has heard yet
+                queue.synchronize()
             if n > len(calls):
                 assert refused is None
                 break
