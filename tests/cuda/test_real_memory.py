@@ -108,6 +108,7 @@ def test_shared_memory_is_used_from_both_sides_in_turn(gpu: CudaDevice) -> None:
             array[:] = 100 + turn
             pinning.copy(there, memory, queue=queue)
             assert (contents(there) == 100 + turn).all()
+        del array  # or the memory is in use
 
 
 def test_host_memory_is_reached_by_all_gpus_of_its_context(gpus: list[CudaDevice]) -> None:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches on a real GPU: the bytes of random ones against NumPy, by each engine, aligned or not, locked or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+import pinning
+
+SIZE = 32 << 20
+
+
+@pytest.fixture
+def queue() -> Iterator[pinning.Queue]:
+    try:
+        device = pinning.device("cuda:0")
+    except pinning.PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    with pinning.Queue(device) as queue:
+        yield queue
+
+
+def noise(size: int, seed: int) -> numpy.ndarray:
+    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
+
+
+@pytest.mark.parametrize("inwards", [True, False])
+@pytest.mark.parametrize("locked", [(), (0, SIZE), (12345, SIZE // 2 + 7)])
+@pytest.mark.parametrize("engine", ["auto", "copy", "kernel"])
+@pytest.mark.parametrize("step", [1, 4, 8, 16, 4096])
+def test_a_batch_is_what_numpy_would_copy(
+    queue: pinning.Queue, step: int, engine: str, locked: tuple[int, int], inwards: bool
+) -> None:
+    draw = numpy.random.default_rng(step)
+    sizes = numpy.concatenate([draw.integers(1, 40, 300), draw.integers(1, 70000, 200), [3 << 20]]) * 1
+    sizes = -(-sizes // step) * step
+    to = numpy.cumsum(sizes) - sizes
+    origin = draw.integers(0, (SIZE - sizes) // step) * step
+    host, there = noise(SIZE, step), noise(SIZE, step + 1)
+    source, target = (host, there) if inwards else (there, host)
+    expected = target.copy()
+    for a, b, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
+        expected[a : a + size] = source[b : b + size]
+    with pinning.alloc(SIZE, device=queue.device) as device:
+        pinning.copy(device, there, queue=queue)
+        held = pinning.lock(host[slice(*locked)], device=queue.device) if locked else None
+        near, far = numpy.uint64(host.ctypes.data), numpy.uint64(device.ptr)
+        bases = (far, near) if inwards else (near, far)
+        ends = bases[0] + to.astype(numpy.uint64), bases[1] + origin.astype(numpy.uint64)
+        pinning.copy_batch(*ends, sizes, queue=queue, engine=engine)  # type: ignore[arg-type]
+        if held:
+            held.unlock()
+        if inwards:
+            pinning.copy(target, device, queue=queue)
+    assert (target == expected).all()
