@@ -140,7 +140,8 @@ cdef class PinnedMap:
     def __del__(self):
         # Here and not in __dealloc__: a device in a reference cycle with its map is still whole.
         if self.map is not NULL and self.shared is NULL:
-            self.close()
+            with suppress(Exception):  # nobody is there to hear
+                self.close()
 
     def __dealloc__(self):
         if self.shared is NULL:

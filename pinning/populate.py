@@ -136,16 +136,19 @@ def _mappings(start: int, end: int) -> list[_Mapping]:
     """The mappings that make up a range, each cut to it."""
     found = []
     reached = start
-    with Path("/proc/self/maps").open("rb") as maps:
-        for line in maps:
-            addresses, access, _, _, inode = line.split(maxsplit=5)[:5]
-            low, high = (int(address, 16) for address in addresses.split(b"-"))
-            if high <= reached:
-                continue
-            if low > reached or reached == end:
-                break
-            found.append(_Mapping(reached, min(high, end), access, inode == b"0"))
-            reached = found[-1].end
+    try:
+        with Path("/proc/self/maps").open("rb") as maps:
+            for line in maps:
+                addresses, access, _, _, inode = line.split(maxsplit=5)[:5]
+                low, high = (int(address, 16) for address in addresses.split(b"-"))
+                if high <= reached:
+                    continue
+                if low > reached or reached == end:
+                    break
+                found.append(_Mapping(reached, min(high, end), access, inode == b"0"))
+                reached = found[-1].end
+    except OSError:  # no /proc, or no descriptor to be had: whatever it is, it can be read
+        return [_Mapping(start, end, b"r--s", False)]
     if reached < end:
         raise _not_mapped(start, end)
     return found

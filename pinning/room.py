@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -55,15 +56,23 @@ def check_room(size: int, device: Device, resident: bool) -> None:
     ------
     LockLimitError
         The message has the limit, the need and the command that raises the limit.
+
+    What cannot be read, without /proc or a file descriptor to be had, does not bind here; the vendor says no itself.
     """
+    with suppress(OSError):
+        _check_limit(size, device)
+    if not resident and size >= WORTH_A_LOOK:
+        with suppress(OSError):
+            _check(size, system_memory())
+        for room in cgroup_memory():
+            _check(size, room)
+
+
+def _check_limit(size: int, device: Device) -> None:
     # isinstance(device, LimitedDevice) would take 20 us.
     lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
     if lock_limit and (lock := lock_limit()):
         _check(size, Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy))
-    if not resident and size >= WORTH_A_LOOK:
-        _check(size, system_memory())
-        for room in cgroup_memory():
-            _check(size, room)
 
 
 def system_memory() -> Room:

@@ -456,3 +456,14 @@ def test_a_lock_taken_in_a_signal_handler() -> None:
         assert device.wrong == []
     """)
     assert program.returncode == 0, program.stderr
+
+
+def test_a_map_that_is_dropped_while_the_vendor_refuses_says_nothing() -> None:
+    program = run_program("""
+        dropped, kept = pinning.PinnedMap(device), pinning.PinnedMap(device)
+        dropped.lock(0x1000, 10)
+        kept.lock(0x2000, 10)
+        device.data_unlock = lambda ptr: 1 / 0
+        del dropped
+    """)
+    assert outcome(program) == (0, "", "")

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from child_process import run_as_ordinary_user
+import pinning
+from child_process import run_as_ordinary_user, run_in_child
 from pinning import room as module
-from pinning.errors import LockLimitError
+from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.plugin import LockLimit, PinnedInfo
-from pinning.room import Room, cgroup_memory, check_room, system_memory
+from pinning.room import WORTH_A_LOOK, Room, cgroup_memory, check_room, system_memory
 from pinning_host import plugin
 
 GIB = 1 << 30
@@ -177,3 +181,18 @@ class TestControlGroups:
         write_group(tmp_path / "sys/fs/cgroup/a:b", 2, "10", 1, 0)
         (group,) = cgroup_memory(tmp_path)
         assert group.free == 9
+
+
+def test_without_descriptors_what_cannot_be_read_does_not_bind() -> None:
+    def child() -> None:
+        pinning.lock(bytearray(10), device="host").unlock()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # as if all were taken
+        with pytest.raises(OSError):
+            os.open("/dev/null", os.O_RDONLY)
+        pinning.lock(bytearray(9000), device="host").unlock()
+        pinning.lock(mmap.mmap(-1, 1 << 20), device="host").unlock()
+        check_room(WORTH_A_LOOK, pinning.device("host"), resident=False)
+        with pytest.raises(InvalidRangeError):
+            pinning.lock((mmap.PAGESIZE, 10), device="host")
+
+    run_in_child(child)
