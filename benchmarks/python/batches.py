@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many blocks at random places of a pool of the host, to and from a CUDA GPU: ``batches.py ROUNDS MOST_REGIONS``.
 
-In GB/s, end to end from Python: the call, and the wait for its end. Beside it torch's ``copy_(non_blocking=True)`` in a loop,
-and the driver's batch call.
+In GB/s, end to end from Python: the call, and the wait for its end. Beside it torch's ``copy_(non_blocking=True)`` in a
+loop, and the driver's batch call.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ namespace {
 // nothing.
 constexpr unsigned blocks = 8, threads = 1024, warps = threads / 32;
 
-// One call takes so many descriptors: a driver was seen to crash on 50 000.
-constexpr std::size_t descriptors = 8192;
+// One call takes so many descriptors: a driver was seen to crash on 50 000, and another to refuse 8 192.
+constexpr std::size_t descriptors = 4096;
 
 /// The kernel of a context, compiled by the driver at its first use. It stays as long as the context.
 void* kernel_of(Driver const& driver, Where context) {
@@ -67,7 +67,7 @@ void Queue::copy_batch(Part const* parts, std::uint64_t count) {
       srcs[i] = parts[at + i].src;
       sizes[i] = parts[at + i].size;
     }
-    submit("cuMemcpyBatchAsync", [&] {
+    int const code = result("cuMemcpyBatchAsync", [&] {
       std::size_t first = 0, failed = 0;  // the first copy that has the attributes; the one that was refused
       if (driver_.cuMemcpyBatchAsync_v2 != nullptr) {
         return driver_.cuMemcpyBatchAsync_v2(dsts.data(), srcs.data(), sizes.data(), now, &attributes, &first, 1, stream());
@@ -75,6 +75,8 @@ void Queue::copy_batch(Part const* parts, std::uint64_t count) {
       return driver_.cuMemcpyBatchAsync_v1(dsts.data(), srcs.data(), sizes.data(), now, &attributes, &first, 1, &failed,
                                            stream());
     });
+    // It refuses more than copies one by one do, and does not say what.
+    if (code != 0) VendorQueue::copy_batch(parts + at, now);
   }
 }
 

@@ -203,6 +203,8 @@ def _side(name: str, ends: Any, preferred: Any) -> _Side:
 
 def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
     """Bytes of all items, or of each, within what the buffers of both sides have."""
+    if to.sizes is None and origin.sizes is None and isinstance(sizes, int):
+        return numpy.array([_positive(sizes, "sizes")], numpy.uint64)
     most = numpy.full(to.ptrs.shape, _UNKNOWN, numpy.uint64)
     for side in (to, origin):
         if side.sizes is None:
@@ -232,6 +234,8 @@ def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
 
 
 def _integers(name: str, values: NDArray[Any]) -> Addresses:
+    if values.dtype == numpy.uint64 and values.ndim == 1 and values.flags.c_contiguous:
+        return values
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise TypeError(f"{name} must be whole numbers in one dimension, not {values.dtype} of shape {values.shape}")
     if values.dtype.kind == "i" and values.size and values.min() < 0:
