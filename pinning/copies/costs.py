@@ -40,7 +40,7 @@ class Costs:
         still to be mapped page by page, such as a file's mapping that nobody has read, may have all of them.
     kernel_from_items, kernel_to_bytes : int
         A batch of so many items or more has those up to so many bytes moved by a kernel of the device, if it has one;
-        to launch one takes 4 us, and larger items the copy engines move as fast.
+        to launch one takes 4 us, and larger items the copy engines move faster.
     lock_after : int or None
         A pageable range of at least `lock_from` bytes that is copied for the so-manieth time is locked, until the array
         it belongs to is collected. None: never. Off unless a program asks for it, for another library's copy that
@@ -58,7 +58,7 @@ class Costs:
     threads_to_device: int = _LIMITS.threads_to_device
     threads_to_host: int = _LIMITS.threads_to_host
     kernel_from_items: int = 4
-    kernel_to_bytes: int = MIB - 1
+    kernel_to_bytes: int = 128 << 10
     lock_after: int | None = None
     lock_from: int = 16 * MIB
 

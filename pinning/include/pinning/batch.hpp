@@ -23,6 +23,9 @@ struct Place {
   std::uint64_t piece = 0;  // bytes that one registration spans, from `start`; a single copy crosses no border of these
 
   bool holds(Address ptr) const noexcept { return start <= ptr && ptr < end; }
+  bool holds(Address ptr, std::uint64_t size) const noexcept {
+    return start <= ptr && ptr < end && size <= end - ptr;
+  }
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
 };
 
@@ -56,6 +59,9 @@ class Places {
     last_ = static_cast<std::size_t>(after - places_.begin());
     return *places_.insert(after, found);
   }
+
+  /// The place that was found last, if it is one to be kept; else one that holds nothing.
+  Place last() const noexcept { return last_ < places_.size() ? places_[last_] : Place{}; }
 
  private:
   Place look_up(Address ptr, Address limit) {
@@ -160,8 +166,21 @@ inline void sort_batch(Places& dst_places, Places& src_places, Address const* ds
                        std::uint64_t const* sizes, std::uint64_t size_step, std::uint64_t count,
                        BatchLimits const& limits, Parts& parts) {
   (limits.kernel ? parts.by_kernel : parts.by_engine).reserve(count);
+  // Most items lie wholly in the places of the item before: a pool of the host's and one of the device's.
+  Place dst{}, src{};
   for (std::uint64_t i = 0; i < count; ++i) {
-    sort_item(dst_places, src_places, i, {dsts[i], srcs[i], sizes[i * size_step]}, limits, parts);
+    Part const item{dsts[i], srcs[i], sizes[i * size_step]};
+    if (limits.kernel && item.size - 1 < PartLists::part_bytes && dst.holds(item.dst, item.size) &&
+        src.holds(item.src, item.size)) {
+      parts.by_kernel.push_back({dst.device_ptr_of(item.dst), src.device_ptr_of(item.src), item.size});
+      parts.bytes += item.size;
+      continue;
+    }
+    sort_item(dst_places, src_places, i, item, limits, parts);
+    dst = dst_places.last(), src = src_places.last();
+    bool const one_is_device = dst.kind == Place::Kind::device || src.kind == Place::Kind::device;
+    bool const none_is_pageable = dst.kind != Place::Kind::pageable && src.kind != Place::Kind::pageable;
+    if (!one_is_device || !none_is_pageable) dst = {};
   }
 }
 
