@@ -140,8 +140,10 @@ cdef class PinnedMap:
     def __del__(self):
         # Here and not in __dealloc__: a device in a reference cycle with its map is still whole.
         if self.map is not NULL and self.shared is NULL:
-            with suppress(Exception):  # nobody is there to hear
+            try:
                 self.close()
+            except Exception:  # nobody is there to hear
+                pass
 
     def __dealloc__(self):
         if self.shared is NULL:

@@ -467,3 +467,15 @@ def test_a_map_that_is_dropped_while_the_vendor_refuses_says_nothing() -> None:
         del dropped
     """)
     assert outcome(program) == (0, "", "")
+
+
+def test_a_map_that_goes_with_the_interpreter_says_nothing() -> None:
+    program = run_program("""
+        from fake_memory import FakeMemoryDevice
+        fake = FakeMemoryDevice(held=False)
+        with pinning.Queue(fake) as queue:
+            memory, _ = queue.alloc(100, pinning.MemoryKind.HOST)
+            queue.free(memory)
+        del memory  # the default pool keeps it, which the map knows
+    """)
+    assert outcome(program) == (0, "", "")

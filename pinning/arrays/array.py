@@ -224,8 +224,9 @@ def as_array(view: View) -> DeviceArray:
 def converted(value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any], element: bool) -> Array:
     """What NumPy would have in a part of an array after assigning this, broadcast; `element`: the part is one."""
     if isinstance(value, numpy.ndarray) and not element:
-        array = value if value.dtype == dtype else value.astype(dtype)
-        return numpy.broadcast_to(_without_leading(array, len(shape)), shape)
+        array = _without_leading(value, len(shape))
+        numpy.broadcast_to(array, shape)  # refuses first, as NumPy does
+        return numpy.broadcast_to(array.astype(dtype, copy=False), shape)
     if 0 not in shape:  # one element will do for all, if it is one
         with suppress(Exception):
             return numpy.broadcast_to(_assigned((), dtype, value, element), shape)

@@ -24,6 +24,7 @@ from collections import deque
 from time import monotonic
 
 from pinning.errors import PinningError
+from pinning.lifecycle import Part, in_child
 from pinning.queues import pending
 from pinning.staging import Staged
 
@@ -48,7 +49,7 @@ def _after_fork_in_child():
     generation += 1
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+in_child(Part.QUEUES, _after_fork_in_child)
 
 
 cdef bint keeps(object kept, object thing):

@@ -9,8 +9,6 @@ so.
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 import time
 import warnings
@@ -18,7 +16,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from pinning.lifecycle import Living
+from pinning.lifecycle import Living, Part, at_exit, in_child
 from pinning.queues.order import Point
 
 SHORTEST, LONGEST = 0.005, 0.1  # seconds between two looks
@@ -108,7 +106,6 @@ def _is_finished(lane: Lane) -> bool:
     return over and lane.unwatch()
 
 
-@atexit.register
 def _wait_for_all() -> None:
     end = time.monotonic() + EXIT_SECONDS
     for lane in _lanes:
@@ -126,4 +123,5 @@ def _after_fork_in_child() -> None:
     _lanes, _news, _thread = Living(), SimpleQueue(), None
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+at_exit(Part.QUEUES, _wait_for_all)
+in_child(Part.QUEUES, _after_fork_in_child)

@@ -9,9 +9,8 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, NONE, check_process, process
 from pinning.queues.order cimport Line, covers, history_of, merged
 
-import atexit
-
 from pinning.errors import PinningError
+from pinning.lifecycle import Part, at_exit
 from pinning.queues import pending
 from pinning.queues.crossing import crossing
 
@@ -22,10 +21,12 @@ cdef bint ended = False  # the program has: what is left goes with the process
 cdef dict NOTHING = {}
 
 
-@atexit.register
-def _at_exit():
+def _end():
     global ended
     ended = True
+
+
+at_exit(Part.QUEUES, _end)
 
 
 cdef class Submitter:
