@@ -118,9 +118,8 @@ def _map_of(found: Device) -> PinnedMap:
     if there is not None:
         return there
     made = PinnedMap(found, shared=isinstance(found, NativeDevice))
-    try:
-        attributes, name = vars(found), _KEPT_AS
-    except TypeError:
+    attributes, name = getattr(found, "__dict__", None), _KEPT_AS
+    if not isinstance(attributes, dict):  # it has slots, or is a class
         attributes, name = _kept, str(id(found))
     there = attributes.setdefault(name, made)  # of two threads one is first
     if there.device is not found:  # a copy of a device has its original's

@@ -76,7 +76,7 @@ def test_the_wheel_has_nothing_else(content: dict[str, str]) -> None:
     tops = {name.split("/")[0] for name in content}
     assert tops == PACKAGES | {f"pinning-{PROJECT['version']}.dist-info"}
     kinds = {PurePosixPath(name).suffix for name in content if ".dist-info/" not in name}
-    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".so", ".typed"}  # and so no generated .cpp
+    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".so", ".0", ".typed"}  # and so no generated .cpp
 
 
 def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
@@ -136,6 +136,7 @@ def test_python_m_pagetable_says_where_things_are(tmp_path: Path) -> None:
 # are not to be seen at run time.
 CYTHON = r"""
 .*__(reduce|setstate)_cython__
+.*\.__pyx_capi__
 .*\.__test__
 .*\.__(init|contains)__
 """
