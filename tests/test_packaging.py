@@ -76,7 +76,8 @@ def test_the_wheel_has_nothing_else(content: dict[str, str]) -> None:
     tops = {name.split("/")[0] for name in content}
     assert tops == PACKAGES | {f"pinning-{PROJECT['version']}.dist-info"}
     kinds = {PurePosixPath(name).suffix for name in content if ".dist-info/" not in name}
-    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".so", ".0", ".typed"}  # and so no generated .cpp
+    # And so no generated .cpp.
+    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".so", ".0", ".typed"}
 
 
 def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:

@@ -1075,7 +1075,7 @@ def test_a_map_in_a_cycle_with_its_device_is_collected_and_unlocks() -> None:
     assert wrong == []
 
 
-def test_a_map_dropped_while_its_vendor_refuses_says_so_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_dropped_while_its_vendor_refuses_is_silent_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: said.append(unraisable.exc_type))
     device = FakeDevice()
@@ -1088,7 +1088,7 @@ def test_a_map_dropped_while_its_vendor_refuses_says_so_and_does_no_harm(monkeyp
             raise OwnError("unharmed")
         finally:
             del pinned
-    assert said == [VendorError]
+    assert said == []
     alive = weakref.ref(device)
     del device
     gc.collect()
