@@ -44,6 +44,8 @@ class Placement {
   Placement() = default;
   Placement(char* blocks, std::uint64_t size, std::uint32_t next) : blocks_(blocks), size_(size), free_(next) {}
 
+  std::uint64_t size() const noexcept { return size_; }
+
   /// Finds the chunk's block behind that of the chunk before.
   void place(Chunk& chunk, std::uint32_t number) {
     if (head_ + chunk.size > size_) {

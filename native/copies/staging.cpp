@@ -234,6 +234,13 @@ class Rings : public Staging {
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
   std::optional<Use> ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
   std::optional<Use> made(std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
+  /// How much of an idle ring is put to use: of several at work, half of each, so that their blocks stay in the caches.
+  /// (mutex_)
+  std::uint64_t usable(CopyThreads& threads, Ring const& ring) {
+    auto const rests = [&](auto const& each) { return &*each == &ring || each->broken || idle(threads, *each); };
+    bool const alone = std::ranges::all_of(rings_, rests);
+    return alone ? ring.size : std::max(ring.size / 2, std::min(ring.size, least_ring));
+  }
   bool idle(CopyThreads& threads, Ring const& ring) { return ring.users == 0 && !ring.broken && threads.idle(ring); }
   void give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
@@ -335,12 +342,12 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
     std::uint64_t const size = transfer->chunks[0].size;
     transfer->chunks.clear();
     std::uint64_t const most = std::min({limits.chunk_bytes, std::max(size / 32, limits.chunk_bytes / 2),
-                                         std::max(through.size / 4, piece_bytes)});
+                                         std::max(placement.size() / 4, piece_bytes)});
     cut(*transfer, size, std::max(most / piece_bytes, std::uint64_t{1}) * piece_bytes);
     for (std::uint32_t i = 0; i < transfer->chunks.size(); ++i) {
       placement.place(transfer->chunks[i], transfer->base + i);
       // Lines that were streamed past the caches are the slower to fill on the next lap.
-      if (size > through.size) transfer->chunks[i].cold = false;
+      if (size > placement.size()) transfer->chunks[i].cold = false;
     }
   }
   transfer->count = static_cast<std::uint32_t>(transfer->chunks.size());
@@ -383,7 +390,7 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
           best->next = best->published = 0;
           new (reinterpret_cast<void*>(best->ptr)) Words;
         }
-        best->placement = Placement(best->blocks(), best->size, best->next.load());
+        best->placement = Placement(best->blocks(), usable(threads, *best), best->next.load());
       }
       best->queue = queue;
       ++best->users;
