@@ -20,7 +20,7 @@ namespace pinning {
 
 namespace {
 
-constexpr std::uint64_t least_ring = 4 << 20, least_chunk = 1 << 20;
+constexpr std::uint64_t least_ring = 4 << 20, least_share = 16 << 20, least_chunk = 1 << 20;
 
 /// The device's side of a copy: one range, or those of a batch, which move part by part.
 class There {
@@ -234,12 +234,12 @@ class Rings : public Staging {
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
   std::optional<Use> ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
   std::optional<Use> made(std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
-  /// How much of an idle ring is put to use: of several at work, half of each, so that their blocks stay in the caches.
+  /// How much of an idle ring is put to use: the less the more are at work, so that their blocks stay in the caches.
   /// (mutex_)
   std::uint64_t usable(CopyThreads& threads, Ring const& ring) {
-    auto const rests = [&](auto const& each) { return &*each == &ring || each->broken || idle(threads, *each); };
-    bool const alone = std::ranges::all_of(rings_, rests);
-    return alone ? ring.size : std::max(ring.size / 2, std::min(ring.size, least_ring));
+    auto const works = [&](auto const& each) { return &*each != &ring && !each->broken && !idle(threads, *each); };
+    auto const others = static_cast<std::uint64_t>(std::ranges::count_if(rings_, works));
+    return std::min(ring.size, std::max(ring.size / (1 + others), least_share));
   }
   bool idle(CopyThreads& threads, Ring const& ring) { return ring.users == 0 && !ring.broken && threads.idle(ring); }
   void give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
