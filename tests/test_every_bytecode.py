@@ -28,7 +28,7 @@ def test_raised_at_any_bytecode(scenario: str, error: str) -> None:
     first = 1 + int(time.time()) // 86400 % STEP
     program = subprocess.run(
         [sys.executable, "-W", "ignore", PROGRAM, scenario, error, str(first), str(STEP)],
-        capture_output=True, text=True, timeout=1700, check=False,
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parent)}, capture_output=True, text=True, timeout=1700, check=False,
     )  # fmt: skip
     *problems, summary = program.stdout.splitlines() or [""]
     assert (problems, program.returncode) == ([], 0), program.stderr
