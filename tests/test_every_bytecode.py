@@ -26,10 +26,9 @@ STEP = 1 if ALL else 61
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_raised_at_any_bytecode(scenario: str, error: str) -> None:
     first = 1 + int(time.time()) // 86400 % STEP
-    program = subprocess.run(
-        [sys.executable, "-W", "ignore", PROGRAM, scenario, error, str(first), str(STEP)],
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parent)}, capture_output=True, text=True, timeout=1700, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), scenario, error, str(first), str(STEP)]
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parent)}
+    program = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1700, check=False)
     *problems, summary = program.stdout.splitlines() or [""]
     assert (problems, program.returncode) == ([], 0), program.stderr
     assert summary.endswith(" 0 problems"), summary
