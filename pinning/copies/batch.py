@@ -130,6 +130,8 @@ def copy_blocks(
         raise InvalidRangeError(f"dst at {ends[0].ptr:#x} is read only; copy into writable memory")
     to = _blocks("dst", ends[0], dst_indices, size)
     origin = _blocks("src", ends[1], src_indices, size)
+    if to.size != origin.size:
+        raise InvalidRangeError(f"there are {to.size} dst_indices and {origin.size} src_indices; give as many of each")
     on = on or _queue_of([end.device for end in ends])
     owners = tuple(end.owner for end in ends)
     batch = _Batch(to, origin, numpy.array([size], numpy.uint64), owners, on, None)
