@@ -121,6 +121,8 @@ def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
                 pinning.copy_batch_async(*arguments, queue=queue)
         with pytest.raises(InvalidRangeError, match="item 1 of the batch: src has no block 4; its 100"):
             pinning.copy_blocks(there, [0, 1], array, [3, 4], 25, queue=queue)
+        with pytest.raises(InvalidRangeError, match="dst_indices is empty"):
+            pinning.copy_blocks(there, [], array, [], 25, queue=queue)
         with pytest.raises(InvalidRangeError, match="2 dst_indices and 1 src_indices"):
             pinning.copy_blocks(there, [0, 1], array, [3], 25, queue=queue)
         with pytest.raises(PinningError, match="no engine 'fast'"):

@@ -238,6 +238,8 @@ def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
 def _integers(name: str, values: NDArray[Any]) -> Addresses:
     if values.dtype == numpy.uint64 and values.ndim == 1 and values.flags.c_contiguous:
         return values
+    if values.shape == (0,):
+        raise InvalidRangeError(f"{name} is empty: the batch has no items; give at least one")
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise TypeError(f"{name} must be whole numbers in one dimension, not {values.dtype} of shape {values.shape}")
     if values.dtype.kind == "i" and values.size and values.min() < 0:
