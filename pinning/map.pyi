@@ -224,12 +224,15 @@ class PinnedMap:
         """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0."""
 
     def overlapping(self, ptr: SupportsIndex, size: SupportsIndex) -> list[Region]:
-        """The regions that share bytes with ``[ptr, ptr + size)``, in address order, as of the call."""
+        """The regions that share bytes with ``[ptr, ptr + size)``, in address order and disjoint.
+
+        One that comes or goes during the call is told perhaps.
+        """
 
     def __contains__(self, ptr: SupportsIndex) -> bool: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Region]:
-        """All regions in address order, as of the call."""
+        """All regions in address order, as `overlapping` tells of them."""
 
     def close(self, *, wait: bool = True) -> None:
         """Unlock everything, however often it is locked; the map then takes no more.

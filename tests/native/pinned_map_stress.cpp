@@ -6,18 +6,21 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <future>
 #include <map>
 #include <pinning/mapped_locks.hpp>
 #include <random>
 #include <thread>
 
 // The one way to a private member that the language has: an explicit instantiation may name it.
-template <auto Member>
+template <auto Table, auto Mutex>
 struct Reach {
-  friend auto& table_of(pinning::PinnedMap& map) { return map.*Member; }
+  friend auto& table_of(pinning::PinnedMap& map) { return map.*Table; }
+  friend auto& mutex_of(pinning::PinnedMap& map) { return map.*Mutex; }
 };
 auto& table_of(pinning::PinnedMap& map);
-template struct Reach<&pinning::PinnedMap::table_>;
+auto& mutex_of(pinning::PinnedMap& map);
+template struct Reach<&pinning::PinnedMap::table_, &pinning::PinnedMap::mutex_>;
 
 namespace {
 
@@ -595,6 +598,40 @@ void flicker(std::chrono::duration<double> time) {
   expect(found > 0 && found < looks, "the reader has not seen the region come and go");
 }
 
+/// Who tells of many regions needs no lock of the map, and tells of all that stay while others come and go between them.
+void tell_of_many() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  constexpr Address step = 4096;
+  constexpr std::size_t many = 5'000;
+  for (std::size_t i = 0; i < many; ++i) map.register_pinned(arena + i * step, 16, arena);
+  {
+    std::lock_guard const busy(mutex_of(map));
+    auto telling = std::async(std::launch::async, [&] { return map.regions().size() + map.overlapping(arena, step).size(); });
+    if (telling.wait_for(std::chrono::minutes(2)) != std::future_status::ready) fail("regions waits for the map");
+    expect(telling.get() == many + 1, "regions are missing");
+  }
+  std::atomic<bool> stop = false;
+  std::jthread others([&] {
+    for (std::minstd_rand random(5); !stop;) {
+      Address const ptr = arena + random() % many * step + 16 + random() % 64;
+      map.register_pinned(ptr, 1 + random() % 1024, ptr);
+      map.unregister(ptr);
+    }
+  });
+  for (int calls = 0; calls < 50; ++calls) {
+    std::size_t there = 0;
+    Address next = 0;
+    for (Region const& region : map.regions()) {
+      expect(region.start >= next, "regions that are not disjoint, or not ascending");
+      next = region.start + region.size;
+      there += region.size == 16 && (region.start - arena) % step == 0;
+    }
+    expect(there == many, "a region that stays is not told of");
+  }
+  stop = true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -608,6 +645,7 @@ int main(int argc, char** argv) {
   unlock_while_another_unlocks();
   clear_waits_or_leaves();
   clear_while_others_make_quick_calls();
+  tell_of_many();
   flicker(time / 2);
   for (unsigned round = 0; round < 4; ++round) churn(time / 8, 4 * seed + round);
   std::puts("all right");

@@ -133,12 +133,12 @@ class PageTable {
     return region;
   }
 
-  /// Every region that shares a byte with [start, start + size), ascending.
-  std::vector<Region> overlapping(Address start, std::uint64_t size) const {
+  /// The regions that share a byte with [start, start + size), the first `most` of them, ascending.
+  std::vector<Region> overlapping(Address start, std::uint64_t size, std::size_t most = ~std::size_t{0}) const {
     check(start, size);
     std::vector<Region> found;
     std::lock_guard const guard(mutex_);
-    for_each(start, start + (size - 1), [&](Region const& region) { found.push_back(region); });
+    collect(start, start + (size - 1), most, found);
     return found;
   }
 
@@ -147,7 +147,7 @@ class PageTable {
     std::vector<Region> found;
     std::lock_guard const guard(mutex_);
     found.reserve(size());
-    for_each(0, ~Address{0}, [&](Region const& region) { found.push_back(region); });
+    collect(0, ~Address{0}, ~std::size_t{0}, found);
     return found;
   }
 
@@ -226,10 +226,11 @@ class PageTable {
     return std::nullopt;
   }
 
-  template <class Visit>
-  void for_each(Address start, Address last, Visit&& visit) const {
-    while (auto const region = next(cells_.root(), start, last)) {
-      visit(*region);
+  void collect(Address start, Address last, std::size_t most, std::vector<Region>& found) const {
+    while (found.size() < most) {
+      auto const region = next(cells_.root(), start, last);
+      if (!region) return;
+      found.push_back(*region);
       if (region->last() >= last) return;
       start = region->last() + 1;
     }

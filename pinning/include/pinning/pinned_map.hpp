@@ -154,24 +154,23 @@ class PinnedMap {
   /// How many regions `find` shows.
   std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-  /// All regions, ascending, as of one instant.
-  std::vector<Region> regions() const {
-    std::lock_guard const guard(mutex_);
-    std::vector<Region> found;
-    for (auto const& range : table_.regions()) {
-      if (auto const region = find(range.start)) found.push_back(*region);
-    }
-    return found;
-  }
+  /// All regions, as `overlapping` tells of them.
+  std::vector<Region> regions() const { return overlapping(1, ~Address{0}); }
 
-  /// The regions that share bytes with [ptr, ptr + size), ascending, as of one instant.
+  /// The regions that share bytes with [ptr, ptr + size), ascending and disjoint. Nobody waits while many are told of:
+  /// each is as of an instant of its own, one that is there all the while is told, and one that comes or goes perhaps.
   std::vector<Region> overlapping(Address ptr, std::uint64_t size) const {
-    std::lock_guard const guard(mutex_);
     std::vector<Region> found;
-    for (auto const& range : table_.overlapping(ptr, size)) {
-      if (auto const region = find(range.start)) found.push_back(*region);
+    for (Address from = ptr, end = ptr + size;;) {  // `end` may be 0, the top of the address space
+      auto const slice = table_.overlapping(from, end - from, slice_of_regions);
+      for (auto const& range : slice) {
+        if (range.start < from && from != ptr) continue;  // it came where one stood that has been told of
+        auto const region = find(range.start);
+        if (region && region->start == range.start && region->size == range.size) found.push_back(*region);
+      }
+      if (slice.size() < slice_of_regions || slice.back().last() >= end - 1) return found;
+      from = slice.back().last() + 1;
     }
-    return found;
   }
 
   /// Unlocks every region, however many locks it has. When the vendor refuses one, the others are still unlocked and
@@ -209,6 +208,7 @@ class PinnedMap {
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered;
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
+  static constexpr std::size_t slice_of_regions = 256;
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
 
   static std::string hex(Address ptr) {
@@ -380,7 +380,7 @@ class PinnedMap {
   }
 
   std::optional<pagetable::Region> first_overlapping(Address ptr, std::uint64_t size) const {
-    auto const found = table_.overlapping(ptr, size);
+    auto const found = table_.overlapping(ptr, size, 1);
     return found.empty() ? std::nullopt : std::optional(found.front());
   }
 

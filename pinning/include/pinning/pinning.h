@@ -165,7 +165,10 @@ static inline void *pinning_device_ptr_of(const pinning_region *region, const vo
 PINNING_API pinning_status pinning_find(const pinning_map *map, const void *ptr, size_t size,
                                         pinning_region *region) PINNING_NOEXCEPT;
 
-/* Writes the first `room` regions, ascending and as of one instant, and how many there are in all. */
+/*
+ * Writes the first `room` regions, ascending and disjoint, and how many there are in all. One that comes or goes during
+ * the call is told perhaps.
+ */
 PINNING_API pinning_status pinning_regions(const pinning_map *map, pinning_region *regions, size_t room,
                                            size_t *count) PINNING_NOEXCEPT;
 
