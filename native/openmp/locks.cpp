@@ -41,9 +41,9 @@ void Locks::mapped(int number, Range const& host, Address device_ptr) {
   if (host.size() < context_.policy.min_bytes) return;
   Guard const guard(mutex_);
   for (auto const& replaced : mappings_.add(number, host, device_ptr)) forget(replaced);
-  for (auto const& each : meeting(host)) {
-    each->second.mappings++;
-    list(each->second);
+  for (auto& [start, lock] : meeting(host)) {
+    lock.mappings++;
+    list(lock);
   }
 }
 
@@ -59,31 +59,30 @@ void Locks::unmapped_host(int number, Address host) {
 
 std::optional<Range> Locks::before_transfer(int number, Device& device, Range const& moved, Address device_ptr) {
   Guard guard(mutex_);
-  settle(guard, moved);
-  Lock* lock = holding(moved);
+  Run const met = settled(guard, moved);
+  Outcome made{holding(met, moved), {}};
   moving_.push_back(moved);
-  Refusal refusal;
   Range buffer;
-  if (lock == nullptr) {
+  if (made.lock == nullptr) {
     try {
       buffer = due(number, moved, device_ptr);
-      if (!buffer.empty() || meets(moved)) lock = replace(guard, {device, moved, buffer}, refusal);
+      if (!buffer.empty() || !met.empty()) made = replace(guard, {device, moved, buffer});
     } catch (...) {
       if (!guard.owns_lock()) guard.lock();
       moving_.erase(std::ranges::find(moving_, moved));
       throw;
     }
-    if (refusal.kind > Kind::passes) mappings_.refused(buffer);
+    if (made.refusal.kind > Kind::passes) mappings_.refused(buffer);
   }
-  if (lock == nullptr) {
+  if (made.lock == nullptr) {
     guard.unlock();
-    if (refusal.kind != Kind::none) refuse(device, buffer.empty() ? moved : buffer, refusal);
+    if (made.refusal.kind != Kind::none) refuse(device, buffer.empty() ? moved : buffer, made.refusal);
     return std::nullopt;
   }
-  list(*lock, true);
-  lock->submitting++;
-  submits_in_ = lock;
-  return lock->range;
+  list(*made.lock, true);
+  made.lock->submitting++;
+  submits_in_ = made.lock;
+  return made.lock->range;
 }
 
 void Locks::submitted(Range const& moved) {
@@ -101,31 +100,33 @@ void Locks::submitted(Range const& moved) {
 void Locks::freed(Range const& range) {
   if (!may_meet(range)) return;
   Guard guard(mutex_);
-  if (submits_in_ == nullptr) settle(guard, range);
+  Run const met = submits_in_ == nullptr ? settled(guard, range) : meeting(range);
   for (auto const& gone : mappings_.freed(range)) forget(gone);
-  Some go = meeting(range);
-  std::erase_if(go, [](auto const& each) { return each->second.changing; });
-  for (auto const& each : go) {
-    if (each->second.asked == 0 || range.holds(each->second.range)) continue;
-    say("what the program has locked in " + text(each->second.range) + " is locked no more, for some of it is freed");
+  std::vector<Table::iterator> go;
+  for (auto each = met.begin(); each != met.end(); ++each) {
+    Lock const& lock = each->second;
+    if (lock.leaving) continue;
+    go.push_back(each);
+    if (lock.asked == 0 || range.holds(lock.range)) continue;
+    say("what the program has locked in " + text(lock.range) + " is locked no more, for some of it is freed");
   }
   drop(guard, go, "unlock: freed");
 }
 
 pinning_status Locks::lock(Device& device, Range const& range, void** device_ptr) {
   Guard guard(mutex_);
-  settle(guard, range);
-  Lock* lock = holding(range);
+  Run const met = settled(guard, range);
+  Lock* lock = holding(met, range);
   if (lock == nullptr) {
-    Refusal refusal;
-    for (auto const& each : meeting(range)) {
-      if (each->second.asked == 0) continue;
-      std::string const why = "the range " + text(range) + " shares bytes with " + text(each->second.range) +
+    for (auto const& [start, other] : met) {
+      if (other.asked == 0) continue;
+      std::string const why = "the range " + text(range) + " shares bytes with " + text(other.range) +
                               ", which is locked, and does not lie in it";
       return pinning_fail(PINNING_PARTIAL_OVERLAP, why.c_str());
     }
-    lock = replace(guard, {device, range, range, 1}, refusal);
-    if (lock == nullptr) return pinning_fail(PINNING_VENDOR_ERROR, refusal.why.c_str());
+    Outcome const made = replace(guard, {device, range, range, 1});
+    if (made.lock == nullptr) return pinning_fail(PINNING_VENDOR_ERROR, made.refusal.why.c_str());
+    lock = made.lock;
   } else {
     lock->asked++;
   }
@@ -137,46 +138,39 @@ pinning_status Locks::lock(Device& device, Range const& range, void** device_ptr
 bool Locks::unlock(Address ptr) {
   Range const byte{ptr, ptr + 1};
   Guard guard(mutex_);
-  settle(guard, byte);
-  Lock* const lock = holding(byte);
+  Run const met = settled(guard, byte);
+  Lock* const lock = holding(met, byte);
   if (lock == nullptr || lock->asked == 0) return false;
   lock->asked--;
   list(*lock);
-  bool const fits = context_.locked_bytes <= context_.policy.budget;
-  if (lock->asked == 0 && (lock->mappings == 0 || !fits)) drop(guard, meeting(byte), "unlock");
+  bool const fits = context_.locked.bytes <= context_.policy.budget;
+  auto const it = met.begin();
+  if (lock->asked == 0 && (lock->mappings == 0 || !fits)) drop(guard, {&it, 1}, "unlock");
   return true;
 }
 
 /// The locks that share bytes with the range, ascending.
-Locks::Some Locks::meeting(Range const& range) {
-  Some found;
-  auto each = table_.upper_bound(range.start);
-  if (each != table_.begin()) --each;
-  for (; each != table_.end() && each->first < range.end; ++each) {
-    if (each->second.range.meets(range)) found.push_back(each);
-  }
-  return found;
+Locks::Run Locks::meeting(Range const& range) noexcept {
+  auto const after = table_.lower_bound(range.end);
+  auto first = after;
+  while (first != table_.begin() && std::prev(first)->second.range.end > range.start) --first;
+  return {first, after};
 }
 
-bool Locks::meets(Range const& range) noexcept {
-  auto const next = table_.lower_bound(range.end);
-  return next != table_.begin() && std::prev(next)->second.range.end > range.start;
-}
-
-Locks::Lock* Locks::holding(Range const& range) {
-  auto const next = table_.upper_bound(range.start);
-  if (next == table_.begin() || !std::prev(next)->second.range.holds(range)) return nullptr;
-  return &std::prev(next)->second;
-}
-
-/// Returns when nothing in the range is changing.
-void Locks::settle(Guard& guard, Range const& range) {
-  while (meets(range)) {
-    auto const found = meeting(range);
-    if (std::ranges::none_of(found, [](auto const& each) { return each->second.changing; })) return;
+/// The same, when nothing in the range is coming or leaving.
+Locks::Run Locks::settled(Guard& guard, Range const& range) {
+  for (;;) {
+    Run const met = meeting(range);
+    bool const leaves = std::ranges::any_of(met, [](auto const& each) { return each.second.leaving; });
+    if (!leaves && std::ranges::none_of(coming_, [&](auto const& each) { return each.meets(range); })) return met;
     Uncancelled const uncancelled;
     settled_.wait(guard);
   }
+}
+
+/// That which the whole range lies in, of those that it meets; or null.
+Locks::Lock* Locks::holding(Run const& met, Range const& range) noexcept {
+  return !met.empty() && met.front().second.range.holds(range) ? &met.front().second : nullptr;
 }
 
 /// The buffer of this transfer, if it is time to lock it; else nothing.
@@ -194,164 +188,184 @@ Range Locks::due(int number, Range const& moved, Address device_ptr) {
   return buffer;
 }
 
-/// One lock that holds what is moved and the buffer, in place of all that these meet. Null where there is none then:
-/// nothing is to be locked, or it is refused, and what was in the way of the transfer has just gone.
-Locks::Lock* Locks::replace(Guard& guard, Wish const& wish, Refusal& refusal) {
-  for (;;) {
-    Plan const plan = decide(wish);
-    if (std::ranges::any_of(plan.in_the_way, [](auto const& each) { return each->second.changing; })) {
-      settle(guard, plan.target.empty() ? wish.moved : plan.target);
-      Lock* const made = holding(wish.moved);
-      if (made == nullptr) continue;
+/// One lock that holds what is moved and the buffer, in place of all that these meet. None where nothing is to be locked,
+/// or it is refused; then what was in the way of the transfer has gone, but for what the vendor does not unlock.
+Locks::Outcome Locks::replace(Guard& guard, Wish const& wish) {
+  for (Range all; all != widened(wish.whole());) {
+    settled(guard, all = widened(wish.whole()));
+    if (Lock* const made = holding(meeting(wish.moved), wish.moved)) {  // by another thread
       made->asked += wish.asked;
-      return made;
+      return {made, {}};
     }
-    refusal = plan.refusal;
-    if (!plan.target.empty()) return make(guard, wish, plan, refusal);
-    bool asked = false;
-    for (auto const& each : plan.in_the_way) asked |= each->second.asked != 0;
-    if (!drop(guard, plan.in_the_way, "unlock: crossed")) {
-      refusal = {Kind::fails, "the vendor refuses to unlock what a transfer crosses"};
-    } else if (asked) {
-      say("what the program has locked around " + text(wish.moved) + " is locked no more, for a transfer crosses it: " +
-          refusal.why);
-    }
-    return nullptr;
   }
-}
-
-/// Changes nothing.
-Locks::Plan Locks::decide(Wish const& wish) {
-  Plan plan;
-  // Whoever crosses a lock shall have it too; but not where nobody would say that the rest is freed.
-  if (!wish.buffer.empty() || context_.frees_seen) {
-    plan.target = widened(wish.buffer.empty() ? wish.moved : around(wish.moved, wish.buffer));
-    plan.in_the_way = meeting(plan.target);
-    auto const crosses = [&](Range const& each) { return each.meets(plan.target) && !plan.target.holds(each); };
-    if (std::ranges::any_of(moving_, crosses)) {
-      plan.refusal = {Kind::passes, "a transfer that is being submitted crosses it"};
-    } else if (wish.asked != 0 || make_room(plan)) {
-      return plan;
-    }
-    plan.target = {};
-    plan.idle.clear();
+  Plan const plan = decide(wish);
+  bool const asked = std::ranges::any_of(plan.goes, [](auto const& each) { return each->second.asked != 0; });
+  Outcome made{nullptr, plan.refusal};
+  if (!plan.target.empty()) {
+    made = make(guard, wish, plan);
+  } else if (!drop(guard, plan.goes, "unlock: crossed")) {
+    made.refusal = {Kind::fails, "the vendor refuses to unlock what a transfer crosses"};
   }
-  plan.in_the_way = meeting(wish.moved);
-  return plan;
+  if (asked && made.lock == nullptr && meeting(wish.moved).empty()) {
+    say("what the program has locked around " + text(wish.moved) + " is locked no more, for a transfer crosses it: " +
+        made.refusal.why);
+  }
+  return made;
 }
 
 /// The range and all locks that it meets, and that these meet.
-Range Locks::widened(Range range) {
+Range Locks::widened(Range range) noexcept {
   for (Range before; before != range;) {
     before = range;
-    for (auto const& each : meeting(range)) range = around(range, each->second.range);
+    for (auto const& [start, lock] : meeting(range)) range = around(range, lock.range);
   }
   return range;
 }
 
-/// Adds those that nobody needs, oldest first, until there is room for the target. False, and why, where there is not.
-bool Locks::make_room(Plan& plan) {
-  std::size_t const size = plan.target.size(), budget = context_.policy.budget, most = context_.most_locks;
-  std::size_t left = context_.locked_bytes, locks = context_.locks;
-  for (auto const& each : plan.in_the_way) {
-    if (each->second.gone) continue;
-    left -= each->second.range.size();
-    locks--;
+/// Where nothing is coming or leaving. Changes nothing.
+Locks::Plan Locks::decide(Wish const& wish) {
+  Plan plan;
+  auto const clear = [&](Range const& range) {
+    plan.goes.clear();
+    Run const met = meeting(range);
+    for (auto each = met.begin(); each != met.end(); ++each) plan.goes.push_back(each);
+    plan.in_the_way = plan.goes.size();
+  };
+  // Whoever crosses a lock shall have it too; but not where nobody would say that the rest is freed.
+  if (!wish.buffer.empty() || context_.frees_seen) {
+    Range const target = widened(wish.whole());
+    clear(target);
+    auto const crosses = [&](Range const& each) { return each.meets(target) && !target.holds(each); };
+    if (std::ranges::any_of(moving_, crosses)) {
+      plan.refusal = {Kind::passes, "a transfer that is being submitted crosses it"};
+    } else if (wish.asked != 0 || make_room(plan, target)) {
+      plan.target = target;
+      return plan;
+    }
   }
-  auto next = idle_.begin();
-  while (size > budget || left > budget - size || locks >= most) {
-    while (next != idle_.end() && next->second->range.meets(plan.target)) ++next;
+  clear(wish.moved);
+  return plan;
+}
+
+/// Adds those that nobody needs, oldest first, until there is room for the target. False, and why, where there is not.
+bool Locks::make_room(Plan& plan, Range const& target) {
+  std::size_t const size = target.size(), budget = context_.policy.budget, most = context_.most_locks;
+  Context::Sum left = context_.locked;
+  auto const fits = [&](Context::Sum const& beside) {
+    return size <= budget && beside.bytes <= budget - size && beside.locks < most;
+  };
+  for (auto const& each : plan.goes) left -= each->second.range;
+  for (auto next = idle_.begin(); !fits(left); ++next) {
     if (size > budget || next == idle_.end()) {
-      plan.refusal = {Kind::fails, locks >= most
-                                       ? "the mappings that a process may have, vm.max_map_count, allow " +
-                                             std::to_string(most) + " locks at once"
-                                       : "PINNING_LOCK_BUDGET allows " + in_units(budget) + " at once"};
+      bool const passes = fits({left.bytes - context_.leaving.bytes, left.locks - context_.leaving.locks});
+      plan.refusal = {passes ? Kind::passes : Kind::fails,
+                      left.locks >= most ? "the mappings that a process may have, vm.max_map_count, allow " +
+                                               std::to_string(most) + " locks at once"
+                                         : "PINNING_LOCK_BUDGET allows " + in_units(budget) + " at once"};
       return false;
     }
-    left -= next->second->range.size();
-    locks--;
-    plan.idle.push_back(table_.find(next->second->range.start));
-    ++next;
+    if (next->second->range.meets(target)) continue;
+    left -= next->second->range;
+    plan.goes.push_back(table_.find(next->second->range.start));
   }
   return true;
 }
 
-/// Does what is planned. Null, and why, where the vendor refuses; then what was in the way has gone all the same, but
-/// for what the vendor does not unlock.
-Locks::Lock* Locks::make(Guard& guard, Wish const& wish, Plan const& plan, Refusal& refusal) {
+/// Does what is planned. Where the vendor refuses, what was to go has gone all the same, but for what it does not unlock.
+Locks::Outcome Locks::make(Guard& guard, Wish const& wish, Plan const& plan) {
   Uncancelled const uncancelled;
-  // First all that may find no memory.
-  Table fresh;
-  Lock& lock = fresh[plan.target.start];
-  std::vector<Table::node_type> old;
-  old.reserve(plan.in_the_way.size());
+  Table made;  // first all that may find no memory
+  Lock& lock = made[plan.target.start];
+  coming_.push_back(plan.target);
+  Some const goes = plan.goes;
 
   lock.range = plan.target;
   lock.device = &wish.device;
   lock.asked = wish.asked;
-  for (auto const& each : plan.in_the_way) {
-    lock.asked += each->second.asked;
-    each->second.changing = true;
-    list(each->second);
-    count(each->second, false);
-    old.push_back(table_.extract(each));
-  }
-  for (auto const& each : plan.idle) {
-    each->second.changing = true;
-    list(each->second);
-    count(each->second, false);
-  }
-  table_.insert(fresh.extract(fresh.begin()));
-  count(lock, true);
+  for (auto const& each : goes) lock.asked += each->second.asked;
+  context_.locked += lock.range;
+  begin_to_leave(goes);
   changed();
   // A copy that is under way in a lock must be over when that goes.
   settled_.wait(guard, [&] {
-    return std::ranges::all_of(old, [](auto const& each) { return each.mapped().submitting == 0; }) &&
-           std::ranges::all_of(plan.idle, [](auto const& each) { return each->second.submitting == 0; });
+    return std::ranges::all_of(goes, [](auto const& each) { return each->second.submitting == 0; });
   });
   bool const needed = lock.asked != 0 || mappings_.count(lock.range) != 0;
   guard.unlock();
-  if (!old.empty() || !plan.idle.empty()) drain(wish.device.vendor());
-  bool clear = true;
-  for (auto& each : old) clear &= each.mapped().gone = vendor_unlocks(each.mapped(), "unlock: crossed");
-  for (auto const& each : plan.idle) clear &= each->second.gone = vendor_unlocks(each->second, "unlock");
+  Refusal refusal;
+  bool clear = unlock(goes.first(plan.in_the_way), "unlock: crossed");
+  clear &= unlock(goes.subspan(plan.in_the_way), "unlock: for another");
   bool const locked = clear && vendor_locks(lock, needed, refusal);
   guard.lock();
-  for (auto const& each : plan.idle) {
-    if (each->second.gone) {
-      table_.erase(each);
-    } else {
-      each->second.changing = false;
-      count(each->second, true);
-      list(each->second);
-    }
-  }
-  std::size_t const asked_before = lock.asked - wish.asked;
+  end_to_leave(goes);
+  coming_.erase(std::ranges::find(coming_, lock.range));
   if (locked) {
     lock.mappings = mappings_.count(lock.range);
-    lock.changing = false;
-    list(lock, true);
+    table_.insert(made.extract(made.begin()));
   } else {
-    count(lock, false);
-    table_.erase(plan.target.start);
-    for (auto& each : old) {
-      if (each.mapped().gone) continue;
-      each.mapped().changing = false;
-      each.mapped().mappings = mappings_.count(each.mapped().range);
-      count(each.mapped(), true);
-      list(each.mapped());
-      table_.insert(std::move(each));
-    }
+    context_.locked -= lock.range;
   }
+  context_.journal.locked_bytes(context_.locked.bytes);
   changed();
   settled_.notify_all();
-  if (locked) return &lock;
+  if (locked) return {&lock, {}};
   if (!clear) refusal = {Kind::fails, "the vendor refuses to unlock what is in its way"};
-  if (asked_before != 0 && clear) {
-    say("what the program has locked around " + text(wish.moved) + " is locked no more, for a transfer crosses it: " +
-        refusal.why);
+  return {nullptr, refusal};
+}
+
+/// Unlocks them. False where the vendor refuses one, which stays; the others go.
+bool Locks::drop(Guard& guard, Some which, char const* why) {
+  if (which.empty()) return true;
+  Uncancelled const uncancelled;
+  begin_to_leave(which);
+  // A copy that is under way in a lock must be over when that goes. But who frees memory while it submits waits for
+  // nobody, or two of them could wait for each other.
+  if (submits_in_ == nullptr) {
+    settled_.wait(guard, [&] {
+      return std::ranges::all_of(which, [](auto const& each) { return each->second.submitting == 0; });
+    });
   }
-  return nullptr;
+  guard.unlock();
+  bool const clear = unlock(which, why);
+  guard.lock();
+  end_to_leave(which);
+  context_.journal.locked_bytes(context_.locked.bytes);
+  changed();
+  settled_.notify_all();
+  return clear;
+}
+
+void Locks::begin_to_leave(Some which) noexcept {
+  for (auto const& each : which) {
+    Lock& lock = each->second;
+    lock.leaving = true;
+    list(lock);
+    context_.leaving += lock.range;
+  }
+}
+
+/// Without the mutex. False where the vendor refuses one.
+bool Locks::unlock(Some which, char const* why) noexcept {
+  if (which.empty()) return true;
+  drain(which.front()->second.device->vendor());
+  bool clear = true;
+  for (auto const& each : which) clear &= each->second.unlocked = vendor_unlocks(each->second, why);
+  return clear;
+}
+
+void Locks::end_to_leave(Some which) noexcept {
+  for (auto const& each : which) {
+    Lock& lock = each->second;
+    context_.leaving -= lock.range;
+    if (!lock.unlocked) {
+      lock.leaving = false;
+      list(lock);
+      continue;
+    }
+    context_.locked -= lock.range;
+    if (lock.submitting == 0) table_.erase(each);
+    else lock.gone = true;
+  }
 }
 
 bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
@@ -396,48 +410,12 @@ bool Locks::vendor_unlocks(Lock const& lock, char const* why) noexcept {
   return false;
 }
 
-/// Unlocks them. False where the vendor refuses one, which stays; the others go.
-bool Locks::drop(Guard& guard, Some const& which, char const* why) {
-  if (which.empty()) return true;
-  Uncancelled const uncancelled;
-  std::vector<bool> gone(which.size());
-  for (auto const& each : which) {
-    each->second.changing = true;
-    list(each->second);
-  }
-  // A copy that is under way in a lock must be over when that goes. But who frees memory while it submits waits for
-  // nobody, or two of them could wait for each other.
-  if (submits_in_ == nullptr) {
-    settled_.wait(guard, [&] {
-      return std::ranges::all_of(which, [](auto const& each) { return each->second.submitting == 0; });
-    });
-  }
-  guard.unlock();
-  drain(which.front()->second.device->vendor());
-  for (std::size_t i = 0; i < which.size(); ++i) gone[i] = vendor_unlocks(which[i]->second, why);
-  guard.lock();
-  for (std::size_t i = 0; i < which.size(); ++i) {
-    Lock& lock = which[i]->second;
-    if (!gone[i]) {
-      lock.changing = false;
-      list(lock);
-      continue;
-    }
-    count(lock, false);
-    if (lock.submitting == 0) table_.erase(which[i]);
-    else lock.gone = true;  // whoever submits in it lets go of it
-  }
-  changed();
-  settled_.notify_all();
-  return std::ranges::all_of(gone, std::identity());
-}
-
 /// After an unmapping: the locks that nobody needs any more go, or wait for the memory to be freed.
 void Locks::release(Guard& guard, Range const& host) {
   forget(host);
-  settle(guard, host);
-  Some go;
-  for (auto const& each : meeting(host)) {
+  Run const met = settled(guard, host);
+  std::vector<Table::iterator> go;
+  for (auto each = met.begin(); each != met.end(); ++each) {
     if (each->second.idle() && !each->second.stays) go.push_back(each);
   }
   drop(guard, go, "unlock: unmapped");
@@ -445,9 +423,7 @@ void Locks::release(Guard& guard, Range const& host) {
 
 /// A mapping has ended. What is being locked counts them at the end.
 void Locks::forget(Range const& host) noexcept {
-  for (auto each = table_.lower_bound(host.end); each != table_.begin();) {
-    Lock& lock = (--each)->second;
-    if (lock.range.end <= host.start) break;
+  for (auto& [start, lock] : meeting(host)) {
     if (lock.mappings != 0) lock.mappings--;
     list(lock);
   }
@@ -473,21 +449,13 @@ void Locks::list(Lock& lock, bool used) noexcept {
   }
 }
 
-void Locks::count(Lock const& lock, bool comes) noexcept {
-  if (comes) {
-    context_.locked_bytes += lock.range.size();
-    context_.locks++;
-  } else {
-    context_.locked_bytes -= lock.range.size();
-    context_.locks--;
-  }
-  context_.journal.locked_bytes(context_.locked_bytes);
-}
-
-/// After each change of the table.
+/// After each change of what is locked, coming or leaving.
 void Locks::changed() noexcept {
-  low_ = table_.empty() ? ~Address{0} : table_.begin()->first;
-  high_ = table_.empty() ? 0 : std::prev(table_.end())->second.range.end;
+  Range all{~Address{0}, 0};
+  if (!table_.empty()) all = {table_.begin()->first, std::prev(table_.end())->second.range.end};
+  for (auto const& each : coming_) all = around(all, each);
+  low_ = all.start;
+  high_ = all.end;
 }
 
 }  // namespace pinning::omp

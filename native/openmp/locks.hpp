@@ -4,8 +4,8 @@
 //
 // One mutex guards all of it, and what is to be done is decided in one step under it: which locks go, what is locked in
 // their place, and that both the budget and the transfers under way allow that. It is held during no call of a vendor or
-// of the loader, under whose locks others free: a lock that is being made or undone is `changing` meanwhile, and whoever
-// meets it waits for the outcome.
+// of the loader, under whose locks others free: what is locked meanwhile is `coming_`, what is unlocked is `leaving`, and
+// whoever meets that waits for the outcome.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <ranges>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,7 +31,13 @@ struct Context {
   bool frees_seen = false;  // by the functions of hooks.cpp, which are the program's only where they were loaded first
   Journal journal;
   std::mutex mutex;
-  std::size_t locked_bytes = 0, locks = 0;  // under the mutex; what is being locked counts
+  struct Sum {
+    std::size_t bytes = 0, locks = 0;
+
+    void operator+=(Range const& lock) noexcept { bytes += lock.size(), locks++; }
+    void operator-=(Range const& lock) noexcept { bytes -= lock.size(), locks--; }
+  };
+  Sum locked, leaving;  // under the mutex; what is coming or leaving counts as locked
   std::size_t most_locks = ~std::size_t{0};  // each may take two of the mappings that a process may have
 };
 
@@ -67,14 +75,16 @@ class Locks {
     std::size_t submitting = 0;  // transfers in it that are told and not yet submitted
     std::size_t last_use = 0;
     bool listed = false;  // in `idle_`
-    bool changing = true;
-    bool gone = false;  // unlocked, while a transfer in it was being submitted
     bool stays = false;  // without anyone who needs it, until its memory is freed
+    bool leaving = false;
+    bool unlocked = false;  // known to who unlocks it alone
+    bool gone = false;  // while a transfer in it was being submitted, whose thread lets go of it
 
-    bool idle() const noexcept { return mappings == 0 && asked == 0 && !changing; }
+    bool idle() const noexcept { return mappings == 0 && asked == 0 && !leaving; }
   };
   using Table = std::map<Address, Lock>;  // by start
-  using Some = std::vector<Table::iterator>;
+  using Run = std::ranges::subrange<Table::iterator>;
+  using Some = std::span<Table::iterator const>;
   using Guard = std::unique_lock<std::mutex>;
 
   /// Who wants that.
@@ -83,6 +93,8 @@ class Locks {
     Range moved;            // by a transfer, or to be locked for the program
     Range buffer;           // to be locked; empty where a transfer just needs its way
     std::size_t asked = 0;  // calls of `lock`
+
+    Range whole() const noexcept { return buffer.empty() ? moved : around(moved, buffer); }
   };
   /// Why something is not locked. What passes by itself is tried again at the next transfer, all else more seldom; and
   /// only what fails ends a program for which locks are mandatory.
@@ -91,44 +103,52 @@ class Locks {
     Kind kind = Kind::none;
     std::string why;
   };
-  /// What is to be done: all that is in the way goes, and what is idle goes to make room; then `target`, which is around
-  /// all that is in the way, is locked, unless it is empty.
+  /// What is to be done: what is in the way goes, and what is idle goes to make room; then `target`, which is around all
+  /// that is in the way, is locked, unless it is empty.
   struct Plan {
-    Some in_the_way, idle;
+    std::vector<Table::iterator> goes;  // what is in the way, then what is idle
+    std::size_t in_the_way = 0;
     Range target;
     Refusal refusal;
   };
+  /// A lock, or why there is none.
+  struct Outcome {
+    Lock* lock = nullptr;
+    Refusal refusal;
+  };
 
-  Some meeting(Range const& range);
-  Lock* holding(Range const& range);
-  bool meets(Range const& range) noexcept;
-  void settle(Guard& guard, Range const& range);
+  Run meeting(Range const& range) noexcept;
+  Run settled(Guard& guard, Range const& range);
+  static Lock* holding(Run const& met, Range const& range) noexcept;
+  Range widened(Range range) noexcept;
   Range due(int number, Range const& moved, Address device_ptr);
-  Lock* replace(Guard& guard, Wish const& wish, Refusal& refusal);
+  Outcome replace(Guard& guard, Wish const& wish);
   Plan decide(Wish const& wish);
-  Range widened(Range range);
-  bool make_room(Plan& plan);
-  Lock* make(Guard& guard, Wish const& wish, Plan const& plan, Refusal& refusal);
+  bool make_room(Plan& plan, Range const& target);
+  Outcome make(Guard& guard, Wish const& wish, Plan const& plan);
+  bool drop(Guard& guard, Some which, char const* why);
+  void begin_to_leave(Some which) noexcept;
+  bool unlock(Some which, char const* why) noexcept;
+  void end_to_leave(Some which) noexcept;
   bool vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept;
   bool vendor_unlocks(Lock const& lock, char const* why) noexcept;
-  bool drop(Guard& guard, Some const& which, char const* why);
   void release(Guard& guard, Range const& host);
   void forget(Range const& host) noexcept;
   void refuse(Device& device, Range const& range, Refusal const& refusal);
   void list(Lock& lock, bool used = false) noexcept;
-  void count(Lock const& lock, bool comes) noexcept;
   void changed() noexcept;
 
   Context& context_;
   std::mutex& mutex_;
   std::condition_variable settled_;
   Table table_;
+  std::vector<Range> coming_;  // what is being locked
   std::map<std::size_t, Lock*> idle_;  // those that nobody needs, by their last use
   Mappings mappings_;
   std::vector<Range> moving_;  // transfers that are being submitted
   inline static thread_local Lock* submits_in_ = nullptr;  // this thread's own transfer
   std::size_t uses_ = 0;
-  std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all locks: what lies outside needs no mutex
+  std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all of them: what lies outside needs no mutex
 };
 
 }  // namespace pinning::omp

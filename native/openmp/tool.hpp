@@ -50,7 +50,7 @@ class Inside {
   static bool now() noexcept { return depth != 0; }
 
  private:
-  [[gnu::tls_model("initial-exec")]] static inline thread_local int depth = 0;
+  static inline thread_local int depth = 0;
 };
 
 /// Whether the functions of hooks.cpp are those that the program calls.

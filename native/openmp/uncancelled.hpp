@@ -21,7 +21,7 @@ class Uncancelled {
   }
 
  private:
-  [[gnu::tls_model("initial-exec")]] static inline thread_local int depth = 0, before = PTHREAD_CANCEL_ENABLE;
+  static inline thread_local int depth = 0, before = PTHREAD_CANCEL_ENABLE;
 };
 
 }  // namespace pinning::omp
