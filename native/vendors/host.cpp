@@ -31,6 +31,7 @@ class HostDevice : public VendorDevice {
     return ptr;
   }
   void unlock(Address ptr) override { state_.locks.unlock(ptr); }
+  void forget(Address ptr, Span gone) override { state_.locks.unlock(ptr, gone); }
   std::optional<Pinned> is_pinned(Address ptr) override {
     auto const range = state_.locks.around(ptr);
     if (!range) return std::nullopt;

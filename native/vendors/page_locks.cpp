@@ -151,7 +151,7 @@ void PageLocks::lock(Range range) {
   ranges_like(range.size).insert(std::move(entry.range));
 }
 
-void PageLocks::unlock(Address ptr) {
+void PageLocks::unlock(Address ptr, Span gone) {
   Entry entry;
   {
     std::lock_guard const guard(mutex_);
@@ -165,12 +165,22 @@ void PageLocks::unlock(Address ptr) {
   Range const range = entry.range.value();
   Pages const pages = pages_of(range);
   Change const change(*this, pages);
-  int const code = each_run(pages, 1, [](Pages run) { return unlock_pages(run.start, run.end); });
+  auto const what_is_there = [gone](auto&& act) {
+    return [gone, act](Pages run) {
+      Pages const parts[] = {{run.start, std::min(run.end, gone.start)}, {std::max(run.start, gone.end), run.end}};
+      int code = 0;
+      for (Pages const& part : parts) {
+        if (code == 0 && part.start < part.end) code = act(part.start, part.end);
+      }
+      return code;
+    };
+  };
+  int const code = each_run(pages, 1, what_is_there(unlock_pages));
   if (code != 0) {
-    each_run(pages, 1, [](Pages run) {  // some of them may be unlocked by now
-      lock_pages(run.start, run.end);
+    each_run(pages, 1, what_is_there([](Address start, Address end) {  // some of them may be unlocked by now
+      lock_pages(start, end);
       return 0;
-    });
+    }));
   }
   {
     std::lock_guard const guard(mutex_);

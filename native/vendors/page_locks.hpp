@@ -8,7 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <pinning/errors.hpp>
+#include <pinning/locker.hpp>
 #include <set>
 
 namespace pinning {
@@ -29,8 +29,9 @@ class PageLocks {
   void lock(Range range);
 
   /// Undoes one `lock` of a range that starts at `ptr`, of several the smallest: what stays covers whoever is left.
-  /// Throws NotLocked, or VendorError, after which all of it is still locked.
-  void unlock(Address ptr);
+  /// Throws NotLocked, or VendorError, after which all of it is still locked. Pages in `gone` took their lock with them
+  /// when they were unmapped: what is there now is not touched.
+  void unlock(Address ptr, Span gone = {});
 
   /// Counts one lock of a range less, whose pages are about to be unmapped, which unlocks them.
   void forget(Range range);

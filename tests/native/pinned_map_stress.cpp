@@ -318,6 +318,170 @@ void clear_while_others_make_quick_calls() {
   stop = true;
 }
 
+// ---- memory that leaves ----
+
+void memory_leaves() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  Hold const first = map.lock(0x1000, 0x2000), second = map.lock(0x1800, 1), other = map.lock(0x8000, 0x1000);
+  expect(!map.left(0x4000, 0x4000) && map.holds(first), "memory that nobody has locked takes a region away");
+  expect(map.left(0x2800, 0x10), "nothing is to be undone");
+  expect(!map.find(0x1000) && !map.holds(first) && !map.try_lock(0x1000, 1) && !map.try_unlock(second) && map.size() == 1 &&
+             map.regions().size() == 1 && map.find(0x8000),
+         "a region is relied on whose memory has left");
+  expect(vendor.held() == 2, "the vendor is called by whoever tells that memory has left");
+  expect(!map.unlock(second) && vendor.held() == 1 && !map.unlock(first), "a lock whose memory has left is given up twice");
+  try {
+    map.unlock(0x1000);
+    fail("a lock whose memory has left is held");
+  } catch (pinning::NotLocked const&) {
+  }
+  map.left(0x8000, 1);
+  Hold const anew = map.lock(0x7000, 0x2000);  // over it: undone first
+  expect(vendor.unlocks == 2 && map.find(0x8000)->references == 1 && !map.unlock(other) && map.holds(anew),
+         "the lock of what left is taken for the new one");
+  map.lock(0x20000, 0x3000, {}, 0x1000);
+  map.left(0x21000, 0x1000);
+  map.undo_left();
+  expect(vendor.held() == 1, "pieces stay locked");
+  map.unlock(anew);
+  expect(vendor.held() == 0 && vendor.locks == vendor.unlocks, "something stays locked");
+}
+
+void registered_memory_leaves() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  map.register_pinned(0x1000, 0x1000, 0x1000);
+  Hold const hold = map.lock(0x1000, 1);
+  map.left(0x1000, 0x1000);
+  map.register_pinned(0x1800, 0x1000, 0x9000);
+  expect(vendor.locks == 0 && vendor.unlocks == 0 && map.find(0x1800)->device_ptr == 0x9000 && !map.unlock(hold),
+         "a registration outlives its memory");
+}
+
+void memory_leaves_while_it_is_locked() {
+  for (bool const failing : {true, false}) {
+    Vendor vendor;
+    PinnedMap map(vendor);
+    vendor.hold(0x1000);
+    bool refused = false, left = false;
+    std::jthread locks([&] {
+      try {
+        map.lock(0x1000, 0x1000);
+      } catch (Refused const&) {
+        refused = true;
+      } catch (pinning::InvalidRange const&) {
+        left = true;
+      }
+    });
+    vendor.wait_for_caller();
+    map.left(0x1000, 1);
+    vendor.release(failing);
+    locks.join();
+    expect(refused == failing && left == !failing && vendor.held() == 0 && !map.find(0x1000), "memory that left is locked");
+    map.unlock(map.lock(0x1000, 0x1000));
+    expect(vendor.held() == 0, "something stays locked");
+  }
+}
+
+void memory_leaves_and_the_vendor_refuses() {
+  Vendor vendor;
+  PinnedMap map(vendor);
+  Hold const hold = map.lock(0x1000, 0x1000);
+  vendor.hold(0x1000);
+  map.left(0x1000, 0x1000);
+  std::jthread undoes([&] { map.undo_left(); });
+  vendor.wait_for_caller();
+  vendor.release(true);
+  undoes.join();
+  try {
+    map.lock(0x1000, 1);
+    fail("locked over a registration that the vendor still has");
+  } catch (pinning::StillLocked const&) {
+  }
+  expect(!map.holds(hold) && !map.unlock(hold) && vendor.held() == 1, "a lock whose memory has left is held");
+  map.unlock(0x1000);
+  expect(vendor.held() == 0 && map.size() == 0, "something stays locked");
+}
+
+/// Memory that is replaced again and again while others lock it and look: who has seen that it was replaced finds no
+/// lock of what was there before.
+void memory_keeps_leaving(std::chrono::duration<double> time) {
+  static constexpr int places = 4;
+  static constexpr std::uint64_t place_size = 0x10000;
+  struct Memory : pinning::Locker {
+    std::array<std::atomic<Address>, places> generation{}, announced{};
+    std::atomic<unsigned> calls = 0;
+    std::atomic<long> locked = 0;
+    static std::size_t place(Address ptr) { return (ptr - (Address{1} << 32)) / place_size; }
+    Address lock(Address ptr, std::uint64_t, Wish) override {
+      Address const now = generation[place(ptr)];
+      ++locked;
+      return ptr + (now << 44);
+    }
+    void unlock(Address) override {
+      if (++calls % 16 == 0) throw Refused("unlock");
+      --locked;
+    }
+    std::optional<pinning::Pinned> is_pinned(Address) override { return std::nullopt; }
+  } memory;
+  PinnedMap map(memory);
+  std::atomic<bool> stop = false;
+  std::atomic<long> finds = 0, losses = 0;
+  auto const try_to = [](auto&& act) {
+    try {
+      act();
+    } catch (Refused const&) {
+    } catch (std::logic_error const&) {
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned seed = 1; seed <= 2; ++seed) {
+      threads.emplace_back([&, seed] {
+        for (std::minstd_rand random(seed); !stop;) {
+          Address const ptr = (Address{1} << 32) + random() % places * place_size + random() % 4 * 0x1000;
+          try_to([&] {
+            Hold const hold = map.lock(ptr, 1 + random() % 0x2000, {}, random() % 4 == 0 ? 0x800 : 0);
+            for (int i = 0; i < 10; ++i) {
+              Address const at_least = memory.announced[Memory::place(ptr)];
+              if (auto const region = map.find(ptr)) {
+                expect((region->device_ptr - region->start) >> 44 >= at_least, "a stale region is found");
+                ++finds;
+              }
+            }
+            losses += !map.unlock(hold);
+          });
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      for (std::minstd_rand random(9); !stop;) {
+        auto const i = random() % places;
+        Address const now = ++memory.generation[i];
+        map.left((Address{1} << 32) + i * place_size, place_size);
+        memory.announced[i] = now;
+        if (random() % 2) map.undo_left();
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
+        // What the vendor has refused to undo, somebody asks for again.
+        for (Address at = 0; at < place_size; at += 0x800) {
+          try_to([&] { map.unlock((Address{1} << 32) + i * place_size + at); });
+        }
+      }
+    });
+    std::this_thread::sleep_for(time);
+    stop = true;
+  }
+  for (int tries = 0; tries < 1000 && memory.locked != 0; ++tries) {
+    try {
+      map.clear();
+    } catch (Refused const&) {
+    }
+  }
+  expect(memory.locked == 0 && map.size() == 0, "something stays locked");
+  expect(finds > 0 && losses > 0, "no memory has left while it was locked");
+}
+
 // ---- all at once ----
 
 constexpr Address arena = Address{1} << 32;
@@ -637,6 +801,11 @@ void tell_of_many() {
 int main(int argc, char** argv) {
   std::chrono::duration<double> const time(argc > 1 ? std::atof(argv[1]) : 3);
   unsigned const seed = argc > 2 ? static_cast<unsigned>(std::strtoul(argv[2], nullptr, 0)) : 1;
+  memory_leaves();
+  registered_memory_leaves();
+  memory_leaves_while_it_is_locked();
+  memory_leaves_and_the_vendor_refuses();
+  memory_keeps_leaving(time / 4);
   one_call_for_two_threads();
   as_many_locks_as_can_be_counted();
   the_next_tries_when_the_first_fails();

@@ -142,6 +142,22 @@ class PageTable {
     return found;
   }
 
+  /// Calls `look` with each of them, under the table's mutex: it must not wait, nor call the table. Neither allocates nor
+  /// frees. False, and nothing called, where another thread has the mutex.
+  template <class Look>
+  bool try_visit(Address start, std::uint64_t size, Look&& look) const {
+    check(start, size);
+    std::unique_lock const guard(mutex_, std::try_to_lock);
+    if (!guard) return false;
+    for (Address const last = start + (size - 1);;) {
+      auto const region = next(cells_.root(), start, last);
+      if (!region) return true;
+      look(*region);
+      if (region->last() >= last) return true;
+      start = region->last() + 1;
+    }
+  }
+
   /// All regions, ascending, as of one instant.
   std::vector<Region> regions() const {
     std::vector<Region> found;

@@ -44,6 +44,11 @@ struct Grains {
   Grain only() const noexcept { return fine == coarse ? Grain::unknown : fine ? Grain::fine : Grain::coarse; }
 };
 
+/// The bytes from `start` to before `end`.
+struct Span {
+  Address start, end;
+};
+
 /// One device's vendor calls. A map calls them from any thread, several at a time, and never under a lock of its own.
 /// What they throw reaches the map's caller unchanged.
 class Locker {
@@ -56,6 +61,10 @@ class Locker {
 
   /// Undoes the `lock` of the range that starts at `ptr`. When it throws, the range is still locked.
   virtual void unlock(Address ptr) = 0;
+
+  /// The same where the memory in `gone` has been unmapped, discarded or replaced meanwhile: what is there now, if
+  /// anything, stays as it is.
+  virtual void forget(Address ptr, [[maybe_unused]] Span gone) { unlock(ptr); }
 
   /// The pinned range around `ptr`, whoever pinned it.
   virtual std::optional<Pinned> is_pinned(Address ptr) = 0;

@@ -20,6 +20,15 @@ inline void unlock_pieces(Locker& locker, Address ptr, std::uint64_t& held, std:
   }
 }
 
+/// The same where the memory in `gone` is not there any more.
+inline void forget_pieces(Locker& locker, Address ptr, std::uint64_t& held, std::uint64_t step, Span gone) {
+  while (held > 0) {
+    std::uint64_t const last = (held - 1) / step * step;
+    locker.forget(ptr + last, gone);
+    held = last;
+  }
+}
+
 /// Locks all pieces or none, and returns the device pointer of the first; `held`, 0 at first, says how many bytes the
 /// vendor has locked when it is done.
 inline Address lock_pieces(Locker& locker, Address ptr, std::uint64_t size, Wish wish, std::uint64_t step,

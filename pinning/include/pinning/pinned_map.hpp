@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <pagetable/page_table.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "errors.hpp"
@@ -66,8 +68,8 @@ class PinnedMap {
     return acquire(ptr, size, wish, 0, false);
   }
 
-  /// Counts one lock less of the region around `ptr`; the last one unlocks it. Throws NotLocked, or what the locker
-  /// throws: then the region stays, counted as before.
+  /// Counts one lock less of the region around `ptr`; the last one unlocks it. Throws NotLocked, also where the memory
+  /// has left, or what the locker throws: then the region stays, counted as before.
   void unlock(Address ptr) {
     if (!count_down(ptr, any)) throw NotLocked("no locked region holds 0x" + hex(ptr));
   }
@@ -75,11 +77,15 @@ class PinnedMap {
   /// The same for one lock; false when its region is no longer there. Throws what the locker throws.
   bool unlock(Hold const& hold) { return count_down(hold.ptr, hold.serial); }
 
-  /// Whether the region of this lock is still there. Takes no lock and writes nothing.
+  /// Whether the region of this lock is still there, and its memory. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
     std::uint64_t serial = any;
-    auto const look = [&](Record const& record) { serial = record.serial.load(std::memory_order_acquire); };
-    return table_.find(hold.ptr, look).has_value() && serial == hold.serial;
+    bool left = false;
+    auto const look = [&](Record const& record) {
+      left = (record.flags.load(std::memory_order_acquire) & Record::memory_left) != 0;
+      serial = record.serial.load(std::memory_order_acquire);
+    };
+    return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !left;
   }
 
   /// What the region around `ptr` is known by in a `Hold`, also while it is half unlocked; 0 where there is none.
@@ -107,7 +113,9 @@ class PinnedMap {
     if (!region || (table_.value(region->id).flags.load(std::memory_order_relaxed) & registered) == 0) {
       throw NotLocked("no registered region holds 0x" + hex(ptr));
     }
-    if (std::uint32_t const held = table_.value(region->id).references.load(std::memory_order_relaxed); held != 0) {
+    Record const& record = table_.value(region->id);
+    std::uint32_t const held = record.references.load(std::memory_order_relaxed);
+    if (held != 0 && !record.has_left()) {
       throw StillLocked("the registered region " + describe(region->start, region->size) + " is still locked " +
                         std::to_string(held) + " time(s); unlock it first");
     }
@@ -151,6 +159,33 @@ class PinnedMap {
     return gone;
   }
 
+  /// The memory in [ptr, ptr + size) has been unmapped, discarded or replaced: every region that has some of it is found
+  /// no more from now on, and no lock in it is held, however many there are. Calls no vendor, and neither allocates nor
+  /// frees memory: the vendor is told by `undo_left`, or by whoever next locks there or gives up a lock of it. Whether it
+  /// has anything to be told.
+  bool left(Address ptr, std::uint64_t size) noexcept {
+    for (;;) {
+      if (auto const done = try_left(ptr, size)) return *done;
+      std::this_thread::yield();
+    }
+  }
+
+  /// The same where nobody is changing the map; nothing where somebody is. Waits for nobody.
+  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept {
+    std::unique_lock const guard(mutex_, std::try_to_lock);
+    if (!guard) return std::nullopt;
+    return mark_left(ptr, size);
+  }
+
+  /// Tells the vendor of the regions whose memory has left. One that the vendor refuses is half unlocked from then on.
+  void undo_left() {
+    std::unique_lock guard(mutex_);
+    for (auto const& range : table_.regions()) {
+      auto const region = table_.find(range.start, [](Record const&) {});
+      if (region && *region == range) undo(guard, *region);
+    }
+  }
+
   /// How many regions `find` shows.
   std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
@@ -187,17 +222,13 @@ class PinnedMap {
       if (!region || *region != range) continue;
       Record& record = table_.value(region->id);
       if (record.in_transit()) continue;
-      if ((record.flags.load(std::memory_order_relaxed) & external) != 0) {
-        leave(region->start);
-        continue;
-      }
       try {
         unlock_last(guard, *region, record);
       } catch (...) {
         if (!first_error) first_error = std::current_exception();
         guard.unlock();  // before this error is destroyed, see `lock`
+        guard.lock();
       }
-      guard.lock();
     }
     if (first_error) std::rethrow_exception(first_error);
   }
@@ -247,10 +278,13 @@ class PinnedMap {
             std::uint64_t const step = piece == 0 ? size : piece;
             Address const device_ptr = lock_pieces(locker_, ptr, size, {wish.access, grain}, step, held);
             guard.lock();
-            publish(id, {.device_ptr = device_ptr, .references = 1, .grain = grain});
-            return hold_of(id, ptr, ptr);
+            if (!table_.value(id).has_left()) {
+              publish(id, {.device_ptr = device_ptr, .references = 1, .grain = grain});
+              return hold_of(id, ptr, ptr);
+            }
+          } else {
+            pinned = pinned_by_others(ptr, size);
           }
-          pinned = pinned_by_others(ptr, size);
         } catch (AlreadyPinned const&) {
           refused = std::current_exception();
           if (held == 0) pinned = pinned_by_others(ptr, size);
@@ -260,7 +294,8 @@ class PinnedMap {
         abandon(id, ptr, held);
         throw;
       }
-      guard.lock();
+      if (!guard.owns_lock()) guard.lock();
+      if (table_.value(id).has_left()) refuse_left(guard, id, ptr, size, held);
       abandon(id, ptr, held);
       if (!pinned) {
         if (refused) std::rethrow_exception(refused);
@@ -324,6 +359,15 @@ class PinnedMap {
         settled_.wait(guard);
         continue;
       }
+      if (record.has_left()) {
+        if (record.state.load(std::memory_order_relaxed) == State::left) {
+          undo(guard, *region);
+        } else if (serial == any) {  // the vendor has refused before: asked for by its address, its error is told
+          unlock_last(guard, *region, record);
+          return true;
+        }
+        return false;
+      }
       std::uint32_t const references = record.references.load(std::memory_order_relaxed);
       if (references == 0) return false;
       std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
@@ -345,7 +389,7 @@ class PinnedMap {
     if (!region || !is(*region, serial)) return false;
     Record& record = table_.value(region->id);
     std::uint32_t const references = record.references.load(std::memory_order_relaxed);
-    if (references < 2 || record.in_transit()) return false;
+    if (references < 2 || record.in_transit() || record.has_left()) return false;
     record.references.store(references - 1, std::memory_order_release);
     return true;
   }
@@ -369,14 +413,66 @@ class PinnedMap {
            pinned == Pinned{region.start, region.size, record.device_ptr.load(std::memory_order_relaxed)};
   }
 
-  /// Whether no vendor call is under way in the range; if one is, waits for an outcome and must be asked again.
+  /// Whether no vendor call is under way in the range, or to be made because memory has left; else sees to that and must
+  /// be asked again.
   bool settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
     for (auto const& region : table_.overlapping(ptr, size)) {
-      if (!table_.value(region.id).in_transit()) continue;
-      settled_.wait(guard);
+      Record const& record = table_.value(region.id);
+      if (record.in_transit()) {
+        settled_.wait(guard);
+      } else if (!undo(guard, region)) {
+        continue;
+      }
       return false;
     }
     return true;
+  }
+
+  std::optional<bool> mark_left(Address ptr, std::uint64_t size) noexcept {
+    bool vendor_is_to_be_told = false;
+    bool const done = table_.try_visit(ptr, size, [&](pagetable::Region const& region) {
+      Record& record = table_.value(region.id);
+      std::uint8_t flags = record.flags.load(std::memory_order_relaxed);
+      Pages part = Pages::of(region.start, region.size, ptr, ptr + size);
+      if ((flags & Record::part_left) != 0) part = part.with(Pages::unpack(record.held.load(std::memory_order_relaxed)));
+      if (record.state.load(std::memory_order_relaxed) == State::locked) flags |= Record::part_left;
+      if ((flags & Record::part_left) != 0) record.held.store(part.pack(), std::memory_order_release);
+      if (!record.has_left()) gone_.store(gone_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+      record.flags.store(flags | Record::memory_left, std::memory_order_release);
+      if (record.in_transit()) return;  // whoever is at it sees that it has left
+      settle_as(record, State::left);
+      vendor_is_to_be_told = true;
+    });
+    return done ? std::optional(vendor_is_to_be_told) : std::nullopt;
+  }
+
+  /// Tells the vendor of a region whose memory has left; false where it has not, or has been undone. A refusal is nobody's
+  /// to hear: it is half unlocked then.
+  bool undo(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
+    Record& record = table_.value(region.id);
+    if (record.state.load(std::memory_order_relaxed) != State::left) return false;
+    try {
+      unlock_last(guard, region, record);
+    } catch (...) {
+      guard.unlock();  // before this error is destroyed, see `acquire`
+    }
+    if (!guard.owns_lock()) guard.lock();
+    return true;
+  }
+
+  /// For a region whose memory has left while it was being entered.
+  [[noreturn]] void refuse_left(std::unique_lock<std::mutex>& guard, Id id, Address ptr, std::uint64_t size,
+                                std::uint64_t held) {
+    if (held == 0) {
+      leave(ptr);
+    } else {
+      Record& record = table_.value(id);
+      record.held.store(held, std::memory_order_release);
+      settle_as(record, State::left);
+      undo(guard, *table_.find(ptr, [](Record const&) {}));
+    }
+    throw InvalidRange("the memory of " + describe(ptr, size) +
+                       " has been unmapped, discarded or replaced while it was being locked");
   }
 
   std::optional<pagetable::Region> first_overlapping(Address ptr, std::uint64_t size) const {
@@ -458,7 +554,9 @@ class PinnedMap {
 
   void leave(Address start) noexcept {
     auto const region = table_.remove(start);
-    settle_as(table_.value(region->id), State::leaving);
+    Record& record = table_.value(region->id);
+    if (record.has_left()) gone_.store(gone_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+    settle_as(record, State::leaving);
   }
 
   /// After a refused `lock`: the entry goes, unless the vendor refused to undo it too; then an `unlock` can try again.
@@ -480,24 +578,40 @@ class PinnedMap {
 
   // ---- vendor calls: without the mutex ----
 
-  /// The vendor unlocks the region, the mutex released meanwhile and at the end.
+  /// The vendor unlocks the region, the mutex released meanwhile.
   void unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
+    if ((record.flags.load(std::memory_order_relaxed) & external) != 0) {
+      leave(region.start);
+      return;
+    }
     std::uint64_t const piece = record.piece.load(std::memory_order_relaxed);
+    std::uint64_t const step = piece == 0 ? region.size : piece;
     std::uint64_t held = record.held.load(std::memory_order_relaxed);
     State const before = record.state.load(std::memory_order_relaxed);
+    std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
+    bool const left = (flags & Record::memory_left) != 0;
+    Span gone{region.start, region.start + region.size};
+    if ((flags & Record::part_left) != 0) {
+      gone = Pages::unpack(held).of_region(region.start);
+      held = region.size;
+      record.flags.store(flags & ~Record::part_left, std::memory_order_release);
+    }
     settle_as(record, State::leaving);
     guard.unlock();
     try {
-      unlock_pieces(locker_, region.start, held, piece == 0 ? region.size : piece);
+      if (left) {
+        forget_pieces(locker_, region.start, held, step, gone);
+      } else {
+        unlock_pieces(locker_, region.start, held, step);
+      }
     } catch (...) {
       guard.lock();
       record.held.store(held, std::memory_order_release);
-      settle_as(record, held == region.size ? before : State::half_unlocked);
+      settle_as(record, held == region.size && !record.has_left() ? before : State::half_unlocked);
       throw;
     }
     guard.lock();
     leave(region.start);
-    guard.unlock();
   }
 
   /// The pinned range of someone else around the start or the end of this one.
@@ -512,6 +626,7 @@ class PinnedMap {
   std::condition_variable settled_;
   std::uint64_t last_serial_ = none;
   std::atomic<std::size_t> size_ = 0;
+  std::atomic<std::size_t> gone_ = 0;  // regions in the table whose memory has left
 };
 
 }  // namespace pinning

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -30,11 +31,39 @@ struct Hold {
   std::uint64_t serial;  // of the region
 };
 
+/// The pages from `first` to before `end`, counted from the one in which a region starts: a record has no room for more.
+struct Pages {
+  static constexpr unsigned page_bits = 12;
+  std::uint32_t first, end;
+
+  static Pages of(Address region, std::uint64_t size, Address start, Address end) noexcept {
+    Address const base = region >> page_bits, last = (region + (size - 1)) >> page_bits;
+    return {number(std::max(start >> page_bits, base) - base), number(std::min((end - 1) >> page_bits, last) - base + 1)};
+  }
+  static Pages unpack(std::uint64_t word) noexcept {
+    return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
+  }
+  std::uint64_t pack() const noexcept { return std::uint64_t{end} << 32 | first; }
+  Pages with(Pages other) const noexcept { return {std::min(first, other.first), std::max(end, other.end)}; }
+  Span of_region(Address region) const noexcept {
+    Address const base = region >> page_bits;
+    return {(base + first) << page_bits, (base + end) << page_bits};
+  }
+
+ private:
+  static std::uint32_t number(std::uint64_t pages) noexcept {
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(pages, ~std::uint32_t{0}));
+  }
+};
+
 /// What a map's page table keeps with each region. It changes under the map's mutex; `read` needs none.
 struct Record {
-  enum class State : std::uint8_t { entering, locked, leaving, half_unlocked };
+  /// Left: the memory has gone, and the vendor is still to be told.
+  enum class State : std::uint8_t { entering, locked, leaving, half_unlocked, left };
   static constexpr std::uint8_t external = 1;
   static constexpr std::uint8_t registered = 2;
+  static constexpr std::uint8_t memory_left = 4;  // some or all of it
+  static constexpr std::uint8_t part_left = 8;    // and `held` is not what it says, but which part, as `Pages` has it
 
   std::atomic<Address> device_ptr;
   std::atomic<std::uint64_t> piece;  // 0: one call
@@ -50,6 +79,7 @@ struct Record {
     State const now = state.load(std::memory_order_relaxed);
     return now == State::entering || now == State::leaving;
   }
+  bool has_left() const noexcept { return (flags.load(std::memory_order_relaxed) & memory_left) != 0; }
   /// Whether its owner may have unpinned it without the map's knowing.
   bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == external; }
   /// Copies all but the bounds; whether the region is to be found. The state comes first: what the map stores before it
