@@ -23,6 +23,8 @@ OURS = {"pagetable", "pinning", *PLUGINS}
 # All that `pinning` may import besides Python's own modules and ours: so no vendor's package, known or to come.
 NEUTRAL = {"numpy", "psutil", "rich", "typer", "click", "matplotlib", "cython", "libc", "libcpp", "cpython"}
 
+# Each brings pinning into one library. They import that, and no other part of ours imports them.
+INTEGRATIONS = {"pinning.cuda_core": "cuda", "pinning.cupy": "cupy", "pinning.numba": "numba"}
 TESTING = {"pytest", "hypothesis"}  # and these in the conformance suite, which no other part imports
 
 Source = tuple[str, int, str]  # file, line, module or header
@@ -76,8 +78,30 @@ def breaches_in_pagetable(root: Path) -> list[Source]:
 
 def breaches_in_pinning(root: Path) -> list[Source]:
     allowed = {"pagetable", "pinning", *NEUTRAL, *sys.stdlib_module_names}
-    found = [each for each in imports(root / "pinning") if top(each[2]) not in allowed]
+    found = [
+        each
+        for each in imports(root / "pinning")
+        if top(each[2]) not in {*allowed, _library(each[0])} or _is_integration(each[2], from_file=each[0])
+    ]
     return [each for each in found if not (each[0].startswith("pinning/conformance/") and top(each[2]) in TESTING)]
+
+
+def _module(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".")
+
+
+def _within(module: str, integration: str) -> bool:
+    return f"{module}.".startswith(f"{integration}.")
+
+
+def _library(file: str) -> str | None:
+    """The library into which this file, or the package that it is in, brings pinning."""
+    return next((library for name, library in INTEGRATIONS.items() if _within(_module(file), name)), None)
+
+
+def _is_integration(module: str, from_file: str) -> bool:
+    """Whether it is one that the file is no part of."""
+    return any(_within(module, name) and not _within(_module(from_file), name) for name in INTEGRATIONS)
 
 
 def breaches_in_plugins(root: Path) -> list[Source]:
@@ -145,6 +169,8 @@ RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
         ("pinning/devices.py", "import importlib\nimportlib.import_module('pinning_cuda.device')"),
         ("pinning/locks.pyx", "from cuda.bindings import driver"),
         ("pinning/buffers.py", "import torch"),
+        ("pinning/cupy.py", "import numba"),
+        ("pinning/memory/context.py", "from pinning import cupy"),
         ("pinning/buffers.py", "import pytest"),
         ("pinning/conformance/conftest.py", "import pinning_host"),
         ("pinning/map.pyx", "from cuda.bindings cimport cydriver"),
@@ -222,9 +248,13 @@ def test_pagetable_loads_nothing_of_ours() -> None:
 def test_pinning_loads_no_plugin_and_no_vendor() -> None:
     program = f"""
 import importlib, pkgutil, pinning
-for module in pkgutil.walk_packages(pinning.__path__, "pinning."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+def load(package):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__") and module.name not in {list(INTEGRATIONS)}:
+            loaded = importlib.import_module(module.name)
+            if module.ispkg:
+                load(loaded)
+load(pinning)
 {LOADED}
 """
     loaded = set(python(program).split())

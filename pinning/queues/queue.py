@@ -105,6 +105,19 @@ class Queue(Submitter):
         """
         return self.share()
 
+    @property
+    def __cuda_stream__(self) -> Callable[[], tuple[int, int]]:
+        """A queue of an NVIDIA GPU as a stream, for other libraries; see `handle`.
+
+        Raises
+        ------
+        AttributeError
+            It is of another device.
+        """
+        if not self.device.name.startswith("cuda:"):
+            raise AttributeError(f"{self!r} is no stream of CUDA")
+        return lambda: (0, self.handle)
+
     def alloc(
         self, nbytes: int, kind: MemoryKind | None = None, pool: Any = None, wait_for: Iterable[Event] = ()
     ) -> tuple[Any, Event]:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory resources of cuda.core over our pools, and over any of our memory of the host.
+
+    memory = pinning.cuda_core.DeviceMemory("cuda:0")
+    buffer = memory.allocate(nbytes, stream=stream)
+
+A `pinning.Queue` of an NVIDIA GPU has ``__cuda_stream__``: give it wherever cuda.core takes a stream of somebody else,
+as in ``cuda.core.Device().create_stream(queue)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import finalize
+
+from pinning.devices import device as device_of_name
+from pinning.lifecycle import later
+from pinning.memory import Allocation, Context, alloc
+from pinning.plugin import Device, MemoryKind
+from pinning.pools import Pool
+from pinning.queues import Queue
+
+try:
+    from cuda.core import Buffer, MemoryResource
+except ImportError as error:
+    raise ImportError(
+        f"pinning.cuda_core needs cuda-core 1.0 or newer ({error}); pip install 'pinning[cuda-core]'"
+    ) from error
+
+
+class DeviceMemory(MemoryResource):  # type: ignore[misc]
+    """Memory of one GPU, from a pool, in the order of the stream that it is allocated with.
+
+    Parameters
+    ----------
+    device : Device or str
+        Of CUDA, such as ``"cuda:0"``.
+    pool : Pool, optional
+        Where it comes from; by default one of its own, which keeps what is freed for the next allocation.
+
+    Attributes
+    ----------
+    pool : Pool
+    """
+
+    is_device_accessible, is_host_accessible, is_managed = True, False, False
+
+    def __init__(self, device: Device | str = "cuda:0", pool: Pool | None = None) -> None:
+        self._device = device_of_name(device) if isinstance(device, str) else device
+        if pool is None:
+            pool = Pool(Context(self._device), MemoryKind.DEVICE)
+            finalize(self, later, pool.close).atexit = False  # buffers keep this, so none is left by then
+        self.pool = pool
+        self._allocations: dict[int, Allocation] = {}
+
+    @property
+    def device_id(self) -> int:
+        """The index of the GPU."""
+        return int(self._device.name.partition(":")[2])
+
+    def allocate(self, size: int, *, stream: Any) -> Any:
+        """A buffer of `size` bytes that whatever comes later in `stream` may use.
+
+        Raises
+        ------
+        VendorError
+            The GPU has no more.
+        PoolLimitError
+            The pool has reached its maximum.
+        """
+        if size == 0:
+            return Buffer.from_handle(0, 0, self, stream=stream)
+        allocation, _ = Queue.adopt(stream, self._device).alloc(size, pool=self.pool)
+        self._allocations[allocation.ptr] = allocation
+        return Buffer.from_handle(allocation.ptr, size, self, stream=stream)
+
+    def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
+        """Give memory back to the pool, once all before this in `stream` is over."""
+        if size:
+            Queue.adopt(stream, self._device).free(self._allocations.pop(int(ptr)))
+
+
+class PinnedMemory(MemoryResource):  # type: ignore[misc]
+    """Locked memory of the host, of exactly the size asked for.
+
+    Parameters
+    ----------
+    allocate : callable, optional
+        Takes bytes and returns memory with ``ptr`` and ``free()``, such as ``arena.allocate`` of a `pinning.Arena`; by
+        default the driver allocates.
+    """
+
+    is_device_accessible, is_host_accessible, is_managed = True, True, False
+
+    def __init__(self, allocate: Callable[[int], Any] | None = None) -> None:
+        self._allocate = _allocate if allocate is None else allocate
+        self._allocations: dict[int, Any] = {}
+
+    @property
+    def device_id(self) -> int:
+        """-1: it is of no GPU."""
+        return -1
+
+    def allocate(self, size: int, *, stream: Any = None) -> Any:
+        """A buffer of `size` bytes, usable at once.
+
+        Raises
+        ------
+        VendorError
+            The driver refused.
+        """
+        if size == 0:
+            return Buffer.from_handle(0, 0, self, stream=stream)
+        memory = self._allocate(size)
+        self._allocations[memory.ptr] = memory
+        return Buffer.from_handle(memory.ptr, size, self, stream=stream)
+
+    def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
+        """Free it, once all work of `stream` is over."""
+        if not size:
+            return
+        if stream is not None:
+            stream.sync()
+        self._allocations.pop(int(ptr)).free()
+
+
+def _allocate(size: int) -> Allocation:
+    return alloc(size, MemoryKind.HOST, device="cuda")

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numba's memory from pinning: device memory from pools, and `numba.cuda.pinned` through the map.
+
+    NUMBA_CUDA_MEMORY_MANAGER=pinning.numba python program.py
+
+or, before the first use of a GPU, ``numba.cuda.set_memory_manager(pinning.numba.MemoryManager)``.
+
+`numba.cuda.pinned` and `mapped` may then be nested and may overlap, for the map counts locks; what they lock is found
+by our copies, and what we have locked they find. It is a plug-in of interface version 1, which Numba calls External
+Memory Management.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from pinning.devices import device as device_of_name
+from pinning.errors import LockLimitError, VendorError
+from pinning.locks import lock
+from pinning.memory import Context, alloc
+from pinning.plugin import MemoryKind
+from pinning.pools import Pool
+from pinning.queues import Queue
+
+try:
+    import numpy
+    from numba import cuda
+    from numba.cuda.cudadrv.driver import AutoFreePointer, MappedMemory, MemoryInfo, PinnedMemory
+except ImportError as error:
+    raise ImportError(
+        f"pinning.numba needs numba-cuda, of which this is missing: {error}; pip install 'pinning[numba]'"
+    ) from error
+
+_LEGACY_STREAM = 1  # CU_STREAM_LEGACY: its work comes after, and before, that of all streams that Numba makes
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_LARGEST_WHOLE = 1 << 30
+
+
+class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    """The memory of one of Numba's contexts.
+
+    Device memory that is freed goes back to a pool of the device, in the order of the legacy default stream, which all
+    streams that Numba makes observe. A stream of another library that was made non-blocking does not: as with Numba's
+    other pools, wait for its work before the last array over its memory goes.
+    """
+
+    _pool: Pool | None = None
+    _queue: Queue
+
+    @property
+    def interface_version(self) -> int:
+        """1, of Numba's interface."""
+        return 1
+
+    def initialize(self) -> None:
+        """Called whenever the context is made current."""
+        if self._pool is not None:
+            return
+        self._device = device_of_name(f"cuda:{self.context.device.id}")
+        self._queue = Queue.adopt(_LEGACY_STREAM, self._device)
+        # Whoever asks for the handle may submit there, so that each free is at once a point in the stream itself.
+        assert self._queue.handle
+        self._pool = Pool(Context(self._device), MemoryKind.DEVICE)
+        self.deallocations.memory_capacity = self.get_memory_info().total
+
+    def memalloc(self, size: int) -> Any:
+        """Device memory from the pool."""
+        allocation = self._retried(lambda: self._allocate(size))
+        allocations, deallocations, key = self.allocations, self.deallocations, allocation.ptr
+
+        def finalize() -> None:
+            allocations.pop(key, None)
+            deallocations.add_item(_free, allocation, size)
+
+        memory = AutoFreePointer(weakref.proxy(self.context), _pointer(key), size, finalizer=finalize)
+        allocations[key] = memory
+        return memory.own()
+
+    def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
+        """Locked host memory; always portable."""
+        allocation = self._retried(lambda: alloc(max(size, 1), MemoryKind.HOST, device=self._device, write_combined=wc))
+        allocations, deallocations, key = self.allocations, self.deallocations, allocation.ptr
+
+        def finalize() -> None:
+            if mapped:
+                allocations.pop(key, None)
+            deallocations.add_item(_free, allocation, size)
+
+        context = weakref.proxy(self.context)
+        if not mapped:
+            return PinnedMemory(context, key, size, finalizer=finalize)
+        memory = MappedMemory(context, key, size, finalizer=finalize)
+        allocations[key] = memory
+        return memory.own()
+
+    def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
+        """Lock an array; what is locked already is counted.
+
+        The array that owns the memory is locked whole, up to 1 GiB: so views of it that overlap share one lock, and no
+        copy of Numba's crosses the end of one.
+        """
+        held = self._retried(lambda: lock(_whole(owner, int(pointer), size), device=self._device))
+        allocations, key = self.allocations, held  # the same address may be mapped twice
+
+        def finalize() -> None:
+            allocations.pop(key, None)
+            held.unlock()
+
+        context = weakref.proxy(self.context)
+        if not mapped:
+            return PinnedMemory(context, pointer, size, owner=owner, finalizer=finalize)
+        memory = MappedMemory(context, pointer, size, owner=owner, finalizer=finalize)
+        allocations[key] = memory
+        return memory.own()
+
+    def get_memory_info(self) -> Any:
+        """Free and total bytes of the device, as its driver says; free ones of the pool count as free."""
+        info = cuda.cudadrv.driver.driver.cuMemGetInfo()
+        pool = self._pool
+        idle = 0 if pool is None else pool.reserved - pool.used
+        return MemoryInfo(free=info[0] + idle, total=info[1])
+
+    def reset(self) -> None:
+        """Free everything, and give it back to the driver."""
+        super().reset()
+        if self._pool is not None:
+            self._pool.trim_to(0)
+
+    def _allocate(self, size: int) -> Any:
+        assert self._pool is not None
+        allocation, _ = self._queue.alloc(max(size, 1), pool=self._pool)
+        return allocation
+
+    def _retried(self, allocate: Any) -> Any:
+        """Once more after giving back what waits to be freed, where memory is out."""
+        try:
+            return allocate()
+        except (VendorError, LockLimitError) as error:
+            if isinstance(error, VendorError) and error.code != _OUT_OF_MEMORY:
+                raise
+        self.deallocations.clear()
+        return allocate()
+
+
+def _free(allocation: Any) -> None:
+    allocation.free()
+
+
+def _pointer(address: int) -> Any:
+    return cuda.cudadrv.driver.binding.CUdeviceptr(address)
+
+
+def _whole(owner: Any, pointer: int, size: int) -> Any:
+    """What to lock: the array that owns these bytes if it is not too large, else these bytes."""
+    if not isinstance(owner, numpy.ndarray):
+        return pointer, size
+    base = owner
+    while isinstance(base.base, numpy.ndarray):
+        base = base.base
+    low, high = numpy.lib.array_utils.byte_bounds(base)
+    if high - low > max(_LARGEST_WHOLE, size) or not base.flags.forc:
+        return pointer, size
+    return base
+
+
+_numba_memory_manager = MemoryManager  # the name that NUMBA_CUDA_MEMORY_MANAGER looks for

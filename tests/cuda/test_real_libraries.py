@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numba, CuPy and cuda.core with memory of ours, each in a process of its own, on a real GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pinning
+
+PROGRAMS = {"numba": "with_numba.py", "cupy": "with_cupy.py", "cuda.core": "with_cuda_core.py"}
+
+
+@pytest.mark.parametrize("library", PROGRAMS)
+def test_it_works_with_memory_of_ours(library: str) -> None:
+    try:
+        pinning.device("cuda:0")
+    except pinning.PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    pytest.importorskip(library)
+    program = Path(__file__).parent / PROGRAMS[library]
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all right" in done.stdout
