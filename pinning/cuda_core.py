@@ -11,6 +11,7 @@ as in ``cuda.core.Device().create_stream(queue)``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 from weakref import finalize
 
@@ -53,6 +54,8 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
             finalize(self, later, pool.close).atexit = False  # buffers keep this, so none is left by then
         self.pool = pool
         self._allocations: dict[int, Allocation] = {}
+        # What is freed in a stream is given out again in it at once only to who knows that it is the same stream.
+        self._queue = lru_cache(maxsize=32)(partial(_adopt, self._device))
 
     @property
     def device_id(self) -> int:
@@ -71,14 +74,14 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
         """
         if size == 0:
             return Buffer.from_handle(0, 0, self, stream=stream)
-        allocation, _ = Queue.adopt(stream, self._device).alloc(size, pool=self.pool)
+        allocation, _ = self._queue(stream).alloc(size, pool=self.pool)
         self._allocations[allocation.ptr] = allocation
         return Buffer.from_handle(allocation.ptr, size, self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
         """Give memory back to the pool, once all before this in `stream` is over."""
         if size:
-            Queue.adopt(stream, self._device).free(self._allocations.pop(int(ptr)))
+            self._queue(stream).free(self._allocations.pop(int(ptr)))
 
 
 class PinnedMemory(MemoryResource):  # type: ignore[misc]
@@ -123,6 +126,10 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
         if stream is not None:
             stream.sync()
         self._allocations.pop(int(ptr)).free()
+
+
+def _adopt(device: Device, stream: Any) -> Queue:
+    return Queue.adopt(stream, device)
 
 
 def _allocate(size: int) -> Allocation:

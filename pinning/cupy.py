@@ -11,6 +11,7 @@ lookup of the map hits.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from sys import is_finalizing
 from typing import Any
 
@@ -62,7 +63,7 @@ def device_memory(nbytes: int) -> Any:
     index = cupy.cuda.Device().id
     if nbytes == 0:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, index), 0)
-    queue = Queue.adopt(_Stream(cupy.cuda.get_current_stream()), device_of_name(f"cuda:{index}"))
+    queue = _queue(_Stream(cupy.cuda.get_current_stream()), index)
     try:
         allocation, _ = queue.alloc(nbytes)
     except VendorError as error:
@@ -93,6 +94,12 @@ def pinned_memory(nbytes: int) -> Any:
     return cupy.cuda.PinnedMemoryPointer(_PinnedMemory(allocation, nbytes), 0)
 
 
+# What is freed in a stream is given out again in it at once only to who knows that it is the same stream.
+@lru_cache(maxsize=32)
+def _queue(stream: _Stream, index: int) -> Queue:
+    return Queue.adopt(stream, device_of_name(f"cuda:{index}"))
+
+
 class _Owner:
     """Frees an allocation when it goes; that is safe wherever the collector strikes."""
 
@@ -120,3 +127,9 @@ class _Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._stream.ptr or 1  # CU_STREAM_LEGACY
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and other._stream.ptr == self._stream.ptr
+
+    def __hash__(self) -> int:
+        return hash(self._stream.ptr)

@@ -6,6 +6,10 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it, and NumPy 2.5 has it no more
+    np.row_stack = np.vstack
+
 from numba import cuda
 
 import pinning
