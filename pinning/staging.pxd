@@ -4,11 +4,10 @@
 from libc.stdint cimport uint64_t
 from libcpp cimport bool
 from libcpp.memory cimport unique_ptr
-from libcpp.vector cimport vector
 
 from cpython.object cimport PyObject
 
-from pinning.plugin.native cimport Part, VendorDevice, VendorQueue
+from pinning.plugin.native cimport VendorDevice, VendorQueue
 
 
 cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
@@ -35,21 +34,6 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         uint64_t ptr
         uint64_t size
 
-    enum class Toward "pinning::Staging::Toward":
-        device
-        host
-        in_host
-
-    cppclass PartList "pinning::PartLists::List":
-        uint64_t device_ptr
-
-    cppclass PartLists:
-        PartLists(VendorDevice& device)
-        PartList take(const vector[Part]& parts) except +raise_in_python
-        void give(const PartList& list) noexcept
-        uint64_t trim() except +raise_in_python
-        void forget() noexcept
-
     cppclass CStaging "pinning::Staging":
         unique_ptr[CStaged] copy_to_device(VendorQueue& queue, uint64_t there, uint64_t host, uint64_t size, bool early,
                                            const StagingLimits& limits) except +raise_in_python
@@ -57,8 +41,6 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
                                          const StagingLimits& limits) except +raise_in_python
         unique_ptr[CStaged] copy_in_host(VendorQueue& queue, uint64_t dst, uint64_t src, uint64_t size,
                                          const StagingLimits& limits) except +raise_in_python
-        unique_ptr[CStaged] copy_batch(VendorQueue& queue, Toward toward, const vector[Part]& parts, PartLists* lists,
-                                       const StagingLimits& limits) except +raise_in_python
         unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
         unique_ptr[CStaged] wait(VendorQueue& queue, CStaged& signal) except +raise_in_python
         unique_ptr[CBlock] borrow(uint64_t at_most, const StagingLimits& limits) except +raise_in_python

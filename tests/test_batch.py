@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 import pinning
 from pinning import InvalidRangeError, PinningError
+from pinning.copies import costs
 
 SIZE = 64 << 10
 
@@ -37,8 +40,12 @@ def cuts(count: int) -> st.SearchStrategy[list[int]]:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sizes=cuts(8), seed=st.integers(0, 2**16), locked=st.sampled_from([(), (0, 1000), (5000, 30000), (0, SIZE)]),
-       inwards=st.booleans())
+@given(
+    sizes=cuts(8),
+    seed=st.integers(0, 2**16),
+    locked=st.sampled_from([(), (0, 1000), (5000, 30000), (0, SIZE)]),
+    inwards=st.booleans(),
+)
 def test_a_batch_is_what_numpy_would_copy(
     queue: pinning.Queue, sizes: list[int], seed: int, locked: tuple[int, int], inwards: bool
 ) -> None:
@@ -132,7 +139,88 @@ def test_what_is_refused_names_the_item(queue: pinning.Queue) -> None:
 
 
 def test_explain_says_which_way_parts_go(queue: pinning.Queue) -> None:
+    array, half = noise(SIZE), SIZE // 2
+    with pinning.alloc(2 * SIZE, device="host:0") as there, pinning.lock(array[:half], device="host:0"):
+        batch = [there.ptr, there.ptr + SIZE], [array, array[:100]], [SIZE, 100]
+        plan = pinning.explain_batch(*batch, queue=queue)
+        copy = pinning.copy_batch(*batch, queue=queue)
+    assert [(group.path, group.count, group.nbytes) for group in plan.groups] == [
+        ("direct", 2, half + 100),
+        ("staged", 1, half),
+    ]
+    assert plan.path == "staged"
+    assert plan.reason == "2 parts by its copy engines, 1 part from pageable memory"
+    assert str(plan).splitlines() == [
+        f"staged, {SIZE + 100} bytes: {plan.reason}",
+        f"  direct  {half + 100:>14} bytes in 2 parts by its copy engines",
+        f"  staged  {half:>14} bytes in 1 part from pageable memory",
+    ]
+    assert copy.path == "plain"  # of one small part
+    assert copy.reason == f"{plan.reason}; 1 part by the vendor's own copy"
+
+
+def test_one_item_goes_as_a_copy_does(queue: pinning.Queue) -> None:
     array = noise(SIZE)
     with pinning.alloc(SIZE, device="host:0") as there, pinning.lock(array[: SIZE // 2], device="host:0"):
-        said = pinning.explain_batch([there], [array], queue=queue)
-    assert said == f"{SIZE} bytes: 1 parts by its copy engines, 1 parts from pageable memory"
+        for end, size in ((array, None), (array[: SIZE // 2], 100)):
+            alone = pinning.explain(there, end, size, queue=queue)
+            plan = pinning.explain_batch([there], [end], size, queue=queue)
+            copy = pinning.copy_batch_async([there], [end], size, queue=queue)
+            copy.wait()
+            assert (plan.path, plan.reason) == (copy.path, copy.reason) == (alone.path, alone.reason)
+        pinning.copy_batch(addresses(there, [7]), addresses(array, [9]), [100], queue=queue)
+        back = numpy.zeros(100, numpy.uint8)
+        pinning.copy_batch([back], addresses(there, [7]), 100, queue=queue)
+        assert (back == array[9:109]).all()
+        with pytest.raises(InvalidRangeError, match="item 0 of the batch: "):
+            pinning.copy_batch([there], [array], SIZE + 1, queue=queue)
+        with pytest.raises(InvalidRangeError, match="there are 2 sizes for 1 items"):
+            pinning.copy_batch([there], [array], [1, 2], queue=queue)
+
+
+def test_several_that_write_the_same_bytes_leave_one_of_them(queue: pinning.Queue) -> None:
+    sources = noise(3 * SIZE).reshape(3, SIZE)
+    with pinning.alloc(SIZE, device="host:0") as there:
+        for pinned in (True, False):
+            held = pinning.lock(sources, device="host:0") if pinned else None
+            pinning.copy_batch([there, there, there], list(sources), queue=queue)
+            back = numpy.zeros(SIZE, numpy.uint8)
+            pinning.copy(back, there, queue=queue)
+            assert (back == sources).any(axis=0).all()  # each byte is that of one item
+            if held:
+                held.unlock()
+
+
+def test_a_million_items_of_a_byte_each(queue: pinning.Queue) -> None:
+    count = 10**6
+    source, target = noise(count), numpy.zeros(count, numpy.uint8)
+    order = numpy.random.default_rng(3).permutation(count).astype(numpy.uint64)
+    with pinning.alloc(count, device="host:0") as there, pinning.locked(source, target, device="host:0"):
+        near = numpy.uint64(source.ctypes.data) + order
+        far = numpy.uint64(there.ptr) + numpy.arange(count, dtype=numpy.uint64)
+        copy = pinning.copy_batch(far, near, 1, queue=queue)
+        pinning.copy(target, there, queue=queue)
+    assert copy.reason == "1000000 parts by its copy engines"
+    assert (target == source[order]).all()
+
+
+def test_what_a_batch_does_not_write_may_be_read_early(queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    planned = sys.modules["pinning.copies.copy"]
+
+    def look(plan: Any, device: Any, vendor: Any, held: Any, early: bool) -> Any:
+        seen.append(early)
+        return plan.path, plan.reason
+
+    monkeypatch.setattr(planned, "submit", look)
+    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
+    monkeypatch.setattr(costs, "threads", 2)
+    count = 10**6  # so many that they are not over yet
+    back, array = numpy.zeros(2 * count, numpy.uint8), noise(1 << 20)
+    with pinning.alloc(2 * count, device="host:0") as there, pinning.locked(back, device="host:0"):
+        places = 2 * numpy.arange(count, dtype=numpy.uint64)
+        ends = numpy.uint64(back.ctypes.data) + places, numpy.uint64(there.ptr) + places
+        pinning.copy_batch_async(*ends, 1, queue=queue)
+        pinning.copy_async(there, array, array.nbytes, queue=queue)
+        queue.synchronize()
+    assert seen == [True]

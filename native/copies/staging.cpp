@@ -27,12 +27,13 @@ class There {
  public:
   explicit There(Address address) : address_(address) {}
 
-  /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them from `lists`, where the
-  /// queue has one; the list is there until `give_back`.
-  There(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists* lists) : lists_(lists) {
-    bool const kernel = lists != nullptr && queue.moves_parts();
-    std::uint64_t const most = kernel ? PartLists::part_bytes : ~std::uint64_t{0};
-    std::size_t chunk = 0;
+  /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them, where the queue has one; let
+  /// this go once no device does.
+  There(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists* lists) {
+    if (lists != nullptr && queue.moves_parts()) list_.emplace(*lists);
+    std::uint64_t const most = list_ ? PartLists::part_bytes : ~std::uint64_t{0};
+    auto const add = [&](Part const& part) { list_ ? list_->push_back(part) : parts_.push_back(part); };
+    std::size_t chunk = 0, count = 0;
     std::uint64_t at = 0;
     first_.push_back(0);
     for (Part part : parts) {
@@ -41,13 +42,13 @@ class There {
         std::uint64_t const size = std::min({part.size, in.at + in.size - at, most});
         auto const block = reinterpret_cast<Address>(in.block) + (at - in.at);
         bool const to_device = transfer.way == Way::to_device;
-        parts_.push_back({to_device ? part.dst : block, to_device ? block : part.src, size});
+        add({to_device ? part.dst : block, to_device ? block : part.src, size});
+        ++count;
         at += size;
         part = {part.dst + size, part.src + size, part.size - size};
-        if (at == in.at + in.size) ++chunk, first_.push_back(parts_.size());
+        if (at == in.at + in.size) ++chunk, first_.push_back(count);
       }
     }
-    if (kernel) list_ = lists->take(parts_);
   }
   There(There const&) = delete;
 
@@ -57,21 +58,15 @@ class There {
     bool const to_device = transfer.way == Way::to_device;
     if (first_.empty()) return queue.copy(to_device ? there : block, to_device ? block : there, chunk.size);
     std::size_t const first = first_[index], count = first_[index + 1] - first;
-    if (list_.parts == nullptr) return queue.copy_batch(parts_.data() + first, count);
-    queue.move_parts(list_.device_ptr + first * sizeof(Part), count);
-  }
-
-  /// Once no device reads the list.
-  void give_back() noexcept {
-    if (list_.parts != nullptr) lists_->give(std::exchange(list_, {}));
+    if (!list_) return queue.copy_batch(parts_.data() + first, count);
+    queue.move_parts(list_->device_ptr() + first * sizeof(Part), count);
   }
 
  private:
   Address address_ = 0;
-  PartLists* lists_ = nullptr;
-  std::vector<Part> parts_;
+  std::optional<PartList> list_;
+  std::vector<Part> parts_;         // without a list
   std::vector<std::size_t> first_;  // the number of each chunk's first part, and one more
-  PartLists::List list_{};
 };
 
 /// Writes are held back until it is known whether a wait follows, for a vendor does both in one call.
@@ -153,7 +148,6 @@ void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
 struct Far {
   Address address = 0;
   std::vector<Part> const* parts = nullptr;
-  PartLists* lists = nullptr;
 };
 
 class Handle : public Staged {
@@ -161,9 +155,7 @@ class Handle : public Staged {
   Handle(CopyThreads& threads, std::shared_ptr<Transfer> transfer)
       : threads(threads), transfer(std::move(transfer)) {}
   ~Handle() override {
-    if (!here()) return;
-    threads.abandon(*transfer);
-    if (there != nullptr) there->give_back();
+    if (here()) threads.abandon(*transfer);
   }
   void give() noexcept override {
     if (here() && transfer->way == Way::signal) threads.give(*transfer);
@@ -179,6 +171,7 @@ class Handle : public Staged {
 class Rings : public Staging {
  public:
   Rings(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn) : memory_(std::move(memory)), worn_(worn) {}
+  explicit Rings(VendorDevice& device);
 
   std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address there, Address host, std::uint64_t size, bool early,
                                          StagingLimits const& limits) override {
@@ -190,8 +183,9 @@ class Rings : public Staging {
   }
   std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
                                        StagingLimits const& limits) override;
-  std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, PartLists* lists,
+  std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
                                      StagingLimits const& limits) override;
+  PartLists* lists() noexcept override { return lists_ ? &*lists_ : nullptr; }
   std::unique_ptr<Staged> signal(VendorQueue& queue) override;
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
@@ -245,6 +239,7 @@ class Rings : public Staging {
   void give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
   std::unique_ptr<PinnedMemory> const memory_;
+  std::optional<PartLists> lists_;
   std::uint32_t const worn_;  // chunks
   std::mutex mutex_;
   std::vector<std::unique_ptr<Ring>> rings_;
@@ -262,7 +257,7 @@ std::unique_ptr<Staged> Rings::copy(Way way, VendorQueue& queue, Address there, 
 }
 
 std::unique_ptr<Staged> Rings::copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
-                                          PartLists* lists, StagingLimits const& limits) {
+                                          StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = toward == Toward::device ? Way::to_device : toward == Toward::host ? Way::to_host : Way::in_host;
   std::uint64_t at = 0;
@@ -275,7 +270,7 @@ std::unique_ptr<Staged> Rings::copy_batch(VendorQueue& queue, Toward toward, std
   }
   transfer->ranges.push_back({at, nullptr, nullptr});
   transfer->chunks.push_back({0, at, nullptr, 0, false, at});
-  if (toward != Toward::in_host) return staged(queue, std::move(transfer), {0, &parts, lists}, Blocks::yes, limits);
+  if (toward != Toward::in_host) return staged(queue, std::move(transfer), {0, &parts}, Blocks::yes, limits);
   if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
 }
@@ -354,7 +349,7 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   if (transfer->to_host() || transfer->way == Way::wait) ++transfer->count;
   auto handle = std::make_unique<Handle>(threads, transfer);
   handle->there = far.parts == nullptr ? std::make_unique<There>(far.address)
-                                       : std::make_unique<There>(queue, *transfer, *far.parts, far.lists);
+                                       : std::make_unique<There>(queue, *transfer, *far.parts, lists());
   threads.begin(transfer, through, limits);
   through.placement = std::move(placement);
   try {
@@ -469,11 +464,12 @@ std::unique_ptr<Staging::Block> Rings::borrow(std::uint64_t at_most, StagingLimi
 }
 
 std::uint64_t Rings::trim() {
+  std::uint64_t freed = lists_ ? lists_->trim() : 0;
   CopyThreads* const threads = CopyThreads::known();
   std::vector<std::unique_ptr<Ring>> out;
   {
     std::lock_guard const guard(mutex_);
-    if (threads == nullptr) return 0;
+    if (threads == nullptr) return freed;
     auto const goes = [&](std::unique_ptr<Ring> const& ring) {
       return ring->users == 0 && (ring->ptr == 0 || idle(*threads, *ring));
     };
@@ -481,7 +477,6 @@ std::uint64_t Rings::trim() {
     std::move(first, rings_.end(), std::back_inserter(out));
     rings_.erase(first, rings_.end());
   }
-  std::uint64_t freed = 0;
   for (auto& ring : out) {
     if (ring->ptr == 0) continue;
     try {
@@ -510,6 +505,10 @@ class NativeMemory : public PinnedMemory {
  private:
   VendorDevice& device_;
 };
+
+Rings::Rings(VendorDevice& device) : Rings(std::make_unique<NativeMemory>(device), worn_chunks) {
+  lists_.emplace(device);
+}
 
 /// The staging of each native device. Never destroyed; a fork begins with another, for its parent's threads may have been
 /// anywhere in this one.
@@ -559,7 +558,7 @@ Staging& staging(VendorDevice& device) {
   Known& all = known();
   std::lock_guard const guard(all.mutex);
   auto& found = all.of[&device];
-  if (found == nullptr) found = make_staging(std::make_unique<NativeMemory>(device));
+  if (found == nullptr) found = std::make_unique<Rings>(device);
   return *found;
 }
 

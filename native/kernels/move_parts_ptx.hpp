@@ -54,6 +54,10 @@ inline constexpr char move_parts_ptx[] = R"PTX(//
 .global .align 8 .u64 _ZN44_INTERNAL_00000000_13_move_parts_cu_a542b8572nv6target5sm_89E = 89;
 .global .align 8 .u64 _ZN44_INTERNAL_00000000_13_move_parts_cu_a542b8572nv6target5sm_90E = 90;
 .global .align 4 .u32 _ZN44_INTERNAL_00000000_13_move_parts_cu_a542b85746_GLOBAL__N__00000000_13_move_parts_cu_a542b8575lanesE = 32;
+.global .align 4 .u32 _ZN44_INTERNAL_00000000_13_move_parts_cu_a542b85746_GLOBAL__N__00000000_13_move_parts_cu_a542b8574rowsE = 4;
+.global .align 4 .u32 _ZN44_INTERNAL_00000000_13_move_parts_cu_a542b85746_GLOBAL__N__00000000_13_move_parts_cu_a542b8574wordE = 16;
+.global .align 4 .u32 _ZN44_INTERNAL_00000000_13_move_parts_cu_a542b85746_GLOBAL__N__00000000_13_move_parts_cu_a542b8574lineE = 8;
+.global .align 4 .u32 _ZN44_INTERNAL_00000000_13_move_parts_cu_a542b85746_GLOBAL__N__00000000_13_move_parts_cu_a542b8573allE = -1;
 
 .visible .entry move_parts(
 	.param .u64 move_parts_param_0,
@@ -61,1308 +65,1265 @@ inline constexpr char move_parts_ptx[] = R"PTX(//
 )
 .maxntid 1024, 1, 1
 {
-	.reg .pred 	%p<54>;
-	.reg .b16 	%rs<8>;
-	.reg .b32 	%r<509>;
-	.reg .b64 	%rd<480>;
+	.reg .pred 	%p<154>;
+	.reg .b16 	%rs<89>;
+	.reg .b32 	%r<1289>;
+	.reg .b64 	%rd<743>;
 
 
-	ld.param.u64 	%rd126, [move_parts_param_0];
-	ld.param.u64 	%rd127, [move_parts_param_1];
+	ld.param.u64 	%rd97, [move_parts_param_0];
+	ld.param.u64 	%rd98, [move_parts_param_1];
 	mov.u32 	%r1, %tid.x;
-	mov.u32 	%r2, %nctaid.x;
-	mov.u32 	%r3, %ctaid.x;
-	cvt.u64.u32 	%rd128, %r3;
-	shr.u32 	%r4, %r1, 5;
-	mul.wide.u32 	%rd129, %r4, %r2;
-	add.s64 	%rd450, %rd129, %rd128;
-	setp.ge.u64 	%p2, %rd450, %rd127;
-	@%p2 bra 	$L__BB0_74;
+	and.b32  	%r2, %r1, 31;
+	mov.u32 	%r517, %nctaid.x;
+	cvt.u64.u32 	%rd1, %r517;
+	mov.u32 	%r518, %ntid.x;
+	shr.u32 	%r519, %r518, 5;
+	mul.wide.u32 	%rd2, %r519, %r517;
+	or.b64  	%rd99, %rd98, %rd2;
+	and.b64  	%rd100, %rd99, -4294967296;
+	setp.eq.s64 	%p5, %rd100, 0;
+	@%p5 bra 	$L__BB0_2;
 
-	and.b32  	%r5, %r1, 31;
-	cvt.u64.u32 	%rd2, %r5;
-	cvta.to.global.u64 	%rd130, %rd126;
+	div.u64 	%rd735, %rd98, %rd2;
+	bra.uni 	$L__BB0_3;
 
 $L__BB0_2:
-	mul.lo.s64 	%rd131, %rd450, 24;
-	add.s64 	%rd132, %rd130, %rd131;
-	ld.global.u64 	%rd4, [%rd132+16];
-	ld.global.u64 	%rd5, [%rd132+8];
-	ld.global.u64 	%rd6, [%rd132];
-	xor.b64  	%rd7, %rd5, %rd6;
-	and.b64  	%rd133, %rd7, 15;
-	setp.eq.s64 	%p3, %rd133, 0;
-	@%p3 bra 	$L__BB0_53;
+	cvt.u32.u64 	%r520, %rd2;
+	cvt.u32.u64 	%r521, %rd98;
+	div.u32 	%r522, %r521, %r520;
+	cvt.u64.u32 	%rd735, %r522;
 
-	and.b64  	%rd134, %rd7, 7;
-	setp.eq.s64 	%p4, %rd134, 0;
-	@%p4 bra 	$L__BB0_33;
+$L__BB0_3:
+	min.u64 	%rd101, %rd735, 32;
+	setp.gt.u64 	%p6, %rd2, %rd98;
+	selp.b64 	%rd6, 1, %rd101, %p6;
+	mov.u32 	%r523, %ctaid.x;
+	cvt.u64.u32 	%rd102, %r523;
+	shr.u32 	%r524, %r1, 5;
+	cvt.u64.u32 	%rd103, %r524;
+	mul.lo.s64 	%rd104, %rd103, %rd1;
+	add.s64 	%rd105, %rd104, %rd102;
+	mul.lo.s64 	%rd736, %rd6, %rd105;
+	setp.ge.u64 	%p7, %rd736, %rd98;
+	@%p7 bra 	$L__BB0_170;
 
-	and.b64  	%rd135, %rd7, 3;
-	setp.eq.s64 	%p5, %rd135, 0;
-	@%p5 bra 	$L__BB0_13;
+	cvt.u64.u32 	%rd8, %r2;
+	add.s32 	%r526, %r1, 1;
+	and.b32  	%r3, %r526, 31;
+	cvta.to.global.u64 	%rd112, %rd97;
 
-	or.b64  	%rd451, %rd2, 96;
-	setp.ge.u64 	%p6, %rd451, %rd4;
-	mov.u64 	%rd454, %rd2;
-	@%p6 bra 	$L__BB0_8;
+$L__BB0_5:
+	sub.s64 	%rd109, %rd98, %rd736;
+	min.u64 	%rd110, %rd109, %rd6;
+	cvt.u32.u64 	%r24, %rd110;
+	setp.ge.u32 	%p8, %r2, %r24;
+	mov.u64 	%rd737, 0;
+	mov.u64 	%rd738, %rd737;
+	mov.u64 	%rd739, %rd737;
+	@%p8 bra 	$L__BB0_7;
 
-	mov.u64 	%rd452, %rd2;
+	add.s64 	%rd111, %rd736, %rd8;
+	mul.lo.s64 	%rd113, %rd111, 24;
+	add.s64 	%rd114, %rd112, %rd113;
+	ld.global.u64 	%rd737, [%rd114];
+	ld.global.u64 	%rd738, [%rd114+8];
+	ld.global.u64 	%rd739, [%rd114+16];
 
 $L__BB0_7:
-	add.s64 	%rd137, %rd5, %rd452;
-	// begin inline asm
-	ld.global.cs.u8 %r6, [%rd137];
-	// end inline asm
-	add.s64 	%rd138, %rd137, 32;
-	// begin inline asm
-	ld.global.cs.u8 %r7, [%rd138];
-	// end inline asm
-	add.s64 	%rd139, %rd137, 64;
-	// begin inline asm
-	ld.global.cs.u8 %r8, [%rd139];
-	// end inline asm
-	add.s64 	%rd140, %rd5, %rd451;
-	// begin inline asm
-	ld.global.cs.u8 %r9, [%rd140];
-	// end inline asm
-	add.s64 	%rd141, %rd6, %rd452;
-	and.b32  	%r10, %r6, 255;
-	// begin inline asm
-	st.global.cs.u8 [%rd141], %r10;
-	// end inline asm
-	add.s64 	%rd142, %rd141, 32;
-	and.b32  	%r11, %r7, 255;
-	// begin inline asm
-	st.global.cs.u8 [%rd142], %r11;
-	// end inline asm
-	add.s64 	%rd143, %rd141, 64;
-	and.b32  	%r12, %r8, 255;
-	// begin inline asm
-	st.global.cs.u8 [%rd143], %r12;
-	// end inline asm
-	add.s64 	%rd144, %rd6, %rd451;
-	and.b32  	%r13, %r9, 255;
-	// begin inline asm
-	st.global.cs.u8 [%rd144], %r13;
-	// end inline asm
-	add.s64 	%rd454, %rd452, 128;
-	add.s64 	%rd451, %rd452, 224;
-	setp.lt.u64 	%p7, %rd451, %rd4;
-	mov.u64 	%rd452, %rd454;
-	@%p7 bra 	$L__BB0_7;
+	setp.eq.s32 	%p9, %r24, 0;
+	@%p9 bra 	$L__BB0_169;
 
-$L__BB0_8:
-	setp.ge.u64 	%p8, %rd454, %rd4;
-	@%p8 bra 	$L__BB0_11;
+	mov.u32 	%r1026, 0;
 
-$L__BB0_10:
-	add.s64 	%rd146, %rd6, %rd454;
-	add.s64 	%rd145, %rd5, %rd454;
+$L__BB0_9:
+	shr.u64 	%rd540, %rd739, 32;
+	cvt.u32.u64 	%r979, %rd540;
+	cvt.u32.u64 	%r978, %rd739;
+	shr.u64 	%rd539, %rd738, 32;
+	cvt.u32.u64 	%r977, %rd539;
+	cvt.u32.u64 	%r976, %rd738;
+	shr.u64 	%rd538, %rd737, 32;
+	cvt.u32.u64 	%r975, %rd538;
+	cvt.u32.u64 	%r974, %rd737;
+	mov.u32 	%r1027, 0;
+	mov.u32 	%r529, 31;
+	mov.u32 	%r530, -1;
+	shfl.sync.idx.b32 	%r52|%p10, %r974, %r1026, %r529, %r530;
+	shfl.sync.idx.b32 	%r531|%p11, %r975, %r1026, %r529, %r530;
+	cvt.u64.u32 	%rd118, %r531;
+	cvt.u64.u32 	%rd119, %r52;
+	bfi.b64 	%rd16, %rd118, %rd119, 32, 32;
+	shfl.sync.idx.b32 	%r53|%p12, %r976, %r1026, %r529, %r530;
+	shfl.sync.idx.b32 	%r532|%p13, %r977, %r1026, %r529, %r530;
+	cvt.u64.u32 	%rd120, %r532;
+	cvt.u64.u32 	%rd121, %r53;
+	bfi.b64 	%rd17, %rd120, %rd121, 32, 32;
+	shfl.sync.idx.b32 	%r533|%p14, %r978, %r1026, %r529, %r530;
+	shfl.sync.idx.b32 	%r534|%p15, %r979, %r1026, %r529, %r530;
+	cvt.u64.u32 	%rd122, %r534;
+	cvt.u64.u32 	%rd123, %r533;
+	bfi.b64 	%rd18, %rd122, %rd123, 32, 32;
+	neg.s32 	%r535, %r52;
+	and.b32  	%r536, %r535, 15;
+	cvt.u64.u32 	%rd124, %r536;
+	min.u64 	%rd19, %rd18, %rd124;
+	sub.s64 	%rd20, %rd18, %rd19;
+	shr.u64 	%rd21, %rd20, 4;
+	setp.le.u64 	%p16, %rd19, %rd8;
+	@%p16 bra 	$L__BB0_11;
+
+	add.s64 	%rd125, %rd17, %rd8;
 	// begin inline asm
-	ld.global.cs.u8 %r14, [%rd145];
+	ld.global.cs.u8 %r1027, [%rd125];
 	// end inline asm
-	and.b32  	%r15, %r14, 255;
-	// begin inline asm
-	st.global.cs.u8 [%rd146], %r15;
-	// end inline asm
-	add.s64 	%rd454, %rd454, 32;
-	setp.lt.u64 	%p9, %rd454, %rd4;
-	@%p9 bra 	$L__BB0_10;
 
 $L__BB0_11:
-	add.s64 	%rd16, %rd4, %rd2;
-	setp.ge.u64 	%p10, %rd16, %rd4;
-	@%p10 bra 	$L__BB0_73;
+	add.s64 	%rd126, %rd19, %rd8;
+	and.b64  	%rd127, %rd20, -16;
+	add.s64 	%rd22, %rd126, %rd127;
+	setp.ge.u64 	%p17, %rd22, %rd18;
+	mov.u32 	%r1028, 0;
+	@%p17 bra 	$L__BB0_13;
 
-	add.s64 	%rd147, %rd5, %rd16;
-	ld.u8 	%rs1, [%rd147];
-	add.s64 	%rd148, %rd6, %rd16;
-	st.u8 	[%rd148], %rs1;
-	bra.uni 	$L__BB0_73;
-
-$L__BB0_53:
-	neg.s64 	%rd357, %rd6;
-	and.b64  	%rd358, %rd357, 15;
-	min.u64 	%rd90, %rd358, %rd4;
-	sub.s64 	%rd91, %rd4, %rd90;
-	shr.u64 	%rd92, %rd91, 4;
-	setp.le.u64 	%p39, %rd90, %rd2;
-	@%p39 bra 	$L__BB0_55;
-
-	add.s64 	%rd359, %rd5, %rd2;
-	ld.u8 	%rs6, [%rd359];
-	add.s64 	%rd360, %rd6, %rd2;
-	st.u8 	[%rd360], %rs6;
-
-$L__BB0_55:
-	add.s64 	%rd93, %rd6, %rd90;
-	add.s64 	%rd94, %rd5, %rd90;
-	or.b64  	%rd472, %rd2, 96;
-	setp.ge.u64 	%p40, %rd472, %rd92;
-	mov.u64 	%rd474, %rd2;
-	@%p40 bra 	$L__BB0_63;
-
-	mov.u64 	%rd363, -97;
-	sub.s64 	%rd364, %rd363, %rd2;
-	add.s64 	%rd95, %rd364, %rd92;
-	shr.u64 	%rd365, %rd95, 7;
-	add.s64 	%rd366, %rd365, 1;
-	and.b64  	%rd96, %rd366, 3;
-	setp.eq.s64 	%p41, %rd96, 0;
-	mov.u64 	%rd474, %rd2;
-	@%p41 bra 	$L__BB0_60;
-
-	shl.b64 	%rd375, %rd2, 4;
-	add.s64 	%rd367, %rd94, %rd375;
+	add.s64 	%rd128, %rd17, %rd22;
 	// begin inline asm
-	ld.global.cs.v4.u32 {%r226,%r227,%r228,%r229}, [%rd367];
+	ld.global.cs.u8 %r1028, [%rd128];
 	// end inline asm
-	add.s64 	%rd368, %rd367, 512;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r230,%r231,%r232,%r233}, [%rd368];
-	// end inline asm
-	add.s64 	%rd369, %rd367, 1024;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r234,%r235,%r236,%r237}, [%rd369];
-	// end inline asm
-	add.s64 	%rd370, %rd367, 1536;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r238,%r239,%r240,%r241}, [%rd370];
-	// end inline asm
-	add.s64 	%rd371, %rd93, %rd375;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd371], {%r226,%r227,%r228,%r229};
-	// end inline asm
-	add.s64 	%rd372, %rd371, 512;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd372], {%r230,%r231,%r232,%r233};
-	// end inline asm
-	add.s64 	%rd373, %rd371, 1024;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd373], {%r234,%r235,%r236,%r237};
-	// end inline asm
-	add.s64 	%rd374, %rd371, 1536;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd374], {%r238,%r239,%r240,%r241};
-	// end inline asm
-	or.b64  	%rd472, %rd2, 224;
-	or.b64  	%rd474, %rd2, 128;
-	setp.eq.s64 	%p42, %rd96, 1;
-	@%p42 bra 	$L__BB0_60;
-
-	add.s64 	%rd376, %rd367, 2048;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r258,%r259,%r260,%r261}, [%rd376];
-	// end inline asm
-	add.s64 	%rd377, %rd367, 2560;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r262,%r263,%r264,%r265}, [%rd377];
-	// end inline asm
-	add.s64 	%rd378, %rd367, 3072;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r266,%r267,%r268,%r269}, [%rd378];
-	// end inline asm
-	add.s64 	%rd379, %rd367, 3584;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r270,%r271,%r272,%r273}, [%rd379];
-	// end inline asm
-	add.s64 	%rd380, %rd371, 2048;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd380], {%r258,%r259,%r260,%r261};
-	// end inline asm
-	add.s64 	%rd381, %rd371, 2560;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd381], {%r262,%r263,%r264,%r265};
-	// end inline asm
-	add.s64 	%rd382, %rd371, 3072;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd382], {%r266,%r267,%r268,%r269};
-	// end inline asm
-	add.s64 	%rd383, %rd371, 3584;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd383], {%r270,%r271,%r272,%r273};
-	// end inline asm
-	or.b64  	%rd472, %rd2, 352;
-	or.b64  	%rd474, %rd2, 256;
-	setp.eq.s64 	%p43, %rd96, 2;
-	@%p43 bra 	$L__BB0_60;
-
-	add.s64 	%rd384, %rd367, 4096;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r290,%r291,%r292,%r293}, [%rd384];
-	// end inline asm
-	add.s64 	%rd385, %rd367, 4608;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r294,%r295,%r296,%r297}, [%rd385];
-	// end inline asm
-	add.s64 	%rd386, %rd367, 5120;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r298,%r299,%r300,%r301}, [%rd386];
-	// end inline asm
-	add.s64 	%rd387, %rd367, 5632;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r302,%r303,%r304,%r305}, [%rd387];
-	// end inline asm
-	add.s64 	%rd388, %rd371, 4096;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd388], {%r290,%r291,%r292,%r293};
-	// end inline asm
-	add.s64 	%rd389, %rd371, 4608;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd389], {%r294,%r295,%r296,%r297};
-	// end inline asm
-	add.s64 	%rd390, %rd371, 5120;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd390], {%r298,%r299,%r300,%r301};
-	// end inline asm
-	add.s64 	%rd391, %rd371, 5632;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd391], {%r302,%r303,%r304,%r305};
-	// end inline asm
-	or.b64  	%rd472, %rd2, 480;
-	or.b64  	%rd474, %rd2, 384;
-
-$L__BB0_60:
-	setp.lt.u64 	%p44, %rd95, 384;
-	@%p44 bra 	$L__BB0_63;
-
-	mov.u64 	%rd476, %rd474;
-
-$L__BB0_62:
-	shl.b64 	%rd424, %rd476, 4;
-	add.s64 	%rd392, %rd94, %rd424;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r322,%r323,%r324,%r325}, [%rd392];
-	// end inline asm
-	add.s64 	%rd393, %rd392, 512;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r326,%r327,%r328,%r329}, [%rd393];
-	// end inline asm
-	add.s64 	%rd394, %rd392, 1024;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r330,%r331,%r332,%r333}, [%rd394];
-	// end inline asm
-	shl.b64 	%rd425, %rd472, 4;
-	add.s64 	%rd395, %rd94, %rd425;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r334,%r335,%r336,%r337}, [%rd395];
-	// end inline asm
-	add.s64 	%rd396, %rd93, %rd424;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd396], {%r322,%r323,%r324,%r325};
-	// end inline asm
-	add.s64 	%rd397, %rd396, 512;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd397], {%r326,%r327,%r328,%r329};
-	// end inline asm
-	add.s64 	%rd398, %rd396, 1024;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd398], {%r330,%r331,%r332,%r333};
-	// end inline asm
-	add.s64 	%rd399, %rd93, %rd425;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd399], {%r334,%r335,%r336,%r337};
-	// end inline asm
-	add.s64 	%rd400, %rd392, 2048;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r354,%r355,%r356,%r357}, [%rd400];
-	// end inline asm
-	add.s64 	%rd401, %rd392, 2560;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r358,%r359,%r360,%r361}, [%rd401];
-	// end inline asm
-	add.s64 	%rd402, %rd392, 3072;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r362,%r363,%r364,%r365}, [%rd402];
-	// end inline asm
-	add.s64 	%rd403, %rd392, 3584;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r366,%r367,%r368,%r369}, [%rd403];
-	// end inline asm
-	add.s64 	%rd404, %rd396, 2048;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd404], {%r354,%r355,%r356,%r357};
-	// end inline asm
-	add.s64 	%rd405, %rd396, 2560;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd405], {%r358,%r359,%r360,%r361};
-	// end inline asm
-	add.s64 	%rd406, %rd396, 3072;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd406], {%r362,%r363,%r364,%r365};
-	// end inline asm
-	add.s64 	%rd407, %rd396, 3584;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd407], {%r366,%r367,%r368,%r369};
-	// end inline asm
-	add.s64 	%rd408, %rd392, 4096;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r386,%r387,%r388,%r389}, [%rd408];
-	// end inline asm
-	add.s64 	%rd409, %rd392, 4608;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r390,%r391,%r392,%r393}, [%rd409];
-	// end inline asm
-	add.s64 	%rd410, %rd392, 5120;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r394,%r395,%r396,%r397}, [%rd410];
-	// end inline asm
-	add.s64 	%rd411, %rd392, 5632;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r398,%r399,%r400,%r401}, [%rd411];
-	// end inline asm
-	add.s64 	%rd412, %rd396, 4096;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd412], {%r386,%r387,%r388,%r389};
-	// end inline asm
-	add.s64 	%rd413, %rd396, 4608;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd413], {%r390,%r391,%r392,%r393};
-	// end inline asm
-	add.s64 	%rd414, %rd396, 5120;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd414], {%r394,%r395,%r396,%r397};
-	// end inline asm
-	add.s64 	%rd415, %rd396, 5632;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd415], {%r398,%r399,%r400,%r401};
-	// end inline asm
-	add.s64 	%rd416, %rd392, 6144;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r418,%r419,%r420,%r421}, [%rd416];
-	// end inline asm
-	add.s64 	%rd417, %rd392, 6656;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r422,%r423,%r424,%r425}, [%rd417];
-	// end inline asm
-	add.s64 	%rd418, %rd392, 7168;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r426,%r427,%r428,%r429}, [%rd418];
-	// end inline asm
-	add.s64 	%rd419, %rd392, 7680;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r430,%r431,%r432,%r433}, [%rd419];
-	// end inline asm
-	add.s64 	%rd420, %rd396, 6144;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd420], {%r418,%r419,%r420,%r421};
-	// end inline asm
-	add.s64 	%rd421, %rd396, 6656;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd421], {%r422,%r423,%r424,%r425};
-	// end inline asm
-	add.s64 	%rd422, %rd396, 7168;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd422], {%r426,%r427,%r428,%r429};
-	// end inline asm
-	add.s64 	%rd423, %rd396, 7680;
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd423], {%r430,%r431,%r432,%r433};
-	// end inline asm
-	add.s64 	%rd474, %rd476, 512;
-	add.s64 	%rd472, %rd476, 608;
-	setp.lt.u64 	%p45, %rd472, %rd92;
-	mov.u64 	%rd476, %rd474;
-	@%p45 bra 	$L__BB0_62;
-
-$L__BB0_63:
-	setp.ge.u64 	%p46, %rd474, %rd92;
-	@%p46 bra 	$L__BB0_71;
-
-	not.b64 	%rd426, %rd474;
-	add.s64 	%rd114, %rd92, %rd426;
-	shr.u64 	%rd427, %rd114, 5;
-	add.s64 	%rd428, %rd427, 1;
-	and.b64  	%rd115, %rd428, 3;
-	setp.eq.s64 	%p47, %rd115, 0;
-	mov.u64 	%rd478, %rd474;
-	@%p47 bra 	$L__BB0_68;
-
-	shl.b64 	%rd431, %rd474, 4;
-	add.s64 	%rd430, %rd93, %rd431;
-	add.s64 	%rd429, %rd94, %rd431;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r450,%r451,%r452,%r453}, [%rd429];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd430], {%r450,%r451,%r452,%r453};
-	// end inline asm
-	add.s64 	%rd478, %rd474, 32;
-	setp.eq.s64 	%p48, %rd115, 1;
-	@%p48 bra 	$L__BB0_68;
-
-	add.s64 	%rd433, %rd430, 512;
-	add.s64 	%rd432, %rd429, 512;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r458,%r459,%r460,%r461}, [%rd432];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd433], {%r458,%r459,%r460,%r461};
-	// end inline asm
-	add.s64 	%rd478, %rd474, 64;
-	setp.eq.s64 	%p49, %rd115, 2;
-	@%p49 bra 	$L__BB0_68;
-
-	add.s64 	%rd435, %rd430, 1024;
-	add.s64 	%rd434, %rd429, 1024;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r466,%r467,%r468,%r469}, [%rd434];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd435], {%r466,%r467,%r468,%r469};
-	// end inline asm
-	add.s64 	%rd478, %rd474, 96;
-
-$L__BB0_68:
-	setp.lt.u64 	%p50, %rd114, 96;
-	@%p50 bra 	$L__BB0_71;
-
-$L__BB0_70:
-	shl.b64 	%rd444, %rd478, 4;
-	add.s64 	%rd437, %rd93, %rd444;
-	add.s64 	%rd436, %rd94, %rd444;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r474,%r475,%r476,%r477}, [%rd436];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd437], {%r474,%r475,%r476,%r477};
-	// end inline asm
-	add.s64 	%rd439, %rd437, 512;
-	add.s64 	%rd438, %rd436, 512;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r482,%r483,%r484,%r485}, [%rd438];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd439], {%r482,%r483,%r484,%r485};
-	// end inline asm
-	add.s64 	%rd441, %rd437, 1024;
-	add.s64 	%rd440, %rd436, 1024;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r490,%r491,%r492,%r493}, [%rd440];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd441], {%r490,%r491,%r492,%r493};
-	// end inline asm
-	add.s64 	%rd443, %rd437, 1536;
-	add.s64 	%rd442, %rd436, 1536;
-	// begin inline asm
-	ld.global.cs.v4.u32 {%r498,%r499,%r500,%r501}, [%rd442];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v4.u32 [%rd443], {%r498,%r499,%r500,%r501};
-	// end inline asm
-	add.s64 	%rd478, %rd478, 128;
-	setp.lt.u64 	%p51, %rd478, %rd92;
-	@%p51 bra 	$L__BB0_70;
-
-$L__BB0_71:
-	add.s64 	%rd445, %rd90, %rd2;
-	and.b64  	%rd446, %rd91, -16;
-	add.s64 	%rd124, %rd445, %rd446;
-	setp.ge.u64 	%p52, %rd124, %rd4;
-	@%p52 bra 	$L__BB0_73;
-
-	add.s64 	%rd447, %rd5, %rd124;
-	ld.u8 	%rs7, [%rd447];
-	add.s64 	%rd448, %rd6, %rd124;
-	st.u8 	[%rd448], %rs7;
-	bra.uni 	$L__BB0_73;
-
-$L__BB0_33:
-	neg.s64 	%rd265, %rd6;
-	and.b64  	%rd266, %rd265, 7;
-	min.u64 	%rd55, %rd266, %rd4;
-	sub.s64 	%rd56, %rd4, %rd55;
-	shr.u64 	%rd57, %rd56, 3;
-	setp.le.u64 	%p25, %rd55, %rd2;
-	@%p25 bra 	$L__BB0_35;
-
-	add.s64 	%rd267, %rd5, %rd2;
-	ld.u8 	%rs4, [%rd267];
-	add.s64 	%rd268, %rd6, %rd2;
-	st.u8 	[%rd268], %rs4;
-
-$L__BB0_35:
-	add.s64 	%rd58, %rd6, %rd55;
-	add.s64 	%rd59, %rd5, %rd55;
-	or.b64  	%rd464, %rd2, 96;
-	setp.ge.u64 	%p26, %rd464, %rd57;
-	mov.u64 	%rd466, %rd2;
-	@%p26 bra 	$L__BB0_43;
-
-	mov.u64 	%rd271, -97;
-	sub.s64 	%rd272, %rd271, %rd2;
-	add.s64 	%rd60, %rd272, %rd57;
-	shr.u64 	%rd273, %rd60, 7;
-	add.s64 	%rd274, %rd273, 1;
-	and.b64  	%rd61, %rd274, 3;
-	setp.eq.s64 	%p27, %rd61, 0;
-	mov.u64 	%rd466, %rd2;
-	@%p27 bra 	$L__BB0_40;
-
-	shl.b64 	%rd283, %rd2, 3;
-	add.s64 	%rd275, %rd59, %rd283;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r86,%r87}, [%rd275];
-	// end inline asm
-	add.s64 	%rd276, %rd275, 256;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r88,%r89}, [%rd276];
-	// end inline asm
-	add.s64 	%rd277, %rd275, 512;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r90,%r91}, [%rd277];
-	// end inline asm
-	add.s64 	%rd278, %rd275, 768;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r92,%r93}, [%rd278];
-	// end inline asm
-	add.s64 	%rd279, %rd58, %rd283;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd279], {%r86,%r87};
-	// end inline asm
-	add.s64 	%rd280, %rd279, 256;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd280], {%r88,%r89};
-	// end inline asm
-	add.s64 	%rd281, %rd279, 512;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd281], {%r90,%r91};
-	// end inline asm
-	add.s64 	%rd282, %rd279, 768;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd282], {%r92,%r93};
-	// end inline asm
-	or.b64  	%rd464, %rd2, 224;
-	or.b64  	%rd466, %rd2, 128;
-	setp.eq.s64 	%p28, %rd61, 1;
-	@%p28 bra 	$L__BB0_40;
-
-	add.s64 	%rd284, %rd275, 1024;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r102,%r103}, [%rd284];
-	// end inline asm
-	add.s64 	%rd285, %rd275, 1280;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r104,%r105}, [%rd285];
-	// end inline asm
-	add.s64 	%rd286, %rd275, 1536;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r106,%r107}, [%rd286];
-	// end inline asm
-	add.s64 	%rd287, %rd275, 1792;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r108,%r109}, [%rd287];
-	// end inline asm
-	add.s64 	%rd288, %rd279, 1024;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd288], {%r102,%r103};
-	// end inline asm
-	add.s64 	%rd289, %rd279, 1280;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd289], {%r104,%r105};
-	// end inline asm
-	add.s64 	%rd290, %rd279, 1536;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd290], {%r106,%r107};
-	// end inline asm
-	add.s64 	%rd291, %rd279, 1792;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd291], {%r108,%r109};
-	// end inline asm
-	or.b64  	%rd464, %rd2, 352;
-	or.b64  	%rd466, %rd2, 256;
-	setp.eq.s64 	%p29, %rd61, 2;
-	@%p29 bra 	$L__BB0_40;
-
-	add.s64 	%rd292, %rd275, 2048;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r118,%r119}, [%rd292];
-	// end inline asm
-	add.s64 	%rd293, %rd275, 2304;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r120,%r121}, [%rd293];
-	// end inline asm
-	add.s64 	%rd294, %rd275, 2560;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r122,%r123}, [%rd294];
-	// end inline asm
-	add.s64 	%rd295, %rd275, 2816;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r124,%r125}, [%rd295];
-	// end inline asm
-	add.s64 	%rd296, %rd279, 2048;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd296], {%r118,%r119};
-	// end inline asm
-	add.s64 	%rd297, %rd279, 2304;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd297], {%r120,%r121};
-	// end inline asm
-	add.s64 	%rd298, %rd279, 2560;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd298], {%r122,%r123};
-	// end inline asm
-	add.s64 	%rd299, %rd279, 2816;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd299], {%r124,%r125};
-	// end inline asm
-	or.b64  	%rd464, %rd2, 480;
-	or.b64  	%rd466, %rd2, 384;
-
-$L__BB0_40:
-	setp.lt.u64 	%p30, %rd60, 384;
-	@%p30 bra 	$L__BB0_43;
-
-	mov.u64 	%rd468, %rd466;
-
-$L__BB0_42:
-	shl.b64 	%rd332, %rd468, 3;
-	add.s64 	%rd300, %rd59, %rd332;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r134,%r135}, [%rd300];
-	// end inline asm
-	add.s64 	%rd301, %rd300, 256;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r136,%r137}, [%rd301];
-	// end inline asm
-	add.s64 	%rd302, %rd300, 512;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r138,%r139}, [%rd302];
-	// end inline asm
-	shl.b64 	%rd333, %rd464, 3;
-	add.s64 	%rd303, %rd59, %rd333;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r140,%r141}, [%rd303];
-	// end inline asm
-	add.s64 	%rd304, %rd58, %rd332;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd304], {%r134,%r135};
-	// end inline asm
-	add.s64 	%rd305, %rd304, 256;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd305], {%r136,%r137};
-	// end inline asm
-	add.s64 	%rd306, %rd304, 512;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd306], {%r138,%r139};
-	// end inline asm
-	add.s64 	%rd307, %rd58, %rd333;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd307], {%r140,%r141};
-	// end inline asm
-	add.s64 	%rd308, %rd300, 1024;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r150,%r151}, [%rd308];
-	// end inline asm
-	add.s64 	%rd309, %rd300, 1280;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r152,%r153}, [%rd309];
-	// end inline asm
-	add.s64 	%rd310, %rd300, 1536;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r154,%r155}, [%rd310];
-	// end inline asm
-	add.s64 	%rd311, %rd300, 1792;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r156,%r157}, [%rd311];
-	// end inline asm
-	add.s64 	%rd312, %rd304, 1024;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd312], {%r150,%r151};
-	// end inline asm
-	add.s64 	%rd313, %rd304, 1280;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd313], {%r152,%r153};
-	// end inline asm
-	add.s64 	%rd314, %rd304, 1536;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd314], {%r154,%r155};
-	// end inline asm
-	add.s64 	%rd315, %rd304, 1792;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd315], {%r156,%r157};
-	// end inline asm
-	add.s64 	%rd316, %rd300, 2048;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r166,%r167}, [%rd316];
-	// end inline asm
-	add.s64 	%rd317, %rd300, 2304;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r168,%r169}, [%rd317];
-	// end inline asm
-	add.s64 	%rd318, %rd300, 2560;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r170,%r171}, [%rd318];
-	// end inline asm
-	add.s64 	%rd319, %rd300, 2816;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r172,%r173}, [%rd319];
-	// end inline asm
-	add.s64 	%rd320, %rd304, 2048;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd320], {%r166,%r167};
-	// end inline asm
-	add.s64 	%rd321, %rd304, 2304;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd321], {%r168,%r169};
-	// end inline asm
-	add.s64 	%rd322, %rd304, 2560;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd322], {%r170,%r171};
-	// end inline asm
-	add.s64 	%rd323, %rd304, 2816;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd323], {%r172,%r173};
-	// end inline asm
-	add.s64 	%rd324, %rd300, 3072;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r182,%r183}, [%rd324];
-	// end inline asm
-	add.s64 	%rd325, %rd300, 3328;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r184,%r185}, [%rd325];
-	// end inline asm
-	add.s64 	%rd326, %rd300, 3584;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r186,%r187}, [%rd326];
-	// end inline asm
-	add.s64 	%rd327, %rd300, 3840;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r188,%r189}, [%rd327];
-	// end inline asm
-	add.s64 	%rd328, %rd304, 3072;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd328], {%r182,%r183};
-	// end inline asm
-	add.s64 	%rd329, %rd304, 3328;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd329], {%r184,%r185};
-	// end inline asm
-	add.s64 	%rd330, %rd304, 3584;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd330], {%r186,%r187};
-	// end inline asm
-	add.s64 	%rd331, %rd304, 3840;
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd331], {%r188,%r189};
-	// end inline asm
-	add.s64 	%rd466, %rd468, 512;
-	add.s64 	%rd464, %rd468, 608;
-	setp.lt.u64 	%p31, %rd464, %rd57;
-	mov.u64 	%rd468, %rd466;
-	@%p31 bra 	$L__BB0_42;
-
-$L__BB0_43:
-	setp.ge.u64 	%p32, %rd466, %rd57;
-	@%p32 bra 	$L__BB0_51;
-
-	not.b64 	%rd334, %rd466;
-	add.s64 	%rd79, %rd57, %rd334;
-	shr.u64 	%rd335, %rd79, 5;
-	add.s64 	%rd336, %rd335, 1;
-	and.b64  	%rd80, %rd336, 3;
-	setp.eq.s64 	%p33, %rd80, 0;
-	mov.u64 	%rd470, %rd466;
-	@%p33 bra 	$L__BB0_48;
-
-	shl.b64 	%rd339, %rd466, 3;
-	add.s64 	%rd338, %rd58, %rd339;
-	add.s64 	%rd337, %rd59, %rd339;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r198,%r199}, [%rd337];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd338], {%r198,%r199};
-	// end inline asm
-	add.s64 	%rd470, %rd466, 32;
-	setp.eq.s64 	%p34, %rd80, 1;
-	@%p34 bra 	$L__BB0_48;
-
-	add.s64 	%rd341, %rd338, 256;
-	add.s64 	%rd340, %rd337, 256;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r202,%r203}, [%rd340];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd341], {%r202,%r203};
-	// end inline asm
-	add.s64 	%rd470, %rd466, 64;
-	setp.eq.s64 	%p35, %rd80, 2;
-	@%p35 bra 	$L__BB0_48;
-
-	add.s64 	%rd343, %rd338, 512;
-	add.s64 	%rd342, %rd337, 512;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r206,%r207}, [%rd342];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd343], {%r206,%r207};
-	// end inline asm
-	add.s64 	%rd470, %rd466, 96;
-
-$L__BB0_48:
-	setp.lt.u64 	%p36, %rd79, 96;
-	@%p36 bra 	$L__BB0_51;
-
-$L__BB0_50:
-	shl.b64 	%rd352, %rd470, 3;
-	add.s64 	%rd345, %rd58, %rd352;
-	add.s64 	%rd344, %rd59, %rd352;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r210,%r211}, [%rd344];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd345], {%r210,%r211};
-	// end inline asm
-	add.s64 	%rd347, %rd345, 256;
-	add.s64 	%rd346, %rd344, 256;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r214,%r215}, [%rd346];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd347], {%r214,%r215};
-	// end inline asm
-	add.s64 	%rd349, %rd345, 512;
-	add.s64 	%rd348, %rd344, 512;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r218,%r219}, [%rd348];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd349], {%r218,%r219};
-	// end inline asm
-	add.s64 	%rd351, %rd345, 768;
-	add.s64 	%rd350, %rd344, 768;
-	// begin inline asm
-	ld.global.cs.v2.u32 {%r222,%r223}, [%rd350];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.v2.u32 [%rd351], {%r222,%r223};
-	// end inline asm
-	add.s64 	%rd470, %rd470, 128;
-	setp.lt.u64 	%p37, %rd470, %rd57;
-	@%p37 bra 	$L__BB0_50;
-
-$L__BB0_51:
-	add.s64 	%rd353, %rd55, %rd2;
-	and.b64  	%rd354, %rd56, -8;
-	add.s64 	%rd89, %rd353, %rd354;
-	setp.ge.u64 	%p38, %rd89, %rd4;
-	@%p38 bra 	$L__BB0_73;
-
-	add.s64 	%rd355, %rd5, %rd89;
-	ld.u8 	%rs5, [%rd355];
-	add.s64 	%rd356, %rd6, %rd89;
-	st.u8 	[%rd356], %rs5;
-	bra.uni 	$L__BB0_73;
 
 $L__BB0_13:
-	neg.s64 	%rd149, %rd6;
-	and.b64  	%rd150, %rd149, 3;
-	min.u64 	%rd17, %rd150, %rd4;
-	sub.s64 	%rd151, %rd4, %rd17;
-	shr.u64 	%rd18, %rd151, 2;
-	setp.le.u64 	%p11, %rd17, %rd2;
-	@%p11 bra 	$L__BB0_15;
+	cvt.u32.u64 	%r540, %rd19;
+	add.s32 	%r58, %r53, %r540;
+	and.b32  	%r59, %r58, 15;
+	add.s64 	%rd24, %rd16, %rd19;
+	cvt.u64.u32 	%rd129, %r59;
+	sub.s64 	%rd130, %rd19, %rd129;
+	add.s64 	%rd26, %rd17, %rd130;
+	setp.ne.s32 	%p18, %r59, 0;
+	setp.eq.s64 	%p19, %rd21, 0;
+	or.pred  	%p20, %p19, %p18;
+	@%p20 bra 	$L__BB0_134;
 
-	add.s64 	%rd152, %rd5, %rd2;
-	ld.u8 	%rs2, [%rd152];
-	add.s64 	%rd153, %rd6, %rd2;
-	st.u8 	[%rd153], %rs2;
+	shr.u64 	%rd131, %rd26, 4;
+	and.b64  	%rd28, %rd131, 7;
+	neg.s64 	%rd740, %rd28;
+	setp.le.s64 	%p21, %rd21, %rd740;
+	@%p21 bra 	$L__BB0_134;
 
-$L__BB0_15:
-	add.s64 	%rd20, %rd6, %rd17;
-	or.b64  	%rd455, %rd2, 96;
-	setp.ge.u64 	%p12, %rd455, %rd18;
-	mov.u64 	%rd457, %rd2;
-	@%p12 bra 	$L__BB0_23;
+	shr.u64 	%rd542, %rd26, 4;
+	and.b64  	%rd541, %rd542, 7;
+	add.s64 	%rd132, %rd21, %rd541;
+	add.s64 	%rd30, %rd132, -1;
+	shr.u64 	%rd133, %rd30, 7;
+	add.s64 	%rd134, %rd133, 1;
+	and.b64  	%rd31, %rd134, 3;
+	setp.eq.s64 	%p22, %rd31, 0;
+	@%p22 bra 	$L__BB0_67;
 
-	mov.u64 	%rd159, -97;
-	sub.s64 	%rd160, %rd159, %rd2;
-	add.s64 	%rd21, %rd160, %rd18;
-	shr.u64 	%rd161, %rd21, 7;
-	add.s64 	%rd162, %rd161, 1;
-	and.b64  	%rd22, %rd162, 3;
-	setp.eq.s64 	%p13, %rd22, 0;
-	mov.u64 	%rd457, %rd2;
-	@%p13 bra 	$L__BB0_20;
+	shr.u64 	%rd544, %rd26, 4;
+	and.b64  	%rd543, %rd544, 7;
+	sub.s64 	%rd32, %rd8, %rd543;
+	setp.ge.u64 	%p23, %rd32, %rd21;
+	@%p23 bra 	$L__BB0_18;
 
-	add.s64 	%rd174, %rd5, %rd17;
-	shl.b64 	%rd175, %rd2, 2;
-	add.s64 	%rd163, %rd174, %rd175;
+	shl.b64 	%rd136, %rd32, 4;
+	add.s64 	%rd135, %rd26, %rd136;
 	// begin inline asm
-	ld.global.cs.u32 %r16, [%rd163];
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd135];
 	// end inline asm
-	add.s64 	%rd164, %rd163, 128;
-	// begin inline asm
-	ld.global.cs.u32 %r17, [%rd164];
-	// end inline asm
-	add.s64 	%rd165, %rd163, 256;
-	// begin inline asm
-	ld.global.cs.u32 %r18, [%rd165];
-	// end inline asm
-	add.s64 	%rd166, %rd163, 384;
-	// begin inline asm
-	ld.global.cs.u32 %r19, [%rd166];
-	// end inline asm
-	add.s64 	%rd167, %rd20, %rd175;
-	// begin inline asm
-	st.global.cs.u32 [%rd167], %r16;
-	// end inline asm
-	add.s64 	%rd168, %rd167, 128;
-	// begin inline asm
-	st.global.cs.u32 [%rd168], %r17;
-	// end inline asm
-	add.s64 	%rd169, %rd167, 256;
-	// begin inline asm
-	st.global.cs.u32 [%rd169], %r18;
-	// end inline asm
-	add.s64 	%rd170, %rd167, 384;
-	// begin inline asm
-	st.global.cs.u32 [%rd170], %r19;
-	// end inline asm
-	or.b64  	%rd455, %rd2, 224;
-	or.b64  	%rd457, %rd2, 128;
-	setp.eq.s64 	%p14, %rd22, 1;
-	@%p14 bra 	$L__BB0_20;
 
-	add.s64 	%rd176, %rd163, 512;
-	// begin inline asm
-	ld.global.cs.u32 %r24, [%rd176];
-	// end inline asm
-	add.s64 	%rd177, %rd163, 640;
-	// begin inline asm
-	ld.global.cs.u32 %r25, [%rd177];
-	// end inline asm
-	add.s64 	%rd178, %rd163, 768;
-	// begin inline asm
-	ld.global.cs.u32 %r26, [%rd178];
-	// end inline asm
-	add.s64 	%rd179, %rd163, 896;
-	// begin inline asm
-	ld.global.cs.u32 %r27, [%rd179];
-	// end inline asm
-	add.s64 	%rd180, %rd167, 512;
-	// begin inline asm
-	st.global.cs.u32 [%rd180], %r24;
-	// end inline asm
-	add.s64 	%rd181, %rd167, 640;
-	// begin inline asm
-	st.global.cs.u32 [%rd181], %r25;
-	// end inline asm
-	add.s64 	%rd182, %rd167, 768;
-	// begin inline asm
-	st.global.cs.u32 [%rd182], %r26;
-	// end inline asm
-	add.s64 	%rd183, %rd167, 896;
-	// begin inline asm
-	st.global.cs.u32 [%rd183], %r27;
-	// end inline asm
-	or.b64  	%rd455, %rd2, 352;
-	or.b64  	%rd457, %rd2, 256;
-	setp.eq.s64 	%p15, %rd22, 2;
-	@%p15 bra 	$L__BB0_20;
+$L__BB0_18:
+	shr.u64 	%rd547, %rd26, 4;
+	and.b64  	%rd546, %rd547, 7;
+	sub.s64 	%rd545, %rd8, %rd543;
+	add.s64 	%rd33, %rd545, 32;
+	setp.ge.u64 	%p24, %rd33, %rd21;
+	shl.b64 	%rd137, %rd8, 4;
+	add.s64 	%rd138, %rd17, %rd137;
+	cvt.u16.u32 	%rs1, %r52;
+	neg.s16 	%rs2, %rs1;
+	cvt.u64.u16 	%rd139, %rs2;
+	not.b64 	%rd140, %rd139;
+	or.b64  	%rd141, %rd140, -16;
+	not.b64 	%rd142, %rd18;
+	max.u64 	%rd143, %rd141, %rd142;
+	neg.s64 	%rd144, %rd143;
+	cvt.u16.u32 	%rs3, %r53;
+	add.s16 	%rs4, %rs3, -1;
+	cvt.u16.u64 	%rs5, %rd143;
+	sub.s16 	%rs6, %rs4, %rs5;
+	cvt.u64.u16 	%rd145, %rs6;
+	and.b64  	%rd146, %rd145, 15;
+	sub.s64 	%rd147, %rd144, %rd146;
+	cvt.u32.u64 	%r545, %rd26;
+	shr.u32 	%r546, %r545, 4;
+	and.b32  	%r547, %r546, 7;
+	mul.wide.u32 	%rd148, %r547, 16;
+	sub.s64 	%rd149, %rd147, %rd148;
+	add.s64 	%rd150, %rd138, %rd149;
+	add.s64 	%rd34, %rd150, 511;
+	@%p24 bra 	$L__BB0_20;
 
-	add.s64 	%rd184, %rd163, 1024;
 	// begin inline asm
-	ld.global.cs.u32 %r32, [%rd184];
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd34];
 	// end inline asm
-	add.s64 	%rd185, %rd163, 1152;
-	// begin inline asm
-	ld.global.cs.u32 %r33, [%rd185];
-	// end inline asm
-	add.s64 	%rd186, %rd163, 1280;
-	// begin inline asm
-	ld.global.cs.u32 %r34, [%rd186];
-	// end inline asm
-	add.s64 	%rd187, %rd163, 1408;
-	// begin inline asm
-	ld.global.cs.u32 %r35, [%rd187];
-	// end inline asm
-	add.s64 	%rd188, %rd167, 1024;
-	// begin inline asm
-	st.global.cs.u32 [%rd188], %r32;
-	// end inline asm
-	add.s64 	%rd189, %rd167, 1152;
-	// begin inline asm
-	st.global.cs.u32 [%rd189], %r33;
-	// end inline asm
-	add.s64 	%rd190, %rd167, 1280;
-	// begin inline asm
-	st.global.cs.u32 [%rd190], %r34;
-	// end inline asm
-	add.s64 	%rd191, %rd167, 1408;
-	// begin inline asm
-	st.global.cs.u32 [%rd191], %r35;
-	// end inline asm
-	or.b64  	%rd455, %rd2, 480;
-	or.b64  	%rd457, %rd2, 384;
 
 $L__BB0_20:
-	setp.lt.u64 	%p16, %rd21, 384;
-	@%p16 bra 	$L__BB0_23;
+	add.s64 	%rd35, %rd32, 64;
+	setp.ge.u64 	%p25, %rd35, %rd21;
+	@%p25 bra 	$L__BB0_22;
 
-	shl.b64 	%rd458, %rd457, 2;
-	mov.u64 	%rd460, %rd457;
+	add.s64 	%rd570, %rd150, 1023;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd570];
+	// end inline asm
 
 $L__BB0_22:
-	add.s64 	%rd227, %rd5, %rd17;
-	add.s64 	%rd192, %rd227, %rd458;
-	// begin inline asm
-	ld.global.cs.u32 %r40, [%rd192];
-	// end inline asm
-	add.s64 	%rd228, %rd17, 1;
-	add.s64 	%rd229, %rd5, %rd228;
-	add.s64 	%rd230, %rd229, %rd458;
-	add.s64 	%rd193, %rd230, 127;
-	// begin inline asm
-	ld.global.cs.u32 %r41, [%rd193];
-	// end inline asm
-	add.s64 	%rd194, %rd230, 255;
-	// begin inline asm
-	ld.global.cs.u32 %r42, [%rd194];
-	// end inline asm
-	shl.b64 	%rd231, %rd455, 2;
-	add.s64 	%rd195, %rd227, %rd231;
-	// begin inline asm
-	ld.global.cs.u32 %r43, [%rd195];
-	// end inline asm
-	add.s64 	%rd196, %rd20, %rd458;
-	// begin inline asm
-	st.global.cs.u32 [%rd196], %r40;
-	// end inline asm
-	add.s64 	%rd232, %rd6, %rd228;
-	add.s64 	%rd233, %rd232, %rd458;
-	add.s64 	%rd197, %rd233, 127;
-	// begin inline asm
-	st.global.cs.u32 [%rd197], %r41;
-	// end inline asm
-	add.s64 	%rd198, %rd233, 255;
-	// begin inline asm
-	st.global.cs.u32 [%rd198], %r42;
-	// end inline asm
-	add.s64 	%rd199, %rd20, %rd231;
-	// begin inline asm
-	st.global.cs.u32 [%rd199], %r43;
-	// end inline asm
-	add.s64 	%rd200, %rd230, 511;
-	// begin inline asm
-	ld.global.cs.u32 %r48, [%rd200];
-	// end inline asm
-	add.s64 	%rd201, %rd230, 639;
-	// begin inline asm
-	ld.global.cs.u32 %r49, [%rd201];
-	// end inline asm
-	add.s64 	%rd202, %rd230, 767;
-	// begin inline asm
-	ld.global.cs.u32 %r50, [%rd202];
-	// end inline asm
-	add.s64 	%rd203, %rd230, 895;
-	// begin inline asm
-	ld.global.cs.u32 %r51, [%rd203];
-	// end inline asm
-	add.s64 	%rd204, %rd233, 511;
-	// begin inline asm
-	st.global.cs.u32 [%rd204], %r48;
-	// end inline asm
-	add.s64 	%rd205, %rd233, 639;
-	// begin inline asm
-	st.global.cs.u32 [%rd205], %r49;
-	// end inline asm
-	add.s64 	%rd206, %rd233, 767;
-	// begin inline asm
-	st.global.cs.u32 [%rd206], %r50;
-	// end inline asm
-	add.s64 	%rd207, %rd233, 895;
-	// begin inline asm
-	st.global.cs.u32 [%rd207], %r51;
-	// end inline asm
-	add.s64 	%rd208, %rd230, 1023;
-	// begin inline asm
-	ld.global.cs.u32 %r56, [%rd208];
-	// end inline asm
-	add.s64 	%rd209, %rd230, 1151;
-	// begin inline asm
-	ld.global.cs.u32 %r57, [%rd209];
-	// end inline asm
-	add.s64 	%rd210, %rd230, 1279;
-	// begin inline asm
-	ld.global.cs.u32 %r58, [%rd210];
-	// end inline asm
-	add.s64 	%rd211, %rd230, 1407;
-	// begin inline asm
-	ld.global.cs.u32 %r59, [%rd211];
-	// end inline asm
-	add.s64 	%rd212, %rd233, 1023;
-	// begin inline asm
-	st.global.cs.u32 [%rd212], %r56;
-	// end inline asm
-	add.s64 	%rd213, %rd233, 1151;
-	// begin inline asm
-	st.global.cs.u32 [%rd213], %r57;
-	// end inline asm
-	add.s64 	%rd214, %rd233, 1279;
-	// begin inline asm
-	st.global.cs.u32 [%rd214], %r58;
-	// end inline asm
-	add.s64 	%rd215, %rd233, 1407;
-	// begin inline asm
-	st.global.cs.u32 [%rd215], %r59;
-	// end inline asm
-	add.s64 	%rd216, %rd230, 1535;
-	// begin inline asm
-	ld.global.cs.u32 %r64, [%rd216];
-	// end inline asm
-	add.s64 	%rd217, %rd230, 1663;
-	// begin inline asm
-	ld.global.cs.u32 %r65, [%rd217];
-	// end inline asm
-	add.s64 	%rd218, %rd230, 1791;
-	// begin inline asm
-	ld.global.cs.u32 %r66, [%rd218];
-	// end inline asm
-	add.s64 	%rd219, %rd230, 1919;
-	// begin inline asm
-	ld.global.cs.u32 %r67, [%rd219];
-	// end inline asm
-	add.s64 	%rd220, %rd233, 1535;
-	// begin inline asm
-	st.global.cs.u32 [%rd220], %r64;
-	// end inline asm
-	add.s64 	%rd221, %rd233, 1663;
-	// begin inline asm
-	st.global.cs.u32 [%rd221], %r65;
-	// end inline asm
-	add.s64 	%rd222, %rd233, 1791;
-	// begin inline asm
-	st.global.cs.u32 [%rd222], %r66;
-	// end inline asm
-	add.s64 	%rd223, %rd233, 1919;
-	// begin inline asm
-	st.global.cs.u32 [%rd223], %r67;
-	// end inline asm
-	add.s64 	%rd457, %rd460, 512;
-	add.s64 	%rd455, %rd460, 608;
-	add.s64 	%rd458, %rd458, 2048;
-	setp.lt.u64 	%p17, %rd455, %rd18;
-	mov.u64 	%rd460, %rd457;
-	@%p17 bra 	$L__BB0_22;
+	add.s64 	%rd37, %rd32, 96;
+	setp.ge.u64 	%p26, %rd37, %rd21;
+	@%p26 bra 	$L__BB0_24;
 
-$L__BB0_23:
-	setp.ge.u64 	%p18, %rd457, %rd18;
-	@%p18 bra 	$L__BB0_31;
+	add.s64 	%rd575, %rd150, 1535;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd575];
+	// end inline asm
 
-	not.b64 	%rd234, %rd457;
-	add.s64 	%rd43, %rd18, %rd234;
-	shr.u64 	%rd235, %rd43, 5;
-	add.s64 	%rd236, %rd235, 1;
-	and.b64  	%rd44, %rd236, 3;
-	setp.eq.s64 	%p19, %rd44, 0;
-	mov.u64 	%rd462, %rd457;
-	@%p19 bra 	$L__BB0_28;
+$L__BB0_24:
+	shr.u64 	%rd527, %rd26, 4;
+	and.b64  	%rd526, %rd527, 7;
+	sub.s64 	%rd525, %rd8, %rd526;
+	setp.ge.u64 	%p131, %rd525, %rd21;
+	@%p131 bra 	$L__BB0_26;
 
-	add.s64 	%rd242, %rd5, %rd17;
-	shl.b64 	%rd243, %rd457, 2;
-	add.s64 	%rd238, %rd20, %rd243;
-	add.s64 	%rd237, %rd242, %rd243;
+	shl.b64 	%rd183, %rd32, 4;
+	add.s64 	%rd182, %rd24, %rd183;
 	// begin inline asm
-	ld.global.cs.u32 %r72, [%rd237];
+	st.global.cs.v4.u32 [%rd182], {%r1112,%r1111,%r1110,%r1109};
 	// end inline asm
-	// begin inline asm
-	st.global.cs.u32 [%rd238], %r72;
-	// end inline asm
-	add.s64 	%rd462, %rd457, 32;
-	setp.eq.s64 	%p20, %rd44, 1;
-	@%p20 bra 	$L__BB0_28;
 
-	add.s64 	%rd245, %rd238, 128;
-	add.s64 	%rd244, %rd237, 128;
-	// begin inline asm
-	ld.global.cs.u32 %r74, [%rd244];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.u32 [%rd245], %r74;
-	// end inline asm
-	add.s64 	%rd462, %rd457, 64;
-	setp.eq.s64 	%p21, %rd44, 2;
-	@%p21 bra 	$L__BB0_28;
+$L__BB0_26:
+	shr.u64 	%rd533, %rd26, 4;
+	and.b64  	%rd532, %rd533, 7;
+	sub.s64 	%rd531, %rd8, %rd532;
+	add.s64 	%rd530, %rd531, 32;
+	setp.ge.u64 	%p132, %rd530, %rd21;
+	cvt.u32.u64 	%r971, %rd26;
+	shr.u32 	%r970, %r971, 4;
+	and.b32  	%r969, %r970, 7;
+	mul.wide.u32 	%rd529, %r969, 16;
+	shl.b64 	%rd528, %rd8, 4;
+	add.s64 	%rd185, %rd16, %rd528;
+	sub.s64 	%rd193, %rd144, %rd529;
+	add.s64 	%rd194, %rd185, %rd193;
+	add.s64 	%rd39, %rd194, 511;
+	@%p132 bra 	$L__BB0_28;
 
-	add.s64 	%rd247, %rd238, 256;
-	add.s64 	%rd246, %rd237, 256;
 	// begin inline asm
-	ld.global.cs.u32 %r76, [%rd246];
+	st.global.cs.v4.u32 [%rd39], {%r1116,%r1115,%r1114,%r1113};
 	// end inline asm
-	// begin inline asm
-	st.global.cs.u32 [%rd247], %r76;
-	// end inline asm
-	add.s64 	%rd462, %rd457, 96;
 
 $L__BB0_28:
-	setp.lt.u64 	%p22, %rd43, 96;
-	@%p22 bra 	$L__BB0_31;
+	shr.u64 	%rd569, %rd26, 4;
+	and.b64  	%rd568, %rd569, 7;
+	sub.s64 	%rd567, %rd8, %rd568;
+	add.s64 	%rd566, %rd567, 64;
+	setp.ge.u64 	%p135, %rd566, %rd21;
+	@%p135 bra 	$L__BB0_30;
 
-	add.s64 	%rd51, %rd5, %rd17;
+	add.s64 	%rd576, %rd194, 1023;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd576], {%r1120,%r1119,%r1118,%r1117};
+	// end inline asm
 
 $L__BB0_30:
-	shl.b64 	%rd256, %rd462, 2;
-	add.s64 	%rd249, %rd20, %rd256;
-	add.s64 	%rd248, %rd51, %rd256;
-	// begin inline asm
-	ld.global.cs.u32 %r78, [%rd248];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.u32 [%rd249], %r78;
-	// end inline asm
-	add.s64 	%rd251, %rd249, 128;
-	add.s64 	%rd250, %rd248, 128;
-	// begin inline asm
-	ld.global.cs.u32 %r80, [%rd250];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.u32 [%rd251], %r80;
-	// end inline asm
-	add.s64 	%rd253, %rd249, 256;
-	add.s64 	%rd252, %rd248, 256;
-	// begin inline asm
-	ld.global.cs.u32 %r82, [%rd252];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.u32 [%rd253], %r82;
-	// end inline asm
-	add.s64 	%rd255, %rd249, 384;
-	add.s64 	%rd254, %rd248, 384;
-	// begin inline asm
-	ld.global.cs.u32 %r84, [%rd254];
-	// end inline asm
-	// begin inline asm
-	st.global.cs.u32 [%rd255], %r84;
-	// end inline asm
-	add.s64 	%rd462, %rd462, 128;
-	setp.lt.u64 	%p23, %rd462, %rd18;
-	@%p23 bra 	$L__BB0_30;
+	shr.u64 	%rd574, %rd26, 4;
+	and.b64  	%rd573, %rd574, 7;
+	sub.s64 	%rd572, %rd8, %rd573;
+	add.s64 	%rd571, %rd572, 96;
+	setp.ge.u64 	%p136, %rd571, %rd21;
+	@%p136 bra 	$L__BB0_32;
 
-$L__BB0_31:
-	add.s64 	%rd260, %rd17, %rd2;
-	and.b64  	%rd262, %rd151, -4;
-	add.s64 	%rd54, %rd260, %rd262;
-	setp.ge.u64 	%p24, %rd54, %rd4;
-	@%p24 bra 	$L__BB0_73;
+	add.s64 	%rd577, %rd194, 1535;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd577], {%r1124,%r1123,%r1122,%r1121};
+	// end inline asm
 
-	add.s64 	%rd263, %rd5, %rd54;
-	ld.u8 	%rs3, [%rd263];
-	add.s64 	%rd264, %rd6, %rd54;
-	st.u8 	[%rd264], %rs3;
+$L__BB0_32:
+	shr.u64 	%rd535, %rd26, 4;
+	and.b64  	%rd534, %rd535, 7;
+	mov.u64 	%rd220, 128;
+	sub.s64 	%rd42, %rd220, %rd534;
+	setp.eq.s64 	%p31, %rd31, 1;
+	mov.u64 	%rd740, %rd42;
+	@%p31 bra 	$L__BB0_67;
+
+	add.s64 	%rd43, %rd42, %rd8;
+	setp.ge.u64 	%p32, %rd43, %rd21;
+	@%p32 bra 	$L__BB0_35;
+
+	add.s64 	%rd583, %rd150, 2047;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd583];
+	// end inline asm
+
+$L__BB0_35:
+	add.s64 	%rd45, %rd43, 32;
+	setp.ge.u64 	%p33, %rd45, %rd21;
+	@%p33 bra 	$L__BB0_37;
+
+	add.s64 	%rd584, %rd150, 2559;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd584];
+	// end inline asm
+
+$L__BB0_37:
+	add.s64 	%rd47, %rd43, 64;
+	setp.ge.u64 	%p34, %rd47, %rd21;
+	@%p34 bra 	$L__BB0_39;
+
+	add.s64 	%rd585, %rd150, 3071;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd585];
+	// end inline asm
+
+$L__BB0_39:
+	add.s64 	%rd49, %rd43, 96;
+	setp.ge.u64 	%p35, %rd49, %rd21;
+	@%p35 bra 	$L__BB0_41;
+
+	add.s64 	%rd586, %rd150, 3583;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd586];
+	// end inline asm
+
+$L__BB0_41:
+	shr.u64 	%rd582, %rd26, 4;
+	and.b64  	%rd581, %rd582, 7;
+	mov.u64 	%rd580, 128;
+	sub.s64 	%rd579, %rd580, %rd581;
+	add.s64 	%rd578, %rd579, %rd8;
+	setp.ge.u64 	%p137, %rd578, %rd21;
+	@%p137 bra 	$L__BB0_43;
+
+	add.s64 	%rd587, %rd194, 2047;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd587], {%r1112,%r1111,%r1110,%r1109};
+	// end inline asm
+
+$L__BB0_43:
+	@%p33 bra 	$L__BB0_45;
+
+	add.s64 	%rd588, %rd194, 2559;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd588], {%r1116,%r1115,%r1114,%r1113};
+	// end inline asm
+
+$L__BB0_45:
+	@%p34 bra 	$L__BB0_47;
+
+	add.s64 	%rd589, %rd194, 3071;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd589], {%r1120,%r1119,%r1118,%r1117};
+	// end inline asm
+
+$L__BB0_47:
+	@%p35 bra 	$L__BB0_49;
+
+	add.s64 	%rd590, %rd194, 3583;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd590], {%r1124,%r1123,%r1122,%r1121};
+	// end inline asm
+
+$L__BB0_49:
+	add.s64 	%rd740, %rd42, 128;
+	setp.eq.s64 	%p40, %rd31, 2;
+	@%p40 bra 	$L__BB0_67;
+
+	add.s64 	%rd56, %rd740, %rd8;
+	setp.ge.u64 	%p41, %rd56, %rd21;
+	@%p41 bra 	$L__BB0_52;
+
+	add.s64 	%rd591, %rd150, 4095;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd591];
+	// end inline asm
+
+$L__BB0_52:
+	add.s64 	%rd58, %rd56, 32;
+	setp.ge.u64 	%p42, %rd58, %rd21;
+	@%p42 bra 	$L__BB0_54;
+
+	add.s64 	%rd592, %rd150, 4607;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd592];
+	// end inline asm
+
+$L__BB0_54:
+	add.s64 	%rd60, %rd56, 64;
+	setp.ge.u64 	%p43, %rd60, %rd21;
+	@%p43 bra 	$L__BB0_56;
+
+	add.s64 	%rd593, %rd150, 5119;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd593];
+	// end inline asm
+
+$L__BB0_56:
+	add.s64 	%rd62, %rd56, 96;
+	setp.ge.u64 	%p44, %rd62, %rd21;
+	add.s64 	%rd63, %rd150, 5631;
+	@%p44 bra 	$L__BB0_58;
+
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd63];
+	// end inline asm
+
+$L__BB0_58:
+	@%p41 bra 	$L__BB0_60;
+
+	add.s64 	%rd706, %rd194, 4095;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd706], {%r1112,%r1111,%r1110,%r1109};
+	// end inline asm
+
+$L__BB0_60:
+	@%p42 bra 	$L__BB0_62;
+
+	add.s64 	%rd707, %rd194, 4607;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd707], {%r1116,%r1115,%r1114,%r1113};
+	// end inline asm
+
+$L__BB0_62:
+	@%p43 bra 	$L__BB0_64;
+
+	add.s64 	%rd708, %rd194, 5119;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd708], {%r1120,%r1119,%r1118,%r1117};
+	// end inline asm
+
+$L__BB0_64:
+	add.s64 	%rd67, %rd194, 5631;
+	@%p44 bra 	$L__BB0_66;
+
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd67], {%r1124,%r1123,%r1122,%r1121};
+	// end inline asm
+
+$L__BB0_66:
+	or.b64  	%rd740, %rd42, 256;
+
+$L__BB0_67:
+	setp.lt.u64 	%p49, %rd30, 384;
+	@%p49 bra 	$L__BB0_134;
+
+$L__BB0_69:
+	add.s64 	%rd71, %rd740, %rd8;
+	setp.ge.u64 	%p50, %rd71, %rd21;
+	@%p50 bra 	$L__BB0_71;
+
+	add.s64 	%rd711, %rd740, %rd8;
+	shl.b64 	%rd438, %rd711, 4;
+	add.s64 	%rd437, %rd26, %rd438;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd437];
+	// end inline asm
+
+$L__BB0_71:
+	add.s64 	%rd709, %rd740, %rd8;
+	add.s64 	%rd72, %rd709, 32;
+	setp.ge.u64 	%p51, %rd72, %rd21;
+	@%p51 bra 	$L__BB0_73;
+
+	shl.b64 	%rd440, %rd72, 4;
+	add.s64 	%rd439, %rd26, %rd440;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd439];
+	// end inline asm
 
 $L__BB0_73:
-	mov.u32 	%r506, %ntid.x;
-	shr.u32 	%r507, %r506, 5;
-	mul.wide.u32 	%rd449, %r507, %r2;
-	add.s64 	%rd450, %rd450, %rd449;
-	setp.lt.u64 	%p53, %rd450, %rd127;
-	@%p53 bra 	$L__BB0_2;
+	add.s64 	%rd710, %rd740, %rd8;
+	add.s64 	%rd73, %rd710, 64;
+	setp.ge.u64 	%p52, %rd73, %rd21;
+	@%p52 bra 	$L__BB0_75;
 
-$L__BB0_74:
+	add.s64 	%rd609, %rd740, %rd8;
+	add.s64 	%rd608, %rd609, 64;
+	shl.b64 	%rd442, %rd608, 4;
+	add.s64 	%rd441, %rd26, %rd442;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd441];
+	// end inline asm
+
+$L__BB0_75:
+	add.s64 	%rd594, %rd740, %rd8;
+	add.s64 	%rd74, %rd594, 96;
+	setp.ge.u64 	%p53, %rd74, %rd21;
+	@%p53 bra 	$L__BB0_77;
+
+	add.s64 	%rd615, %rd740, %rd8;
+	add.s64 	%rd614, %rd615, 96;
+	shl.b64 	%rd444, %rd614, 4;
+	add.s64 	%rd443, %rd26, %rd444;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd443];
+	// end inline asm
+
+$L__BB0_77:
+	add.s64 	%rd595, %rd740, %rd8;
+	setp.ge.u64 	%p138, %rd595, %rd21;
+	@%p138 bra 	$L__BB0_79;
+
+	add.s64 	%rd607, %rd740, %rd8;
+	shl.b64 	%rd446, %rd607, 4;
+	add.s64 	%rd445, %rd24, %rd446;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd445], {%r1112,%r1111,%r1110,%r1109};
+	// end inline asm
+
+$L__BB0_79:
+	add.s64 	%rd597, %rd740, %rd8;
+	add.s64 	%rd596, %rd597, 32;
+	setp.ge.u64 	%p139, %rd596, %rd21;
+	@%p139 bra 	$L__BB0_81;
+
+	add.s64 	%rd606, %rd740, %rd8;
+	add.s64 	%rd605, %rd606, 32;
+	shl.b64 	%rd448, %rd605, 4;
+	add.s64 	%rd447, %rd24, %rd448;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd447], {%r1116,%r1115,%r1114,%r1113};
+	// end inline asm
+
+$L__BB0_81:
+	add.s64 	%rd599, %rd740, %rd8;
+	add.s64 	%rd598, %rd599, 64;
+	setp.ge.u64 	%p140, %rd598, %rd21;
+	@%p140 bra 	$L__BB0_83;
+
+	add.s64 	%rd604, %rd740, %rd8;
+	add.s64 	%rd603, %rd604, 64;
+	shl.b64 	%rd450, %rd603, 4;
+	add.s64 	%rd449, %rd24, %rd450;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd449], {%r1120,%r1119,%r1118,%r1117};
+	// end inline asm
+
+$L__BB0_83:
+	add.s64 	%rd611, %rd740, %rd8;
+	add.s64 	%rd610, %rd611, 96;
+	setp.ge.u64 	%p141, %rd610, %rd21;
+	@%p141 bra 	$L__BB0_85;
+
+	add.s64 	%rd613, %rd740, %rd8;
+	add.s64 	%rd612, %rd613, 96;
+	shl.b64 	%rd452, %rd612, 4;
+	add.s64 	%rd451, %rd24, %rd452;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd451], {%r1124,%r1123,%r1122,%r1121};
+	// end inline asm
+
+$L__BB0_85:
+	add.s64 	%rd600, %rd740, %rd8;
+	add.s64 	%rd75, %rd600, 128;
+	setp.ge.u64 	%p58, %rd75, %rd21;
+	@%p58 bra 	$L__BB0_87;
+
+	add.s64 	%rd717, %rd740, %rd8;
+	add.s64 	%rd716, %rd717, 128;
+	shl.b64 	%rd454, %rd716, 4;
+	add.s64 	%rd453, %rd26, %rd454;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd453];
+	// end inline asm
+
+$L__BB0_87:
+	add.s64 	%rd713, %rd740, %rd8;
+	add.s64 	%rd712, %rd713, 128;
+	add.s64 	%rd76, %rd712, 32;
+	setp.ge.u64 	%p59, %rd76, %rd21;
+	@%p59 bra 	$L__BB0_89;
+
+	shl.b64 	%rd456, %rd76, 4;
+	add.s64 	%rd455, %rd26, %rd456;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd455];
+	// end inline asm
+
+$L__BB0_89:
+	add.s64 	%rd715, %rd740, %rd8;
+	add.s64 	%rd714, %rd715, 128;
+	add.s64 	%rd77, %rd714, 64;
+	setp.ge.u64 	%p60, %rd77, %rd21;
+	@%p60 bra 	$L__BB0_91;
+
+	add.s64 	%rd636, %rd740, %rd8;
+	add.s64 	%rd635, %rd636, 128;
+	add.s64 	%rd634, %rd635, 64;
+	shl.b64 	%rd458, %rd634, 4;
+	add.s64 	%rd457, %rd26, %rd458;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd457];
+	// end inline asm
+
+$L__BB0_91:
+	add.s64 	%rd617, %rd740, %rd8;
+	add.s64 	%rd616, %rd617, 128;
+	add.s64 	%rd78, %rd616, 96;
+	setp.ge.u64 	%p61, %rd78, %rd21;
+	@%p61 bra 	$L__BB0_93;
+
+	add.s64 	%rd645, %rd740, %rd8;
+	add.s64 	%rd644, %rd645, 128;
+	add.s64 	%rd643, %rd644, 96;
+	shl.b64 	%rd460, %rd643, 4;
+	add.s64 	%rd459, %rd26, %rd460;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd459];
+	// end inline asm
+
+$L__BB0_93:
+	add.s64 	%rd619, %rd740, %rd8;
+	add.s64 	%rd618, %rd619, 128;
+	setp.ge.u64 	%p142, %rd618, %rd21;
+	@%p142 bra 	$L__BB0_95;
+
+	add.s64 	%rd633, %rd740, %rd8;
+	add.s64 	%rd632, %rd633, 128;
+	shl.b64 	%rd462, %rd632, 4;
+	add.s64 	%rd461, %rd24, %rd462;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd461], {%r1112,%r1111,%r1110,%r1109};
+	// end inline asm
+
+$L__BB0_95:
+	add.s64 	%rd622, %rd740, %rd8;
+	add.s64 	%rd621, %rd622, 128;
+	add.s64 	%rd620, %rd621, 32;
+	setp.ge.u64 	%p143, %rd620, %rd21;
+	@%p143 bra 	$L__BB0_97;
+
+	add.s64 	%rd631, %rd740, %rd8;
+	add.s64 	%rd630, %rd631, 128;
+	add.s64 	%rd629, %rd630, 32;
+	shl.b64 	%rd464, %rd629, 4;
+	add.s64 	%rd463, %rd24, %rd464;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd463], {%r1116,%r1115,%r1114,%r1113};
+	// end inline asm
+
+$L__BB0_97:
+	add.s64 	%rd625, %rd740, %rd8;
+	add.s64 	%rd624, %rd625, 128;
+	add.s64 	%rd623, %rd624, 64;
+	setp.ge.u64 	%p144, %rd623, %rd21;
+	@%p144 bra 	$L__BB0_99;
+
+	add.s64 	%rd628, %rd740, %rd8;
+	add.s64 	%rd627, %rd628, 128;
+	add.s64 	%rd626, %rd627, 64;
+	shl.b64 	%rd466, %rd626, 4;
+	add.s64 	%rd465, %rd24, %rd466;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd465], {%r1120,%r1119,%r1118,%r1117};
+	// end inline asm
+
+$L__BB0_99:
+	add.s64 	%rd639, %rd740, %rd8;
+	add.s64 	%rd638, %rd639, 128;
+	add.s64 	%rd637, %rd638, 96;
+	setp.ge.u64 	%p145, %rd637, %rd21;
+	@%p145 bra 	$L__BB0_101;
+
+	add.s64 	%rd642, %rd740, %rd8;
+	add.s64 	%rd641, %rd642, 128;
+	add.s64 	%rd640, %rd641, 96;
+	shl.b64 	%rd468, %rd640, 4;
+	add.s64 	%rd467, %rd24, %rd468;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd467], {%r1124,%r1123,%r1122,%r1121};
+	// end inline asm
+
+$L__BB0_101:
+	add.s64 	%rd601, %rd740, %rd8;
+	add.s64 	%rd79, %rd601, 256;
+	setp.ge.u64 	%p66, %rd79, %rd21;
+	@%p66 bra 	$L__BB0_103;
+
+	add.s64 	%rd723, %rd740, %rd8;
+	add.s64 	%rd722, %rd723, 256;
+	shl.b64 	%rd470, %rd722, 4;
+	add.s64 	%rd469, %rd26, %rd470;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd469];
+	// end inline asm
+
+$L__BB0_103:
+	add.s64 	%rd719, %rd740, %rd8;
+	add.s64 	%rd718, %rd719, 256;
+	add.s64 	%rd80, %rd718, 32;
+	setp.ge.u64 	%p67, %rd80, %rd21;
+	@%p67 bra 	$L__BB0_105;
+
+	shl.b64 	%rd472, %rd80, 4;
+	add.s64 	%rd471, %rd26, %rd472;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd471];
+	// end inline asm
+
+$L__BB0_105:
+	add.s64 	%rd721, %rd740, %rd8;
+	add.s64 	%rd720, %rd721, 256;
+	add.s64 	%rd81, %rd720, 64;
+	setp.ge.u64 	%p68, %rd81, %rd21;
+	@%p68 bra 	$L__BB0_107;
+
+	add.s64 	%rd666, %rd740, %rd8;
+	add.s64 	%rd665, %rd666, 256;
+	add.s64 	%rd664, %rd665, 64;
+	shl.b64 	%rd474, %rd664, 4;
+	add.s64 	%rd473, %rd26, %rd474;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd473];
+	// end inline asm
+
+$L__BB0_107:
+	add.s64 	%rd647, %rd740, %rd8;
+	add.s64 	%rd646, %rd647, 256;
+	add.s64 	%rd82, %rd646, 96;
+	setp.ge.u64 	%p69, %rd82, %rd21;
+	@%p69 bra 	$L__BB0_109;
+
+	add.s64 	%rd675, %rd740, %rd8;
+	add.s64 	%rd674, %rd675, 256;
+	add.s64 	%rd673, %rd674, 96;
+	shl.b64 	%rd476, %rd673, 4;
+	add.s64 	%rd475, %rd26, %rd476;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd475];
+	// end inline asm
+
+$L__BB0_109:
+	add.s64 	%rd649, %rd740, %rd8;
+	add.s64 	%rd648, %rd649, 256;
+	setp.ge.u64 	%p146, %rd648, %rd21;
+	@%p146 bra 	$L__BB0_111;
+
+	add.s64 	%rd663, %rd740, %rd8;
+	add.s64 	%rd662, %rd663, 256;
+	shl.b64 	%rd478, %rd662, 4;
+	add.s64 	%rd477, %rd24, %rd478;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd477], {%r1112,%r1111,%r1110,%r1109};
+	// end inline asm
+
+$L__BB0_111:
+	add.s64 	%rd652, %rd740, %rd8;
+	add.s64 	%rd651, %rd652, 256;
+	add.s64 	%rd650, %rd651, 32;
+	setp.ge.u64 	%p147, %rd650, %rd21;
+	@%p147 bra 	$L__BB0_113;
+
+	add.s64 	%rd661, %rd740, %rd8;
+	add.s64 	%rd660, %rd661, 256;
+	add.s64 	%rd659, %rd660, 32;
+	shl.b64 	%rd480, %rd659, 4;
+	add.s64 	%rd479, %rd24, %rd480;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd479], {%r1116,%r1115,%r1114,%r1113};
+	// end inline asm
+
+$L__BB0_113:
+	add.s64 	%rd655, %rd740, %rd8;
+	add.s64 	%rd654, %rd655, 256;
+	add.s64 	%rd653, %rd654, 64;
+	setp.ge.u64 	%p148, %rd653, %rd21;
+	@%p148 bra 	$L__BB0_115;
+
+	add.s64 	%rd658, %rd740, %rd8;
+	add.s64 	%rd657, %rd658, 256;
+	add.s64 	%rd656, %rd657, 64;
+	shl.b64 	%rd482, %rd656, 4;
+	add.s64 	%rd481, %rd24, %rd482;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd481], {%r1120,%r1119,%r1118,%r1117};
+	// end inline asm
+
+$L__BB0_115:
+	add.s64 	%rd669, %rd740, %rd8;
+	add.s64 	%rd668, %rd669, 256;
+	add.s64 	%rd667, %rd668, 96;
+	setp.ge.u64 	%p149, %rd667, %rd21;
+	@%p149 bra 	$L__BB0_117;
+
+	add.s64 	%rd672, %rd740, %rd8;
+	add.s64 	%rd671, %rd672, 256;
+	add.s64 	%rd670, %rd671, 96;
+	shl.b64 	%rd484, %rd670, 4;
+	add.s64 	%rd483, %rd24, %rd484;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd483], {%r1124,%r1123,%r1122,%r1121};
+	// end inline asm
+
+$L__BB0_117:
+	add.s64 	%rd602, %rd740, %rd8;
+	add.s64 	%rd83, %rd602, 384;
+	setp.ge.u64 	%p74, %rd83, %rd21;
+	@%p74 bra 	$L__BB0_119;
+
+	add.s64 	%rd729, %rd740, %rd8;
+	add.s64 	%rd728, %rd729, 384;
+	shl.b64 	%rd486, %rd728, 4;
+	add.s64 	%rd485, %rd26, %rd486;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd485];
+	// end inline asm
+
+$L__BB0_119:
+	add.s64 	%rd725, %rd740, %rd8;
+	add.s64 	%rd724, %rd725, 384;
+	add.s64 	%rd84, %rd724, 32;
+	setp.ge.u64 	%p75, %rd84, %rd21;
+	@%p75 bra 	$L__BB0_121;
+
+	shl.b64 	%rd488, %rd84, 4;
+	add.s64 	%rd487, %rd26, %rd488;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd487];
+	// end inline asm
+
+$L__BB0_121:
+	add.s64 	%rd727, %rd740, %rd8;
+	add.s64 	%rd726, %rd727, 384;
+	add.s64 	%rd85, %rd726, 64;
+	setp.ge.u64 	%p76, %rd85, %rd21;
+	@%p76 bra 	$L__BB0_123;
+
+	add.s64 	%rd696, %rd740, %rd8;
+	add.s64 	%rd695, %rd696, 384;
+	add.s64 	%rd694, %rd695, 64;
+	shl.b64 	%rd490, %rd694, 4;
+	add.s64 	%rd489, %rd26, %rd490;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd489];
+	// end inline asm
+
+$L__BB0_123:
+	add.s64 	%rd677, %rd740, %rd8;
+	add.s64 	%rd676, %rd677, 384;
+	add.s64 	%rd86, %rd676, 96;
+	setp.ge.u64 	%p77, %rd86, %rd21;
+	@%p77 bra 	$L__BB0_125;
+
+	add.s64 	%rd705, %rd740, %rd8;
+	add.s64 	%rd704, %rd705, 384;
+	add.s64 	%rd703, %rd704, 96;
+	shl.b64 	%rd492, %rd703, 4;
+	add.s64 	%rd491, %rd26, %rd492;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd491];
+	// end inline asm
+
+$L__BB0_125:
+	add.s64 	%rd679, %rd740, %rd8;
+	add.s64 	%rd678, %rd679, 384;
+	setp.ge.u64 	%p150, %rd678, %rd21;
+	@%p150 bra 	$L__BB0_127;
+
+	add.s64 	%rd693, %rd740, %rd8;
+	add.s64 	%rd692, %rd693, 384;
+	shl.b64 	%rd494, %rd692, 4;
+	add.s64 	%rd493, %rd24, %rd494;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd493], {%r1112,%r1111,%r1110,%r1109};
+	// end inline asm
+
+$L__BB0_127:
+	add.s64 	%rd682, %rd740, %rd8;
+	add.s64 	%rd681, %rd682, 384;
+	add.s64 	%rd680, %rd681, 32;
+	setp.ge.u64 	%p151, %rd680, %rd21;
+	@%p151 bra 	$L__BB0_129;
+
+	add.s64 	%rd691, %rd740, %rd8;
+	add.s64 	%rd690, %rd691, 384;
+	add.s64 	%rd689, %rd690, 32;
+	shl.b64 	%rd496, %rd689, 4;
+	add.s64 	%rd495, %rd24, %rd496;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd495], {%r1116,%r1115,%r1114,%r1113};
+	// end inline asm
+
+$L__BB0_129:
+	add.s64 	%rd685, %rd740, %rd8;
+	add.s64 	%rd684, %rd685, 384;
+	add.s64 	%rd683, %rd684, 64;
+	setp.ge.u64 	%p152, %rd683, %rd21;
+	@%p152 bra 	$L__BB0_131;
+
+	add.s64 	%rd688, %rd740, %rd8;
+	add.s64 	%rd687, %rd688, 384;
+	add.s64 	%rd686, %rd687, 64;
+	shl.b64 	%rd498, %rd686, 4;
+	add.s64 	%rd497, %rd24, %rd498;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd497], {%r1120,%r1119,%r1118,%r1117};
+	// end inline asm
+
+$L__BB0_131:
+	add.s64 	%rd699, %rd740, %rd8;
+	add.s64 	%rd698, %rd699, 384;
+	add.s64 	%rd697, %rd698, 96;
+	setp.ge.u64 	%p153, %rd697, %rd21;
+	@%p153 bra 	$L__BB0_133;
+
+	add.s64 	%rd702, %rd740, %rd8;
+	add.s64 	%rd701, %rd702, 384;
+	add.s64 	%rd700, %rd701, 96;
+	shl.b64 	%rd500, %rd700, 4;
+	add.s64 	%rd499, %rd24, %rd500;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd499], {%r1124,%r1123,%r1122,%r1121};
+	// end inline asm
+
+$L__BB0_133:
+	add.s64 	%rd740, %rd740, 512;
+	setp.lt.u64 	%p82, %rd740, %rd21;
+	@%p82 bra 	$L__BB0_69;
+
+$L__BB0_134:
+	setp.eq.s32 	%p83, %r59, 0;
+	or.pred  	%p85, %p19, %p83;
+	@%p85 bra 	$L__BB0_164;
+
+	shr.u64 	%rd501, %rd26, 4;
+	and.b64  	%rd502, %rd501, 7;
+	neg.s64 	%rd742, %rd502;
+	setp.le.s64 	%p86, %rd21, %rd742;
+	@%p86 bra 	$L__BB0_164;
+
+	neg.s32 	%r985, %r52;
+	and.b32  	%r984, %r985, 15;
+	cvt.u64.u32 	%rd565, %r984;
+	min.u64 	%rd564, %rd18, %rd565;
+	cvt.u32.u64 	%r983, %rd564;
+	add.s32 	%r982, %r53, %r983;
+	and.b32  	%r332, %r982, 8;
+	and.b32  	%r333, %r982, 4;
+	shl.b32 	%r831, %r982, 3;
+	and.b32  	%r334, %r831, 24;
+
+$L__BB0_137:
+	add.s64 	%rd90, %rd742, %rd8;
+	setp.gt.u64 	%p87, %rd90, %rd21;
+	@%p87 bra 	$L__BB0_139;
+
+	add.s64 	%rd730, %rd742, %rd8;
+	shl.b64 	%rd504, %rd730, 4;
+	add.s64 	%rd503, %rd26, %rd504;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1112,%r1111,%r1110,%r1109}, [%rd503];
+	// end inline asm
+
+$L__BB0_139:
+	add.s64 	%rd731, %rd742, %rd8;
+	add.s64 	%rd91, %rd731, 32;
+	setp.gt.u64 	%p88, %rd91, %rd21;
+	@%p88 bra 	$L__BB0_141;
+
+	shl.b64 	%rd506, %rd91, 4;
+	add.s64 	%rd505, %rd26, %rd506;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1116,%r1115,%r1114,%r1113}, [%rd505];
+	// end inline asm
+
+$L__BB0_141:
+	add.s64 	%rd732, %rd742, %rd8;
+	add.s64 	%rd92, %rd732, 64;
+	setp.gt.u64 	%p89, %rd92, %rd21;
+	@%p89 bra 	$L__BB0_143;
+
+	shl.b64 	%rd508, %rd92, 4;
+	add.s64 	%rd507, %rd26, %rd508;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1120,%r1119,%r1118,%r1117}, [%rd507];
+	// end inline asm
+
+$L__BB0_143:
+	add.s64 	%rd733, %rd742, %rd8;
+	add.s64 	%rd93, %rd733, 96;
+	setp.gt.u64 	%p90, %rd93, %rd21;
+	@%p90 bra 	$L__BB0_145;
+
+	shl.b64 	%rd510, %rd93, 4;
+	add.s64 	%rd509, %rd26, %rd510;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1124,%r1123,%r1122,%r1121}, [%rd509];
+	// end inline asm
+
+$L__BB0_145:
+	add.s64 	%rd734, %rd742, %rd8;
+	add.s64 	%rd94, %rd734, 128;
+	setp.gt.s64 	%p91, %rd94, %rd21;
+	setp.ne.s32 	%p92, %r2, 0;
+	or.pred  	%p93, %p92, %p91;
+	@%p93 bra 	$L__BB0_147;
+
+	shl.b64 	%rd512, %rd94, 4;
+	add.s64 	%rd511, %rd26, %rd512;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r1252,%r1251,%r1250,%r1249}, [%rd511];
+	// end inline asm
+
+$L__BB0_147:
+	setp.eq.s32 	%p94, %r2, 0;
+	selp.b32 	%r852, %r1113, %r1109, %p94;
+	selp.b32 	%r853, %r1114, %r1110, %p94;
+	selp.b32 	%r854, %r1115, %r1111, %p94;
+	selp.b32 	%r855, %r1116, %r1112, %p94;
+	mov.u32 	%r856, 31;
+	mov.u32 	%r857, -1;
+	shfl.sync.idx.b32 	%r858|%p95, %r855, %r3, %r856, %r857;
+	shfl.sync.idx.b32 	%r399|%p96, %r854, %r3, %r856, %r857;
+	shfl.sync.idx.b32 	%r859|%p97, %r853, %r3, %r856, %r857;
+	shfl.sync.idx.b32 	%r400|%p1, %r852, %r3, %r856, %r857;
+	setp.eq.s32 	%p98, %r332, 0;
+	selp.b32 	%r1229, %r1112, %r1110, %p98;
+	selp.b32 	%r1230, %r1111, %r1109, %p98;
+	selp.b32 	%r1231, %r1110, %r858, %p98;
+	selp.b32 	%r1232, %r1109, %r399, %p98;
+	selp.b32 	%r1233, %r858, %r859, %p98;
+	setp.eq.s32 	%p99, %r333, 0;
+	@%p99 bra 	$L__BB0_149;
+
+	selp.b32 	%r406, %r399, %r400, %p98;
+	selp.b32 	%r1229, %r1111, %r1109, %p98;
+	mov.u32 	%r1230, %r1231;
+	mov.u32 	%r1231, %r1232;
+	mov.u32 	%r1232, %r1233;
+	mov.u32 	%r1233, %r406;
+
+$L__BB0_149:
+	add.s64 	%rd548, %rd742, %rd8;
+	// begin inline asm
+	shf.r.wrap.b32 %r860, %r1229, %r1230, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r864, %r1230, %r1231, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r868, %r1231, %r1232, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r872, %r1232, %r1233, %r334;
+	// end inline asm
+	setp.ge.u64 	%p101, %rd548, %rd21;
+	@%p101 bra 	$L__BB0_151;
+
+	add.s64 	%rd561, %rd742, %rd8;
+	shl.b64 	%rd514, %rd561, 4;
+	add.s64 	%rd513, %rd24, %rd514;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd513], {%r860,%r864,%r868,%r872};
+	// end inline asm
+
+$L__BB0_151:
+	selp.b32 	%r880, %r1117, %r1113, %p94;
+	selp.b32 	%r881, %r1118, %r1114, %p94;
+	selp.b32 	%r882, %r1119, %r1115, %p94;
+	selp.b32 	%r883, %r1120, %r1116, %p94;
+	mov.u32 	%r884, 31;
+	mov.u32 	%r885, -1;
+	shfl.sync.idx.b32 	%r886|%p104, %r883, %r3, %r884, %r885;
+	shfl.sync.idx.b32 	%r421|%p105, %r882, %r3, %r884, %r885;
+	shfl.sync.idx.b32 	%r887|%p106, %r881, %r3, %r884, %r885;
+	shfl.sync.idx.b32 	%r422|%p2, %r880, %r3, %r884, %r885;
+	selp.b32 	%r1234, %r1116, %r1114, %p98;
+	selp.b32 	%r1235, %r1115, %r1113, %p98;
+	selp.b32 	%r1236, %r1114, %r886, %p98;
+	selp.b32 	%r1237, %r1113, %r421, %p98;
+	selp.b32 	%r1238, %r886, %r887, %p98;
+	@%p99 bra 	$L__BB0_153;
+
+	selp.b32 	%r428, %r421, %r422, %p98;
+	mov.u32 	%r1234, %r1235;
+	mov.u32 	%r1235, %r1236;
+	mov.u32 	%r1236, %r1237;
+	mov.u32 	%r1237, %r1238;
+	mov.u32 	%r1238, %r428;
+
+$L__BB0_153:
+	add.s64 	%rd550, %rd742, %rd8;
+	add.s64 	%rd549, %rd550, 32;
+	// begin inline asm
+	shf.r.wrap.b32 %r888, %r1234, %r1235, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r892, %r1235, %r1236, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r896, %r1236, %r1237, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r900, %r1237, %r1238, %r334;
+	// end inline asm
+	setp.ge.u64 	%p109, %rd549, %rd21;
+	@%p109 bra 	$L__BB0_155;
+
+	add.s64 	%rd560, %rd742, %rd8;
+	add.s64 	%rd559, %rd560, 32;
+	shl.b64 	%rd516, %rd559, 4;
+	add.s64 	%rd515, %rd24, %rd516;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd515], {%r888,%r892,%r896,%r900};
+	// end inline asm
+
+$L__BB0_155:
+	selp.b32 	%r908, %r1121, %r1117, %p94;
+	selp.b32 	%r909, %r1122, %r1118, %p94;
+	selp.b32 	%r910, %r1123, %r1119, %p94;
+	selp.b32 	%r911, %r1124, %r1120, %p94;
+	mov.u32 	%r912, 31;
+	mov.u32 	%r913, -1;
+	shfl.sync.idx.b32 	%r914|%p112, %r911, %r3, %r912, %r913;
+	shfl.sync.idx.b32 	%r442|%p113, %r910, %r3, %r912, %r913;
+	shfl.sync.idx.b32 	%r915|%p114, %r909, %r3, %r912, %r913;
+	shfl.sync.idx.b32 	%r443|%p3, %r908, %r3, %r912, %r913;
+	selp.b32 	%r1239, %r1120, %r1118, %p98;
+	selp.b32 	%r1240, %r1119, %r1117, %p98;
+	selp.b32 	%r1241, %r1118, %r914, %p98;
+	selp.b32 	%r1242, %r1117, %r442, %p98;
+	selp.b32 	%r1243, %r914, %r915, %p98;
+	@%p99 bra 	$L__BB0_157;
+
+	selp.b32 	%r449, %r442, %r443, %p98;
+	mov.u32 	%r1239, %r1240;
+	mov.u32 	%r1240, %r1241;
+	mov.u32 	%r1241, %r1242;
+	mov.u32 	%r1242, %r1243;
+	mov.u32 	%r1243, %r449;
+
+$L__BB0_157:
+	add.s64 	%rd552, %rd742, %rd8;
+	add.s64 	%rd551, %rd552, 64;
+	// begin inline asm
+	shf.r.wrap.b32 %r916, %r1239, %r1240, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r920, %r1240, %r1241, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r924, %r1241, %r1242, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r928, %r1242, %r1243, %r334;
+	// end inline asm
+	setp.ge.u64 	%p117, %rd551, %rd21;
+	@%p117 bra 	$L__BB0_159;
+
+	add.s64 	%rd558, %rd742, %rd8;
+	add.s64 	%rd557, %rd558, 64;
+	shl.b64 	%rd518, %rd557, 4;
+	add.s64 	%rd517, %rd24, %rd518;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd517], {%r916,%r920,%r924,%r928};
+	// end inline asm
+
+$L__BB0_159:
+	selp.b32 	%r936, %r1249, %r1121, %p94;
+	selp.b32 	%r937, %r1250, %r1122, %p94;
+	selp.b32 	%r938, %r1251, %r1123, %p94;
+	selp.b32 	%r939, %r1252, %r1124, %p94;
+	mov.u32 	%r940, 31;
+	mov.u32 	%r941, -1;
+	shfl.sync.idx.b32 	%r942|%p120, %r939, %r3, %r940, %r941;
+	shfl.sync.idx.b32 	%r459|%p121, %r938, %r3, %r940, %r941;
+	shfl.sync.idx.b32 	%r943|%p122, %r937, %r3, %r940, %r941;
+	shfl.sync.idx.b32 	%r460|%p4, %r936, %r3, %r940, %r941;
+	selp.b32 	%r1244, %r1124, %r1122, %p98;
+	selp.b32 	%r1245, %r1123, %r1121, %p98;
+	selp.b32 	%r1246, %r1122, %r942, %p98;
+	selp.b32 	%r1247, %r1121, %r459, %p98;
+	selp.b32 	%r1248, %r942, %r943, %p98;
+	@%p99 bra 	$L__BB0_161;
+
+	selp.b32 	%r466, %r459, %r460, %p98;
+	mov.u32 	%r1244, %r1245;
+	mov.u32 	%r1245, %r1246;
+	mov.u32 	%r1246, %r1247;
+	mov.u32 	%r1247, %r1248;
+	mov.u32 	%r1248, %r466;
+
+$L__BB0_161:
+	add.s64 	%rd554, %rd742, %rd8;
+	add.s64 	%rd553, %rd554, 96;
+	// begin inline asm
+	shf.r.wrap.b32 %r944, %r1244, %r1245, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r948, %r1245, %r1246, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r952, %r1246, %r1247, %r334;
+	// end inline asm
+	// begin inline asm
+	shf.r.wrap.b32 %r956, %r1247, %r1248, %r334;
+	// end inline asm
+	setp.ge.u64 	%p125, %rd553, %rd21;
+	@%p125 bra 	$L__BB0_163;
+
+	add.s64 	%rd556, %rd742, %rd8;
+	add.s64 	%rd555, %rd556, 96;
+	shl.b64 	%rd520, %rd555, 4;
+	add.s64 	%rd519, %rd24, %rd520;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd519], {%r944,%r948,%r952,%r956};
+	// end inline asm
+
+$L__BB0_163:
+	add.s64 	%rd742, %rd742, 128;
+	setp.lt.s64 	%p126, %rd742, %rd21;
+	@%p126 bra 	$L__BB0_137;
+
+$L__BB0_164:
+	neg.s32 	%r981, %r52;
+	and.b32  	%r980, %r981, 15;
+	cvt.u64.u32 	%rd563, %r980;
+	min.u64 	%rd562, %rd18, %rd563;
+	setp.le.u64 	%p133, %rd562, %rd8;
+	@%p133 bra 	$L__BB0_166;
+
+	add.s64 	%rd521, %rd16, %rd8;
+	and.b32  	%r964, %r1027, 255;
+	// begin inline asm
+	st.global.cs.u8 [%rd521], %r964;
+	// end inline asm
+
+$L__BB0_166:
+	setp.ge.u64 	%p134, %rd22, %rd18;
+	@%p134 bra 	$L__BB0_168;
+
+	add.s64 	%rd522, %rd16, %rd22;
+	and.b32  	%r965, %r1028, 255;
+	// begin inline asm
+	st.global.cs.u8 [%rd522], %r965;
+	// end inline asm
+
+$L__BB0_168:
+	sub.s64 	%rd537, %rd98, %rd736;
+	min.u64 	%rd536, %rd537, %rd6;
+	cvt.u32.u64 	%r972, %rd536;
+	add.s32 	%r1026, %r1026, 1;
+	setp.lt.u32 	%p129, %r1026, %r972;
+	@%p129 bra 	$L__BB0_9;
+
+$L__BB0_169:
+	mul.lo.s64 	%rd524, %rd6, %rd2;
+	add.s64 	%rd736, %rd736, %rd524;
+	setp.lt.u64 	%p130, %rd736, %rd98;
+	@%p130 bra 	$L__BB0_5;
+
+$L__BB0_170:
 	ret;
 
 }

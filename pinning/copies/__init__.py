@@ -5,11 +5,13 @@
 - ``copy.py``: all others, and `copy_2d_async`; ``work``: what they put into queues;
 - ``ends``: whose memory the two ends are;
 - ``plan.py``: which path each part takes, and why; ``costs.py``: where one path beats another;
+- ``batch.py``: many copies as one; ``batch_plan.py``: which way their parts go; ``batch_work``: its native side;
 - ``submit.py``: the vendor's calls; `pinning.staging` moves pageable memory by way of pinned blocks;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """
 
 from pinning.copies.batch import copy_batch, copy_batch_async, copy_blocks, explain_batch
+from pinning.copies.batch_plan import BatchPlan, Group
 from pinning.copies.copy import copy_2d_async
 from pinning.copies.costs import Costs, costs
 from pinning.copies.direct import copy, copy_async, explain, fill
@@ -18,8 +20,10 @@ from pinning.copies.trim import trim_staging
 from pinning.copies.work import Copy
 
 __all__ = [
+    "BatchPlan",
     "Copy",
     "Costs",
+    "Group",
     "Path",
     "Plan",
     "Step",

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
-from pinning import lifecycle
-from pinning.copies.batch_work import BatchWork, DeviceLists
+from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
+from pinning.copies.batch_work import BatchWork
 from pinning.copies.costs import costs
-from pinning.copies.direct import copy_async
+from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
 from pinning.copies.plan import Path
-from pinning.copies.work import Copy
+from pinning.copies.work import Copy, submit_planned
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice
@@ -62,7 +62,7 @@ def copy_batch_async(
     Returns
     -------
     Copy
-        Its `path` and `reason` tell how many parts went which way.
+        Its `path` and `reason` tell how many parts went which way. One item is copied as by `copy_async`.
 
     Raises
     ------
@@ -74,10 +74,12 @@ def copy_batch_async(
     VendorError
         The vendor refused. What was submitted before that is over by then.
     """
-    batch = _batch(dsts, srcs, sizes, queue, engine)
-    if batch.work is None:
-        return _one_by_one(batch, wait_for)
-    return _submit(batch, batch.work, wait_for)
+    _check_engine(engine)
+    if len(dsts) == 1 and engine != "kernel":
+        one = _one(dsts, srcs, sizes)
+        with _naming_it():
+            return copy_async(*one, queue, wait_for)
+    return _submit(_batch(dsts, srcs, sizes, queue), engine, wait_for)
 
 
 def copy_batch(
@@ -122,6 +124,7 @@ def copy_blocks(
     InvalidRangeError
         A block lies outside of its pool; the message names it. Otherwise as `copy_batch_async`.
     """
+    _check_engine(engine)
     on = None if queue is None else as_queue(queue)
     size = _positive(block_bytes, "block_bytes")
     preferred = None if on is None else on.device
@@ -134,9 +137,7 @@ def copy_blocks(
         raise InvalidRangeError(f"there are {to.size} dst_indices and {origin.size} src_indices; give as many of each")
     on = on or _queue_of([end.device for end in ends])
     owners = tuple(end.owner for end in ends)
-    batch = _Batch(to, origin, numpy.array([size], numpy.uint64), owners, on, None)
-    batch = batch._replace(work=_work(batch, engine))
-    return _one_by_one(batch, wait_for) if batch.work is None else _submit(batch, batch.work, wait_for)
+    return _submit(_Batch(to, origin, numpy.array([size], numpy.uint64), owners, on), engine, wait_for)
 
 
 def explain_batch(
@@ -145,10 +146,16 @@ def explain_batch(
     sizes: int | Sequence[int] | NDArray[Any] | None = None,
     queue: Queue | object | None = None,
     engine: Engine = "auto",
-) -> str:
+) -> BatchPlan:
     """How `copy_batch_async` would move these now; nothing is copied. Raises what `copy_batch_async` does."""
-    batch = _batch(dsts, srcs, sizes, queue, engine)
-    return "one copy_async an item" if batch.work is None else _how(batch.work)[1]
+    _check_engine(engine)
+    if len(dsts) == 1 and engine != "kernel":
+        one = _one(dsts, srcs, sizes)
+        with _naming_it():
+            return plan_of_items([explain(*one, queue)])
+    batch = _batch(dsts, srcs, sizes, queue)
+    work = _work(batch, engine)
+    return plan_of_items(explain(*item, batch.queue) for item in batch.items()) if work is None else plan_of_batch(work)
 
 
 class _Batch(NamedTuple):
@@ -159,21 +166,54 @@ class _Batch(NamedTuple):
     sizes: Addresses
     owners: tuple[object, ...]
     queue: Queue
-    work: BatchWork | None
+
+    def items(self) -> list[tuple[int, int, int]]:
+        """The destination, the source and the size of each item."""
+        sizes = numpy.broadcast_to(self.sizes, self.dsts.shape)
+        return list(zip(self.dsts.tolist(), self.srcs.tolist(), sizes.tolist(), strict=True))
 
 
-def _batch(dsts: Any, srcs: Any, sizes: Any, queue: object, engine: Engine) -> _Batch:
-    on = None if queue is None else as_queue(queue)
-    preferred = None if on is None else on.device
+def _check_engine(engine: Engine) -> None:
+    if engine not in ("auto", "copy", "kernel"):
+        raise PinningError(f"there is no engine {engine!r}; give 'auto', 'copy' or 'kernel'")
+
+
+def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:
+    """Both ends and the size of the only item."""
+    _check_counts(dsts, srcs)
+    dst, src = (
+        int(_integers(name, ends)[0]) if isinstance(ends, numpy.ndarray) else ends[0]
+        for name, ends in (("dsts", dsts), ("srcs", srcs))
+    )
+    if sizes is None or isinstance(sizes, int):
+        return dst, src, sizes
+    return dst, src, int(_given_sizes(sizes, 1)[0])
+
+
+@contextmanager
+def _naming_it() -> Iterator[None]:
+    """Has an error say which item of a batch it is about: the only one."""
+    try:
+        yield
+    except (InvalidRangeError, TypeError) as error:
+        raise type(error)(f"item 0 of the batch: {error}") from None
+
+
+def _check_counts(dsts: Any, srcs: Any) -> None:
     if len(dsts) != len(srcs):
         raise InvalidRangeError(f"there are {len(dsts)} dsts and {len(srcs)} srcs; a batch has one of each for an item")
     if len(dsts) == 0:
         raise InvalidRangeError("the batch has no items; give at least one dst and one src")
+
+
+def _batch(dsts: Any, srcs: Any, sizes: Any, queue: object) -> _Batch:
+    on = None if queue is None else as_queue(queue)
+    preferred = None if on is None else on.device
+    _check_counts(dsts, srcs)
     to, origin = _side("dst", dsts, preferred), _side("src", srcs, preferred)
     of_items = _sizes(sizes, to, origin)
     on = on or _queue_of([_first_device(side) for side in (to, origin)])
-    batch = _Batch(to.ptrs, origin.ptrs, of_items, to.owners + origin.owners, on, None)
-    return batch._replace(work=_work(batch, engine))
+    return _Batch(to.ptrs, origin.ptrs, of_items, to.owners + origin.owners, on)
 
 
 class _Side(NamedTuple):
@@ -223,15 +263,20 @@ def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
             i = int(unknown.argmax())
             raise InvalidRangeError(f"item {i} of the batch: an address does not say how many bytes it has: give sizes")
         return most
+    of_items = _given_sizes(sizes, to.ptrs.size)
+    if (beyond := (of_items > most)).any():
+        i = int(beyond.argmax())
+        size, room = of_items[i % of_items.size], most[i]
+        raise InvalidRangeError(f"item {i} of the batch: its size is {size}, and a buffer of it has {room} bytes")
+    return of_items
+
+
+def _given_sizes(sizes: Any, items: int) -> Addresses:
     given = numpy.asarray(sizes)
     one = given.ndim == 0
     of_items = _integers("sizes", given.reshape(1) if one else given)
-    if not one and of_items.size != to.ptrs.size:
-        raise InvalidRangeError(f"there are {of_items.size} sizes for {to.ptrs.size} items; give one, or one for each")
-    if (beyond := (of_items > most)).any():
-        i = int(beyond.argmax())
-        size, room = of_items[0 if one else i], most[i]
-        raise InvalidRangeError(f"item {i} of the batch: its size is {size}, and a buffer of it has {room} bytes")
+    if not one and of_items.size != items:
+        raise InvalidRangeError(f"there are {of_items.size} sizes for {items} items; give one, or one for each")
     return of_items
 
 
@@ -278,66 +323,29 @@ def _queue_of(devices: Sequence[MemoryDevice | None]) -> Queue:
 
 def _work(batch: _Batch, engine: Engine) -> BatchWork | None:
     """None for a device of which native code knows nothing."""
-    if engine not in ("auto", "copy", "kernel"):
-        raise PinningError(f"there is no engine {engine!r}; give 'auto', 'copy' or 'kernel'")
     device = batch.queue.device
-    has_kernel = isinstance(device, NativeDevice) and batch.queue.moves_parts
-    if engine == "kernel" and not has_kernel:
-        raise PinningError(f"{device.name} has no kernel that copies: give engine='auto' or 'copy'")
-    if not isinstance(device, NativeDevice):
-        return None
-    kernel = has_kernel and (engine == "kernel" or (engine == "auto" and batch.dsts.size >= costs.kernel_from_items))
-    limits = replace(costs, kernel_to_bytes=2**64 - 1) if engine == "kernel" else costs
-    return BatchWork(_lists_of(device), pinned_map(device), batch.dsts, batch.srcs, batch.sizes, kernel, limits)
+    if isinstance(device, NativeDevice):
+        has_kernel = batch.queue.moves_parts
+        return BatchWork(device, pinned_map(device), batch.dsts, batch.srcs, batch.sizes, engine, has_kernel, costs)
+    if engine == "kernel":
+        raise PinningError(f"{device.name} has no kernel that copies: leave the choice of the engine to the library")
+    return None
 
 
-def _submit(batch: _Batch, work: BatchWork, wait_for: Iterable[Event]) -> Copy:
-    copy = batch.queue.submit(work, wait_for, (work, *batch.owners), Copy)
-    copy.path, copy.reason = _how(work)
+def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
+    work = _work(batch, engine)
+    if work is None:
+        return _one_by_one(batch, wait_for)
+    copy = submit_planned(batch.queue, work, *work.written, wait_for, batch.owners)
+    copy.path, copy.reason = how(work)
     return copy
-
-
-def _how(work: BatchWork) -> tuple[Path, str]:
-    """The slowest path that a part takes, and how many take which."""
-    counts = work.counts
-    words = {
-        "kernel": "by a kernel of the device",
-        "engine": "by its copy engines",
-        "to_device": "from pageable memory",
-        "to_host": "to pageable memory",
-        "on_host": "by threads of the host",
-    }
-    parts = [f"{count} parts {words[group]}" for group, count in counts.items() if count]
-    slow = counts["to_device"] or counts["to_host"] or counts["on_host"]
-    return (Path.STAGED if slow else Path.DIRECT), f"{work.nbytes} bytes: {', '.join(parts)}"
 
 
 def _one_by_one(batch: _Batch, wait_for: Iterable[Event]) -> Copy:
     """On a device of a plugin written in Python: a copy for each item, and one event after all."""
     events = tuple(wait_for)
-    sizes = numpy.broadcast_to(batch.sizes, batch.dsts.shape)
-    items = zip(batch.dsts.tolist(), batch.srcs.tolist(), sizes.tolist(), strict=True)
-    copies = [copy_async(dst, src, size, batch.queue, events) for dst, src, size in items]
+    copies = [copy_async(*item, batch.queue, events) for item in batch.items()]
     done = batch.queue.submit(None, copies, batch.owners, Copy)
     done.path = max((copy.path for copy in copies), key=(Path.DIRECT, Path.LOCK, Path.STAGED, Path.PLAIN).index)
     done.reason = f"{len(copies)} copies, one after another: {batch.queue.device.name} has no batches"
     return done
-
-
-def _after_fork_in_child() -> None:
-    for lists in _lists.values():
-        lists.forget()
-
-
-lifecycle.in_child(lifecycle.Part.COPIES, _after_fork_in_child)
-_lists: dict[int, DeviceLists] = {}  # by id of the device, which lives as long as the process
-
-
-def trim_lists() -> int:
-    """Give back the memory of lists that no batch uses; returns how many bytes."""
-    return sum(lists.trim() for lists in list(_lists.values()))
-
-
-def _lists_of(device: NativeDevice) -> DeviceLists:
-    found = _lists.get(id(device))
-    return found if found is not None else _lists.setdefault(id(device), DeviceLists(device))

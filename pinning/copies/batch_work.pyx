@@ -1,143 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The parts of a batch, sorted and submitted natively. The stub says more."""
+"""A thin face of the batches of <pinning/batch.hpp>. The stub says more."""
 
-from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
-from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
 from pinning.map cimport PinnedMap
 from pinning.native cimport CPinnedMap
 from pinning.plugin.native cimport NativeDevice, NativeQueue, Part, VendorDevice, VendorQueue, raise_in_python
-from pinning.staging cimport CStaged, PartList, PartLists, StagingLimits, Toward, limits_of, staging
+from pinning.staging cimport StagingLimits, limits_of
+
+from typing import NamedTuple
+
+from pinning.staging import staging_of
 
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
-    cppclass Places:
-        Places(CPinnedMap& map, VendorDevice& device)
+    cppclass PartList:
+        uint64_t size() noexcept
+        const Part* begin() noexcept
+        const Part* end() noexcept
 
     cppclass Parts:
-        vector[Part] by_kernel
+        PartList by_kernel
         vector[Part] by_engine
         vector[Part] to_device
         vector[Part] to_host
         vector[Part] on_host
-        uint64_t bytes
+        uint64_t written
+        uint64_t written_end
+
+    cppclass Items:
+        const uint64_t* dsts
+        const uint64_t* srcs
+        const uint64_t* sizes
+        uint64_t size_step
+        uint64_t count
+
+    enum class Engine:
+        automatic
+        copy
+        kernel
 
     cppclass BatchLimits:
-        cbool kernel
-        uint64_t largest_by_kernel
+        uint64_t kernel_from_items
+        uint64_t kernel_to_bytes
+        uint64_t stage_from
+        StagingLimits staging
 
-    void sort_batch(Places& dst_places, Places& src_places, const uint64_t* dsts, const uint64_t* srcs,
-                    const uint64_t* sizes, uint64_t size_step, uint64_t count, const BatchLimits& limits,
-                    Parts& parts) except +raise_in_python
+    cppclass Batch:
+        Batch(CPinnedMap& on, VendorDevice& device, const Items& items, Engine engine, cbool has_kernel,
+              const BatchLimits& limits) except +raise_in_python
+        void submit(VendorQueue& queue) except +raise_in_python
+        const Parts& parts() noexcept
+        uint64_t plain() noexcept
 
 
-cdef class DeviceLists:
-    cdef PartLists* lists
-    cdef NativeDevice device
+class KernelLimits(NamedTuple):
+    from_items: int
+    to_bytes: int
 
-    def __cinit__(self, NativeDevice device not None):
-        self.device = device
-        self.lists = new PartLists(device.vendor[0])  # lives as long as the device, which is as long as the process
 
-    def trim(self):
-        cdef uint64_t freed
-        with nogil:
-            freed = self.lists.trim() + staging(self.device.vendor[0]).trim()
-        return freed
+def default_limits():
+    cdef BatchLimits limits
+    return KernelLimits(limits.kernel_from_items, limits.kernel_to_bytes)
 
-    def forget(self):
-        self.lists.forget()
+
+cdef dict ENGINES = {"auto": Engine.automatic, "copy": Engine.copy, "kernel": Engine.kernel}
 
 
 cdef class BatchWork:
-    cdef DeviceLists lists
-    cdef PinnedMap on
-    cdef unique_ptr[Places] dst_places
-    cdef unique_ptr[Places] src_places
-    cdef Parts parts
-    cdef PartList list
-    cdef vector[CStaged*] staged
-    cdef StagingLimits limits
-    cdef uint64_t stage_from
+    cdef Batch* batch
 
-    def __cinit__(self, DeviceLists lists not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
-                  const uint64_t[::1] srcs not None, const uint64_t[::1] sizes not None, cbool kernel,
+    def __cinit__(self, NativeDevice device not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
+                  const uint64_t[::1] srcs not None, const uint64_t[::1] sizes not None, str engine, cbool has_kernel,
                   costs):
-        self.lists = lists
-        self.limits = limits_of(costs)
-        self.stage_from = costs.stage_to_device
-        self.on = on
-        self.dst_places.reset(new Places(on.map[0], lists.device.vendor[0]))
-        self.src_places.reset(new Places(on.map[0], lists.device.vendor[0]))
+        staging_of(device)  # which `trim_staging` then knows
+        cdef Items items
+        items.dsts, items.srcs, items.sizes = &dsts[0], &srcs[0], &sizes[0]
+        items.count = dsts.shape[0]
+        items.size_step = 1 if sizes.shape[0] == dsts.shape[0] else 0
         cdef BatchLimits limits
-        limits.kernel, limits.largest_by_kernel = kernel, costs.kernel_to_bytes
-        cdef uint64_t count = dsts.shape[0]
-        cdef uint64_t step = 1 if sizes.shape[0] == dsts.shape[0] else 0
-        if count == 0:
-            return
+        limits.kernel_from_items, limits.kernel_to_bytes = costs.kernel_from_items, costs.kernel_to_bytes
+        limits.stage_from, limits.staging = costs.stage_to_device, limits_of(costs)
+        cdef Engine chosen = ENGINES[engine]
         with nogil:
-            sort_batch(self.dst_places.get()[0], self.src_places.get()[0], &dsts[0], &srcs[0], &sizes[0], step, count,
-                       limits, self.parts)
+            self.batch = new Batch(on.map[0], device.vendor[0], items, chosen, has_kernel, limits)
 
     def __dealloc__(self):
-        cdef CStaged* each
+        cdef Batch* batch = self.batch
         with nogil:
-            for each in self.staged:
-                del each
-        if self.lists is not None:
-            self.lists.lists.give(self.list)
+            del batch
 
     @property
-    def nbytes(self):
-        return self.parts.bytes
+    def written(self):
+        cdef const Parts* parts = &self.batch.parts()
+        return parts.written, parts.written_end - parts.written
 
     @property
     def counts(self):
+        cdef const Parts* parts = &self.batch.parts()
         return {
-            "kernel": self.parts.by_kernel.size(),
-            "engine": self.parts.by_engine.size(),
-            "to_device": self.parts.to_device.size(),
-            "to_host": self.parts.to_host.size(),
-            "on_host": self.parts.on_host.size(),
+            "kernel": parts.by_kernel.size(),
+            "engine": parts.by_engine.size(),
+            "to_device": parts.to_device.size(),
+            "to_host": parts.to_host.size(),
+            "on_host": parts.on_host.size(),
         }
+
+    @property
+    def sizes(self):
+        cdef const Parts* parts = &self.batch.parts()
+        return {
+            "kernel": bytes_of(parts.by_kernel.begin(), parts.by_kernel.end()),
+            "engine": bytes_of(parts.by_engine.data(), parts.by_engine.data() + parts.by_engine.size()),
+            "to_device": bytes_of(parts.to_device.data(), parts.to_device.data() + parts.to_device.size()),
+            "to_host": bytes_of(parts.to_host.data(), parts.to_host.data() + parts.to_host.size()),
+            "on_host": bytes_of(parts.on_host.data(), parts.on_host.data() + parts.on_host.size()),
+        }
+
+    @property
+    def plain(self):
+        return self.batch.plain()
 
     def __call__(self, NativeQueue queue not None):
         cdef VendorQueue* vendor = queue.vendor
-        try:
-            with nogil:
-                self.submit(vendor)
-        except BaseException:
-            with nogil:
-                vendor.synchronize()  # so that what was submitted before is over
-            raise
+        with nogil:
+            self.batch.submit(vendor[0])
 
-    cdef int submit(self, VendorQueue* vendor) except -1 nogil:
-        if self.parts.by_kernel.size():
-            self.list = self.lists.lists.take(self.parts.by_kernel)
-            vendor.move_parts(self.list.device_ptr, self.parts.by_kernel.size())
-        if self.parts.by_engine.size():
-            vendor.copy_batch(self.parts.by_engine.data(), self.parts.by_engine.size())
-        self.stage(vendor, Toward.device, self.parts.to_device)
-        self.stage(vendor, Toward.host, self.parts.to_host)
-        self.stage(vendor, Toward.in_host, self.parts.on_host)
-        return 0
 
-    cdef int stage(self, VendorQueue* vendor, Toward toward, const vector[Part]& parts) except -1 nogil:
-        """By threads through pinned blocks, or where there are none, or one small part, by the vendor's own copies."""
-        cdef CStaged* staged = NULL
-        if parts.empty():
-            return 0
-        if toward == Toward.in_host or parts.size() > 1 or parts[0].size >= self.stage_from:
-            self.staged.reserve(self.staged.size() + 1)
-            staged = staging(self.lists.device.vendor[0]).copy_batch(dereference(vendor), toward, parts, self.lists.lists,
-                                                                     self.limits).release()
-        if staged is not NULL:
-            self.staged.push_back(staged)
-        else:
-            vendor.copy_batch(parts.data(), parts.size())
-        return 0
+cdef uint64_t bytes_of(const Part* part, const Part* end) noexcept:
+    cdef uint64_t bytes = 0
+    while part != end:
+        bytes += part.size
+        part += 1
+    return bytes

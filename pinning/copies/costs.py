@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pinning.copies import batch_work
 from pinning.staging import default_limits
 
 MIB = 1 << 20
 _LIMITS = default_limits()
+_KERNEL = batch_work.default_limits()
 
 
 @dataclass
@@ -57,8 +59,8 @@ class Costs:
     threads: int = _LIMITS.threads
     threads_to_device: int = _LIMITS.threads_to_device
     threads_to_host: int = _LIMITS.threads_to_host
-    kernel_from_items: int = 4
-    kernel_to_bytes: int = 128 << 10
+    kernel_from_items: int = _KERNEL.from_items
+    kernel_to_bytes: int = _KERNEL.to_bytes
     lock_after: int | None = None
     lock_from: int = 16 * MIB
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pinning import staging
-from pinning.copies.batch import trim_lists
 from pinning.queues.crossing import close_idle_helpers
 
 
@@ -15,4 +14,4 @@ def trim_staging() -> int:
     vendors have been given are closed too.
     """
     close_idle_helpers()
-    return staging.trim_staging() + trim_lists()
+    return staging.trim_staging()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the native tests of the page table, the map, the staging ring and libpinning, also sanitized, and runs them.
+"""Compiles the native tests of table, map, kernel, staging rings and libpinning, also sanitized, and runs them.
 
 Each program prints one line and takes its seconds and its seed as arguments, so that a failure can be repeated by hand.
 """
@@ -104,6 +104,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         ("c_api_stress", "plain", ["2", "1"]),
         ("c_api_stress", "thread", ["3", "2"]),
         ("c_api_stress", "address", ["2", "3"]),
+        ("move_parts", "plain", ["2", "1"]),  # no sanitizer knows its coroutines
         ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator bears forks beside threads
         ("host_stress", "thread", ["3", "2"]),
         ("host_stress", "address", ["2", "3"]),

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "part_lists.hpp"
 #include "pinned_map.hpp"
+#include "staging.hpp"
 #include "vendor.hpp"
 
 namespace pinning {
@@ -46,22 +48,14 @@ class Places {
   }
 
   /// The place of `ptr`, of which no byte from `limit` on matters. Throws what the vendor throws.
-  Place const& of(Address ptr, Address limit) {
-    if (last_ < places_.size() && places_[last_].holds(ptr)) return places_[last_];
+  Place of(Address ptr, Address limit) {
     auto const after = std::upper_bound(places_.begin(), places_.end(), ptr,
                                         [](Address each, Place const& place) { return each < place.start; });
-    if (after != places_.begin() && std::prev(after)->holds(ptr)) {
-      last_ = static_cast<std::size_t>(std::prev(after) - places_.begin());
-      return places_[last_];
-    }
-    Place found = look_up(ptr, limit);
-    if (found.kind == Place::Kind::pageable) return unknown_ = found;  // too many, and each for one item only
-    last_ = static_cast<std::size_t>(after - places_.begin());
+    if (after != places_.begin() && std::prev(after)->holds(ptr)) return *std::prev(after);
+    Place const found = look_up(ptr, limit);
+    if (found.kind == Place::Kind::pageable) return found;  // too many, and each for one item only
     return *places_.insert(after, found);
   }
-
-  /// The place that was found last, if it is one to be kept; else one that holds nothing.
-  Place last() const noexcept { return last_ < places_.size() ? places_[last_] : Place{}; }
 
  private:
   Place look_up(Address ptr, Address limit) {
@@ -95,93 +89,155 @@ class Places {
   VendorDevice& device_;
   std::vector<Place> places_;  // ascending, none overlaps another
   std::vector<Hold> holds_;
-  std::size_t last_ = 0;
-  Place unknown_{};
+};
+
+/// What is to be copied: `count` items, of `sizes[i * size_step]` bytes each.
+struct Items {
+  Address const* dsts;
+  Address const* srcs;
+  std::uint64_t const* sizes;
+  std::uint64_t size_step;
+  std::uint64_t count;
 };
 
 /// The parts of a batch, by what moves them.
 struct Parts {
-  std::vector<Part> by_kernel;      // addresses of the device, also for locked memory of the host
+  explicit Parts(PartLists& lists) : by_kernel(lists) {}
+
+  PartList by_kernel;               // addresses of the device, also for locked memory of the host
   std::vector<Part> by_engine;      // the copy engines: addresses as they were given
   std::vector<Part> to_device;      // from pageable memory
   std::vector<Part> to_host;        // into pageable memory
   std::vector<Part> on_host;        // between two ends of the host
-  std::uint64_t bytes = 0;
+  Address written = ~Address{0}, written_end = 0;  // a range in which all destinations lie
 };
 
-/// What one batch may use.
-struct BatchLimits {
-  bool kernel;                      // whether the device has one, and may use it
-  std::uint64_t largest_by_kernel;  // bytes of an item; larger ones go by the copy engines
-};
+/// Sorts items into parts: splits them where either end crosses the border of a lock, and chooses what moves each.
+class Sorter {
+ public:
+  /// `largest_by_kernel`: bytes of an item; larger ones go by the copy engines. 0: the device has no kernel.
+  Sorter(Places& dst_places, Places& src_places, std::uint64_t largest_by_kernel, Parts& parts)
+      : dst_places_(dst_places), src_places_(src_places), largest_by_kernel_(largest_by_kernel), parts_(parts) {}
 
-/// Sorts item `index` of a batch, split where either end crosses the border of a lock. Throws InvalidRange, which names
-/// it, for a range that is none or runs out of a device's memory; what was sorted before stays.
-inline void sort_item(Places& dst_places, Places& src_places, std::uint64_t index, Part item,
-                      BatchLimits const& limits, Parts& parts) {
-  using Kind = Place::Kind;
-  auto const refuse = [index](std::string const& why) {
-    throw InvalidRange("item " + std::to_string(index) + " of the batch: " + why);
-  };
-  if (item.size == 0) refuse("its size is 0; a copy needs at least 1 byte");
-  for (auto const& [name, ptr] : {std::pair("dst", item.dst), std::pair("src", item.src)}) {
-    if (ptr == 0 || ptr + (item.size - 1) < ptr) {
-      refuse(std::string(name) + " " + describe(ptr, item.size) + " is no range of memory");
-    }
-  }
-  bool const small = limits.kernel && item.size <= limits.largest_by_kernel;
-  parts.bytes += item.size;
-  bool first = true, dst_device = false, src_device = false;
-  while (item.size > 0) {
-    Place const dst = dst_places.of(item.dst, item.dst + item.size);
-    Place const src = src_places.of(item.src, item.src + item.size);
-    if (std::exchange(first, false)) {
-      dst_device = dst.kind == Kind::device, src_device = src.kind == Kind::device;
-    } else if (dst_device != (dst.kind == Kind::device) || src_device != (src.kind == Kind::device)) {
-      refuse("it runs past the end of an allocation of the device's, with " + std::to_string(item.size) +
-             " bytes left at dst " + describe(item.dst, item.size) + ", src " + describe(item.src, item.size));
-    }
-    std::uint64_t size = std::min({item.size, dst.end - item.dst, src.end - item.src});
-    if (!dst_device && !src_device) {
-      parts.on_host.push_back({item.dst, item.src, size});
-    } else if (dst.kind == Kind::pageable) {
-      parts.to_host.push_back({item.dst, item.src, size});
-    } else if (src.kind == Kind::pageable) {
-      parts.to_device.push_back({item.dst, item.src, size});
-    } else if (small) {
-      size = std::min(size, PartLists::part_bytes);
-      parts.by_kernel.push_back({dst.device_ptr_of(item.dst), src.device_ptr_of(item.src), size});
-    } else {
-      for (auto const& [place, at] : {std::pair(&dst, item.dst), std::pair(&src, item.src)}) {
-        if (place->piece != 0) size = std::min(size, place->piece - (at - place->start) % place->piece);
+  /// Throws InvalidRange, which names the item, for a range that is none or runs out of a device's memory, or what the
+  /// vendor throws; what was sorted before stays.
+  void sort(Items const& items) {
+    largest_by_kernel_ > 0 ? parts_.by_kernel.reserve(items.count) : parts_.by_engine.reserve(items.count);
+    std::uint64_t const small = std::min(largest_by_kernel_, PartLists::part_bytes);
+    for (std::uint64_t i = 0; i < items.count; ++i) {
+      Part const item{items.dsts[i], items.srcs[i], items.sizes[i * items.size_step]};
+      // Most items lie wholly in the places of the item before: a pool of the host's and one of the device's.
+      if (item.size - 1 < small && direct_ && dst_.holds(item.dst, item.size) && src_.holds(item.src, item.size)) {
+        enter(item);
+        parts_.by_kernel.push_back({dst_.device_ptr_of(item.dst), src_.device_ptr_of(item.src), item.size});
+      } else {
+        sort(i, item);
       }
-      parts.by_engine.push_back({item.dst, item.src, size});
     }
-    item = {item.dst + size, item.src + size, item.size - size};
   }
-}
 
-/// Sorts a whole batch: `count` items, of `sizes[i * size_step]` bytes each.
-inline void sort_batch(Places& dst_places, Places& src_places, Address const* dsts, Address const* srcs,
-                       std::uint64_t const* sizes, std::uint64_t size_step, std::uint64_t count,
-                       BatchLimits const& limits, Parts& parts) {
-  (limits.kernel ? parts.by_kernel : parts.by_engine).reserve(count);
-  // Most items lie wholly in the places of the item before: a pool of the host's and one of the device's.
-  Place dst{}, src{};
-  for (std::uint64_t i = 0; i < count; ++i) {
-    Part const item{dsts[i], srcs[i], sizes[i * size_step]};
-    if (limits.kernel && item.size - 1 < PartLists::part_bytes && dst.holds(item.dst, item.size) &&
-        src.holds(item.src, item.size)) {
-      parts.by_kernel.push_back({dst.device_ptr_of(item.dst), src.device_ptr_of(item.src), item.size});
-      parts.bytes += item.size;
-      continue;
-    }
-    sort_item(dst_places, src_places, i, item, limits, parts);
-    dst = dst_places.last(), src = src_places.last();
-    bool const one_is_device = dst.kind == Place::Kind::device || src.kind == Place::Kind::device;
-    bool const none_is_pageable = dst.kind != Place::Kind::pageable && src.kind != Place::Kind::pageable;
-    if (!one_is_device || !none_is_pageable) dst = {};
+ private:
+  using Kind = Place::Kind;
+
+  void enter(Part const& item) noexcept {
+    parts_.written = std::min(parts_.written, item.dst);
+    parts_.written_end = std::max(parts_.written_end, item.dst + item.size);
   }
-}
+
+  void sort(std::uint64_t index, Part item) {
+    auto const refuse = [index](std::string const& why) {
+      throw InvalidRange("item " + std::to_string(index) + " of the batch: " + why);
+    };
+    if (item.size == 0) refuse("its size is 0; a copy needs at least 1 byte");
+    for (auto const& [name, ptr] : {std::pair("dst", item.dst), std::pair("src", item.src)}) {
+      if (ptr == 0 || ptr + (item.size - 1) < ptr) {
+        refuse(std::string(name) + " " + describe(ptr, item.size) + " is no range of memory");
+      }
+    }
+    enter(item);
+    bool const small = item.size <= largest_by_kernel_;
+    bool first = true, dst_device = false, src_device = false;
+    while (item.size > 0) {
+      look(item);
+      if (std::exchange(first, false)) {
+        dst_device = dst_.kind == Kind::device, src_device = src_.kind == Kind::device;
+      } else if (dst_device != (dst_.kind == Kind::device) || src_device != (src_.kind == Kind::device)) {
+        refuse("it runs past the end of an allocation of the device's, with " + std::to_string(item.size) +
+               " bytes left at dst " + describe(item.dst, item.size) + ", src " + describe(item.src, item.size));
+      }
+      std::uint64_t size = std::min({item.size, dst_.end - item.dst, src_.end - item.src});
+      if (!dst_device && !src_device) {
+        parts_.on_host.push_back({item.dst, item.src, size});
+      } else if (dst_.kind == Kind::pageable) {
+        parts_.to_host.push_back({item.dst, item.src, size});
+      } else if (src_.kind == Kind::pageable) {
+        parts_.to_device.push_back({item.dst, item.src, size});
+      } else if (small) {
+        size = std::min(size, PartLists::part_bytes);
+        parts_.by_kernel.push_back({dst_.device_ptr_of(item.dst), src_.device_ptr_of(item.src), size});
+      } else {
+        for (auto const& [place, at] : {std::pair(&dst_, item.dst), std::pair(&src_, item.src)}) {
+          if (place->piece != 0) size = std::min(size, place->piece - (at - place->start) % place->piece);
+        }
+        parts_.by_engine.push_back({item.dst, item.src, size});
+      }
+      item = {item.dst + size, item.src + size, item.size - size};
+    }
+  }
+
+  /// Makes `dst_` and `src_` those of the item's first bytes.
+  void look(Part const& item) {
+    if (dst_.holds(item.dst) && src_.holds(item.src)) return;
+    if (!dst_.holds(item.dst)) dst_ = dst_places_.of(item.dst, item.dst + item.size);
+    if (!src_.holds(item.src)) src_ = src_places_.of(item.src, item.src + item.size);
+    bool const one_is_device = dst_.kind == Kind::device || src_.kind == Kind::device;
+    direct_ = one_is_device && dst_.kind != Kind::pageable && src_.kind != Kind::pageable;
+  }
+
+  Places& dst_places_;
+  Places& src_places_;
+  std::uint64_t const largest_by_kernel_;
+  Parts& parts_;
+  Place dst_{}, src_{};  // where the last part was
+  bool direct_ = false;  // whether the device reaches both
+};
+
+/// What moves locked memory: by itself the kernel for small items where there are several, or one of the two.
+enum class Engine : std::uint8_t { automatic, copy, kernel };
+
+struct BatchLimits {
+  std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // for which a kernel is used
+  std::uint64_t stage_from = 8 << 20;  // bytes of a single pageable part, from which threads move it
+  StagingLimits staging;
+};
+
+/// Many copies as one. Until it goes it holds all locked memory that it copies; let it go once they are over.
+class Batch {
+ public:
+  /// Looks up, checks and sorts all items for queues of `device`. `on` is a map of it. `has_kernel`: whether the queue
+  /// moves parts. Throws InvalidRange, which names an item, Unsupported, or what the vendor throws.
+  PINNING_API Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
+                    BatchLimits const& limits);
+  Batch(Batch const&) = delete;
+  PINNING_API ~Batch();
+
+  /// Once. Throws what the vendor throws; what was submitted is over then.
+  PINNING_API void submit(VendorQueue& queue);
+
+  Parts const& parts() const noexcept { return parts_; }
+  /// Parts of pageable memory that were left to the vendor's own copy, for which `submit` has waited.
+  std::uint64_t plain() const noexcept { return plain_; }
+
+ private:
+  void submit_all(VendorQueue& queue);
+  void stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> const& parts);
+
+  Staging& staging_;
+  BatchLimits const limits_;
+  Places dst_places_, src_places_;
+  Parts parts_;
+  std::vector<std::unique_ptr<Staged>> staged_;  // goes first
+  std::uint64_t plain_ = 0;
+};
 
 }  // namespace pinning

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <vector>
+#include <utility>
 
 #include "vendor.hpp"
 
 namespace pinning {
 
-/// Where the device reads the list of a batch's parts: HOST memory of the device, used again by later batches.
+/// Where the device reads the lists of batches' parts: HOST memory of the device, used again by later batches.
 ///
 /// Locks: `mutex_` guards what is spare, and is held during no call of the vendor's.
 class PartLists {
@@ -19,29 +22,27 @@ class PartLists {
   /// What a warp moves at a time: a part that is larger is cut.
   static constexpr std::uint64_t part_bytes = 16 << 10;
 
-  struct List {
+  struct Room {
     Part* parts = nullptr;
     Address device_ptr = 0;
-    std::uint64_t room = 0;  // parts
+    std::uint64_t count = 0;
   };
 
   /// `device` must outlive this.
   explicit PartLists(VendorDevice& device) : device_(device) {}
 
-  /// A list with these parts in it. Throws what the vendor throws.
-  List take(std::vector<Part> const& parts) {
-    List list = spare(parts.size());
-    if (list.parts == nullptr) list = make(std::bit_ceil(std::max<std::uint64_t>(parts.size(), least)));
-    std::memcpy(list.parts, parts.data(), parts.size() * sizeof(Part));
-    return list;
+  /// Room for so many parts. Throws what the vendor throws.
+  Room take(std::uint64_t count) {
+    Room const found = spare(count);
+    return found.parts != nullptr ? found : make(std::bit_ceil(std::max(count, least)));
   }
 
-  /// Takes back a list that no device reads any more.
-  void give(List const& list) noexcept {
-    if (list.parts == nullptr) return;
+  /// Takes back room that no device reads any more. In a child after fork it is the parent's.
+  void give(Room const& room) noexcept {
+    if (room.parts == nullptr || getpid() != process_) return;
     std::lock_guard const guard(mutex_);
     try {
-      spares_.emplace(list.room, list);
+      spares_.emplace(room.count, room);
     } catch (...) {  // it stays allocated: nobody is there to hear
     }
   }
@@ -49,41 +50,70 @@ class PartLists {
   /// Gives back what is spare; returns how many bytes. Throws what the vendor throws: the rest stays.
   std::uint64_t trim() {
     std::uint64_t bytes = 0;
-    for (List list = spare(0); list.parts != nullptr; list = spare(0)) {
+    for (Room room = spare(0); room.parts != nullptr; room = spare(0)) {
       try {
-        device_.free(reinterpret_cast<Address>(list.parts), MemoryKind::host);
+        device_.free(reinterpret_cast<Address>(room.parts), MemoryKind::host);
       } catch (...) {
-        give(list);
+        give(room);
         throw;
       }
-      bytes += list.room * sizeof(Part);
+      bytes += room.count * sizeof(Part);
     }
     return bytes;
   }
 
-  /// In a child process after fork: these are the parent's.
-  void forget() noexcept { new (this) PartLists(device_); }
-
  private:
   static constexpr std::uint64_t least = 4096;
 
-  List spare(std::uint64_t count) {
+  Room spare(std::uint64_t count) {
     std::lock_guard const guard(mutex_);
     auto const found = spares_.lower_bound(count);
     if (found == spares_.end()) return {};
-    List const list = found->second;
+    Room const room = found->second;
     spares_.erase(found);
-    return list;
+    return room;
   }
-  List make(std::uint64_t room) {
-    Address const ptr = device_.allocate(room * sizeof(Part), MemoryKind::host);
+  Room make(std::uint64_t count) {
+    Address const ptr = device_.allocate(count * sizeof(Part), MemoryKind::host);
     auto const pinned = device_.is_pinned(ptr);
-    return {reinterpret_cast<Part*>(ptr), pinned ? pinned->device_ptr + (ptr - pinned->base) : ptr, room};
+    return {reinterpret_cast<Part*>(ptr), pinned ? pinned->device_ptr + (ptr - pinned->base) : ptr, count};
   }
 
   VendorDevice& device_;
+  pid_t const process_ = getpid();
   std::mutex mutex_;
-  std::multimap<std::uint64_t, List> spares_;  // by room
+  std::multimap<std::uint64_t, Room> spares_;  // by their count
+};
+
+/// Parts that the device's kernel reads where they are. Let it go once no device does.
+class PartList {
+ public:
+  explicit PartList(PartLists& lists) : lists_(&lists) {}
+  PartList(PartList&& other) noexcept
+      : lists_(other.lists_), room_(std::exchange(other.room_, {})), size_(std::exchange(other.size_, 0)) {}
+  ~PartList() { lists_->give(room_); }
+
+  /// Throws what the vendor throws; then it is as it was.
+  void reserve(std::uint64_t count) {
+    if (count <= room_.count) return;
+    PartLists::Room const larger = lists_->take(count);
+    if (size_ > 0) std::memcpy(larger.parts, room_.parts, size_ * sizeof(Part));
+    lists_->give(std::exchange(room_, larger));
+  }
+  void push_back(Part const& part) {
+    if (size_ == room_.count) reserve(2 * size_ + 1);
+    room_.parts[size_++] = part;
+  }
+
+  std::uint64_t size() const noexcept { return size_; }
+  Part const* begin() const noexcept { return room_.parts; }
+  Part const* end() const noexcept { return room_.parts + size_; }
+  Address device_ptr() const noexcept { return room_.device_ptr; }
+
+ private:
+  PartLists* lists_;
+  PartLists::Room room_;
+  std::uint64_t size_ = 0;
 };
 
 }  // namespace pinning

@@ -68,7 +68,9 @@ class Staging {
   /// memory at `dst`, or within the host's. Null, and throws, as those.
   enum class Toward : std::uint8_t { device, host, in_host };
   virtual std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
-                                             PartLists* lists, StagingLimits const& limits) = 0;
+                                             StagingLimits const& limits) = 0;
+  /// Where the device reads lists of parts; null for a device that is not native.
+  virtual PartLists* lists() noexcept = 0;
   /// Copies within the host's memory, by threads, in the queue's turn. The ranges may overlap.
   virtual std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
                                                StagingLimits const& limits) = 0;
@@ -86,7 +88,7 @@ class Staging {
   };
   virtual std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) = 0;
 
-  /// Gives the rings back that are idle; how many bytes.
+  /// Gives the rings back that are idle, and lists that nobody uses; how many bytes.
   virtual std::uint64_t trim() = 0;
   /// Whether it has no rings.
   virtual bool empty() noexcept = 0;
@@ -94,8 +96,9 @@ class Staging {
 
 /// Of a device, always the same.
 PINNING_API Staging& staging(VendorDevice& device);
-/// Of the queues of a device that is not native. It may go once its rings are given back. A ring that has counted `worn`
-/// chunks counts anew when it is idle: HIP compares words without wrapping.
-PINNING_API std::unique_ptr<Staging> make_staging(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn = 1u << 30);
+/// A ring that has counted so many chunks counts anew when it is idle: HIP compares words without wrapping.
+inline constexpr std::uint32_t worn_chunks = 1u << 30;
+/// Of the queues of a device that is not native. It may go once its rings are given back.
+PINNING_API std::unique_ptr<Staging> make_staging(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn = worn_chunks);
 
 }  // namespace pinning

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vendor's calls of a batch.
+#include <pinning/batch.hpp>
+
+namespace pinning {
+
+Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
+             BatchLimits const& limits)
+    : staging_(staging(device)),
+      limits_(limits),
+      dst_places_(on, device),
+      src_places_(on, device),
+      parts_(*staging_.lists()) {
+  if (engine == Engine::kernel && !has_kernel) {
+    throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
+  }
+  std::uint64_t largest = 0;
+  if (engine == Engine::kernel) largest = ~std::uint64_t{0};
+  if (engine == Engine::automatic && has_kernel && items.count >= limits.kernel_from_items) {
+    largest = limits.kernel_to_bytes;
+  }
+  Sorter(dst_places_, src_places_, largest, parts_).sort(items);
+}
+
+Batch::~Batch() = default;
+
+void Batch::submit(VendorQueue& queue) {
+  try {
+    submit_all(queue);
+  } catch (...) {
+    try {
+      queue.synchronize();
+    } catch (...) {  // the first error says more
+    }
+    throw;
+  }
+}
+
+void Batch::submit_all(VendorQueue& queue) {
+  if (parts_.by_kernel.size() > 0) queue.move_parts(parts_.by_kernel.device_ptr(), parts_.by_kernel.size());
+  if (!parts_.by_engine.empty()) queue.copy_batch(parts_.by_engine.data(), parts_.by_engine.size());
+  stage(queue, Staging::Toward::device, parts_.to_device);
+  stage(queue, Staging::Toward::host, parts_.to_host);
+  stage(queue, Staging::Toward::in_host, parts_.on_host);
+}
+
+/// By threads through pinned blocks, or where there are none, or one small part, by the vendor's own copies.
+void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> const& parts) {
+  if (parts.empty()) return;
+  if (toward == Staging::Toward::in_host || parts.size() > 1 || parts[0].size >= limits_.stage_from) {
+    staged_.reserve(staged_.size() + 1);
+    if (auto staged = staging_.copy_batch(queue, toward, parts, limits_.staging)) {
+      staged_.push_back(std::move(staged));
+      return;
+    }
+  }
+  queue.copy_batch(parts.data(), parts.size());
+  plain_ += parts.size();
+}
+
+}  // namespace pinning

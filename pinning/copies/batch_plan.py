@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way the parts of a batch go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pinning.copies.batch_work import BatchWork
+from pinning.copies.plan import Path, Plan
+
+_GROUPS = {
+    "kernel": (Path.DIRECT, "by a kernel of the device"),
+    "engine": (Path.DIRECT, "by its copy engines"),
+    "to_device": (Path.STAGED, "from pageable memory"),
+    "to_host": (Path.STAGED, "to pageable memory"),
+    "on_host": (Path.STAGED, "by threads of the host"),
+}
+_SLOWEST_FIRST = (Path.PLAIN, Path.STAGED, Path.LOCK, Path.DIRECT)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts of a batch that go the same way: how many, and how many bytes they have in all."""
+
+    path: Path
+    reason: str
+    count: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"  {self.path:6}  {self.nbytes:>14} bytes in {_parts(self.count)} {self.reason}"
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What `explain_batch` tells and `copy_batch_async` does.
+
+    Attributes
+    ----------
+    path : Path
+        The slowest among those of its groups.
+    reason : str
+        How many parts go which way.
+    groups : tuple of Group
+        All parts. An item is one, unless it crosses the border of a lock or is large.
+    """
+
+    path: Path
+    reason: str
+    groups: tuple[Group, ...]
+
+    def __str__(self) -> str:
+        size = sum(group.nbytes for group in self.groups)
+        head = f"{self.path}, {size} bytes: {self.reason}"
+        if len(self.groups) == 1:
+            return head
+        return "\n".join([head, *map(str, self.groups)])
+
+
+def how(work: BatchWork) -> tuple[Path, str]:
+    """The slowest path that a part of this batch takes, and how many take which."""
+    found = [(*_GROUPS[name], count) for name, count in work.counts.items() if count]
+    path, reason = _slowest(path for path, _, _ in found), ", ".join(f"{_parts(n)} {words}" for _, words, n in found)
+    if work.plain:
+        return Path.PLAIN, f"{reason}; {_parts(work.plain)} by the vendor's own copy"
+    return path, reason
+
+
+def plan_of_batch(work: BatchWork) -> BatchPlan:
+    """That of a batch which is sorted natively."""
+    sizes = work.sizes
+    groups = [Group(*_GROUPS[name], count, sizes[name]) for name, count in work.counts.items() if count]
+    return BatchPlan(*how(work), tuple(groups))
+
+
+def plan_of_items(plans: Iterable[Plan]) -> BatchPlan:
+    """That of a batch whose items are copied one after another, each as its own plan says."""
+    found: dict[tuple[Path, str], tuple[int, int]] = {}
+    for plan in plans:
+        for step in plan.steps:
+            count, nbytes = found.get((step.path, plan.reason), (0, 0))
+            found[step.path, plan.reason] = count + 1, nbytes + step.size
+    groups = tuple(Group(*how, *much) for how, much in found.items())
+    reasons = dict.fromkeys(group.reason for group in groups)
+    return BatchPlan(_slowest(group.path for group in groups), "; ".join(reasons), groups)
+
+
+def _slowest(paths: Iterable[Path]) -> Path:
+    return min(paths, key=_SLOWEST_FIRST.index)
+
+
+def _parts(count: int) -> str:
+    return f"{count} part{'' if count == 1 else 's'}"
