@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir
 from pinning import map as _native
+from pinning.arena import Arena, ArenaAllocation
 from pinning.copies import (
     Copy,
     copy,
@@ -66,6 +67,8 @@ __all__ = [
     "Allocation",
     "AllocationInfo",
     "AlreadyPinnedError",
+    "Arena",
+    "ArenaAllocation",
     "AutomaticLocking",
     "CoarseDevice",
     "Context",

@@ -38,6 +38,7 @@ class Part(IntEnum):
     QUEUES = 3
     POOLS = 4
     ARRAYS = 5
+    ARENAS = 6
 
 
 class Living(Generic[T]):

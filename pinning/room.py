@@ -61,18 +61,25 @@ def check_room(size: int, device: Device, resident: bool) -> None:
     """
     with suppress(OSError):
         _check_limit(size, device)
-    if not resident and size >= WORTH_A_LOOK:
-        with suppress(OSError):
-            _check(size, system_memory())
-        for room in cgroup_memory():
-            _check(size, room)
+    if not resident:
+        check_memory(size)
+
+
+def check_memory(size: int) -> None:
+    """Refuse what neither the machine nor a control group has room for. Raises as `check_room`."""
+    if size < WORTH_A_LOOK:
+        return
+    with suppress(OSError):
+        check(size, system_memory())
+    for room in cgroup_memory():
+        check(size, room)
 
 
 def _check_limit(size: int, device: Device) -> None:
     # isinstance(device, LimitedDevice) would take 20 us.
     lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
     if lock_limit and (lock := lock_limit()):
-        _check(size, Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy))
+        check(size, Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy))
 
 
 def system_memory() -> Room:
@@ -130,7 +137,8 @@ def _memory_group(root: Path) -> tuple[Path, PurePosixPath, _Names]:
     return mount, unified, _Names("memory.max", "memory.current", "")
 
 
-def _check(size: int, room: Room) -> None:
+def check(size: int, room: Room) -> None:
+    """Refuse `size` bytes where there are not so many left. Raises as `check_room`."""
     if size > room.free:
         raise LockLimitError(
             f"locking {_bytes(size)} is more than {room.name} allows: {_bytes(room.limit)}, of which "

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Much memory, locked once: it is cut up without the vendor, shared by name, and grows in its place."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from pinning import numa
+from pinning.arena.mapping import PAGE, HugePages, map_memory, up
+from pinning.arena.memory import Memory
+from pinning.arena.ready import Ready
+from pinning.arena.space import ArenaAllocation, Space
+from pinning.devices import default_device, pinned_map, pinned_maps
+from pinning.devices import device as device_of_name
+from pinning.errors import (
+    InvalidRangeError,
+    LockLimitError,
+    NotLockedError,
+    PinningError,
+    PoolLimitError,
+    StillInUseError,
+    StillLockedError,
+)
+from pinning.lifecycle import Living, Part, at_exit, catch_up, in_child, later
+from pinning.plugin import Device
+from pinning.room import check_memory, check_room
+
+_CACHE_LINE = 64
+_STEP = 2 << 20  # bytes by which it grows at least where nobody says by how much
+_STALL = 64 << 20  # bytes that a GPU locks in 2.2 ms, for which it stands still
+
+
+class Arena(Space):
+    """Host memory of exactly so many bytes, locked for devices once, in the background, from the moment it is made.
+
+    What is allocated in it is locked by that: a lock, a lookup or a copy inside it never calls the vendor. A context
+    manager, which closes it at the end. It is a writable buffer of all its bytes, also for NumPy, DLPack and
+    ``torch.frombuffer``.
+
+    One that is dropped without being closed warns (ResourceWarning) and is closed soon after. In a child process after
+    fork an arena without `name` and `shared` is not there at all; any other is there, with its bytes, and not locked.
+
+    Parameters
+    ----------
+    nbytes : int
+        How much. Nothing is rounded, but for the last page.
+    devices : Device, str, or several, optional
+        For which devices it is locked; for the default device where nothing is said, for none where it is empty.
+    unit : int, optional
+        Bytes that are copied at a time, such as a block of a cache. It is then locked in small pieces, whose borders
+        lie at multiples of it, so that a GPU stands still for 3 ms at most and no copy of a unit crosses a border.
+        Allocations begin at multiples of it.
+    name : str, optional
+        Of memory that processes share: who comes first makes it, the others join. It is gone once the last one has
+        closed it or has ended.
+    numa_node : int, optional
+        Where its pages are to be; near the first device by default, where that says where it is.
+    huge_pages : {None, True, False, "hugetlb", "try"}
+        None: where the system gives them to who asks. True: they must be had. False: none. ``"hugetlb"``: of those that
+        the administrator has set aside; ``"try"``: of those, or else as None.
+    grow : int, optional
+        The most bytes it may grow to, by `grow` and by `allocate`. Addresses are set aside for that, no memory.
+    shared : bool
+        Whether children after fork share it, without a name; others do whom `fileno` is handed.
+    create : bool, optional
+        True: the name must be new. False: there must be a segment of this name, and one that killed processes have left
+        is taken with what is in it. None: joined, or made, also in place of one that was left.
+    part : slice, optional
+        The bytes of a shared arena that this process locks and allocates; all by default.
+
+    Raises
+    ------
+    InvalidRangeError
+        A size below 1; a name that is none, or a segment of another size; a node that there is not; a part beyond it.
+    LockLimitError
+        The memory, the control group, a limit on locks or the file system of shared memory has not so much left. The
+        message has the figures. Nothing has been touched.
+    PinningError
+        There are no such huge pages; the name is taken, or is not there.
+    PluginUnavailableError
+        There is no such device.
+
+    Attributes
+    ----------
+    nbytes : int
+    ptr : int
+        The host's address of the first byte.
+    name : str or None
+    devices : tuple of Device
+    unit : int or None
+    part : slice
+        The bytes that are this process's.
+    made : bool
+        Whether this call made the memory: it is zeroes then. Else others may have written.
+    allocated, available, largest_available : int
+        Bytes that allocations have, that are left, and that the largest could have.
+    """
+
+    _memory: Memory | None = None
+    _ending = False
+
+    def __init__(
+        self,
+        nbytes: int,
+        devices: Device | str | Iterable[Device | str] | None = None,
+        unit: int | None = None,
+        name: str | None = None,
+        numa_node: int | None = None,
+        huge_pages: HugePages = None,
+        grow: int | None = None,
+        *,
+        shared: bool = False,
+        create: bool | None = None,
+        part: slice | None = None,
+    ) -> None:
+        if self._memory is not None:
+            raise TypeError("an Arena is made once")
+        size = _size(nbytes, "nbytes")
+        self.maximum = size if grow is None else _size(grow, "grow")
+        if self.maximum < size:
+            raise InvalidRangeError(f"grow is {grow}, the most it may grow to; that must be at least nbytes, {size}")
+        if name is not None and self.maximum > size:
+            raise PinningError(f"an arena with a name cannot grow: by its size, {size}, others know it; leave out grow")
+        if name is None and create is not None:
+            raise PinningError("create is for arenas with a name")
+        if part is not None and name is None:
+            raise PinningError("part is for arenas with a name, which processes share")
+        self.name = name
+        self.devices = _devices(devices)
+        self.unit = None if unit is None else _size(unit, "unit")
+        self.part = _part(part, size)
+        self._whole_is_ours = part is None
+        self.numa_node = _node(numa_node, self.devices)
+        self._home = self.devices[0] if self.devices else device_of_name("host")
+        self._growing = threading.Lock()
+        self._parts: list[Ready] = []
+        first, last = self.part.start, self.part.stop
+        for each in self.devices:
+            check_room(last - first, each, resident=True)
+        catch_up()  # what was dropped may have memory, or the name
+        memory = map_memory(
+            size, self.maximum, last - first, name=name, shared=shared, create=create, huge_pages=huge_pages
+        )
+        self._segment = memory.segment
+        self.made = memory.segment is None or memory.segment.made_here
+        self._begin(memory, size, self.unit or 0)
+        self._memory = memory
+        _living.add(self)
+        with self._growing:
+            self._add(first, last - first)
+
+    # ---- locking ----
+
+    def _add(self, start: int, size: int) -> None:
+        """Have bytes locked, and then allocated from. After each step the next call can go on."""
+        assert self._memory is not None
+        maps = map(pinned_map, self.devices)
+        self._parts.append(Ready(self._memory, start, size, maps, self._piece(), numa.usable_cpus(self.numa_node)))
+        self._settle()
+
+    def _settle(self) -> None:
+        for each in self._parts:
+            each.begin()
+            self._give(each.start, each.size)
+
+    def _piece(self) -> int | None:
+        if self.unit is None:
+            return None
+        return max(_STALL // self.unit, 1) * self.unit
+
+    @property
+    def done(self) -> bool:
+        """Whether the locking is over, for better or worse; `wait` says which."""
+        return all(each.over.is_set() for each in list(self._parts))
+
+    @property
+    def progress(self) -> int:
+        """Bytes that are locked for all devices."""
+        return sum(each.locked for each in list(self._parts))
+
+    def wait(self, nbytes: int | None = None, timeout: float | None = None) -> None:
+        """Wait until it is locked.
+
+        Parameters
+        ----------
+        nbytes : int, optional
+            Of its own part the first so many bytes; all by default.
+        timeout : float, optional
+            Seconds.
+
+        Raises
+        ------
+        TimeoutError
+            It takes longer.
+        LockLimitError
+            Memory ran out.
+        VendorError
+            The vendor refused.
+
+        After the last two nothing of that part is locked; the memory itself can be used.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        if not self._own:
+            raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
+        upto = sys.maxsize if nbytes is None else self.part.start + operator.index(nbytes)
+        for each in list(self._parts):
+            if each.start >= upto:
+                break
+            if not each.over.wait(None if end is None else max(end - time.monotonic(), 0)):
+                raise TimeoutError(f"{self.progress} bytes of {self!r} are locked after {timeout} s")
+            if each.error is not None:
+                raise each.error
+
+    def device_ptr_of(self, ptr: int, size: int = 1, device: Device | str | None = None) -> int:
+        """The address that bytes of it have for a device, the first by default. Waits until they are locked.
+
+        Raises
+        ------
+        NotLockedError
+            They are not locked for that device.
+        """
+        self._check()
+        self.wait(ptr + size - self.ptr - self.part.start)
+        if self.devices or device is not None:
+            region = pinned_map(self.devices[0] if device is None else device).find(ptr, size)
+            if region is not None:
+                return region.device_ptr_of(ptr)
+        raise NotLockedError(f"[{ptr:#x}, {ptr + size:#x}) of {self!r} is not locked for {device or 'any device'}")
+
+    # ---- memory ----
+
+    def allocate(self, nbytes: int, alignment: int | None = None) -> ArenaAllocation:
+        """Have some of it, without a call of the vendor; it grows if it may and must.
+
+        Parameters
+        ----------
+        nbytes : int
+            At least 1; exactly so many are had.
+        alignment : int, optional
+            A power of two, of which its address is to be a multiple. By default it begins at a multiple of `unit` from
+            the arena's first byte; without a unit, of 64.
+
+        Returns
+        -------
+        ArenaAllocation
+            Keep it: dropping it frees it.
+
+        Raises
+        ------
+        InvalidRangeError
+            A size below 1, an alignment that is no power of two, or a closed arena.
+        PoolLimitError
+            There is no such stretch left; the message has the figures.
+        PinningError
+            A fork's child, or a process that joined a segment without a `part` of its own: the allocations of others
+            are not known here.
+        """
+        size = _size(nbytes, "nbytes")
+        if not self.made and self._whole_is_ours:
+            raise PinningError(
+                f"{self!r} was made by another process, whose allocations are not known here: make it with a part= of "
+                "its own, or use asarray with an offset"
+            )
+        catch_up()  # what was dropped is free
+        found = self._take(size, alignment, self._home)
+        while found is None:
+            self._grow_for(size, alignment)
+            found = self._take(size, alignment, self._home)
+        return found
+
+    def free(self, allocation: ArenaAllocation) -> None:
+        """Give an allocation of this arena back; see `ArenaAllocation.free`."""
+        if not isinstance(allocation, ArenaAllocation) or allocation.arena is not self:
+            raise InvalidRangeError(f"{allocation!r} is not of {self!r}")
+        allocation.free()
+
+    def grow(self, nbytes: int) -> None:
+        """Make it larger in its place; what is new is locked in the background, as one region of its own.
+
+        Parameters
+        ----------
+        nbytes : int
+            By how much.
+
+        Raises
+        ------
+        PoolLimitError
+            It may not grow so far: see the parameter `grow`.
+        LockLimitError
+            There is no room. Nothing has changed.
+        """
+        self._grow(_size(nbytes, "nbytes"))
+
+    def _grow(self, more: int, end: int | None = None) -> None:
+        """Grow by `more` bytes, unless the end is elsewhere by now than where it was seen."""
+        self._check()
+        memory = self._memory
+        assert memory is not None
+        if self.nbytes + more > self.maximum:
+            raise PoolLimitError(
+                f"{more} bytes more would take {self!r} over its maximum of {self.maximum}; {self.available} are free, "
+                f"at most {self.largest_available} in one piece: free some, or make it with a larger grow="
+            )
+        for each in self.devices:
+            check_room(more, each, resident=True)
+        if memory.page == PAGE:
+            check_memory(more)
+        with self._growing:
+            self._settle()
+            if end is not None and end != self.nbytes:
+                return
+            start = self.nbytes
+            if start + more > self.maximum:
+                raise PoolLimitError(f"{self!r} has grown meanwhile, and {more} bytes more are over its maximum")
+            upto = up(start + more, memory.page)
+            if upto > memory.size:
+                try:
+                    memory.extend(upto)
+                except OSError as error:
+                    raise LockLimitError(f"the kernel refuses {more} bytes more for {self!r}: {error}") from error
+            self._add(start, more)
+
+    def _grow_for(self, size: int, alignment: int | None) -> None:
+        """Grow so far that an allocation fits behind the end."""
+        end = self.nbytes
+        step = alignment or self.unit or _CACHE_LINE
+        place = end if alignment is None else self.ptr + end
+        needed = -place % step + size
+        self._grow(max(needed, min(_STEP, self.maximum - end)), end)
+
+    def placement(self) -> dict[int, int]:
+        """How many bytes of its own part are on which node of the machine, by samples.
+
+        Empty where nothing is in memory yet, or where the kernel does not tell, as in some containers.
+        """
+        self._check()
+        return numa.placement(self.ptr + self.part.start, self._end_of_part() - self.part.start)
+
+    def fileno(self) -> int:
+        """The descriptor of its memory, which another process can map.
+
+        Raises
+        ------
+        PinningError
+            It is not shared.
+        """
+        self._check()
+        if self._segment is None:
+            raise PinningError(f"{self!r} is not shared: make it with shared=True or a name")
+        return self._segment.fileno()
+
+    def _end_of_part(self) -> int:
+        return self.nbytes if self._whole_is_ours else self.part.stop
+
+    # ---- the end ----
+
+    @property
+    def closed(self) -> bool:
+        """Whether its memory is gone, or is not this process's."""
+        return self._memory is None or not self._memory.here
+
+    def close(self) -> None:
+        """Unlock it and give the memory back. Nothing happens the second time.
+
+        Raises
+        ------
+        StillInUseError
+            Something is allocated in it, or a buffer of its bytes is out. It is as before.
+        StillLockedError
+            Somebody else has a lock in it. It is as before.
+        VendorError
+            The vendor refused to unlock it; call it again.
+        """
+        memory = self._memory
+        if memory is None or self.closed:
+            return
+        self._claim()  # nothing else begins now
+        if not self._ending:
+            try:
+                self._check_unlocked()
+                self._ending = True
+            except BaseException:
+                self._unclaim()
+                raise
+        for each in self._parts:
+            each.stop()
+        for each in self._parts:
+            each.over.wait()
+        memory.release()
+
+    def _check_unlocked(self) -> None:
+        """Raise where somebody else has a lock in it."""
+        assert self._memory is not None
+        ptr = self._memory.ptr
+        for on in pinned_maps():
+            for region in on.overlapping(ptr, self.nbytes):
+                if region.references > (on.device in self.devices and self._holds(region.start - ptr)):
+                    raise StillLockedError(f"somebody holds a lock in {self!r}, by {region!r}: unlock that first")
+
+    def _holds(self, offset: int) -> bool:
+        """Whether this arena itself has locked its byte at an offset, or its first where that is below."""
+        at = max(offset, self.part.start)
+        return any(each.locked and each.start <= at < each.start + each.size for each in self._parts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with suppress(StillInUseError, StillLockedError):  # what went wrong comes first; dropping it closes it
+            self.close()
+
+    def __del__(self) -> None:
+        if _ended or self.closed:
+            return
+        try:
+            warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=1, source=self)
+        finally:
+            later(self.close)  # not here: the garbage collector runs this in the middle of anything
+
+    def __repr__(self) -> str:
+        name = "" if self.name is None else f" {self.name!r}"
+        state = ", closed" if self.closed else "" if self.done else ", being locked"
+        where = ", ".join(each.name for each in self.devices) or "no device"
+        return f"<Arena{name} of {self.nbytes} bytes, for {where}{state}>"
+
+    def _in_child(self) -> None:
+        self._parts = []  # their threads are the parent's
+        if self._segment is not None:
+            self._segment.in_child()
+
+    def _at_exit(self) -> None:
+        for each in self._parts:
+            each.stop()
+        if self._segment is not None:
+            self._segment.leave()
+
+
+def _size(value: int, what: str) -> int:
+    size = operator.index(value)
+    if not 1 <= size <= sys.maxsize:
+        raise InvalidRangeError(f"{what} is {size}; it must be at least 1 byte and at most {sys.maxsize}")
+    return size
+
+
+def _devices(given: Device | str | Iterable[Device | str] | None) -> tuple[Device, ...]:
+    if given is None:
+        return (default_device(),)
+    several = [given] if isinstance(given, (str, Device)) else list(given)
+    found = [device_of_name(each) if isinstance(each, str) else each for each in several]
+    return tuple({each.name: each for each in found}.values())
+
+
+def _part(given: slice | None, size: int) -> slice:
+    if given is None:
+        return slice(0, size)
+    first, last = given.start or 0, size if given.stop is None else given.stop
+    if given.step not in (None, 1) or not 0 <= first < last <= size:
+        raise InvalidRangeError(f"part is {given}; it must be some of the bytes 0 to {size}, one after the other")
+    return slice(operator.index(first), operator.index(last))
+
+
+def _node(given: int | None, devices: tuple[Device, ...]) -> int | None:
+    if given is None:
+        near: int | None = getattr(devices[0], "numa_node", None) if devices else None
+        return near
+    there = numa.nodes()
+    if given not in there:
+        raise InvalidRangeError(f"numa_node is {given}; this machine has {', '.join(map(str, there)) or 'none'}")
+    return given
+
+
+_living: Living[Arena] = Living()
+_ended = False
+
+
+def _in_child() -> None:
+    for arena in _living:
+        arena._in_child()
+
+
+def _at_exit() -> None:
+    global _ended
+    _ended = True
+    for arena in _living:
+        arena._at_exit()
+
+
+in_child(Part.ARENAS, _in_child)
+at_exit(Part.ARENAS, _at_exit)

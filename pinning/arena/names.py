@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared memory by name, and what becomes of it when processes die.
+
+Each process that has a segment holds a shared lock (flock) of its file, which the kernel takes away when the process
+ends, however it ends. Who finds that nobody else holds one removes the name: the last one out, or, if that was killed,
+whoever makes a segment next.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from pinning.arena.memory import Segment
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.room import Room, check
+
+FOLDER = Path("/dev/shm")
+PREFIX = "pinning."
+_LONGEST = 200  # bytes; names of files have 255
+
+
+def path_of(name: str) -> Path:
+    """The file of a name.
+
+    Raises
+    ------
+    InvalidRangeError
+        It is empty, too long, or has a character that no file's name has.
+    """
+    if not name or "/" in name or "\0" in name or len(os.fsencode(name)) > _LONGEST:
+        raise InvalidRangeError(f"name is {name!r}; it must have 1 to {_LONGEST} bytes, without '/' and NUL")
+    return FOLDER / (PREFIX + name)
+
+
+def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
+    """Make or join the segment of a name; see `Arena`."""
+    path = path_of(name)
+    try:
+        while True:
+            found = Segment.join(path)
+            if found is None:
+                if create is False:
+                    raise PinningError(
+                        f"there is no segment {name!r} ({path}): make it first, with create=None or True"
+                    )
+                remove_abandoned()
+                check(nbytes, _room())
+                made = Segment.make(FOLDER, path, nbytes)
+                if made is not None:
+                    return made
+            elif found.abandoned and create is not False:
+                found.leave()  # and so it has gone
+            elif create:
+                raise PinningError(f"there is a segment {name!r} of {found.size} bytes, which others use ({path})")
+            elif found.size != nbytes:
+                there = found.size
+                found.forget()  # as it was, whoever has it
+                raise InvalidRangeError(
+                    f"nbytes is {nbytes}, but the segment {name!r} has {there} bytes: give that, or another name"
+                )
+            else:
+                if found.abandoned:
+                    found.take()
+                return found
+    except OSError as error:
+        raise PinningError(f"shared memory {name!r} is not to be had: {error}") from error
+
+
+def abandoned(folder: Path = FOLDER) -> list[tuple[str, int]]:
+    """The segments of this user that killed processes have left and nobody has: name, and bytes in memory."""
+    found = []
+    for path in sorted(folder.glob(PREFIX + "*")):
+        with suppress(OSError):
+            if path.stat().st_uid == os.geteuid() and _is_abandoned(path):
+                found.append((path.name.removeprefix(PREFIX), path.stat().st_blocks * 512))
+    return found
+
+
+def remove_abandoned(folder: Path = FOLDER) -> None:
+    """Remove the segments of this user that nobody has any more."""
+    for path in folder.glob(PREFIX + "*"):
+        with suppress(OSError):
+            if path.stat().st_uid == os.geteuid():
+                segment = Segment.join(path, wait=False)
+                if segment is not None and segment.abandoned:
+                    segment.leave()
+
+
+def _is_abandoned(path: Path) -> bool:
+    # Read only, and without leaving: what is looked at stays.
+    import fcntl
+
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def _room() -> Room:
+    system = os.statvfs(FOLDER)
+    size = system.f_frsize * system.f_blocks
+    remedy = f"mount -o remount,size=BYTES {FOLDER} (as root; for a container: its --shm-size), or leave out the name"
+    return Room(f"the file system {FOLDER}", size, system.f_frsize * system.f_bavail, remedy)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""What of an arena is whose. The stub says what each method does.
+
+All that changes here changes in C while the GIL is held, in steps between which no signal handler runs.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uint64_t
+
+from pinning.locks cimport held_within
+from pinning.memory.allocation cimport FREED, Allocation, leave, locked_within
+from pinning.plugin.native cimport CMemoryKind
+from pinning.queues.lane cimport process
+
+import operator
+import os
+
+from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError, StillLockedError
+
+cdef extern from "<pinning/extents.hpp>" namespace "pinning" nogil:
+    cppclass Extents:
+        cppclass Extent:
+            uint64_t start
+            uint64_t size
+        Extents() except +
+        void add(uint64_t start, uint64_t size) except +
+        Extent* take(uint64_t size, uint64_t step, uint64_t origin) except +
+        void give_back(Extent* extent) noexcept
+        uint64_t largest() noexcept
+
+ctypedef Extents.Extent* ExtentPointer
+
+cdef enum:
+    CACHE_LINE = 64
+
+
+cdef class Space:
+    cdef Extents* extents
+    cdef object memory_  # what keeps the bytes
+    cdef uint64_t start, bytes, grain
+    cdef uint64_t given, given_upto, taken  # bytes for allocations, where they end, and bytes in allocations
+    cdef Py_ssize_t allocations, exports
+    cdef bint shut  # nothing can be allocated or exported any more
+    cdef long generation
+
+    def __cinit__(self):
+        self.extents = new Extents()
+        self.shut = True
+        self.generation = process()
+
+    def __dealloc__(self):
+        del self.extents
+
+    def _begin(self, memory, uint64_t nbytes, uint64_t unit):
+        self.memory_, self.start, self.bytes, self.grain = memory, memory.ptr, nbytes, unit
+        self.shut = False
+
+    def _give(self, uint64_t offset, uint64_t nbytes):
+        if offset < self.given_upto:
+            return
+        self.extents.add(self.start + offset, nbytes)
+        self.given += nbytes
+        self.given_upto = offset + nbytes
+        self.bytes = max(self.bytes, offset + nbytes)
+
+    def _take(self, uint64_t size, alignment, device):
+        cdef ArenaAllocation made = ArenaAllocation.__new__(ArenaAllocation)
+        cdef uint64_t step = CACHE_LINE, origin = 0
+        if alignment is not None:
+            aligned = operator.index(alignment)
+            if not (1 <= aligned < 1 << 63) or aligned & (aligned - 1):
+                raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
+            step = aligned
+        elif self.grain:
+            step, origin = self.grain, self.start
+        self._check()
+        if self.generation != process():
+            raise PinningError(f"the allocations of {self!r} are those of the process that made it, and this is a fork "
+                               f"of it, process {os.getpid()}: use asarray, or an arena of its own")
+        cdef ExtentPointer extent = self.extents.take(size, step, origin)
+        if extent is NULL:
+            return None
+        made.extent_, made.space = extent, self
+        self.allocations += 1
+        self.taken += extent.size
+        made.begin(extent.start, extent.start, size, CMemoryKind.host, None, device, None)
+        return made
+
+    def _claim(self):
+        if self.allocations:
+            raise StillInUseError(f"{self!r} has {self.allocations} allocations, of {self.taken} bytes: free them first")
+        if self.exports:
+            raise StillInUseError(f"{self!r} has {self.exports} buffers out, such as memoryviews and NumPy arrays of its "
+                                  "bytes: let go of them first, with `del` or release()")
+        self.shut = True
+
+    def _unclaim(self):
+        self.shut = False
+
+    cpdef _check(self):
+        if self.shut or not self.memory_.here:
+            raise InvalidRangeError(f"{self!r} is closed, or was never there in this process")
+
+    @property
+    def _own(self):
+        return self.generation == process()
+
+    @property
+    def nbytes(self):
+        return self.bytes
+
+    @property
+    def ptr(self):
+        self._check()
+        return self.start
+
+    @property
+    def allocated(self):
+        return self.taken
+
+    @property
+    def available(self):
+        return self.given - self.taken
+
+    @property
+    def largest_available(self):
+        return self.extents.largest()
+
+    # ---- its bytes ----
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        self._check()
+        PyBuffer_FillInfo(view, self, <void*>self.start, self.bytes, False, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.exports -= 1
+
+    @property
+    def __array_interface__(self):
+        self._check()
+        return {"shape": (self.bytes,), "typestr": "|u1", "data": (self.start, False), "version": 3}
+
+    def __dlpack_device__(self):
+        self._check()
+        return 1, 0  # the CPU
+
+    def __dlpack__(self, **how):
+        import numpy
+
+        return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)
+
+    def asarray(self, shape=None, dtype="u1", offset=0):
+        return array_of(self, shape, dtype, offset)
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can be neither copied nor pickled: other processes attach to its name")
+
+
+@cython.no_gc_clear
+cdef class ArenaAllocation(Allocation):
+    cdef ExtentPointer extent_
+    cdef Space space
+
+    def __dealloc__(self):
+        self.put()
+
+    cdef void put(self) noexcept:
+        if self.extent_ is not NULL:
+            self.space.allocations -= 1
+            self.space.taken -= self.extent_.size
+            self.space.extents.give_back(self.extent_)
+            self.extent_ = NULL
+
+    @property
+    def arena(self):
+        return self.space
+
+    @property
+    def device_ptr(self):
+        self.check_bytes()
+        return self.space.device_ptr_of(self.extent.ptr, self.extent.size, self.device)
+
+    def asarray(self, shape=None, dtype="u1", offset=0):
+        return array_of(self, shape, dtype, offset)
+
+    cdef int check_unlocked(self) except -1:
+        # A region is that of the whole arena, so what it counts says only that it is worth a look.
+        if locked_within(self.extent.ptr, self.extent.size) is not None:
+            lock = held_within(self.extent.ptr, self.extent.size)
+            if lock is not None:
+                raise StillLockedError(f"somebody holds a lock in {self!r}, {lock!r}: unlock that first")
+        return 0
+
+    cdef int give_back(self) except -1:
+        leave(self)
+        self.put()
+        self.state = FREED
+        return 0
+
+
+cdef array_of(owner, shape, dtype, offset):
+    import numpy
+
+    kind = numpy.dtype(dtype)
+    start = operator.index(offset)
+    if kind.hasobject:
+        raise InvalidRangeError(f"dtype is {kind}; an array of Python objects cannot be in memory that others move")
+    if not 0 <= start <= owner.nbytes:
+        raise InvalidRangeError(f"offset is {start}; it must lie between 0 and {owner.nbytes}")
+    if shape is None:
+        shape = ((owner.nbytes - start) // kind.itemsize,) if kind.itemsize else (0,)
+    try:
+        # Of what NumPy is given here it keeps no buffer; of what `frombuffer` is given it does.
+        return numpy.ndarray(shape, kind, numpy.frombuffer(owner, numpy.uint8), start)
+    except (TypeError, ValueError) as error:
+        raise InvalidRangeError(f"no array of shape {shape} and dtype {kind} at offset {start} of {owner!r}, which has "
+                                f"{owner.nbytes} bytes: {error}") from None

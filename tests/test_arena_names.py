@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas that processes share by name, and what is left of them when processes are killed: nothing that nobody has."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import FakeDevice
+from pinning import Arena, InvalidRangeError, PinningError
+from pinning.arena import abandoned, remove_abandoned
+from pinning.lifecycle import catch_up
+
+WAIT = 60
+PAGE = 4096
+SIZE = 4 * PAGE + 5
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A name that nobody else has, and whose file is gone when the test is over."""
+    name = f"test-{os.getpid()}-{request.node.name}"
+    yield name
+    gc.collect()
+    catch_up()
+    assert not file_of(name).exists()
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+def file_of(name: str) -> Path:
+    return Path(f"/dev/shm/pinning.{name}")
+
+
+class Other:
+    """Another process with an arena of this name."""
+
+    def __init__(self, name: str, options: str = "", then: str = "") -> None:
+        program = f"""
+import sys
+import pinning
+arena = pinning.Arena({SIZE}, [], name={name!r}, {options})
+{then}
+print("there", flush=True)
+sys.stdin.read()
+arena.close()
+"""
+        command = [sys.executable, "-W", "error", "-c", program]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+        assert self.said == "there\n"
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=WAIT)
+
+    def end(self) -> None:
+        self.process.communicate("", timeout=WAIT)
+        assert self.process.returncode == 0
+
+
+def test_two_processes_have_the_same_bytes(name: str, device: FakeDevice) -> None:
+    with Arena(SIZE, device, name=name) as arena:
+        assert (arena.made, arena.name, file_of(name).stat().st_size) == (True, name, SIZE)
+        assert file_of(name).stat().st_mode & 0o777 == 0o600
+        arena.asarray()[10] = 9
+        other = Other(name, then="assert not arena.made and arena.asarray()[10] == 9; arena.asarray()[11] = 8")
+        assert arena.asarray()[11] == 8
+        other.end()
+        assert file_of(name).exists()
+    assert not file_of(name).exists()
+
+
+def test_the_last_one_out_removes_the_name(name: str, device: FakeDevice) -> None:
+    arena = Arena(SIZE, device, name=name)
+    other = Other(name)
+    arena.close()
+    with Arena(SIZE, device, name=name) as again:
+        assert not again.made
+        other.end()
+    assert not file_of(name).exists()
+
+
+def test_each_has_a_part(name: str, device: FakeDevice) -> None:
+    with Arena(SIZE, device, name=name) as whole, Arena(SIZE, FakeDevice("fake:1"), name=name) as joined:
+        assert joined.ptr != whole.ptr
+        with pytest.raises(PinningError, match="part="):
+            joined.allocate(10)
+        other = FakeDevice("fake:2")
+        with Arena(SIZE, other, name=name, part=slice(PAGE, 3 * PAGE)) as mine:
+            mine.wait(timeout=WAIT)
+            assert other.locked == {mine.ptr + PAGE: 2 * PAGE}
+            assert (mine.nbytes, mine.available, mine.progress) == (SIZE, 2 * PAGE, 2 * PAGE)
+            memory = mine.allocate(100)
+            memory.asarray()[:] = 5
+            assert (whole.asarray(100, offset=memory.ptr - mine.ptr) == 5).all()
+            assert pinning.is_locked(memory, device=other)
+            memory.free()
+
+
+def test_a_name_with_another_size(name: str, device: FakeDevice) -> None:
+    with Arena(SIZE, device, name=name):
+        with pytest.raises(InvalidRangeError, match=f"nbytes is {SIZE + 1}, but the segment .* has {SIZE} bytes"):
+            Arena(SIZE + 1, device, name=name)
+        with pytest.raises(PinningError, match="which others use"):
+            Arena(SIZE, device, name=name, create=True)
+        with Arena(SIZE, device, name=name, create=False) as joined:
+            assert not joined.made
+    with pytest.raises(PinningError, match="there is no segment"):
+        Arena(SIZE, device, name=name, create=False)
+    with Arena(SIZE, device, name=name, create=True) as made:
+        assert made.made
+
+
+def test_what_is_no_segment(name: str, device: FakeDevice, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"important")
+    file_of(name).symlink_to(tmp_path / "file")
+    with pytest.raises(PinningError, match="is not to be had"):
+        Arena(9, device, name=name)
+    file_of(name).unlink()
+    assert (tmp_path / "file").read_bytes() == b"important"
+
+
+def test_one_of_two_is_killed(name: str, device: FakeDevice) -> None:
+    other = Other(name, then="arena.asarray()[:] = 3")
+    arena = Arena(SIZE, device, name=name)
+    other.kill()
+    assert abandoned() == [each for each in abandoned() if each[0] != name]
+    remove_abandoned()
+    assert file_of(name).exists()
+    assert (arena.asarray() == 3).all()
+    arena.close()
+    assert not file_of(name).exists()
+
+
+def test_all_are_killed(name: str, device: FakeDevice) -> None:
+    Other(name, then="arena.asarray()[:] = 3").kill()
+    (left,) = [each for each in abandoned() if each[0] == name]
+    assert left[1] >= SIZE
+    with pytest.raises(InvalidRangeError, match="has"):
+        Arena(SIZE + 1, device, name=name, create=False)
+    assert file_of(name).exists()
+    with Arena(SIZE, device, name=name, create=False) as arena:  # takes what is left
+        assert not arena.made
+        assert (arena.asarray() == 3).all()
+    Other(name, then="arena.asarray()[:] = 3").kill()
+    with Arena(2 * SIZE, device, name=name) as arena:  # begins anew
+        assert arena.made
+        assert not arena.asarray().any()
+    Other(name).kill()
+    with Arena(SIZE, device, name=name, create=True) as arena:
+        assert arena.made
+
+
+def test_whoever_makes_the_next_one_removes_what_is_left(name: str, device: FakeDevice) -> None:
+    Other(name).kill()
+    assert file_of(name).exists()
+    with Arena(SIZE, device, name=f"{name}-next"):
+        assert not file_of(name).exists()
+
+
+def test_many_come_and_go_at_once(name: str) -> None:
+    program = f"""
+import pinning
+for turn in range(100):
+    with pinning.Arena({SIZE}, [], name={name!r}) as arena:
+        assert arena.asarray()[0] in (0, 1)
+        arena.asarray()[0] = 1
+"""
+    command = [sys.executable, "-W", "error", "-c", program]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in running:
+        _, said = process.communicate(timeout=300)
+        assert (process.returncode, said) == (0, "")
+    assert not file_of(name).exists()
+
+
+def test_a_child_has_it_for_itself(name: str, device: FakeDevice) -> None:
+    """The parent leaves; the child's memory keeps its name until the child leaves too."""
+    arena = Arena(SIZE, device, name=name)
+    here, there = os.pipe(), os.pipe()
+
+    def child() -> None:
+        os.read(here[0], 1)  # the parent has left
+        assert file_of(name).exists()
+        arena.asarray()[3] = 4
+        os.write(there[1], b".")
+        arena.close()
+        assert not file_of(name).exists()
+
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(WAIT)
+            child()
+            code = 0
+        finally:
+            os._exit(code)
+    arena.close()
+    assert file_of(name).exists()
+    os.write(here[1], b".")
+    os.read(there[0], 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for end in (*here, *there):
+        os.close(end)
+
+
+def test_a_child_that_leaves_takes_nothing_away(name: str, device: FakeDevice) -> None:
+    with Arena(SIZE, device, name=name) as arena:
+        run_in_child(arena.close)
+        assert file_of(name).exists()
+        run_in_child(lambda: None)
+        assert arena.asarray().size == SIZE
