@@ -10,6 +10,7 @@ from pinning.plugin.native cimport Grain, Wish
 cdef class Region:
     cdef readonly uint64_t start
     cdef readonly uint64_t size
+    cdef readonly uint64_t whole
     cdef readonly uint64_t device_ptr
     cdef readonly uint64_t piece
     cdef readonly uint32_t references

@@ -14,11 +14,14 @@ class Region:
     Attributes
     ----------
     start, end, size : int
-        The half-open byte range ``[start, end)``.
+        The half-open byte range ``[start, end)`` that is locked.
+    whole : int
+        Bytes from `start` that the map keeps for it: `size`, but more while a lock in pieces goes on, or where it was
+        ended before its end because others had locked some of it.
     device_ptr : int
         Device-accessible address of `start`.
     piece : int
-        Bytes that one vendor call locked; `size` when one call locked all.
+        Vendor calls have locked multiples of so many bytes; `size` when one call locked all.
     references : int
         Locks held. 0 for a registration that nobody has locked.
     external : bool
@@ -38,6 +41,8 @@ class Region:
     @property
     def size(self) -> int: ...
     @property
+    def whole(self) -> int: ...
+    @property
     def device_ptr(self) -> int: ...
     @property
     def piece(self) -> int: ...
@@ -53,7 +58,13 @@ class Region:
     def device(self) -> Any: ...
     @property
     def borders(self) -> tuple[int, ...]:
-        """Host addresses where one vendor registration ends and the next begins, which no single copy may cross."""
+        """Host addresses where one vendor registration may end and the next begin, which no single copy may cross.
+
+        Those of the whole lock, also where it is not locked yet.
+        """
+
+    def in_one_piece(self, ptr: int, size: int) -> bool:
+        """Whether ``[ptr, ptr + size)``, inside the region, crosses none of the `borders`."""
 
     def device_ptr_of(self, ptr: int) -> int:
         """The device-accessible address of host address `ptr`.
@@ -224,9 +235,9 @@ class PinnedMap:
         """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0."""
 
     def overlapping(self, ptr: SupportsIndex, size: SupportsIndex) -> list[Region]:
-        """The regions that share bytes with ``[ptr, ptr + size)``, in address order and disjoint.
+        """The regions that share bytes with ``[ptr, ptr + size)``, or will once all of them is locked.
 
-        One that comes or goes during the call is told perhaps.
+        In address order and disjoint. One that comes or goes during the call is told perhaps.
         """
 
     def __contains__(self, ptr: SupportsIndex) -> bool: ...

@@ -39,7 +39,7 @@ cdef class Region:
 
     @property
     def borders(self):
-        return tuple(range(int(self.start) + self.piece, self.end, self.piece))
+        return tuple(range(int(self.start) + self.piece, int(self.start) + self.whole, self.piece))
 
     @property
     def coherent(self):
@@ -47,6 +47,9 @@ cdef class Region:
 
     def __contains__(self, ptr):
         return self.start <= ptr < self.end
+
+    def in_one_piece(self, ptr, size):
+        return (ptr - self.start) // self.piece == (ptr - self.start + size - 1) // self.piece
 
     def device_ptr_of(self, ptr):
         if ptr not in self:
@@ -70,7 +73,7 @@ cdef class Region:
 
 
 cdef tuple fields(Region region):
-    return (region.start, region.size, region.device_ptr, region.piece, region.references, region.external,
+    return (region.start, region.size, region.whole, region.device_ptr, region.piece, region.references, region.external,
             region.registered, region.coherent, id(region.device))
 
 
@@ -78,6 +81,7 @@ cdef Region wrap(const CRegion& found, object device):
     cdef Region region = Region.__new__(Region)
     region.start = found.start
     region.size = found.size
+    region.whole = found.whole
     region.device_ptr = found.device_ptr
     region.piece = found.piece
     region.references = found.references

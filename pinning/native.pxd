@@ -26,12 +26,15 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
     cppclass CRegion "pinning::Region":
         uint64_t start
         uint64_t size
+        uint64_t whole
         uint64_t device_ptr
         uint64_t piece
         uint32_t references
         bool external
         bool registered
         Grain grain
+
+        bool in_one_piece(uint64_t ptr, uint64_t bytes) noexcept
 
     cppclass PythonLocker(Locker):
         PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +

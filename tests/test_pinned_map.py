@@ -1030,8 +1030,10 @@ def test_lookups_while_others_lock_and_unlock(device: FakeDevice, pinned: Pinned
             device.calls.clear()
 
     threads = [Background(lambda i=i: churn(BASE + i * SIZE, sizes[i % 2])) for i in range(3)]  # type: ignore[misc]
-    seen = 0
-    for look in range(30000):
+    seen = look = 0
+    end = time.monotonic() + 120
+    while look < 30000 or (seen == 0 and time.monotonic() < end):
+        look += 1
         region = pinned.find(BASE + look % (3 * SIZE))
         if region is not None:
             seen += 1

@@ -208,7 +208,8 @@ def _parts(regions: Iterable[Region], start: int, end: int) -> Iterator[tuple[in
         if region.start > at:
             yield at, region.start
             at = region.start
-        yield at, min(region.end, end)
-        at = min(region.end, end)
+        part_end = min(region.start + region.whole, end)
+        yield at, part_end
+        at = part_end
     if at < end:
         yield at, end

@@ -108,7 +108,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
     map = map_of(on.device)
     region = map.map.find(host.ptr, size)
     if region.has_value():
-        if dereference(region).piece < dereference(region).size:
+        if not dereference(region).in_one_piece(host.ptr, size):
             return None
         if dereference(region).external and not dereference(region).registered:
             return None

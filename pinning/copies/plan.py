@@ -118,7 +118,7 @@ def _between_devices(to: End, origin: End, size: int) -> Plan:
 def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int) -> list[_Part]:
     """The range split wherever a lock, a piece of one, or pageable memory begins."""
     region = on.find(ptr, size)
-    if region is not None and region.piece >= region.size and _is_locked(on, region):
+    if region is not None and region.in_one_piece(ptr, size) and _is_locked(on, region):
         return [_Part(ptr, size, True)]
     parts: list[_Part] = []
     at, end = ptr, ptr + size
@@ -128,8 +128,9 @@ def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int)
         if region.start > at:
             parts += _unknown(device, at, region.start - at, least)
             at = region.start
-        for border in [*(each for each in region.borders if at < each < end), min(region.end, end)]:
-            parts.append(_Part(at, border - at, True))
+        # Of one that grows too: while a piece of it is being locked no copy may cross into what is locked by then.
+        for border in [*(each for each in region.borders if at < each < end), min(region.start + region.whole, end)]:
+            parts.append(_Part(at, border - at, border <= region.end))
             at = border
     if at < end:
         parts += _unknown(device, at, end - at, least)

@@ -81,6 +81,8 @@ class Places {
         end = region.start;
         break;
       }
+      // It grows: while a piece of it is being locked no copy may cross into what is locked by then.
+      end = std::min(end, region.start + ((ptr - region.start) / region.piece + 1) * region.piece);
     }
     return {ptr, end, Place::Kind::pageable};
   }

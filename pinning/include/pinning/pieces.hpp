@@ -1,55 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-// A range locked by several vendor calls, `step` bytes each but for the last.
+// A range locked by several vendor calls, one piece each.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
+#include <optional>
+#include <vector>
 
-#include "errors.hpp"
 #include "locker.hpp"
 
 namespace pinning {
 
-/// Unlocks the pieces of the first `held` bytes, the last one first; `held` says how far it got.
-inline void unlock_pieces(Locker& locker, Address ptr, std::uint64_t& held, std::uint64_t step) {
-  while (held > 0) {
-    std::uint64_t const last = (held - 1) / step * step;
-    locker.unlock(ptr + last);
-    held = last;
+/// Where the pieces of a range end, in bytes from its start, ascending. Of each, one vendor call has locked all bytes
+/// from the end of the one before.
+using PieceEnds = std::vector<std::uint64_t>;
+
+/// Unlocks one piece, from `ptr` on; the memory in `gone` is not there any more.
+inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) {
+  if (gone) {
+    locker.forget(ptr, *gone);
+  } else {
+    locker.unlock(ptr);
   }
 }
 
-/// The same where the memory in `gone` is not there any more.
-inline void forget_pieces(Locker& locker, Address ptr, std::uint64_t& held, std::uint64_t step, Span gone) {
-  while (held > 0) {
-    std::uint64_t const last = (held - 1) / step * step;
-    locker.forget(ptr + last, gone);
-    held = last;
+/// Unlocks the pieces, the last one first; `ends` keeps those that are still locked.
+inline void unlock_pieces(Locker& locker, Address ptr, PieceEnds& ends, std::optional<Span> gone) {
+  while (!ends.empty()) {
+    unlock_piece(locker, ptr + (ends.size() > 1 ? ends[ends.size() - 2] : 0), gone);
+    ends.pop_back();
   }
 }
 
-/// Locks all pieces or none, and returns the device pointer of the first; `held`, 0 at first, says how many bytes the
-/// vendor has locked when it is done.
-inline Address lock_pieces(Locker& locker, Address ptr, std::uint64_t size, Wish wish, std::uint64_t step,
-                           std::uint64_t& held) {
-  Address device_ptr = 0;
-  try {
-    while (held < size) {
-      std::uint64_t const next = std::min(step, size - held);
-      Address const piece_ptr = locker.lock(ptr + held, next, wish);
-      if (held == 0) device_ptr = piece_ptr;
-      std::uint64_t const at = std::exchange(held, held + next);
-      if (piece_ptr != device_ptr + at) throw NotContiguous();
-    }
-  } catch (...) {
-    try {
-      unlock_pieces(locker, ptr, held, step);
-    } catch (...) {  // the first error says more
-    }
-    throw;
+/// How a lock is cut into vendor calls, and how far it is.
+class Pieces {
+ public:
+  virtual ~Pieces() = default;
+
+  /// Every piece begins at a multiple of this many bytes from the start, so that copies know where borders may be. 0:
+  /// there is one piece.
+  virtual std::uint64_t unit() const noexcept = 0;
+
+  /// Bytes that the next vendor call locks: a multiple of `unit`, or all that is left. Called before each with no lock
+  /// held, so it may wait. What it throws ends the lock, and undoes it.
+  virtual std::uint64_t next(std::uint64_t held, std::uint64_t size) = 0;
+
+  /// So many bytes from the start are locked now, and can be found.
+  virtual void locked(std::uint64_t) noexcept {}
+};
+
+/// Of so many bytes each, but for the last; 0: there is one.
+class EqualPieces final : public Pieces {
+ public:
+  explicit EqualPieces(std::uint64_t piece) : piece_(piece) {}
+
+  std::uint64_t unit() const noexcept override { return piece_; }
+  std::uint64_t next(std::uint64_t held, std::uint64_t size) override {
+    return piece_ == 0 ? size : std::min(piece_, size - held);
   }
-  return device_ptr;
-}
+
+ private:
+  std::uint64_t const piece_;
+};
 
 }  // namespace pinning

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <pagetable/page_table.hpp>
@@ -25,6 +26,9 @@ namespace pinning {
 /// Locks: `mutex_` guards every change; `find` takes no lock. No vendor call is made under it. A region whose vendor
 /// call is under way is in the table, so that the overlap rules see it, but `find` does not show it; whoever needs its
 /// outcome waits on `settled_`. The page table's own mutex nests inside `mutex_`.
+///
+/// A region of several pieces grows: as soon as the first is locked, `find` shows what is locked so far, and locks in
+/// that are counted at once. One beyond it waits for that much.
 class PinnedMap {
  public:
   /// `locker` must outlive the map.
@@ -54,18 +58,25 @@ class PinnedMap {
 
   /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it.
   ///
-  /// `piece`: bytes that one vendor call may take, 0 for all. Throws InvalidRange, NotCoherent, PartialOverlap,
-  /// StillLocked (half unlocked by a failed `unlock`, or not known to be as fine-grained as wished), or what the locker
-  /// throws; then nothing has changed. (Where the vendor refuses a piece, and then to undo the pieces before it, these
-  /// are a half unlocked region, for `unlock` to try again.)
+  /// `pieces` says what each vendor call takes. Throws InvalidRange, NotCoherent, PartialOverlap, StillLocked (half
+  /// unlocked by a failed `unlock`, cut short, ended by `clear`, or not known to be as fine-grained as wished), or what
+  /// the locker or `pieces` throw; then nothing has changed. But what others have locked of a region meanwhile stays:
+  /// it is cut short, until the last of them unlocks it. And where the vendor refuses a piece, and then to undo the
+  /// pieces before it, these are a half unlocked region, for `unlock` to try again.
+  Hold lock(Address ptr, std::uint64_t size, Wish wish, Pieces& pieces) {
+    return *acquire(ptr, size, wish, &pieces);
+  }
+
+  /// `piece`: bytes that one vendor call may take, 0 for all.
   Hold lock(Address ptr, std::uint64_t size, Wish wish = {}, std::uint64_t piece = 0) {
-    return *acquire(ptr, size, wish, piece, true);
+    EqualPieces pieces(piece);
+    return lock(ptr, size, wish, pieces);
   }
 
   /// `lock` where a region holds the range already, or someone else has pinned it; nothing where it would take a lock
   /// of the vendor's.
   std::optional<Hold> track(Address ptr, std::uint64_t size, Wish wish = {}) {
-    return acquire(ptr, size, wish, 0, false);
+    return acquire(ptr, size, wish, nullptr);
   }
 
   /// Counts one lock less of the region around `ptr`; the last one unlocks it. Throws NotLocked, also where the memory
@@ -103,7 +114,8 @@ class PinnedMap {
     while (!settle(guard, ptr, size)) {
     }
     if (auto const first = first_overlapping(ptr, size)) refuse(ptr, size, *first);
-    publish(enter(ptr, size, 0), {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()});
+    publish(enter(ptr, size, 0), {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()},
+            size);
   }
 
   /// Takes back `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
@@ -127,9 +139,11 @@ class PinnedMap {
     Region region{};
     bool found = false;
     auto range = table_.find(ptr, [&](Record const& record) { found = record.read(region); });
-    if (!range || !found || size == 0 || !range->contains(ptr, size)) return std::nullopt;
+    if (!range || !found || size == 0 || !pagetable::Region{range->start, region.size, 0}.contains(ptr, size)) {
+      return std::nullopt;
+    }
     region.start = range->start;
-    region.size = range->size;
+    region.whole = range->size;
     if (region.piece == 0 || region.piece > region.size) region.piece = region.size;
     return region;
   }
@@ -192,8 +206,9 @@ class PinnedMap {
   /// All regions, as `overlapping` tells of them.
   std::vector<Region> regions() const { return overlapping(1, ~Address{0}); }
 
-  /// The regions that share bytes with [ptr, ptr + size), ascending and disjoint. Nobody waits while many are told of:
-  /// each is as of an instant of its own, one that is there all the while is told, and one that comes or goes perhaps.
+  /// The regions that share bytes with [ptr, ptr + size), or will once they have grown, ascending and disjoint. Nobody
+  /// waits while many are told of: each is as of an instant of its own, one that is there all the while is told, and one
+  /// that comes or goes perhaps.
   std::vector<Region> overlapping(Address ptr, std::uint64_t size) const {
     std::vector<Region> found;
     for (Address from = ptr, end = ptr + size;;) {  // `end` may be 0, the top of the address space
@@ -201,7 +216,7 @@ class PinnedMap {
       for (auto const& range : slice) {
         if (range.start < from && from != ptr) continue;  // it came where one stood that has been told of
         auto const region = find(range.start);
-        if (region && region->start == range.start && region->size == range.size) found.push_back(*region);
+        if (region && region->start == range.start && region->whole == range.size) found.push_back(*region);
       }
       if (slice.size() < slice_of_regions || slice.back().last() >= end - 1) return found;
       from = slice.back().last() + 1;
@@ -209,14 +224,16 @@ class PinnedMap {
   }
 
   /// Unlocks every region, however many locks it has. When the vendor refuses one, the others are still unlocked and
-  /// the first error is thrown at the end. Regions in the middle of a vendor call are waited for if `wait`, else left.
+  /// the first error is thrown at the end. Regions in the middle of a vendor call are waited for if `wait`, else left;
+  /// one that grows ends with the piece that is being locked.
   void clear(bool wait = true) {
     std::exception_ptr first_error;
     std::unique_lock guard(mutex_);
     for (auto const& range : table_.regions()) {
       if (wait) {
-        while (!settle(guard, range.start, range.size)) {
-        }
+        do {
+          end_growth(range.start);
+        } while (!settle(guard, range.start, range.size));
       }
       auto region = table_.find(range.start, [](Record const&) {});
       if (!region || *region != range) continue;
@@ -235,9 +252,10 @@ class PinnedMap {
 
  private:
   using Id = pagetable::Id;
+  using AllEnds = std::map<Id, PieceEnds>;
 
   using State = Record::State;
-  static constexpr std::uint8_t external = Record::external, registered = Record::registered;
+  static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::size_t slice_of_regions = 256;
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
@@ -253,8 +271,17 @@ class PinnedMap {
 
   Grain others_grain() const noexcept { return locker_.grains().only(); }
 
-  /// `lock`; without `vendor_locks`, `track`.
-  std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, std::uint64_t piece, bool vendor_locks) {
+  /// A region that was entered, while its vendor is called.
+  struct Attempt {
+    Id id;
+    Address start;
+    std::uint64_t size;
+    AllEnds::node_type ends{};  // of the pieces that the vendor has locked; none before the first
+    bool ours = true;           // else others have locks in it, and may take it away any time
+  };
+
+  /// `lock`; without `pieces`, `track`.
+  std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces) {
     check(ptr, size);
     std::exception_ptr refused;  // outlives `guard`: to destroy what a locker threw may need a lock of the locker's own
     std::uint64_t confirmed = none;  // the region of others of which the vendor has said that it is still pinned
@@ -268,35 +295,28 @@ class PinnedMap {
         if (first->contains(ptr, size)) refuse_inside(*first);
         refuse(ptr, size, *first);
       }
-      Id const id = enter(ptr, size, piece);
+      Id const id = enter(ptr, size, pieces != nullptr ? pieces->unit() : 0);
       guard.unlock();
-      std::uint64_t held = 0;
+      Attempt attempt{id, ptr, size};
       std::optional<Pinned> pinned;
       try {
         try {
-          if (vendor_locks) {
-            std::uint64_t const step = piece == 0 ? size : piece;
-            Address const device_ptr = lock_pieces(locker_, ptr, size, {wish.access, grain}, step, held);
-            guard.lock();
-            if (!table_.value(id).has_left()) {
-              publish(id, {.device_ptr = device_ptr, .references = 1, .grain = grain});
-              return hold_of(id, ptr, ptr);
-            }
-          } else {
-            pinned = pinned_by_others(ptr, size);
-          }
+          if (pieces != nullptr) return lock_pieces(attempt, {wish.access, grain}, *pieces);
+          pinned = pinned_by_others(ptr, size);
         } catch (AlreadyPinned const&) {
           refused = std::current_exception();
-          if (held == 0) pinned = pinned_by_others(ptr, size);
+          if (take_back(attempt)) pinned = pinned_by_others(ptr, size);
         }
       } catch (...) {
+        take_back(attempt);
         guard.lock();
-        abandon(id, ptr, held);
+        abandon(attempt);
         throw;
       }
-      if (!guard.owns_lock()) guard.lock();
-      if (table_.value(id).has_left()) refuse_left(guard, id, ptr, size, held);
-      abandon(id, ptr, held);
+      guard.lock();
+      bool const left = attempt.ours && table_.value(id).has_left();
+      abandon(attempt);
+      if (left) refuse_left(ptr, size);
       if (!pinned) {
         if (refused) std::rethrow_exception(refused);
         return std::nullopt;
@@ -316,7 +336,8 @@ class PinnedMap {
       }
       if (!suits(others_grain(), wish.grain)) throw not_fine(pinned->base, pinned->size, others_grain());
       Id const whole = enter(pinned->base, pinned->size, 0);
-      publish(whole, {.device_ptr = pinned->device_ptr, .references = 1, .flags = external, .grain = others_grain()});
+      publish(whole, {.device_ptr = pinned->device_ptr, .references = 1, .flags = external, .grain = others_grain()},
+              pinned->size);
       return hold_of(whole, pinned->base, ptr);
     }
   }
@@ -337,9 +358,11 @@ class PinnedMap {
   /// A region of others counts only if it is the `confirmed` one.
   std::optional<Hold> count_one_more(Address ptr, std::uint64_t size, Grain wish, std::uint64_t confirmed) noexcept {
     auto region = table_.find(ptr, [](Record const&) {});
-    if (!region || !region->contains(ptr, size)) return std::nullopt;
+    if (!region) return std::nullopt;
     Record& record = table_.value(region->id);
-    if (record.state.load(std::memory_order_relaxed) != State::locked) return std::nullopt;
+    if (!Record::is_shown(record.state.load(std::memory_order_relaxed))) return std::nullopt;
+    std::uint64_t const held = record.held.load(std::memory_order_relaxed);
+    if (!pagetable::Region{region->start, held, 0}.contains(ptr, size)) return std::nullopt;
     if (record.of_others() && record.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
     if (!suits(record.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
     std::uint32_t const references = record.references.load(std::memory_order_relaxed);
@@ -355,7 +378,8 @@ class PinnedMap {
       auto region = table_.find(ptr, [](Record const&) {});
       if (!region || !is(*region, serial)) return false;
       Record& record = table_.value(region->id);
-      if (record.in_transit()) {
+      std::uint32_t const references = record.references.load(std::memory_order_relaxed);
+      if (record.in_transit() && !(record.is_growing() && references > 1)) {
         settled_.wait(guard);
         continue;
       }
@@ -368,7 +392,6 @@ class PinnedMap {
         }
         return false;
       }
-      std::uint32_t const references = record.references.load(std::memory_order_relaxed);
       if (references == 0) return false;
       std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
       if (references > 1 || (flags & registered) != 0) {
@@ -389,7 +412,7 @@ class PinnedMap {
     if (!region || !is(*region, serial)) return false;
     Record& record = table_.value(region->id);
     std::uint32_t const references = record.references.load(std::memory_order_relaxed);
-    if (references < 2 || record.in_transit() || record.has_left()) return false;
+    if (references < 2 || record.has_left() || (record.in_transit() && !record.is_growing())) return false;
     record.references.store(references - 1, std::memory_order_release);
     return true;
   }
@@ -414,10 +437,12 @@ class PinnedMap {
   }
 
   /// Whether no vendor call is under way in the range, or to be made because memory has left; else sees to that and must
-  /// be asked again.
+  /// be asked again. A region that grows is one piece nearer to it then; a range that overlaps it otherwise than inside is
+  /// refused anyway.
   bool settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
     for (auto const& region : table_.overlapping(ptr, size)) {
       Record const& record = table_.value(region.id);
+      if (record.is_growing() && !region.contains(ptr, size)) continue;
       if (record.in_transit()) {
         settled_.wait(guard);
       } else if (!undo(guard, region)) {
@@ -432,15 +457,18 @@ class PinnedMap {
     bool vendor_is_to_be_told = false;
     bool const done = table_.try_visit(ptr, size, [&](pagetable::Region const& region) {
       Record& record = table_.value(region.id);
-      std::uint8_t flags = record.flags.load(std::memory_order_relaxed);
       Pages part = Pages::of(region.start, region.size, ptr, ptr + size);
-      if ((flags & Record::part_left) != 0) part = part.with(Pages::unpack(record.held.load(std::memory_order_relaxed)));
-      if (record.state.load(std::memory_order_relaxed) == State::locked) flags |= Record::part_left;
-      if ((flags & Record::part_left) != 0) record.held.store(part.pack(), std::memory_order_release);
-      if (!record.has_left()) gone_.store(gone_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-      record.flags.store(flags | Record::memory_left, std::memory_order_release);
-      if (record.in_transit()) return;  // whoever is at it sees that it has left
-      settle_as(record, State::left);
+      if (record.has_left()) {
+        part = part.with(Pages::unpack(record.held.load(std::memory_order_relaxed)));
+      } else {
+        gone_.store(gone_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+      }
+      // In this order: a lookup that sees what `held` says now sees a state in which nothing is found.
+      bool const in_transit = record.in_transit();
+      settle_as(record, !in_transit ? State::left : record.is_growing() ? State::entering : record.state.load());
+      record.held.store(part.pack(), std::memory_order_release);
+      record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::memory_left, std::memory_order_release);
+      if (in_transit) return;  // whoever is at it sees that it has left
       vendor_is_to_be_told = true;
     });
     return done ? std::optional(vendor_is_to_be_told) : std::nullopt;
@@ -460,17 +488,13 @@ class PinnedMap {
     return true;
   }
 
-  /// For a region whose memory has left while it was being entered.
-  [[noreturn]] void refuse_left(std::unique_lock<std::mutex>& guard, Id id, Address ptr, std::uint64_t size,
-                                std::uint64_t held) {
-    if (held == 0) {
-      leave(ptr);
-    } else {
-      Record& record = table_.value(id);
-      record.held.store(held, std::memory_order_release);
-      settle_as(record, State::left);
-      undo(guard, *table_.find(ptr, [](Record const&) {}));
-    }
+  /// What has left of a region that starts there.
+  static std::optional<Span> gone_of(Address start, Record const& record) noexcept {
+    if (!record.has_left()) return std::nullopt;
+    return Pages::unpack(record.held.load(std::memory_order_relaxed)).of_region(start);
+  }
+
+  [[noreturn]] static void refuse_left(Address ptr, std::uint64_t size) {
     throw InvalidRange("the memory of " + describe(ptr, size) +
                        " has been unmapped, discarded or replaced while it was being locked");
   }
@@ -507,6 +531,10 @@ class PinnedMap {
   void refuse_inside(pagetable::Region const& region) {
     Record const& record = table_.value(region.id);
     if (record.state.load(std::memory_order_relaxed) != State::locked) return;
+    if (std::uint64_t const held = record.held.load(std::memory_order_relaxed); held < region.size) {
+      throw StillLocked("the region " + describe(region.start, region.size) + " was cut short, for others hold locks in " +
+                        "the first " + std::to_string(held) + " bytes of it; unlock these first");
+    }
     if (record.references.load(std::memory_order_relaxed) == most_references) {
       throw LockLimit("the region " + describe(region.start, region.size) + " has " + std::to_string(most_references) +
                       " locks, and no more are counted; unlock some that nobody needs");
@@ -528,7 +556,7 @@ class PinnedMap {
     return table_.insert(ptr, size, [&](Record& record) {
       record.device_ptr.store(0, std::memory_order_release);
       record.piece.store(piece, std::memory_order_release);
-      record.held.store(size, std::memory_order_release);
+      record.held.store(0, std::memory_order_release);
       record.serial.store(++last_serial_, std::memory_order_release);
       record.references.store(0, std::memory_order_release);
       record.flags.store(0, std::memory_order_release);
@@ -543,13 +571,15 @@ class PinnedMap {
     std::uint8_t flags = 0;
     Grain grain;
   };
-  void publish(Id id, Facts const& facts) noexcept {
+  /// From now on its first `held` bytes are found.
+  void publish(Id id, Facts const& facts, std::uint64_t held, State state = State::locked) noexcept {
     Record& record = table_.value(id);
     record.device_ptr.store(facts.device_ptr, std::memory_order_release);
+    record.held.store(held, std::memory_order_release);
     record.references.store(facts.references, std::memory_order_release);
     record.flags.store(facts.flags, std::memory_order_release);
     record.grain.store(facts.grain, std::memory_order_release);
-    settle_as(record, State::locked);
+    settle_as(record, state);
   }
 
   void leave(Address start) noexcept {
@@ -559,24 +589,102 @@ class PinnedMap {
     settle_as(record, State::leaving);
   }
 
-  /// After a refused `lock`: the entry goes, unless the vendor refused to undo it too; then an `unlock` can try again.
-  void abandon(Id id, Address start, std::uint64_t held) noexcept {
-    if (held == 0) return leave(start);
-    Record& record = table_.value(id);
-    record.held.store(held, std::memory_order_release);
+  /// After `take_back` the entry goes, unless the vendor has refused to unlock some of it; then an `unlock` can try again.
+  void abandon(Attempt& attempt) noexcept {
+    if (!attempt.ours) return;
+    if (!attempt.ends || attempt.ends.mapped().empty()) return leave(attempt.start);
+    Record& record = table_.value(attempt.id);
     record.references.store(1, std::memory_order_release);
+    ends_.insert(std::move(attempt.ends));
     settle_as(record, State::half_unlocked);
+  }
+
+  void end_growth(Address start) noexcept {
+    auto const region = table_.find(start, [](Record const&) {});
+    if (!region || !table_.value(region->id).is_growing()) return;
+    auto& flags = table_.value(region->id).flags;
+    flags.store(flags.load(std::memory_order_relaxed) | ending, std::memory_order_release);
   }
 
   void settle_as(Record& record, State state) noexcept {
     State const before = record.state.load(std::memory_order_relaxed);
     record.state.store(state, std::memory_order_release);
-    size_.store(size_.load(std::memory_order_relaxed) + (state == State::locked) - (before == State::locked),
+    size_.store(size_.load(std::memory_order_relaxed) + Record::is_shown(state) - Record::is_shown(before),
                 std::memory_order_relaxed);
     settled_.notify_all();
   }
 
   // ---- vendor calls: without the mutex ----
+
+  /// Has the vendor lock a region, one piece after another.
+  Hold lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) {
+    {
+      AllEnds one;  // made first: once something is locked nothing may fail
+      one.try_emplace(attempt.id);
+      attempt.ends = one.extract(attempt.id);
+    }
+    PieceEnds& ends = attempt.ends.mapped();
+    Address device_ptr = 0;
+    for (std::uint64_t held = 0;;) {
+      std::uint64_t const bytes = pieces.next(held, attempt.size);
+      ends.reserve(ends.size() + 1);
+      Address const piece_ptr = locker_.lock(attempt.start + held, bytes, wish);
+      ends.push_back(held + bytes);
+      if (held == 0) device_ptr = piece_ptr;
+      if (piece_ptr != device_ptr + held) throw NotContiguous();
+      held += bytes;
+      auto const hold = grow(attempt, {.device_ptr = device_ptr, .references = 1, .grain = wish.grain}, held);
+      pieces.locked(held);
+      if (hold) return *hold;
+    }
+  }
+
+  /// So much of a region is locked now; the lock, when that is all.
+  std::optional<Hold> grow(Attempt& attempt, Facts const& facts, std::uint64_t held) {
+    std::lock_guard const guard(mutex_);
+    Record& record = table_.value(attempt.id);
+    if (record.has_left()) refuse_left(attempt.start, attempt.size);
+    State const now = held == attempt.size ? State::locked : State::growing;
+    if (!record.is_growing()) {
+      publish(attempt.id, facts, held, now);
+    } else {
+      record.held.store(held, std::memory_order_release);
+      settle_as(record, now);
+    }
+    if (now == State::locked) {
+      if (attempt.ends.mapped().size() > 1) ends_.insert(std::move(attempt.ends));
+      return hold_of(attempt.id, attempt.start, attempt.start);
+    }
+    if ((record.flags.load(std::memory_order_relaxed) & ending) == 0) return std::nullopt;
+    throw StillLocked("the lock of " + describe(attempt.start, attempt.size) + " was ended when " + std::to_string(held) +
+                      " bytes were locked, because all locks are undone");
+  }
+
+  /// After a refused `lock`: has the vendor unlock what it has locked; whether it has done so. Where others have locks
+  /// in that, the region is theirs from now on, cut short.
+  bool take_back(Attempt& attempt) noexcept {
+    if (!attempt.ends) return attempt.ours;
+    std::optional<Span> gone;
+    {
+      std::lock_guard const guard(mutex_);
+      Record& record = table_.value(attempt.id);
+      if (record.is_growing()) {
+        std::uint32_t const others = record.references.load(std::memory_order_relaxed) - 1;
+        record.references.store(others, std::memory_order_release);
+        record.flags.store(0, std::memory_order_release);
+        attempt.ours = others == 0;
+        if (!attempt.ours) ends_.insert(std::move(attempt.ends));
+        settle_as(record, attempt.ours ? State::leaving : State::locked);
+        if (!attempt.ours) return false;
+      }
+      gone = gone_of(attempt.start, record);
+    }
+    try {
+      unlock_pieces(locker_, attempt.start, attempt.ends.mapped(), gone);
+    } catch (...) {  // the first error says more
+    }
+    return attempt.ends.mapped().empty();
+  }
 
   /// The vendor unlocks the region, the mutex released meanwhile.
   void unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
@@ -584,30 +692,23 @@ class PinnedMap {
       leave(region.start);
       return;
     }
-    std::uint64_t const piece = record.piece.load(std::memory_order_relaxed);
-    std::uint64_t const step = piece == 0 ? region.size : piece;
-    std::uint64_t held = record.held.load(std::memory_order_relaxed);
+    AllEnds::node_type kept = ends_.extract(region.id);
+    std::size_t const pieces = kept ? kept.mapped().size() : 1;
+    auto const gone = gone_of(region.start, record);
     State const before = record.state.load(std::memory_order_relaxed);
-    std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
-    bool const left = (flags & Record::memory_left) != 0;
-    Span gone{region.start, region.start + region.size};
-    if ((flags & Record::part_left) != 0) {
-      gone = Pages::unpack(held).of_region(region.start);
-      held = region.size;
-      record.flags.store(flags & ~Record::part_left, std::memory_order_release);
-    }
     settle_as(record, State::leaving);
     guard.unlock();
     try {
-      if (left) {
-        forget_pieces(locker_, region.start, held, step, gone);
+      if (kept) {
+        unlock_pieces(locker_, region.start, kept.mapped(), gone);
       } else {
-        unlock_pieces(locker_, region.start, held, step);
+        unlock_piece(locker_, region.start, gone);
       }
     } catch (...) {
       guard.lock();
-      record.held.store(held, std::memory_order_release);
-      settle_as(record, held == region.size && !record.has_left() ? before : State::half_unlocked);
+      bool const as_before = (!kept || kept.mapped().size() == pieces) && !record.has_left();
+      ends_.insert(std::move(kept));
+      settle_as(record, as_before ? before : State::half_unlocked);
       throw;
     }
     guard.lock();
@@ -624,6 +725,7 @@ class PinnedMap {
   pagetable::PageTable<Record> table_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;
+  AllEnds ends_;  // of regions of several pieces, for the last unlock
   std::uint64_t last_serial_ = none;
   std::atomic<std::size_t> size_ = 0;
   std::atomic<std::size_t> gone_ = 0;  // regions in the table whose memory has left

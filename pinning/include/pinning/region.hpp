@@ -12,9 +12,10 @@ namespace pinning {
 /// What a map knows of one region, as of one instant.
 struct Region {
   Address start;
-  std::uint64_t size;
+  std::uint64_t size;        // bytes that are locked
+  std::uint64_t whole;       // bytes of the lock that goes on: `size` but for a region that grows, or was cut short
   Address device_ptr;        // of `start`
-  std::uint64_t piece;       // bytes a vendor call locked at a time; `size` when one call locked it all
+  std::uint64_t piece;       // vendor calls have locked multiples of so many bytes; `size` when one has locked it all
   std::uint32_t references;  // locks held
   bool external;             // pinned by someone else: never unlocked by this map
   bool registered;           // by `register_pinned`; external as well
@@ -22,6 +23,11 @@ struct Region {
   std::uint64_t serial;      // of this entry of the map: no other has it, before or after
 
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
+
+  /// Whether no border between two pieces can lie in a range of its bytes.
+  bool in_one_piece(Address ptr, std::uint64_t bytes) const noexcept {
+    return (ptr - start) / piece == (ptr - start + (bytes - 1)) / piece;
+  }
 };
 
 /// One lock that a map has counted, by which it is given up, whatever has become of the region meanwhile.
@@ -58,16 +64,17 @@ struct Pages {
 
 /// What a map's page table keeps with each region. It changes under the map's mutex; `read` needs none.
 struct Record {
+  /// Growing: the first `held` bytes are locked, found and counted, while the thread whose lock it is locks the rest.
   /// Left: the memory has gone, and the vendor is still to be told.
-  enum class State : std::uint8_t { entering, locked, leaving, half_unlocked, left };
+  enum class State : std::uint8_t { entering, growing, locked, leaving, half_unlocked, left };
   static constexpr std::uint8_t external = 1;
   static constexpr std::uint8_t registered = 2;
-  static constexpr std::uint8_t memory_left = 4;  // some or all of it
-  static constexpr std::uint8_t part_left = 8;    // and `held` is not what it says, but which part, as `Pages` has it
+  static constexpr std::uint8_t memory_left = 4;  // some or all of it; `held` says which part, as `Pages` has it
+  static constexpr std::uint8_t ending = 8;       // no more pieces are to be locked
 
   std::atomic<Address> device_ptr;
   std::atomic<std::uint64_t> piece;  // 0: one call
-  std::atomic<std::uint64_t> held;   // bytes from the start that the vendor still has locked, for the last unlock
+  std::atomic<std::uint64_t> held;   // bytes from the start that are to be found: all, unless it grows or was cut short
   std::atomic<std::uint64_t> serial;
   std::atomic<std::uint32_t> references;
   std::atomic<State> state;
@@ -77,15 +84,20 @@ struct Record {
   /// Whether a vendor call is under way for it.
   bool in_transit() const noexcept {
     State const now = state.load(std::memory_order_relaxed);
-    return now == State::entering || now == State::leaving;
+    return now == State::entering || now == State::growing || now == State::leaving;
   }
   bool has_left() const noexcept { return (flags.load(std::memory_order_relaxed) & memory_left) != 0; }
+  bool is_growing() const noexcept { return state.load(std::memory_order_relaxed) == State::growing; }
+  /// Whether locks may be counted in it, and lookups find it.
+  static constexpr bool is_shown(State state) noexcept { return state == State::locked || state == State::growing; }
   /// Whether its owner may have unpinned it without the map's knowing.
   bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == external; }
-  /// Copies all but the bounds; whether the region is to be found. The state comes first: what the map stores before it
+  /// Copies all but the bounds of the entry; whether the region is to be found. The state comes first: what the map stores before it
   /// is then seen as well.
   bool read(Region& region) const noexcept {
-    bool const found = state.load(std::memory_order_acquire) == State::locked;
+    bool found = is_shown(state.load(std::memory_order_acquire));
+    region.size = held.load(std::memory_order_acquire);
+    found = found && is_shown(state.load(std::memory_order_acquire));  // else `held` may say by now what has left
     region.device_ptr = device_ptr.load(std::memory_order_acquire);
     region.piece = piece.load(std::memory_order_acquire);
     region.references = references.load(std::memory_order_acquire);
