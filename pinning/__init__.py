@@ -29,6 +29,8 @@ from pinning.copies import (
 from pinning.devices import PluginReport, default_device, device, devices, pinned_map, plugins
 from pinning.errors import (
     AlreadyPinnedError,
+    FileError,
+    FileFormatError,
     InvalidRangeError,
     LayoutError,
     LockLimitError,
@@ -41,6 +43,7 @@ from pinning.errors import (
     StillLockedError,
     VendorError,
 )
+from pinning.files import FileCopy, copy_file, copy_file_async
 from pinning.locks import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.map import PinnedMap, Region
 from pinning.mapped import lock_mapped, unlock_unmapped
@@ -76,6 +79,9 @@ __all__ = [
     "CopyDevice",
     "Device",
     "Event",
+    "FileCopy",
+    "FileError",
+    "FileFormatError",
     "InvalidRangeError",
     "LayoutError",
     "LimitedDevice",
@@ -109,6 +115,8 @@ __all__ = [
     "copy_batch",
     "copy_batch_async",
     "copy_blocks",
+    "copy_file",
+    "copy_file_async",
     "default_device",
     "device",
     "devices",

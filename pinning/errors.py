@@ -41,6 +41,14 @@ class LockLimitError(PinningError, MemoryError):
     """The lock would exceed a limit of this machine; the message says which one and how to raise it."""
 
 
+class FileError(PinningError, OSError):
+    """A file cannot be read or written as asked; ``errno``, ``strerror`` and ``filename`` are those of an `OSError`."""
+
+
+class FileFormatError(PinningError, ValueError):
+    """A file is not what its format says; the message names the file, what is wrong, and where."""
+
+
 class VendorError(PinningError, RuntimeError):
     """A vendor's call failed.
 

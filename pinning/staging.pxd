@@ -3,15 +3,36 @@
 
 from libc.stdint cimport uint64_t
 from libcpp cimport bool
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
+from libcpp.vector cimport vector
 
 from cpython.object cimport PyObject
 
-from pinning.plugin.native cimport VendorDevice, VendorQueue
+from pinning.plugin.native cimport Part, VendorDevice, VendorQueue
 
 
 cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
     void raise_in_python()
+
+
+cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
+    cppclass CFile "pinning::File":
+        CFile(int descriptor)
+        int descriptor() noexcept
+        void read_past_cache(uint64_t offset, uint64_t size) noexcept
+
+    cppclass FileOutcome:
+        FileOutcome()
+        void fail(int why, uint64_t offset) noexcept
+        bool has_failed() noexcept
+        int reason() noexcept
+        uint64_t failed_at() noexcept
+
+    cppclass FileEnd:
+        shared_ptr[CFile] file
+        shared_ptr[FileOutcome] outcome
+        bool writes
+        void move(char* memory, uint64_t offset, uint64_t size) noexcept
 
 
 cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
@@ -34,6 +55,10 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         uint64_t ptr
         uint64_t size
 
+    enum class FileMemory "pinning::Staging::Memory":
+        device
+        host
+
     cppclass CStaging "pinning::Staging":
         unique_ptr[CStaged] copy_to_device(VendorQueue& queue, uint64_t there, uint64_t host, uint64_t size, bool early,
                                            const StagingLimits& limits) except +raise_in_python
@@ -41,6 +66,8 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
                                          const StagingLimits& limits) except +raise_in_python
         unique_ptr[CStaged] copy_in_host(VendorQueue& queue, uint64_t dst, uint64_t src, uint64_t size,
                                          const StagingLimits& limits) except +raise_in_python
+        unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[Part]& parts,
+                                      bool early, const StagingLimits& limits) except +raise_in_python
         unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
         unique_ptr[CStaged] wait(VendorQueue& queue, CStaged& signal) except +raise_in_python
         unique_ptr[CBlock] borrow(uint64_t at_most, const StagingLimits& limits) except +raise_in_python

@@ -13,8 +13,6 @@
 #include <thread>
 #include <utility>
 
-#include "moving.hpp"
-
 namespace pinning {
 
 namespace {
@@ -32,6 +30,19 @@ constexpr long few_faults = 1;
 
 std::atomic<CopyThreads*> threads{nullptr};
 std::atomic_flag starting = ATOMIC_FLAG_INIT;
+
+char* memory_at(Address address) noexcept { return reinterpret_cast<char*>(address); }
+
+/// Within the host's memory, or between it and a file.
+void move_in_host(Transfer const& transfer, Address host, Address from, std::uint64_t size) noexcept {
+  if (!transfer.file) {
+    std::memmove(memory_at(host), memory_at(from), size);
+  } else if (transfer.file.writes) {
+    transfer.file.move(memory_at(from), host, size);
+  } else {
+    transfer.file.move(memory_at(host), from, size);
+  }
+}
 
 }  // namespace
 
@@ -140,8 +151,8 @@ void CopyThreads::copy_in_call(Transfer& transfer) noexcept {
     if (transfer.abandoned) return;
     ++transfer.at_work;
   }
-  transfer.for_each_range(0, transfer.chunks[0].size, [](char* host, char const* from, std::uint64_t, std::uint64_t size) {
-    std::memmove(host, from, size);
+  transfer.for_each_range(0, transfer.chunks[0].size, [&](Address host, Address from, std::uint64_t, std::uint64_t size) {
+    move_in_host(transfer, host, from, size);
   });
   std::lock_guard const guard(lock_);
   --transfer.at_work;
@@ -301,7 +312,7 @@ bool CopyThreads::take_from(Ring& ring, Piece* piece) noexcept {
     piece->at = transfer.next_at;
     piece->size = std::min(transfer.piece, chunk.size - transfer.next_at);
     piece->faults = transfer.faults;
-    piece->watch = transfer.way == Way::to_device && !transfer.faults && most_to_device_ < count_;
+    piece->watch = transfer.way == Way::to_device && !transfer.file && !transfer.faults && most_to_device_ < count_;
     transfer.next_at += piece->size;
     if (transfer.next_at == chunk.size) ++transfer.next, transfer.next_at = 0;
     ++transfer.at_work;
@@ -341,16 +352,12 @@ bool CopyThreads::move(Piece const& piece) const noexcept {
   Transfer const& transfer = *piece.transfer;
   Chunk const& chunk = transfer.chunks[piece.chunk];
   long const before = piece.watch ? minor_faults() : 0;
-  transfer.for_each_range(chunk.at + piece.at, piece.size, [&](char* host, char const* from, auto at, auto size) {
+  transfer.for_each_range(chunk.at + piece.at, piece.size, [&](Address there, Address from, auto at, auto size) {
+    if (transfer.way == Way::in_host) return move_in_host(transfer, there, from, size);
     char* const block = chunk.block + (at - chunk.at);
-    switch (transfer.way) {
-      case Way::to_host:
-        return stream_copy(host, block, size);
-      case Way::in_host:
-        return static_cast<void>(std::memmove(host, from, size));
-      default:
-        break;
-    }
+    if (transfer.file) return transfer.file.move(block, there, size);
+    char* const host = memory_at(there);
+    if (transfer.way == Way::to_host) return stream_copy(host, block, size);
     if (piece.faults) populate(host, size);
     if (chunk.cold) {
       stream_copy(block, host, size);  // after an earlier copy the block is dirty in another core's cache

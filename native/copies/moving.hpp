@@ -17,6 +17,9 @@
 
 namespace pinning {
 
+constexpr std::uint64_t piece_bytes = 256 << 10;  // what one thread moves at a time
+constexpr std::uint64_t direct_piece_bytes = 1 << 20;  // of a file past the page cache: a disk wants larger pieces
+
 /// memcpy that leaves the destination out of the caches: it is not read first, which is a third of what moves.
 inline void stream_copy(char* to, char const* from, std::size_t size) noexcept {
 #if defined(__x86_64__)

@@ -10,10 +10,11 @@
 #include <vector>
 
 #include <pinning/errors.hpp>
+#include <pinning/file.hpp>
+
+#include "moving.hpp"
 
 namespace pinning {
-
-constexpr std::uint64_t piece_bytes = 256 << 10;  // what one thread moves at a time
 
 /// Whether a word that wraps has reached a value.
 inline bool reached(std::uint32_t word, std::uint32_t value) noexcept {
@@ -78,11 +79,11 @@ class Placement {
   bool lapped_ = false;
 };
 
-/// A range of the host's in a batch, whose bytes lie behind one another in the order of its ranges.
+/// A range of the host's in a batch, whose bytes lie behind one another in the order of its ranges. Of a file's end they
+/// are offsets in the file.
 struct Range {
-  std::uint64_t at;  // of the batch's bytes
-  char* host;        // to be read or written
-  char const* from;  // in the host
+  std::uint64_t at;    // of the batch's bytes
+  Address host, from;  // to be read or written; in the host: to be written, and where it comes from
 };
 
 struct Ring;
@@ -90,9 +91,9 @@ struct Ring;
 /// Chunks that were submitted together.
 struct Transfer {
   Way way;
-  char* host = nullptr;        // to be read or written
-  char const* from = nullptr;  // in the host
+  Address host = 0, from = 0;  // as of a range
   std::vector<Range> ranges;   // of a batch, instead of these two; ascending, and one behind the last byte
+  FileEnd file;                // whose bytes are one end, if there is one
   bool early = false;          // it may be read before its turn
   std::uint64_t piece = piece_bytes;
   Ring* ring = nullptr;        // null where the vendor's queue calls a function instead

@@ -186,6 +186,8 @@ class Rings : public Staging {
   std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
                                      StagingLimits const& limits) override;
   PartLists* lists() noexcept override { return lists_ ? &*lists_ : nullptr; }
+  std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
+                                    std::vector<Part> const& parts, bool early, StagingLimits const& limits) override;
   std::unique_ptr<Staged> signal(VendorQueue& queue) override;
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
@@ -250,7 +252,7 @@ std::unique_ptr<Staged> Rings::copy(Way way, VendorQueue& queue, Address there, 
                                     bool early, StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = way;
-  transfer->host = reinterpret_cast<char*>(host);
+  transfer->host = host;
   transfer->early = early;
   transfer->chunks.push_back({0, size, nullptr, 0, false, size});  // cut when the size of its ring is known
   return staged(queue, std::move(transfer), {.address = there}, Blocks::yes, limits);
@@ -263,12 +265,10 @@ std::unique_ptr<Staged> Rings::copy_batch(VendorQueue& queue, Toward toward, std
   std::uint64_t at = 0;
   transfer->ranges.reserve(parts.size() + 1);
   for (Part const& part : parts) {
-    auto* const dst = reinterpret_cast<char*>(part.dst);
-    auto* const src = reinterpret_cast<char*>(part.src);
-    transfer->ranges.push_back({at, toward == Toward::device ? src : dst, src});
+    transfer->ranges.push_back({at, toward == Toward::device ? part.src : part.dst, part.src});
     at += part.size;
   }
-  transfer->ranges.push_back({at, nullptr, nullptr});
+  transfer->ranges.push_back({at, 0, 0});
   transfer->chunks.push_back({0, at, nullptr, 0, false, at});
   if (toward != Toward::in_host) return staged(queue, std::move(transfer), {0, &parts}, Blocks::yes, limits);
   if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
@@ -279,10 +279,38 @@ std::unique_ptr<Staged> Rings::copy_in_host(VendorQueue& queue, Address dst, Add
                                             StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = Way::in_host;
-  transfer->host = reinterpret_cast<char*>(dst);
-  transfer->from = reinterpret_cast<char const*>(src);
+  transfer->host = dst;
+  transfer->from = src;
   if (dst < src + size && src < dst + size) transfer->piece = size;
   transfer->chunks.push_back({0, size, nullptr, 0, false, size});
+  if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
+  return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
+}
+
+std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memory memory,
+                                         std::vector<Part> const& parts, bool early, StagingLimits const& limits) {
+  auto transfer = std::make_shared<Transfer>();
+  bool const in_host = memory == Memory::host;
+  transfer->way = in_host ? Way::in_host : file.writes ? Way::to_host : Way::to_device;
+  transfer->early = early;
+  if (file.file->reads_past_cache()) transfer->piece = direct_piece_bytes;
+  std::uint64_t at = 0;
+  for (Part const& part : parts) {
+    Range const range{at, in_host || file.writes ? part.dst : part.src, in_host ? part.src : 0};
+    Range const* const last = transfer->ranges.empty() ? nullptr : &transfer->ranges.back();
+    bool const follows = last != nullptr && range.host == last->host + (at - last->at) &&
+                         (!in_host || range.from == last->from + (at - last->at));
+    if (!follows) transfer->ranges.push_back(range);
+    at += part.size;
+  }
+  transfer->ranges.push_back({at, 0, 0});
+  transfer->chunks.push_back({0, at, nullptr, 0, false, at});
+  transfer->file = std::move(file);
+  if (!in_host && parts.size() > 1) return staged(queue, std::move(transfer), {0, &parts}, Blocks::yes, limits);
+  if (!in_host) {
+    Address const there = transfer->file.writes ? parts[0].src : parts[0].dst;
+    return staged(queue, std::move(transfer), {.address = there}, Blocks::yes, limits);
+  }
   if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
 }

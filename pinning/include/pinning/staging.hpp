@@ -12,6 +12,8 @@
 //     a signal:                     write(taken = c + 1)
 //     a wait for it:                wait(moved > c)  write(taken = c + 2)
 //
+// Where one end is a file, the threads read or write that in place of pageable memory.
+//
 // docs/copies.md says why no queue can hang there.
 #pragma once
 
@@ -19,6 +21,7 @@
 #include <memory>
 #include <vector>
 
+#include "file.hpp"
 #include "part_lists.hpp"
 #include "vendor.hpp"
 
@@ -74,6 +77,13 @@ class Staging {
   /// Copies within the host's memory, by threads, in the queue's turn. The ranges may overlap.
   virtual std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
                                                StagingLimits const& limits) = 0;
+  /// Copies between parts of a file and parts of memory as one copy: into memory, or out of it where the file is written.
+  /// The parts' ends in the file are offsets, ascending. Null where there is no pinned memory to be had for a device's.
+  /// `early` and what is thrown are as of those. A read or a write that fails ends nothing: the outcome says so,
+  /// and the copy goes on without moving more bytes.
+  enum class Memory : bool { device, host };
+  virtual std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
+                                            std::vector<Part> const& parts, bool early, StagingLimits const& limits) = 0;
   /// Given when the queue comes to it.
   virtual std::unique_ptr<Staged> signal(VendorQueue& queue) = 0;
   /// Later work of the queue waits for a signal in a queue of any device, which was submitted before; once for each.

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of a file's bytes into memory of a device or the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from pinning.copies.ends import end_of
+from pinning.devices import HOST
+from pinning.errors import InvalidRangeError
+from pinning.files.file_work import FileCopy, OpenFile, copy_parts
+from pinning.plugin import Device
+from pinning.queues import Event, Queue, as_queue, default_queue
+
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
+def copy_file_async(
+    dst: object,
+    path: AnyPath,
+    offset: int = 0,
+    nbytes: int | None = None,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+) -> FileCopy:
+    """Copy bytes of a file into memory of a device or the host, while the caller goes on.
+
+    Threads read the file straight into pinned blocks, from where the device copies: nothing is mapped, and nothing is
+    copied twice. What is not in the page cache is read past it, where the disk allows that.
+
+    Parameters
+    ----------
+    dst : buffer
+        Any end that `copy_async` takes.
+    path : path-like
+        A regular file. It is opened at once, and stays open until the copy is over; to rename another over it changes
+        nothing. It may be read before the copy's turn, where nothing that is pending in the queue could write it.
+    offset : int
+        The first byte to read.
+    nbytes : int, optional
+        How many; by default all from `offset` on, which must then be as many as `dst` has.
+    queue : Queue or object with ``__cuda_stream__``, optional
+        By default the default queue of the device of `dst`.
+    wait_for : iterable of Event
+        What must be over before; the file is not read before that.
+
+    Returns
+    -------
+    FileCopy
+        An event. If the file cannot be read, or is truncated meanwhile, it fails with a `FileError`; `dst` is anything
+        then, and the queue goes on.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    FileError
+        It is a folder, a pipe or a device.
+    InvalidRangeError
+        It has not so many bytes, or `dst` has not, or `dst` is read only.
+    """
+    on = None if queue is None else as_queue(queue)
+    to = end_of(dst, None if on is None else on.device)
+    if to.read_only:
+        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+    with OpenFile(path) as file:
+        size = _size(file, offset, nbytes, to.size)
+        file.look_for_cold(offset, size)
+        return copy_parts(
+            on or default_queue(to.device),
+            file,
+            [(to.ptr, offset, size)],
+            in_device=not is_host(to.device),
+            wait_for=wait_for,
+            keep=(to.owner,),
+        )
+
+
+def copy_file(
+    dst: object,
+    path: AnyPath,
+    offset: int = 0,
+    nbytes: int | None = None,
+    queue: Queue | object | None = None,
+) -> FileCopy:
+    """`copy_file_async`, and wait until the bytes are there. Raises what that does, and what its event fails with."""
+    copy = copy_file_async(dst, path, offset, nbytes, queue)
+    try:
+        copy.wait()
+    except BaseException:
+        copy.cancel()  # Ctrl-C
+        raise
+    return copy
+
+
+def is_host(device: Device | None) -> bool:
+    """Whether what this device allocates is memory of the host, so that threads can read a file straight into it."""
+    return device is None or device.name.partition(":")[0] == HOST
+
+
+def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> int:
+    there = file.nbytes
+    if not 0 <= offset < there:
+        raise InvalidRangeError(
+            f"offset is {offset}; {file.path!r} has {there} bytes, and it must be that of one of them"
+        )
+    if nbytes is None:
+        if room is not None and room != there - offset:
+            raise InvalidRangeError(
+                f"dst has {room} bytes, and {file.path!r} from byte {offset} on {there - offset}; give nbytes to copy "
+                "a part"
+            )
+        return there - offset
+    most = there - offset if room is None else min(there - offset, room)
+    if not 0 < nbytes <= most:
+        raise InvalidRangeError(
+            f"nbytes is {nbytes}; it must lie between 1 and {most}, which is what {file.path!r} from byte {offset} on "
+            f"{'and dst have' if room is not None else 'has'}"
+        )
+    return nbytes

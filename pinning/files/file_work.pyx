@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Open files, and what copies from and to them put into queues. The stub says more."""
+
+cimport cython
+from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
+from cython.operator cimport dereference
+from libc.errno cimport EINVAL, EIO, EISDIR, errno
+from libc.stdint cimport uint64_t
+from libcpp.memory cimport make_shared, shared_ptr
+from libcpp.utility cimport move
+from libcpp.vector cimport vector
+from posix.fcntl cimport O_CREAT, O_EXCL, O_NOCTTY, O_NONBLOCK, O_RDONLY, O_RDWR, open
+from posix.stat cimport S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, fstat, struct_stat
+
+from pinning.copies.work cimport Copy
+from pinning.plugin.native cimport Part, VendorQueue
+from pinning.queues.lane cimport Lane, Work
+from pinning.queues.submitter cimport Submitter
+from pinning.staging cimport CFile, CStaged, FileEnd, FileMemory, FileOutcome, Staging, StagingLimits, limits_of
+
+import os
+
+from pinning.copies.costs import costs
+from pinning.copies.plan import Path
+from pinning.errors import FileError
+from pinning.staging import staging_of
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        O_CLOEXEC
+
+cdef extern from "<errno.h>" nogil:
+    enum:
+        ECANCELED
+
+cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
+    enum:
+        ENDED "pinning::File::ended"
+
+cdef enum:
+    PLAIN_BYTES = 4 << 20  # that are read or written at once where nothing can be staged
+
+
+cdef class OpenFile:
+    cdef shared_ptr[CFile] file  # null once it is closed
+    cdef readonly str path
+
+    def __cinit__(self, path, bint create=False):
+        cdef bytes encoded = os.fsencode(path)
+        cdef const char* name = encoded
+        cdef int flags = O_RDWR | O_CREAT | O_EXCL if create else O_RDONLY | O_NONBLOCK | O_NOCTTY
+        cdef int descriptor
+        self.path = os.fsdecode(path)
+        if b"\0" in encoded:
+            raise ValueError(f"the path {self.path!r} has a null character in it")
+        with nogil:
+            descriptor = open(name, flags | O_CLOEXEC, 0o666)
+        if descriptor < 0:
+            raise OSError(errno, os.strerror(errno), self.path)
+        self.file = make_shared[CFile](descriptor)
+        self.check_regular()
+
+    cdef check_regular(self):
+        cdef struct_stat status
+        if fstat(self.file.get().descriptor(), &status) != 0:
+            raise FileError(errno, os.strerror(errno), self.path)
+        if S_ISREG(status.st_mode):
+            return
+        what = ("a folder" if S_ISDIR(status.st_mode) else "a pipe" if S_ISFIFO(status.st_mode)
+                else "a device" if S_ISCHR(status.st_mode) or S_ISBLK(status.st_mode) else "no regular file")
+        raise FileError(EISDIR if S_ISDIR(status.st_mode) else EINVAL,
+                        f"it is {what}; only regular files can be copied", self.path)
+
+    def fileno(self):
+        if self.file.get() is NULL:
+            raise ValueError(f"{self.path!r} is closed")
+        return self.file.get().descriptor()
+
+    @property
+    def nbytes(self):
+        return os.fstat(self.fileno()).st_size
+
+    def look_for_cold(self, uint64_t offset, uint64_t nbytes):
+        self.fileno()
+        with nogil:
+            self.file.get().read_past_cache(offset, nbytes)
+
+    def close(self):
+        self.file.reset()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def __repr__(self):
+        return f"<OpenFile {self.path!r}{', closed' if self.file.get() is NULL else ''}>"
+
+
+cdef class Outcome:
+    """How a copy goes. When nobody is left to hear of a failure, `sys.unraisablehook` does."""
+
+    cdef shared_ptr[FileOutcome] native
+    cdef str path
+    cdef bint told
+
+    cdef object error(self):
+        self.told = True
+        cdef int reason = self.native.get().reason()
+        cdef uint64_t at = self.native.get().failed_at()
+        if reason == ENDED:
+            return FileError(EIO, f"it ends before all bytes from {at} on were read: has it been truncated?", self.path)
+        if reason == ECANCELED:
+            return FileError(ECANCELED, "the copy was cancelled", self.path)
+        return FileError(reason, f"{os.strerror(reason)}, at byte {at}", self.path)
+
+    def __dealloc__(self):
+        if self.native.get() is NULL or self.told or not self.native.get().has_failed():
+            return
+        error = self.error()
+        PyErr_SetObject(FileError, error)
+        PyErr_WriteUnraisable(f"a copy of {self.path!r}, whose event was dropped")
+
+
+cdef class FileCopy(Copy):
+    cdef Outcome outcome
+
+    cdef learn_error(self, bint ask):
+        Copy.learn_error(self, ask)
+        if self.error is None and self.outcome is not None and self.outcome.native.get().has_failed():
+            self.fail(self.outcome.error())
+
+    def cancel(self):
+        if self.outcome is not None:
+            self.outcome.told = True
+            self.outcome.native.get().fail(ECANCELED, 0)
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class FileWork(Work):
+    cdef FileEnd file
+    cdef Outcome outcome
+    cdef vector[Part] parts
+    cdef bint in_device, early
+    cdef Staging staging
+    cdef StagingLimits limits
+    cdef CStaged* staged
+    cdef bint plain  # where nothing could be staged
+    cdef tuple kept
+
+    cdef submit(self, Lane lane):
+        cdef VendorQueue* queue = lane.queue
+        cdef FileMemory memory = FileMemory.device if self.in_device else FileMemory.host
+        with nogil:
+            self.staged = self.staging.staging.copy_file(dereference(queue), self.file, memory, self.parts,
+                                                         self.early, self.limits).release()
+        if self.staged is NULL:
+            self.plain = True
+            with nogil:
+                self.copy_plainly(queue)
+
+    cdef int copy_plainly(self, VendorQueue* queue) except -1 nogil:
+        """Through pageable memory, while the caller waits."""
+        cdef FileOutcome* outcome = self.file.outcome.get()
+        cdef vector[char] block
+        cdef uint64_t at, count
+        cdef Part part
+        block.resize(PLAIN_BYTES)
+        queue.synchronize()
+        for part in self.parts:
+            at = 0
+            while at < part.size and not outcome.has_failed():
+                count = min(part.size - at, <uint64_t>PLAIN_BYTES)
+                if self.file.writes:
+                    queue.copy(<uint64_t>block.data(), part.src + at, count)
+                    queue.synchronize()
+                    self.file.move(block.data(), part.dst + at, count)
+                else:
+                    self.file.move(block.data(), part.src + at, count)
+                    if not outcome.has_failed():
+                        queue.copy(part.dst + at, <uint64_t>block.data(), count)
+                        queue.synchronize()
+                at += count
+        return 0
+
+    cdef bint keeps(self, object thing):
+        for each in self.kept:
+            if each is thing:
+                return True
+        return False
+
+    def __dealloc__(self):
+        cdef CStaged* staged = self.staged
+        with nogil:
+            del staged
+
+
+def copy_parts(Submitter queue not None, OpenFile file not None, parts, *, bint in_device, bint writes=False, wait_for=(),
+               keep=(), early=None):
+    cdef FileWork work = FileWork.__new__(FileWork)
+    cdef FileCopy copy = FileCopy.__new__(FileCopy)
+    cdef Outcome outcome = Outcome.__new__(Outcome)
+    cdef Part part
+    cdef uint64_t first = ~(<uint64_t>0), end = 0, size = 0
+    file.fileno()
+    outcome.native = make_shared[FileOutcome]()
+    outcome.path = file.path
+    work.file.file, work.file.outcome, work.file.writes = file.file, outcome.native, writes
+    copy.outcome = work.outcome = outcome
+    for dst, src, nbytes in parts:
+        part.dst, part.src, part.size = dst, src, nbytes
+        work.parts.push_back(part)
+        first, end, size = min(first, part.dst), max(end, part.dst + part.size), size + part.size
+    work.in_device, work.kept = in_device, tuple(keep)
+    work.staging, work.limits = staging_of(queue.device), limits_of(costs)
+    if not writes:
+        work.written, work.written_size = first, end - first
+    # Of memory that is written to a file in the queue's turn nothing is read before; `early` is of files that are read.
+    work.early = queue.may_be_read(0, 0, wait_for) if early is None else early
+    queue.enqueue(copy, work, wait_for, ())
+    what = f"{size} bytes, {'written' if writes else 'read'} by threads"
+    if work.plain:
+        copy.path, copy.reason = Path.PLAIN, f"{what[:-10]}by the caller: this queue cannot stage, or has no memory to"
+    elif in_device:
+        copy.path, copy.reason = Path.STAGED, f"{what} {'from' if writes else 'into'} pinned blocks"
+    else:
+        copy.path, copy.reason = Path.STAGED, f"{what} {'from' if writes else 'into'} the host's memory"
+    return copy

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that the staging engine's threads read and write.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "pinning.h"
+
+namespace pinning {
+
+/// An open regular file, closed with its last owner. Any thread may read or write it, several at a time.
+class File {
+ public:
+  /// What `read` says where the file ends too early; all else are errnos.
+  static constexpr int ended = -1;
+
+  /// Takes over a descriptor.
+  explicit File(int descriptor) noexcept : descriptor_(descriptor) {}
+  File(File const&) = delete;
+  PINNING_API ~File();
+
+  int descriptor() const noexcept { return descriptor_; }
+
+  /// If a part of this range is not in the page cache, and the disk allows it, what is missing there is read past it from
+  /// now on. No other thread uses the file yet.
+  PINNING_API void read_past_cache(std::uint64_t offset, std::uint64_t size) noexcept;
+  bool reads_past_cache() const noexcept { return direct_ >= 0; }
+
+  /// Moves all of the bytes; 0, or why not.
+  PINNING_API int read(char* to, std::uint64_t offset, std::uint64_t size) const noexcept;
+  PINNING_API int write(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
+
+ private:
+  int read_direct(char* to, std::uint64_t offset, std::uint64_t size) const noexcept;
+
+  int const descriptor_;
+  int direct_ = -1;  // the same file, opened to be read past the page cache
+};
+
+/// How a copy with a file at one end goes: what went wrong first. Shared by the copy and by who asks.
+class FileOutcome {
+ public:
+  /// From now on no more bytes are moved; what was not moved yet is left as it is. The first reason stays.
+  void fail(int why, std::uint64_t offset) noexcept {
+    std::uint64_t none = 0;
+    failure_.compare_exchange_strong(none, failed | static_cast<std::uint64_t>(why + 1) << 48 | (offset & low));
+  }
+  bool has_failed() const noexcept { return failure_.load(std::memory_order_relaxed) != 0; }
+  /// Why: an errno, or `File::ended`.
+  int reason() const noexcept { return static_cast<int>((failure_.load() & ~failed) >> 48) - 1; }
+  std::uint64_t failed_at() const noexcept { return failure_.load() & low; }
+
+ private:
+  static constexpr std::uint64_t failed = std::uint64_t{1} << 63, low = (std::uint64_t{1} << 48) - 1;
+  std::atomic<std::uint64_t> failure_{0};  // the reason and where, in one word
+};
+
+/// The file's end of a copy. It keeps the file open.
+struct FileEnd {
+  std::shared_ptr<File> file;
+  std::shared_ptr<FileOutcome> outcome;
+  bool writes = false;
+
+  explicit operator bool() const noexcept { return file != nullptr; }
+
+  /// Moves bytes between the file and memory, unless the copy has failed.
+  void move(char* memory, std::uint64_t offset, std::uint64_t size) const noexcept {
+    if (outcome->has_failed()) return;
+    int const why = writes ? file->write(memory, offset, size) : file->read(memory, offset, size);
+    if (why != 0) outcome->fail(why, offset);
+  }
+};
+
+}  // namespace pinning
