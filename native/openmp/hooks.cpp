@@ -162,18 +162,19 @@ void heap_ends(Address end, Address before) noexcept {
   if (end < before) goes({end, before});
 }
 
-/// What a new thread is to run; its stack is known meanwhile.
+/// What a new thread is to run, and its stack.
 template <class Result>
-struct Start {
-  Result (*routine)(void*);
-  void* argument;
+struct Start : Stack {
+  Start(Result (*routine)(void*), void* argument) noexcept : routine(routine), argument(argument) {}
 
   static Result run(void* given) {
-    Start const start = *static_cast<Start*>(given);
-    delete static_cast<Start*>(given);
-    Stack const stack;
+    auto& start = *static_cast<Start*>(given);
+    start.begin();
     return start.routine(start.argument);
   }
+
+  Result (*routine)(void*);
+  void* argument;
 };
 
 }  // namespace
@@ -312,7 +313,7 @@ long syscall(long number, ...) noexcept {
 
 int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*routine)(void*),
                    void* argument) noexcept {
-  auto* const start = new (std::nothrow) Start<void*>{routine, argument};
+  auto* const start = new (std::nothrow) Start<void*>(routine, argument);
   if (start == nullptr) return EAGAIN;
   int const error = libc().pthread_create(thread, attributes, Start<void*>::run, start);
   if (error != 0) delete start;
@@ -320,7 +321,7 @@ int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*
 }
 
 int thrd_create(thrd_t* thread, thrd_start_t routine, void* argument) {
-  auto* const start = new (std::nothrow) Start<int>{routine, argument};
+  auto* const start = new (std::nothrow) Start<int>(routine, argument);
   if (start == nullptr) return thrd_nomem;
   int const error = libc().thrd_create(thread, Start<int>::run, start);
   if (error != thrd_success) delete start;

@@ -26,7 +26,7 @@ bool is_of_a_library(Range const& range) {
   Dl_info object;
   link_map* of = nullptr;
   if (dladdr1(pointer(range.start), &object, reinterpret_cast<void**>(&of), RTLD_DL_LINKMAP) == 0) return false;
-  return of == nullptr || of->l_prev != nullptr;  // the first of all is the program
+  return of != _r_debug.r_map;  // the first of all is the program
 }
 
 std::string text(Range const& range) {

@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,6 +31,28 @@ std::string of_this_process(std::string const& path) {
   std::size_t const place = dot == std::string::npos || dot <= name ? path.size() : dot;
   return path.substr(0, place) + "." + std::to_string(getpid()) + path.substr(place);
 }
+
+/// While it lives, this thread's writes end no program: where nobody reads, or a file must not grow, they just fail.
+class Unsignalled {
+ public:
+  Unsignalled() noexcept {
+    sigemptyset(&these_);
+    sigaddset(&these_, SIGPIPE);
+    sigaddset(&these_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &these_, &before_);
+  }
+  ~Unsignalled() {
+    int const error = errno;
+    timespec const at_once{};
+    if (error == EPIPE || error == EFBIG) sigtimedwait(&these_, nullptr, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+  Unsignalled(Unsignalled const&) = delete;
+
+ private:
+  sigset_t these_, before_;
+};
 
 int make(std::string const& path) {
   return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
@@ -100,6 +124,8 @@ bool Output::write(std::string_view text) noexcept {
       return false;
     }
   }
+  errno = 0;
+  Unsignalled const unsignalled;
   while (!text.empty()) {
     ssize_t const written = ::write(descriptor_, text.data(), text.size());
     if (written >= 0) {

@@ -2,6 +2,7 @@
 #include "tool.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <cerrno>
 #include <fstream>
@@ -33,8 +34,9 @@ Tool::Tool() {
 Tool& Tool::get() {
   static Tool& only = []() -> Tool& {
     Tool* const made = new Tool;  // not destroyed: programs free memory until the end
-    pthread_atfork(nullptr, nullptr, [] { running_ = nullptr; });
-    running_ = made;
+    pthread_atfork(nullptr, nullptr, [] { running_.tool = nullptr; });  // where the kernel's pages are larger
+    madvise(&running_, sizeof running_, MADV_WIPEONFORK);
+    running_.tool = made;
     started_ = true;
     return *made;
   }();
@@ -49,7 +51,7 @@ bool Tool::unlock(Address ptr) {
 }
 
 void Tool::finish() {
-  running_ = nullptr;  // drivers end now, so nothing can be unlocked
+  running_.tool = nullptr;  // drivers end now, so nothing can be unlocked
   if (context.journal.trace) context.journal.trace->finish();
   auto const& report = context.journal.report;
   if (!report) return;

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import struct
+import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
 import pinning
+
+PT_INTERP = 3  # <elf.h>: the entry of a program's header that names its loader
 
 
 class LockMapped(StrEnum):
@@ -66,12 +71,48 @@ class CannotRunError(Exception):
     Attributes
     ----------
     code : int
-        The exit code that shells give for it: 127 where there is no such program, 126 where it cannot be executed.
+        The exit code that shells give for it: 127 where there is no such program, 126 where it cannot be executed; 1
+        where locks are mandatory, and the tool cannot be loaded into it.
     """
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
+
+
+def cannot_load(program: Path) -> str | None:
+    """Why the loader would leave the tool out of this program, without a word; None where it would not, or for scripts."""
+    try:
+        kinds = segments(program)
+        facts, capable = program.stat(), "security.capability" in os.listxattr(program)
+    except (OSError, struct.error):  # exec tells
+        return None
+    if kinds is None:
+        return None
+    if facts.st_mode & stat.S_ISUID and facts.st_uid != os.getuid():
+        return "it runs as another user"
+    if facts.st_mode & stat.S_ISGID and facts.st_gid != os.getgid():
+        return "it runs as another group"
+    if capable and os.getuid() != 0:
+        return "it has capabilities of its own"
+    if not kinds:
+        return "it is made for another kind of processor"
+    if PT_INTERP not in kinds and ".so" not in program.name:  # the loader may be run too
+        return "it is linked statically"
+    return None
+
+
+def segments(program: Path) -> set[int] | None:
+    """The kinds of segments that an ELF file has, none where it is for another processor; None for other files."""
+    with program.open("rb") as file, Path("/proc/self/exe").open("rb") as own:
+        head, ours = file.read(64), own.read(64)
+        if len(head) < 64 or head[:4] != b"\x7fELF":
+            return None
+        if (head[4:6], head[18:20]) != (ours[4:6], ours[18:20]):  # class, order of bytes, machine
+            return set()
+        (table,), (size, count) = struct.unpack_from("=Q", head, 32), struct.unpack_from("=HH", head, 54)
+        file.seek(table)
+        return {kind for (kind,) in struct.iter_unpack(f"=I{size - 4}x", file.read(size * count))}
 
 
 def become(program: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
@@ -80,12 +121,18 @@ def become(program: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     Raises
     ------
     CannotRunError
-        There is no such program, or it cannot be executed.
+        There is no such program, or it cannot be executed; or the tool cannot be loaded into it, where locks are
+        mandatory. Else that is said.
     """
     name = program[0]
     found = shutil.which(name)
     if found is None and not ("/" in name and Path(name).exists()):
         raise CannotRunError(f"there is no program {name}: give its path, such as ./{Path(name).name}", 127)
+    if why := cannot_load(Path(found or name)):
+        text = f"the tool cannot be loaded into {found or name}, and nothing is locked: {why}"
+        if variables.get("PINNING_LOCK_MAPPED", "").lower() == LockMapped.MANDATORY:
+            raise CannotRunError(text, 1)
+        print(f"pinning: {text}", file=sys.stderr, flush=True)
     try:
         os.execve(found or name, list(program), dict(variables))
     except OSError as error:

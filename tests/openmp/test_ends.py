@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import SOURCES, run
+from programs import SOURCES, TOOL, run, tidied
 
 
 @pytest.fixture
@@ -37,9 +38,10 @@ def test_the_trace_has_all_that_happened_however_the_program_ends(
     assert len(transfers) == 10
 
 
-def test_a_child_of_fork_adds_nothing_to_the_trace(ends: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["fork", "fork by a system call"])
+def test_a_child_of_fork_adds_nothing_to_the_trace(ends: Path, tmp_path: Path, how: str) -> None:
     file = tmp_path / "trace.json"
-    run(ends, "fork", trace=file)
+    run(ends, how, trace=file)
     assert len({event["pid"] for event in events(file.read_text())}) == 1
 
 
@@ -87,6 +89,22 @@ def test_numbers_have_points_in_every_locale(ends: Path, tmp_path: Path, monkeyp
         pytest.skip("needs a locale with decimal commas, and localedef has made none")
     assert all(isinstance(event["ts"], float) for event in events((tmp_path / "trace.json").read_text())[1:])
     assert not re.search(r"\d,\d", (tmp_path / "report").read_text())
+
+
+def test_files_that_must_not_grow_end_no_program(ends: Path, tmp_path: Path) -> None:
+    ran = run(ends, "limit", trace=tmp_path / "trace.json", report="-")
+    assert ran.code == 0
+    assert f"the trace {tmp_path / 'trace.json'} ends early: File too large" in ran.said
+
+
+def test_a_standard_error_that_nobody_reads_ends_no_program(ends: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    variables = {"LD_PRELOAD": str(TOOL), "PINNING_REPORT": "-", "PINNING_LOCK_AFTER": "often"}
+    with tidied():
+        done = subprocess.run([ends], env={**os.environ, **variables}, stderr=writer, timeout=600)
+    os.close(writer)
+    assert done.returncode == 0
 
 
 def test_a_report_that_cannot_be_written_is_said(ends: Path) -> None:

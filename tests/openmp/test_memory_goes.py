@@ -34,3 +34,8 @@ def test_a_stack_is_not_locked_though_its_thread_uses_no_openmp(memory_goes: Pat
     ran = run(memory_goes, how, lock_min_bytes=65536)
     assert ran.out.split() == ["0", "0"]
     assert any("it lies on a stack" in why for why in ran.refused)
+
+
+def test_a_stack_that_goes_with_its_thread_without_a_word(memory_goes: Path) -> None:
+    ran = run(memory_goes, "thread", lock_min_bytes=65536)
+    assert (ran.code, [int(kib) for kib in ran.out.split()]) == (0, [KIB, 2 * KIB]), ran.errors

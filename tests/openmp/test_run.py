@@ -82,6 +82,19 @@ def test_a_program_compiled_by_gcc(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr.startswith(NEVER)) == ("done1\n", True)
 
 
+def test_a_program_that_no_library_can_be_loaded_into(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    source, built = tmp_path / "program.c", tmp_path / "program"
+    source.write_text('#include <stdio.h>\nint main(void) { puts("done"); return 3; }')
+    if subprocess.run([compiler, "-static", source, "-o", built]).returncode:
+        pytest.skip("needs a static libc: apt-get install libc6-dev")
+    why = f"the tool cannot be loaded into {built}, and nothing is locked: it is linked statically"
+    done = pinning_run(built)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", f"pinning: {why}\n")
+    done = pinning_run("--lock-mapped", "mandatory", built)
+    assert (done.returncode, done.stdout, why in " ".join(done.stderr.split())) == (1, "", True)
+
+
 def test_a_program_that_is_a_tool_itself(program: Callable[[Path], Path], tmp_path: Path) -> None:
     program(SOURCES / "own_tool.c")  # skips where it cannot be compiled
     built = compile_program(SOURCES / "own_tool.c", tmp_path / "own_tool", "-rdynamic")

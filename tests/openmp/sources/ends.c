@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,6 +33,17 @@ int main(int argc, char **argv) {
     fflush(stdout);
     if (fork() == 0) exit(0);
     wait(NULL);
+  }
+  if (!strcmp(how, "fork by a system call")) {
+    if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0) {
+      free(b);
+      _exit(0);
+    }
+    wait(NULL);
+  }
+  if (!strcmp(how, "limit")) {
+    struct rlimit limit = {4096, 4096};
+    setrlimit(RLIMIT_FSIZE, &limit);
   }
   if (!strcmp(how, "program")) {
     char command[4096];

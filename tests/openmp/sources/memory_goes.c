@@ -47,6 +47,12 @@ static void *keep_on_the_stack(void *ignored) {
 
 static int keep_on_the_stack_of_c11(void *ignored) { return keep_on_the_stack(ignored) != NULL; }
 
+static void *end_without_a_word(void *id) {
+  *(volatile pid_t *)id = gettid();
+  syscall(SYS_exit, 0);
+  return NULL;
+}
+
 static int advise(char *b, int advice) {
   int failed = madvise(b, N, advice);
   return failed && errno == EINVAL && madvise(NULL, 0, advice) ? 77 : failed;  // 77: an older kernel
@@ -79,6 +85,22 @@ int main(int argc, char **argv) {
   memset(b, 1, N);
   use(b);
   printf("%ld", locked_kib());
+  fflush(stdout);
+  if (!strcmp(how, "thread")) {  // its stack goes with it
+    pthread_t thread;
+    pthread_attr_t attributes;
+    char *stack = mmap(NULL, STACK, read_write, ours, -1, 0), *other = mmap(NULL, N, read_write, ours, -1, 0);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstack(&attributes, stack, STACK);
+    volatile pid_t id = 0;
+    if (pthread_create(&thread, &attributes, end_without_a_word, (void *)&id)) return 3;
+    while (id == 0 || syscall(SYS_tgkill, getpid(), id, 0) == 0) usleep(1000);
+    munmap(stack, STACK);
+    use(other);
+    printf(" %ld\n", locked_kib());
+    fflush(stdout);
+    _exit(0);
+  }
   if (!strcmp(how, "shmat")) {
     int id = shmget(IPC_PRIVATE, N, IPC_CREAT | 0600);
     failed = shmat(id, b, SHM_REMAP) != b;
