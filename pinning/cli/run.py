@@ -81,7 +81,7 @@ class CannotRunError(Exception):
 
 
 def cannot_load(program: Path) -> str | None:
-    """Why the loader would leave the tool out of this program, without a word; None where it would not, or for scripts."""
+    """Why the loader would leave the tool out of a program, without a word; None where it would not, or for scripts."""
     try:
         kinds = segments(program)
         facts, capable = program.stat(), "security.capability" in os.listxattr(program)
