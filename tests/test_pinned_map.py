@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -297,15 +298,28 @@ def test_ctrl_c_inside_data_unlock_leaves_nothing_locked(locked_first: bool) -> 
 
         interrupts = True
 
+    def unlock() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            pinned.unlock(BASE)
+            for _ in range(100):
+                time.sleep(0.01)
+
     device = Interrupted()
     pinned = PinnedMap(device)
-    pinned.lock(BASE, SIZE)
-    with pytest.raises(KeyboardInterrupt):
-        pinned.unlock(BASE)
-        for _ in range(100):
-            time.sleep(0.01)
-    assert device.locked == {}
-    assert len(pinned) == 0
+    for run in (unlock, in_another_thread(unlock)):  # it arises where it struck
+        device.interrupts = True
+        pinned.lock(BASE, SIZE)
+        run()
+        assert device.locked == {}
+        assert len(pinned) == 0
+
+
+def in_another_thread(function: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(function).result()
+
+    return run
 
 
 @pytest.mark.parametrize("answer", [None, "0x10", 1.5, -1, TOP])

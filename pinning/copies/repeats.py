@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
-from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 from pinning.copies.costs import costs
 from pinning.devices import pinned_map
@@ -17,6 +16,7 @@ from pinning.plugin import MemoryDevice
 _REMEMBERED = 256
 _ENDS_EARLY = ("close", "release", "append")  # whose memory may go or move while they stay: mmap, memoryview, array
 _times: OrderedDict[tuple[int, int, int], int] = OrderedDict()  # device, first byte, size: copies, the latest last
+_watched: dict[int, ref[object]] = {}  # of the owners of what is locked, each with the lock that ends with its owner
 
 
 def lock_if_repeated(buffer: object, ptr: int, size: int, device: MemoryDevice) -> bool:
@@ -38,11 +38,16 @@ def lock_if_repeated(buffer: object, ptr: int, size: int, device: MemoryDevice) 
     if any(hasattr(owner, end) for end in _ENDS_EARLY):
         return False
     try:
-        weakref.ref(owner)
+        ref(owner)
         hold = Hold(pinned_map(device), ptr, size, None, None, None)
     except (TypeError, PinningError):
         return False
-    weakref.finalize(owner, _give_up, hold)
+    # Not `weakref.finalize`, which Ctrl-C may end before it has begun: this callback is one step in C.
+    watch = ref(owner, hold.drop)
+    _watched[id(watch)] = watch
+    for each, watched in list(_watched.items()):
+        if watched() is None:
+            _watched.pop(each, None)
     _times.pop(key, None)
     return True
 
@@ -52,8 +57,3 @@ def _owner(buffer: Any) -> object:
     while type(base := getattr(buffer, "base", None)) is type(buffer):
         buffer = base
     return buffer
-
-
-def _give_up(hold: Hold) -> None:
-    with suppress(PinningError):  # nobody is there to hear
-        hold.unlock()

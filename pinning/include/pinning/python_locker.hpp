@@ -51,14 +51,14 @@ class PythonLocker : public Locker {
     PyObject* answer = call("data_unlock", ptr);
     if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
       // Ctrl-C struck in Python code around the vendor's call: before or after it, nobody knows. A second try settles
-      // it, for where it fails the first one worked. Then Ctrl-C is raised again, for the caller.
+      // it, for where it fails the first one worked. Then Ctrl-C is raised again in this thread, for the caller.
       PyErr_Clear();
       answer = call("data_unlock", ptr);
       if (answer == nullptr) {
         PyErr_Clear();
         answer = Py_NewRef(Py_None);
       }
-      PyErr_SetInterrupt();
+      PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), PyExc_KeyboardInterrupt);
     }
     if (answer == nullptr) throw_raised();
     Py_DECREF(answer);

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every_bytecode.py and under_signals.py interrupt, and what must be as it was afterwards.
+
+The device is that of the variable INTERRUPTED, host:0 by default, or the stand-in's cuda:0.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+import pinning
+from fake_device import FakeDevice
+from pinning import MemoryKind, arrays
+from pinning.lifecycle import later
+from standins.libcuda import DRIVER, left
+
+WAIT = 60.0  # seconds, for what destructors leave to threads
+DEVICE = os.environ.get("INTERRUPTED", "host:0")
+SIZE = 3 << 16
+
+Given = list[Any]  # what the user has been given, youngest last
+Scenario = Callable[[Given], None]
+
+
+# ---- what is done ----
+
+
+def lock(given: Given) -> None:
+    buffer = bytearray(SIZE)
+    given.append(pinning.lock(buffer, device=DEVICE))
+    given[-1].unlock()
+
+
+def lock_with(given: Given) -> None:
+    array = numpy.zeros(SIZE, "u1")
+    with pinning.locked(array[:100], array[5000:], device=DEVICE), pinning.lock(array[6000:7000], device=DEVICE):
+        assert pinning.is_locked(array[6000:], device=DEVICE)
+    pinning.find(array)
+
+
+def lock_in_a_map_that_closes(given: Given) -> None:
+    array = numpy.zeros(SIZE, "u1")
+    with pinning.PinnedMap(pinning.device(DEVICE)) as pinned:
+        pinned.lock(array.ctypes.data, array.nbytes)
+        pinned.lock(array.ctypes.data + 10, 100)
+
+
+def lock_in_the_map_of_a_python_device(given: Given) -> None:
+    with pinning.PinnedMap(FakeDevice()) as pinned:
+        pinned.lock(0x10000, 100)
+        pinned.lock_mapped(0x20000, 100, "on")
+        pinned.register(0x30000, 100, 0x30000)
+        pinned.unlock(0x10000)
+
+
+def allocate(kind: MemoryKind) -> Scenario:
+    def scenario(given: Given) -> None:
+        given.append(pinning.alloc(SIZE, kind, device=DEVICE))
+        given[-1].free()
+
+    return scenario
+
+
+def context(given: Given) -> None:
+    with pinning.Context(DEVICE) as owner:
+        given.append(owner.alloc(SIZE, MemoryKind.SHARED))
+        given[-1].free()
+
+
+def pool(given: Given) -> None:
+    with pinning.Context(DEVICE) as owner, pinning.Queue(DEVICE) as queue, pinning.Pool(owner) as mine:
+        given.append(queue.alloc(1000, pool=mine)[0])
+        queue.free(given[-1])
+        mine.trim_to(0)
+        given.append(queue.alloc(SIZE, pool=mine)[0])
+        given[-1].free()
+        queue.synchronize()
+
+
+def queue(given: Given) -> None:
+    with pinning.Queue(DEVICE) as one, pinning.Queue(DEVICE, order="out_of_order") as other:
+        event = one.record()
+        other.wait_for(event)
+        other.call(list).wait()
+        one.synchronize()
+
+
+def events(given: Given) -> None:
+    with pinning.Queue(DEVICE) as one, pinning.Queue(DEVICE) as other:
+        first = one.record()
+        last = other.submit(lambda vendor: None, (first,))
+        last.wait()
+        assert first.done()
+        other.record().elapsed(first)
+        with suppress(ZeroDivisionError):
+            one.call(lambda: 1 // 0).wait()
+
+
+def copy(given: Given) -> None:
+    source = numpy.arange(SIZE, dtype="u1")
+    given.append(pinning.alloc(SIZE, device=DEVICE))
+    pinning.copy(given[0], source)
+    with pinning.Queue(DEVICE) as one:
+        back = numpy.zeros_like(source)
+        pinning.fill(given[0], 0, 10, queue=one)
+        pinning.copy_async(back, given[0], queue=one).wait()
+    assert (back[10:] == source[10:]).all()
+    given[0].free()
+
+
+def copy_locked(given: Given) -> None:
+    source = numpy.arange(SIZE, dtype="u1")
+    given.append(pinning.alloc(SIZE, device=DEVICE))
+    with pinning.lock(source, device=DEVICE) as locked:
+        pinning.copy(given[0], source)
+        pinning.copy(locked, given[0])
+    given[0].free()
+
+
+def copy_staged(given: Given) -> None:
+    source = numpy.arange(SIZE, dtype="u1")
+    given.append(pinning.alloc(SIZE, device=DEVICE))
+    with pinning.Queue(DEVICE) as one:
+        back = numpy.zeros_like(source)
+        pinning.copy_async(given[0], source, queue=one)
+        pinning.copy_async(back, given[0], queue=one).wait()
+    assert (back == source).all()
+    given[0].free()
+
+
+@contextmanager
+def with_costs(**fields: int) -> Iterator[None]:
+    before = {name: getattr(pinning.copies.costs, name) for name in fields}
+    try:
+        for name, value in fields.items():
+            setattr(pinning.copies.costs, name, value)
+        yield
+    finally:
+        for name, was in before.items():
+            setattr(pinning.copies.costs, name, was)
+
+
+def copy_often(given: Given) -> None:
+    source = numpy.zeros(SIZE, "u1")  # locked until it goes
+    given.append(pinning.alloc(SIZE, device=DEVICE))
+    with with_costs(lock_after=2, lock_from=SIZE):
+        for _ in range(3):
+            pinning.copy(given[0], source)
+    given[0].free()
+
+
+def copy_2d(given: Given) -> None:
+    source = numpy.arange(SIZE, dtype="u1").reshape(-1, 512)
+    given.append(pinning.alloc(SIZE, device=DEVICE))
+    with pinning.Queue(DEVICE) as one, pinning.lock(source[:100], device=DEVICE):
+        pinning.copy_2d_async(given[0], 512, source, 512, 256, len(source), queue=one).wait()
+    given[0].free()
+
+
+def batch(given: Given) -> None:
+    source = numpy.arange(SIZE, dtype="u1").reshape(-1, 512)
+    back = numpy.zeros_like(source)
+    order = numpy.arange(len(source))[::-1]
+    given.append(pinning.alloc(SIZE, device=DEVICE))
+    with pinning.Queue(DEVICE) as one, pinning.lock(source[:100], device=DEVICE):
+        pinning.copy_blocks(given[0], order, source, order, 512, queue=one)
+        pinning.copy_batch(list(back[:10]), [given[0].ptr + 512 * row for row in range(10)], 512, queue=one)
+        assert (back[:10] == source[:10]).all()
+        ends = source.ctypes.data + 512 * order.astype("u8"), given[0].ptr + 512 * order.astype("u8")
+        pinning.copy_batch_async(*ends, 512, queue=one).wait()
+        pinning.explain_batch(*ends, 512)
+    given[0].free()
+
+
+def make_arrays(given: Given) -> None:
+    there = arrays.to_device(numpy.arange(100.0), device=DEVICE)
+    there[::2] = 0
+    there[::-1].copy_to_host()
+    del there
+    arrays.synchronize(DEVICE)
+
+
+def copy_arrays(given: Given) -> None:
+    there = arrays.device_array((10, 10), device=DEVICE)
+    there.copy().T.ravel()
+    with arrays.stream(DEVICE) as stream:
+        there.copy_to_host(stream=stream)
+
+
+def make_host_arrays(given: Given) -> None:
+    array = numpy.zeros(SIZE, "u1")
+    with arrays.pinned(array[:100], array[50:5000], device=DEVICE):
+        pass
+    pinned = arrays.pinned_array(100, device=DEVICE)
+    pinned[:] = 1
+    del pinned
+    arrays.synchronize(DEVICE)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "lock": lock,
+    "lock_with": lock_with,
+    "lock_in_a_map_that_closes": lock_in_a_map_that_closes,
+    "lock_in_the_map_of_a_python_device": lock_in_the_map_of_a_python_device,
+    "allocate_device": allocate(MemoryKind.DEVICE),
+    "allocate_host": allocate(MemoryKind.HOST),
+    "allocate_shared": allocate(MemoryKind.SHARED),
+    "context": context,
+    "pool": pool,
+    "queue": queue,
+    "events": events,
+    "copy": copy,
+    "copy_locked": copy_locked,
+    "copy_staged": copy_staged,
+    "copy_often": copy_often,
+    "copy_2d": copy_2d,
+    "batch": batch,
+    "make_arrays": make_arrays,
+    "copy_arrays": copy_arrays,
+    "make_host_arrays": make_host_arrays,
+}
+
+
+# ---- what must be as it was ----
+
+
+def prepare(name: str) -> Scenario:
+    """The scenario, done a few times: what is imported and made once is there."""
+    costs = pinning.copies.costs
+    costs.stage_to_device = costs.stage_to_host = SIZE if name == "copy_staged" else 2 * SIZE
+    costs.threads = 2
+    for _ in range(3):
+        SCENARIOS[name]([])
+    started = threading.Event()
+    later(started.set)
+    started.wait(WAIT)
+    gc.collect()
+    return SCENARIOS[name]
+
+
+def state() -> dict[str, object]:
+    """What leaks would show in."""
+    arrays.synchronize(DEVICE)
+    pinning.copies.trim_staging()
+    pools = [pinning.pools.default_pool(pinning.device(DEVICE), kind) for kind in MemoryKind]
+    for pool in pools:
+        pool.trim_to(0)
+    figures = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    found: dict[str, object] = {
+        "KiB that the kernel has locked": int(figures["VmLck"].split()[0]),
+        "regions": [(region.start, region.size) for region in pinning.pinned_map(DEVICE)],
+        "in pools": [(pool.used, pool.reserved) for pool in pools],
+        "threads": int(figures["Threads"]),
+        "Python's threads": threading.active_count(),
+    }
+    if DEVICE != "host:0":
+        found |= {"registered": DRIVER.standin(Path(os.devnull)).registrations(), **left()}
+    return found
+
+
+def give_back(given: Given) -> list[str]:
+    """What the user does with what he was given; what is refused is wrong."""
+    refused = []
+    arrays.synchronize(DEVICE)  # work that was submitted may use it
+    while given:
+        each = given.pop()
+        try:
+            if isinstance(each, pinning.Lock):
+                each.unlock()
+            elif not each.freed:
+                each.free()
+        except BaseException as error:
+            refused.append(f"cannot be given back: {each!r}: {error!r}")
+    return refused
+
+
+def on_the_way_of(error: type[BaseException], other: BaseException | None) -> bool:
+    """Whether it is what the ends of `with` blocks have made of an exception that passed them."""
+    return other is not None and (isinstance(other, error) or on_the_way_of(error, other.__context__))
+
+
+def differences(before: dict[str, object]) -> list[str]:
+    end = time.monotonic() + WAIT
+    while True:
+        now = state()
+        found = [
+            f"{name}: {before[name]} before, {now[name]} now" for name in before if not_as_before(before, now, name)
+        ]
+        if not found or time.monotonic() > end:
+            return found
+        gc.collect()  # what was dropped may be a cycle
+        time.sleep(0.001)
+
+
+def not_as_before(before: dict[str, object], now: dict[str, object], name: str) -> bool:
+    if "threads" in name:
+        return int(str(now[name])) > int(str(before[name]))  # fewer is no leak
+    return before[name] != now[name]

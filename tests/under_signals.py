@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends itself SIGINT at a random moment of a scenario, many times, and sees that all is as it was: a program of its own.
+
+    under_signals.py SCENARIO SIGNALS SEED      prints what went wrong
+
+The kernel sends the signals, so they come in the middle of C code and of calls of the vendor too; Ctrl-C is raised
+where Python gets round to it. After each the user gives back what he was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import random
+import signal
+import sys
+import time
+import warnings
+from types import FrameType
+
+from interrupted import Given, differences, give_back, on_the_way_of, prepare, state
+
+HANG = 120.0  # seconds, after which a scenario has stopped for good
+EACH = 16  # signals after which all is compared
+
+
+class Timer:
+    """A timer of the kernel's, which sends SIGINT once."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("librt.so.1", use_errno=True)
+        self._id = ctypes.c_void_p()
+        sigevent = (ctypes.c_int32 * 16)(0, 0, signal.SIGINT, 0)  # value, signal, SIGEV_SIGNAL
+        self._check(self._library.timer_create(time.CLOCK_MONOTONIC, sigevent, ctypes.byref(self._id)))
+
+    def set(self, seconds: float) -> None:
+        nanoseconds = int(seconds * 1e9) + 1
+        itimerspec = (ctypes.c_long * 4)(0, 0, *divmod(nanoseconds, 10**9))
+        self._check(self._library.timer_settime(self._id, 0, itimerspec, None))
+
+    @staticmethod
+    def _check(result: int) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), "no timer")
+
+
+def main(name: str, signals: int, seed: int) -> None:
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None  # Python tells of what is raised in a destructor, and goes on
+    came, armed = 0, False
+
+    def raise_once(number: int, frame: FrameType | None) -> None:
+        nonlocal came, armed
+        came += 1
+        if armed:
+            armed = False  # what cleans up is let alone
+            raise KeyboardInterrupt
+
+    scenario, timer, draw = prepare(name), Timer(), random.Random(seed)
+    signal.signal(signal.SIGINT, raise_once)
+    faulthandler.dump_traceback_later(HANG, exit=True)  # by a thread of its own
+    before = state()
+    wrong = interrupted = 0
+    longest = 1e-4  # seconds that a scenario takes, about
+    while came < signals:
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        given: Given = []
+        problems: list[str] = []
+        at = came
+        began = time.monotonic()
+        try:
+            armed = True
+            timer.set(draw.uniform(0, longest))
+            while came == at:
+                scenario(given)
+                given.clear()
+                longest = 0.9 * longest + 0.1 * (time.monotonic() - began)
+                began = time.monotonic()
+        except BaseException as error:
+            interrupted += 1
+            if not on_the_way_of(KeyboardInterrupt, error):
+                problems.append(f"raises {error!r} instead")
+        armed = False
+        problems += give_back(given)
+        if came % EACH == 0 or came >= signals:
+            problems += differences(before)
+            try:
+                scenario(given)
+            except BaseException as afterwards:
+                problems.append(f"afterwards: {afterwards!r}")
+                give_back(given)
+        for problem in problems:
+            wrong += 1
+            print(f"{came}: {problem}", flush=True)
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{interrupted} of {came} signals interrupted, {wrong} problems", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
