@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends itself SIGINT at a random moment of a scenario, many times, and sees that all is as it was: a program of its own.
+"""Sends itself SIGINT at random moments of a scenario, and sees that all is as it was: a program of its own.
 
     under_signals.py SCENARIO SIGNALS SEED      prints what went wrong
 
