@@ -12,6 +12,9 @@ import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+from pinning.plugin import Device
 
 _PAGE = mmap.PAGESIZE
 _SAMPLES = 4096  # pages to ask for: 1 ms
@@ -41,11 +44,35 @@ def usable_memory(status: Path = Path("/proc/self/status")) -> frozenset[int] | 
     return None
 
 
-def node_of_pci(address: str, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """The node that a device on the PCI bus is near, such as ``"0000:3b:00.0"``; None where there is no such thing."""
+def node_of(device: Device, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
+    """The node that a device is near, where it says where it is (a `LocatedDevice`); None where nobody knows."""
+    address: str | None = getattr(device, "pci_address", None)
     with suppress(OSError, ValueError):
-        node = int((root / address.lower() / "numa_node").read_text())
-        return node if node >= 0 else None
+        if address is not None and (node := int((root / address / "numa_node").read_text())) >= 0:
+            return node
+    return None
+
+
+class Obstacle(NamedTuple):
+    """Why memory cannot be near a device, and what to do about it."""
+
+    why: str
+    remedy: str
+
+
+def obstacle(node: int) -> Obstacle | None:
+    """What keeps this process from having memory of a node, or processors near it; None where nothing does."""
+    memory = usable_memory()
+    if memory is not None and node not in memory:
+        return Obstacle(
+            f"this process may have no memory of node {node} (cpuset)",
+            f"numactl --membind={node} COMMAND  # in a container: its --cpuset-mems",
+        )
+    if not nodes().get(node, frozenset()) & os.sched_getaffinity(0):
+        return Obstacle(
+            f"this process may run on no processor of node {node}, so memory that it touches comes from elsewhere",
+            f"numactl --cpunodebind={node} COMMAND  # in a container: its --cpuset-cpus",
+        )
     return None
 
 

@@ -41,7 +41,7 @@ def device() -> FakeDevice:
 
 
 def file_of(name: str) -> Path:
-    return Path(f"/dev/shm/pinning.{name}")
+    return Path(f"/dev/shm/pinning-arena.{name}")
 
 
 class Other:
@@ -194,6 +194,7 @@ def test_a_child_has_it_for_itself(name: str, device: FakeDevice) -> None:
     here, there = os.pipe(), os.pipe()
 
     def child() -> None:
+        os.write(there[1], b".")
         os.read(here[0], 1)  # the parent has left
         assert file_of(name).exists()
         arena.asarray()[3] = 4
@@ -210,6 +211,7 @@ def test_a_child_has_it_for_itself(name: str, device: FakeDevice) -> None:
             code = 0
         finally:
             os._exit(code)
+    os.read(there[0], 1)  # the child has begun
     arena.close()
     assert file_of(name).exists()
     os.write(here[1], b".")

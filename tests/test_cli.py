@@ -216,6 +216,37 @@ def announce(folder: Path, name: str, program: str | None) -> str:
     return str(folder)
 
 
+def test_doctor_tells_of_arenas_that_nobody_has(pinning: Pinning) -> None:
+    name = f"doctor-{os.getpid()}"
+    make = f"import os, pinning; pinning.Arena(4096, [], name={name!r}).asarray()[:] = 1; os._exit(0)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", make], check=True)
+    file = _SHARED_MEMORY / f"pinning-arena.{name}"
+    (advice,) = [each for each in pinning.json("doctor")["advice"] if name in each["why"]]
+    assert advice["why"].startswith(f"killed processes have left the arena {name!r}, of 4")
+    assert file.exists()
+    subprocess.run(advice["command"], shell=True, check=True)
+    assert not file.exists()
+
+
+def test_doctor_says_which_node_a_device_is_near(pinning: Pinning) -> None:
+    first = """
+from pathlib import Path
+from pinning import numa
+numa.nodes = lambda: {0: frozenset([0, 1]), 7: frozenset([4711])}
+numa.node_of = lambda device: 7
+numa.usable_memory = lambda: frozenset([0, 7])
+"""
+    report = pinning.json("doctor", first=first)
+    assert report["numa_nodes"] == 2
+    assert {row["numa_node"] for row in report["devices"]} == {7}
+    (advice,) = [each for each in report["advice"] if "node 7" in each["why"]]
+    assert "no processor of node 7" in advice["why"]
+    assert "--cpunodebind=7" in advice["command"]
+    said = pinning.text("doctor", first=first)
+    assert "2 nodes" in said
+    assert "host:0 is near node 7" in said
+
+
 def test_doctor_reports_a_plugin_that_does_not_load(pinning: Pinning, tmp_path: Path) -> None:
     python_path = announce(tmp_path, "acme", None)
     report = pinning.json("doctor", python_path=python_path)

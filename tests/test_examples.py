@@ -129,6 +129,12 @@ def test_arrays(package: Installed, tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "locked now: []"
 
 
+def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:
+    said = package.run("-W", "error", EXAMPLES / "shared_arena.py", "12345", folder=tmp_path).splitlines()
+    assert sorted(line[:34] for line in said[:-1]) == [f"process {rank}: 12345 bytes locked for" for rank in range(4)]
+    assert said[-1] == "the last one out has removed it"
+
+
 def test_plugin_of_a_third_party(package: Installed, tmp_path: Path) -> None:
     """Installed by pip beside `pinning`, it is found by its entry point, and passes the conformance suite."""
     folder, site = tmp_path / "plugin", tmp_path / "site"

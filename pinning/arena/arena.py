@@ -475,8 +475,7 @@ def _part(given: slice | None, size: int) -> slice:
 
 def _node(given: int | None, devices: tuple[Device, ...]) -> int | None:
     if given is None:
-        near: int | None = getattr(devices[0], "numa_node", None) if devices else None
-        return near
+        return numa.node_of(devices[0]) if devices else None
     there = numa.nodes()
     if given not in there:
         raise InvalidRangeError(f"numa_node is {given}; this machine has {', '.join(map(str, there)) or 'none'}")

@@ -17,7 +17,7 @@ from pinning.errors import InvalidRangeError, PinningError
 from pinning.room import Room, check
 
 FOLDER = Path("/dev/shm")
-PREFIX = "pinning."
+PREFIX = "pinning-arena."
 _LONGEST = 200  # bytes; names of files have 255
 
 
@@ -71,7 +71,7 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
 def abandoned(folder: Path = FOLDER) -> list[tuple[str, int]]:
     """The segments of this user that killed processes have left and nobody has: name, and bytes in memory."""
     found = []
-    for path in sorted(folder.glob(PREFIX + "*")):
+    for path in sorted(folder.glob(PREFIX + "?*")):
         with suppress(OSError):
             if path.stat().st_uid == os.geteuid() and _is_abandoned(path):
                 found.append((path.name.removeprefix(PREFIX), path.stat().st_blocks * 512))
@@ -80,7 +80,7 @@ def abandoned(folder: Path = FOLDER) -> list[tuple[str, int]]:
 
 def remove_abandoned(folder: Path = FOLDER) -> None:
     """Remove the segments of this user that nobody has any more."""
-    for path in folder.glob(PREFIX + "*"):
+    for path in folder.glob(PREFIX + "?*"):
         with suppress(OSError):
             if path.stat().st_uid == os.geteuid():
                 segment = Segment.join(path, wait=False)

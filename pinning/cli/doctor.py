@@ -6,11 +6,14 @@ from __future__ import annotations
 import mmap
 import platform
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import pinning
+from pinning import numa
+from pinning.arena.names import abandoned, path_of
 from pinning.buffers import resolve
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
@@ -38,7 +41,10 @@ class PluginRow:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device: whether it locked one page just now, and how much it lets this process lock (None: no limit)."""
+    """A device: whether it locked one page just now, and how much it lets this process lock (None: no limit).
+
+    `numa_node` is the one that it is near; None where nobody knows.
+    """
 
     name: str
     description: str
@@ -46,6 +52,7 @@ class DeviceRow:
     locks: bool
     problem: str | None
     limit: LockLimit | None
+    numa_node: int | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class DoctorReport:
     memory: Room
     control_groups: list[Room]
     huge_pages: str
+    numa_nodes: int
     advice: list[Advice]
 
     @property
@@ -91,7 +99,8 @@ def run() -> DoctorReport:
         memory=system_memory(),
         control_groups=groups,
         huge_pages=huge_page_mode(),
-        advice=[*_limits(rows), *_memory(groups), *_pages()],
+        numa_nodes=len(numa.nodes()),
+        advice=[*_limits(rows), *_memory(groups), *_places(rows), *_segments(), *_pages()],
     )
 
 
@@ -119,7 +128,15 @@ def _device(device: Device, default: bool) -> DeviceRow:
                 problem = "it locked a page without an error, and then says that the page is not pinned"
     except Exception as error:  # of whatever kind: a plugin may be anybody's
         problem = for_the_shell(str(error)) or type(error).__name__
-    return DeviceRow(device.name, description(device), default, problem is None, problem, lock_limit(device))
+    return DeviceRow(
+        device.name,
+        description(device),
+        default,
+        problem is None,
+        problem,
+        lock_limit(device),
+        numa.node_of(device),
+    )
 
 
 def _limits(rows: list[DeviceRow]) -> Iterator[Advice]:
@@ -133,6 +150,19 @@ def _memory(groups: list[Room]) -> Iterator[Advice]:
     for room in groups:
         if room == tightest:
             yield Advice(f"{room.name} leaves {bytes_text(max(room.free, 0))}", room.remedy)
+
+
+def _places(rows: list[DeviceRow]) -> Iterator[Advice]:
+    for node in sorted({row.numa_node for row in rows if row.numa_node is not None}):
+        if found := numa.obstacle(node):
+            near = ", ".join(row.name for row in rows if row.numa_node == node)
+            yield Advice(f"{near} is near node {node}, but {found.why}", found.remedy)
+
+
+def _segments() -> Iterator[Advice]:
+    for name, size in abandoned():
+        why = f"killed processes have left the arena {name!r}, of {bytes_text(size)} in memory, which nobody has"
+        yield Advice(why, f"rm {shlex.quote(str(path_of(name)))}  # the next arena with a name does it too")
 
 
 def _pages() -> Iterator[Advice]:

@@ -60,13 +60,15 @@ def _plugins(report: DoctorReport) -> Table:
 
 
 def _devices(report: DoctorReport) -> Table:
-    shown = table("device", "description", "may lock", "result", left=4)
+    nodes = report.numa_nodes > 1  # else all is near to all
+    shown = table("device", "description", "may lock", *["node"] * nodes, "result", left=4)
     shown.columns[0].no_wrap = shown.columns[2].no_wrap = True
     for row in report.devices:
         name = f"{row.name} (default)" if row.default else row.name
         limit = size(row.limit.limit) if row.limit else "no limit" if row.locks else "-"
         result = f"{GOOD} locks" if row.locks else f"{BAD} does not"
-        shown.add_row(name, escape(row.description), limit, result)
+        node = "-" if row.numa_node is None else str(row.numa_node)
+        shown.add_row(name, escape(row.description), limit, *[node] * nodes, result)
     return shown
 
 
@@ -78,5 +80,6 @@ def _machine(report: DoctorReport) -> Table:
         shown.add_row("control group", f"{escape(room.name)}: {size(max(room.free, 0))} left of {size(room.limit)}")
     if not report.control_groups:
         shown.add_row("control group", "no memory limit")
+    shown.add_row("NUMA", f"{report.numa_nodes} nodes" if report.numa_nodes > 1 else "one node")
     shown.add_row("huge pages", f"{_HUGE_PAGES.get(report.huge_pages, '')} ({report.huge_pages})")
     return shown

@@ -4,15 +4,23 @@
 A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
 members of `Plugin`. The documentation has the smallest example. A device is what it can do:
 
-- `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice` and `CoarseDevice` say
-  more about it;
+- `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice`, `CoarseDevice` and
+  `LocatedDevice` say more about it;
 - `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
 
 `pinning.plugin.native` has the base class of devices whose vendor is native.
 """
 
 from pinning.plugin.automatic import AutomaticLocking
-from pinning.plugin.locking import CoarseDevice, Device, LimitedDevice, LockLimit, PinnedInfo, UncertainDevice
+from pinning.plugin.locking import (
+    CoarseDevice,
+    Device,
+    LimitedDevice,
+    LocatedDevice,
+    LockLimit,
+    PinnedInfo,
+    UncertainDevice,
+)
 from pinning.plugin.memory import (
     CopyDevice,
     MemoryConnection,
@@ -33,6 +41,7 @@ __all__ = [
     "Device",
     "Library",
     "LimitedDevice",
+    "LocatedDevice",
     "LockLimit",
     "MemoryConnection",
     "MemoryDevice",

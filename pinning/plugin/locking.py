@@ -88,6 +88,15 @@ class LimitedDevice(Device, Protocol):
 
 
 @runtime_checkable
+class LocatedDevice(Device, Protocol):
+    """A device that says where on the machine it is, so that memory can be near it."""
+
+    @property
+    def pci_address(self) -> str | None:
+        """On the PCI bus, such as ``"0000:3b:00.0"``; None where nobody knows."""
+
+
+@runtime_checkable
 class CoarseDevice(Device, Protocol):
     """A device that says whether locked memory is coherent, which is to say fine-grained.
 

@@ -30,6 +30,18 @@ class CudaDevice(NativeDevice, AutomaticLocking):
         """None: RLIMIT_MEMLOCK does not bind the NVIDIA driver, and it has no limit of its own."""
         return None
 
+    @cached_property
+    def pci_address(self) -> str | None:
+        """Where the GPU is on the PCI bus."""
+        try:
+            numbers = [
+                call("cuDeviceGetAttribute", device_attribute(name), self._handle)[0]
+                for name in ("PCI_DOMAIN_ID", "PCI_BUS_ID", "PCI_DEVICE_ID")
+            ]
+        except VendorError:
+            return None
+        return "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+
     @property
     def memory_kinds(self) -> frozenset[MemoryKind]:
         """HOST and DEVICE, and SHARED (managed memory) where the GPU has it."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cached_property
 
 from pinning.errors import VendorError
 from pinning.plugin import AutomaticLocking, Device, LockLimit, MemoryConnection, MemoryKind
@@ -30,6 +31,22 @@ class HipDevice(NativeDevice, AutomaticLocking):
         told to anyone; the parameter ``no_system_mem_limit`` of the module amdgpu lifts it.
         """
         return None
+
+    @cached_property
+    def pci_address(self) -> str | None:
+        """Where the GPU is on the PCI bus."""
+        try:
+            numbers = [
+                call("hipDeviceGetAttribute", constant("hipDeviceAttribute_t", name), self._index)[0]
+                for name in (
+                    "hipDeviceAttributePciDomainID",
+                    "hipDeviceAttributePciBusId",
+                    "hipDeviceAttributePciDeviceId",
+                )
+            ]
+        except VendorError:
+            return None
+        return "{:04x}:{:02x}:{:02x}.0".format(*numbers)
 
     @property
     def memory_kinds(self) -> frozenset[MemoryKind]:

@@ -27,6 +27,7 @@ def test_devices_are_named_and_stay_the_same(standin: StandIn) -> None:
     assert [plugin.device(i).name for i in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert plugin.device(2) is plugin.device(2)
     assert plugin.device(2).description == "Stand-in 2"
+    assert plugin.device(2).pci_address == "0001:3d:00.0"
 
 
 @pytest.mark.parametrize("index", [-1, 4])

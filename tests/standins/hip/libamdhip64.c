@@ -156,6 +156,9 @@ hipError_t hipDeviceGetAttribute(int *pi, hipDeviceAttribute_t attr, int deviceI
     ENTER("%d %d", attr, deviceId);
     DEMAND(deviceId >= 0 && deviceId < device_count, hipErrorInvalidDevice);
     switch (attr) {
+    case hipDeviceAttributePciDomainID: *pi = 1; return hipSuccess;
+    case hipDeviceAttributePciBusId: *pi = 0x3b + deviceId; return hipSuccess;
+    case hipDeviceAttributePciDeviceId: *pi = 0; return hipSuccess;
     case hipDeviceAttributeManagedMemory: *pi = !no_managed; return hipSuccess;
     case hipDeviceAttributeCanUseStreamWaitValue: *pi = !no_wait_value; return hipSuccess;
     default: return failed(hipErrorInvalidValue);
