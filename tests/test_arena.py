@@ -116,6 +116,10 @@ def test_a_unit_is_in_one_piece(device: FakeDevice) -> None:
         assert blocks[-1].ptr == arena.ptr + 1
         for block in blocks:
             block.free()
+    with Arena(PAGE, device, unit=1000, grow=1 << 20) as arena:
+        block = arena.allocate(5000)  # in a growth, which begins at no multiple of the unit
+        assert block.ptr - arena.ptr == PAGE
+        block.free()
 
 
 def test_who_waits_is_told(device: FakeDevice) -> None:

@@ -58,7 +58,7 @@ class Arena(Space):
     unit : int, optional
         Bytes that are copied at a time, such as a block of a cache. It is then locked in small pieces, whose borders
         lie at multiples of it, so that a GPU stands still for 3 ms at most and no copy of a unit crosses a border.
-        Allocations begin at multiples of it.
+        Allocations begin at multiples of it. They are counted from where the arena, its `part` or the growth begins.
     name : str, optional
         Of memory that processes share: who comes first makes it, the others join. It is gone once the last one has
         closed it or has ended.
@@ -246,8 +246,8 @@ class Arena(Space):
         nbytes : int
             At least 1; exactly so many are had.
         alignment : int, optional
-            A power of two, of which its address is to be a multiple. By default it begins at a multiple of `unit` from
-            the arena's first byte; without a unit, of 64.
+            A power of two, of which its address is to be a multiple. By default of 64 or, with a `unit`, of that,
+            counted from where the arena, its `part` or the growth begins.
 
         Returns
         -------
@@ -332,9 +332,8 @@ class Arena(Space):
     def _grow_for(self, size: int, alignment: int | None) -> None:
         """Grow so far that an allocation fits behind the end."""
         end = self.nbytes
-        step = alignment or self.unit or _CACHE_LINE
-        place = end if alignment is None else self.ptr + end
-        needed = -place % step + size
+        step = alignment or (1 if self.unit else _CACHE_LINE)  # units are counted from there
+        needed = -(self.ptr + end) % step + size
         self._grow(max(needed, min(_STEP, self.maximum - end)), end)
 
     def placement(self) -> dict[int, int]:

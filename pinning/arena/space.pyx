@@ -27,7 +27,7 @@ cdef extern from "<pinning/extents.hpp>" namespace "pinning" nogil:
             uint64_t size
         Extents() except +
         void add(uint64_t start, uint64_t size) except +
-        Extent* take(uint64_t size, uint64_t step, uint64_t origin) except +
+        Extent* take(uint64_t size, uint64_t step, bint in_stretch) except +
         void give_back(Extent* extent) noexcept
         uint64_t largest() noexcept
 
@@ -68,19 +68,20 @@ cdef class Space:
 
     def _take(self, uint64_t size, alignment, device):
         cdef ArenaAllocation made = ArenaAllocation.__new__(ArenaAllocation)
-        cdef uint64_t step = CACHE_LINE, origin = 0
+        cdef uint64_t step = CACHE_LINE
+        cdef bint in_units = alignment is None and self.grain > 0
         if alignment is not None:
             aligned = operator.index(alignment)
             if not (1 <= aligned < 1 << 63) or aligned & (aligned - 1):
                 raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
             step = aligned
-        elif self.grain:
-            step, origin = self.grain, self.start
+        elif in_units:
+            step = self.grain
         self._check()
         if self.generation != process():
             raise PinningError(f"the allocations of {self!r} are those of the process that made it, and this is a fork "
                                f"of it, process {os.getpid()}: use asarray, or an arena of its own")
-        cdef ExtentPointer extent = self.extents.take(size, step, origin)
+        cdef ExtentPointer extent = self.extents.take(size, step, in_units)
         if extent is NULL:
             return None
         made.extent_, made.space = extent, self

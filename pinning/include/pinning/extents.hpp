@@ -30,6 +30,7 @@ class Extents {
   struct Extent {
     Address start;
     std::uint64_t size;
+    Address origin;  // the first byte of the stretch
     bool free = true;
     Extent* previous = nullptr;
     Extent* next = nullptr;
@@ -48,17 +49,18 @@ class Extents {
   /// Takes in one more stretch, all of it free.
   void add(Address start, std::uint64_t size) {
     stretches_.reserve(stretches_.size() + 1);
-    Extent* const whole = make(start, size).release();
+    Extent* const whole = make(start, size, start).release();
     stretches_.push_back(whole);
     list(whole);
   }
 
-  /// `size` bytes whose first lies a multiple of `step` above `origin`, out of the smallest extent that has them. Null
-  /// where there are none. They are the caller's.
-  Extent* take(std::uint64_t size, std::uint64_t step, Address origin) {
+  /// `size` bytes, the first of them at a multiple of `step`, counted from 0 or from the first byte of the stretch, out of
+  /// the smallest extent that has them. Null where there are none. They are the caller's.
+  Extent* take(std::uint64_t size, std::uint64_t step, bool in_stretch) {
     for (auto each = free_.lower_bound(size); each != free_.end(); ++each) {
       Extent* const extent = *each;
-      Address const start = extent->start + (step - (extent->start - origin) % step) % step;
+      Address const place = extent->start - (in_stretch ? extent->origin : 0);
+      Address const start = extent->start + (step - place % step) % step;
       if (start - extent->start <= extent->size - size) return cut(extent, start, size);
     }
     return nullptr;
@@ -83,8 +85,8 @@ class Extents {
   std::uint64_t largest() const noexcept { return free_.empty() ? 0 : (*free_.rbegin())->size; }
 
  private:
-  static std::unique_ptr<Extent> make(Address start, std::uint64_t size) {
-    auto extent = std::make_unique<Extent>(Extent{start, size});
+  static std::unique_ptr<Extent> make(Address start, std::uint64_t size, Address origin) {
+    auto extent = std::make_unique<Extent>(Extent{start, size, origin});
     Free one;
     one.insert(extent.get());
     extent->place = one.extract(one.begin());
@@ -95,8 +97,8 @@ class Extents {
     std::uint64_t const before = start - extent->start;
     std::uint64_t const behind = extent->size - before - size;
     // What can fail comes first.
-    std::unique_ptr<Extent> rest = behind > 0 ? make(start + size, behind) : nullptr;
-    std::unique_ptr<Extent> taken = before > 0 ? make(start, size) : nullptr;
+    std::unique_ptr<Extent> rest = behind > 0 ? make(start + size, behind, extent->origin) : nullptr;
+    std::unique_ptr<Extent> taken = before > 0 ? make(start, size, extent->origin) : nullptr;
     unlist(extent);
     if (taken) {
       extent->size = before;
