@@ -24,7 +24,7 @@ OURS = {"pagetable", "pinning", *PLUGINS}
 NEUTRAL = {"numpy", "psutil", "rich", "typer", "click", "matplotlib", "cython", "libc", "libcpp", "cpython"}
 
 # Each brings pinning into one library. They import that, and no other part of ours imports them.
-INTEGRATIONS = {"pinning.cuda_core": "cuda", "pinning.cupy": "cupy", "pinning.numba": "numba"}
+INTEGRATIONS = {"pinning.cuda_core": "cuda", "pinning.cupy": "cupy", "pinning.numba": "numba", "pinning.torch": "torch"}
 TESTING = {"pytest", "hypothesis"}  # and these in the conformance suite, which no other part imports
 
 Source = tuple[str, int, str]  # file, line, module or header

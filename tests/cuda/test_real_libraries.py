@@ -11,7 +11,12 @@ import pytest
 
 import pinning
 
-PROGRAMS = {"numba": "with_numba.py", "cupy": "with_cupy.py", "cuda.core": "with_cuda_core.py"}
+PROGRAMS = {
+    "numba": "with_numba.py",
+    "cupy": "with_cupy.py",
+    "cuda.core": "with_cuda_core.py",
+    "torch": "with_torch.py",
+}
 
 
 @pytest.mark.parametrize("library", PROGRAMS)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch: tensors and modules locked where they lie, moved at full speed, or streamed through a GPU that is small.
+
+    with pinning.torch.pin(model):
+        model.to("cuda", non_blocking=True)     # torch's own copies, at the locked rate
+
+- ``storages``: which storages a tensor, module, state dict or optimizer has;
+- ``pins``: `pin` and `unpin`, these storages locked in place;
+- ``move``: `to`, everything of a module or collection in one batch;
+- ``offload``: `offload`, a module whose weights stay in the host and stream through the GPU;
+- ``host``: `pin_memory`, locked copies of exactly the size needed.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"pinning.torch needs PyTorch 2.1 or newer ({error}); pip install torch") from error
+
+from pinning.torch.host import pin_memory
+from pinning.torch.move import to
+from pinning.torch.offload import Offload, offload
+from pinning.torch.pins import Pin, pin, unpin
+
+__all__ = ["Offload", "Pin", "offload", "pin", "pin_memory", "to", "unpin"]

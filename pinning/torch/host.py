@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locked memory of the host for new tensors, exactly as much as they need."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+
+from pinning.arrays import pinned_array
+from pinning.locks import find
+from pinning.plugin import Device
+
+_T = TypeVar("_T")
+
+
+def pin_memory(tensors: _T, *, device: Device | str | None = None) -> _T:
+    """Copies of tensors in locked memory of exactly their size, from our pools.
+
+    torch's ``pin_memory()`` takes the next power of two and keeps it. Like that, this returns as it is what is pinned
+    already.
+
+    Parameters
+    ----------
+    tensors : tensor, or mapping, list or tuple of tensors and others
+    device : Device or str, optional
+        For which it is locked; by default the default device.
+
+    Returns
+    -------
+    the same structure
+        Others than tensors of the host as they are.
+
+    Raises
+    ------
+    TypeError
+        A tensor is sparse.
+    VendorError
+        The vendor has no more such memory.
+    """
+    if isinstance(tensors, torch.Tensor):
+        return _copy(tensors, device)  # type: ignore[no-any-return]
+    if isinstance(tensors, dict):
+        return type(tensors)((key, pin_memory(each, device=device)) for key, each in tensors.items())
+    if isinstance(tensors, tuple) and hasattr(tensors, "_fields"):
+        return type(tensors)(*(pin_memory(each, device=device) for each in tensors))
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(pin_memory(each, device=device) for each in tensors)
+    return tensors
+
+
+def _copy(tensor: torch.Tensor, device: Device | str | None) -> torch.Tensor:
+    if tensor.device.type != "cpu" or tensor.numel() == 0 or _is_pinned(tensor, device):
+        return tensor
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} cannot be pinned: pin the tensors in it")
+    # Empty, with the strides that a copy would have.
+    plan = torch.empty_like(tensor, device="meta")
+    data = torch.from_numpy(pinned_array(plan.untyped_storage().nbytes(), "u1", device=device))
+    made = torch.empty(0, dtype=tensor.dtype).set_(data.untyped_storage(), 0, plan.size(), plan.stride())
+    with torch.no_grad():
+        made.copy_(tensor)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _is_pinned(tensor: torch.Tensor, device: Device | str | None) -> bool:
+    if torch.cuda.is_available() and tensor.is_pinned():
+        return True
+    return tensor.is_contiguous() and find(tensor.detach(), device=device) is not None

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storages of torch, locked where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from threading import Timer
+from types import TracebackType
+from typing import Any, Self
+from weakref import finalize, ref
+
+import torch
+
+from pinning import locks
+from pinning.errors import NotLockedError
+from pinning.lifecycle import later
+from pinning.locks import Lock
+from pinning.plugin import Device
+from pinning.torch.storages import Holder, in_host, tensors_of, whole
+
+# Those not given up, youngest last: for `unpin`, and because a pin lasts whether or not its handle is kept.
+_pins: list[Pin] = []
+_LONGEST_WAIT = 5.0  # seconds between two looks at whether somebody still has a view
+
+
+class Pin:
+    """What one `pin` has locked; a context manager, which unpins at the end.
+
+    Attributes
+    ----------
+    held : bool
+        Whether it has not been given up.
+    nbytes : int
+        Bytes of the storages that it holds.
+    """
+
+    def __init__(self, device: Device | str | None) -> None:
+        self._device = device
+        self._locks: dict[int, tuple[torch.Tensor, Lock]] = {}  # by the address of a storage, its bytes and their lock
+        self.held = True
+
+    @property
+    def nbytes(self) -> int:
+        return sum(lock.size for _, lock in self._locks.values())
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Lock the storages of more tensors: all, or on an error none. Those on a device, and empty ones, have no need.
+
+        Raises
+        ------
+        TypeError
+            A tensor has no storage of its own.
+        InvalidRangeError, LockLimitError, VendorError
+            As `pinning.lock`.
+        """
+        with ExitStack() as stack:
+            found: dict[int, tuple[torch.Tensor, Lock]] = {}
+            for tensor in tensors:
+                if not in_host(tensor):
+                    continue
+                data = whole(tensor)
+                at = data.data_ptr()
+                if data.numel() == 0 or at in found or at in self._locks:
+                    continue
+                found[at] = data, stack.enter_context(locks.lock(data, device=self._device))
+            self._locks.update(found)
+            stack.pop_all()
+
+    def refresh(self, holder: Holder) -> None:
+        """Look at the tensors again: storages that have moved or gone are given up, new ones are locked.
+
+        Needed after whatever gives a tensor another storage, or a storage other memory: ``resize_``, ``set_``,
+        ``param.data = ...``, ``load_state_dict(assign=True)``. What copies into the storage, such as plain
+        ``load_state_dict``, needs nothing.
+        """
+        there = {whole(tensor).data_ptr() for tensor in tensors_of(holder) if in_host(tensor)}
+        for at, (data, lock) in list(self._locks.items()):
+            if at not in there or data.data_ptr() != at:
+                lock.unlock()
+                del self._locks[at]
+        self.add(tensors_of(holder))
+
+    def unpin(self) -> None:
+        """Give the locks up; once is enough."""
+        self.held = False
+        while self._locks:
+            at, (_, lock) = next(iter(self._locks.items()))
+            lock.unlock()
+            del self._locks[at]
+        if self in _pins:
+            _pins.remove(self)
+
+    def unpin_when_unused(self, seconds: float = 0.05) -> None:
+        """`unpin` as soon as nobody else has the storages, as views and ``detach()`` do; looks ever less often."""
+        if not any(_is_used(data) for data, _ in self._locks.values()):
+            self.unpin()
+            return
+        again = Timer(seconds, self.unpin_when_unused, (min(2 * seconds, _LONGEST_WAIT),))
+        again.daemon = True
+        again.start()
+
+    def has_all(self, addresses: set[int]) -> bool:
+        return addresses <= self._locks.keys()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.unpin()
+
+    def __repr__(self) -> str:
+        return f"<Pin of {len(self._locks)} storages, {self.nbytes} bytes{'' if self.held else ', given up'}>"
+
+
+def pin(holder: Holder, *, device: Device | str | None = None) -> Pin:
+    """Lock the memory of tensors where it lies: nothing is copied, no memory is doubled.
+
+    Afterwards ``t.is_pinned()`` is true for every view of it, and torch's own ``t.to("cuda", non_blocking=True)`` runs
+    at the rate of locked memory. Whole storages are locked, shared ones once: no copy crosses the end of a lock.
+
+    Parameters
+    ----------
+    holder : tensor, module, optimizer, or mapping or sequence of these
+        What of it is on a device already needs no lock. A state dict is a mapping.
+    device : Device or str, optional
+        For which it is locked, such as ``"cuda:0"``; by default the default device.
+
+    Returns
+    -------
+    Pin
+        May be dropped: the lock lasts until `unpin`, or until the tensor, module or optimizer is gone and nobody else
+        has a view of its storages, which is noticed some time later. That of a mapping or sequence lasts until `unpin`.
+
+    Raises
+    ------
+    TypeError
+        `holder` is none of these, or has a tensor without memory (``meta``) or without a storage of its own (sparse).
+    InvalidRangeError, LockLimitError, VendorError
+        As `pinning.lock`; then nothing is locked.
+    """
+    tensors = list(tensors_of(holder))
+    if any(tensor.is_meta for tensor in tensors):
+        raise TypeError("a tensor on the device 'meta' has no memory: materialise it first, as with to_empty()")
+    if isinstance(holder, torch.Tensor) and not in_host(holder):
+        raise TypeError(f"the tensor is on {holder.device}: only memory of the host is pinned")
+    made = Pin(device)
+    try:
+        made.add(tensors)
+        _pins.append(made)
+        if isinstance(holder, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
+            finalize(holder, _end, ref(made)).atexit = False
+    except BaseException:
+        made.unpin()
+        raise
+    return made
+
+
+def unpin(holder: Holder) -> None:
+    """Take back the last `pin` that holds all storages of `holder`.
+
+    Raises
+    ------
+    TypeError
+        As `pin`.
+    NotLockedError
+        There is none.
+    """
+    addresses = {whole(tensor).data_ptr() for tensor in tensors_of(holder) if in_host(tensor)} - {0}
+    for each in reversed(_pins):
+        if addresses and each.has_all(addresses):
+            each.unpin()
+            return
+    raise NotLockedError("pinning.torch.pin has not pinned this, or it has been unpinned: nothing is to be given up")
+
+
+def _end(of: Any) -> None:
+    there = of()
+    if there is not None:
+        later(there.unpin_when_unused)  # the collector runs this in the middle of anything
+
+
+def _is_used(data: torch.Tensor) -> bool:
+    """Whether anybody but `data` and the storage's own face has its storage."""
+    storage = data.untyped_storage()
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is not None and count(storage._cdata) > 2

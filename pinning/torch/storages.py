@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors in what torch's users hold, and the storages under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+Holder = Any  # a tensor, a module, an optimizer, or a mapping or sequence of these, such as a state dict
+
+
+def tensors_of(holder: Holder) -> Iterator[torch.Tensor]:
+    """Every tensor in `holder`, some perhaps several times.
+
+    Raises
+    ------
+    TypeError
+        It is none of a tensor, module, optimizer, mapping or sequence.
+    """
+    if isinstance(holder, torch.Tensor):
+        yield holder
+    elif isinstance(holder, torch.nn.Module):
+        yield from holder.parameters()
+        yield from holder.buffers()
+    elif isinstance(holder, torch.optim.Optimizer):
+        for state in holder.state.values():
+            yield from tensors_within(state)
+    elif isinstance(holder, (Mapping, list, tuple)):
+        yield from tensors_within(holder)
+    else:
+        raise TypeError(
+            f"a {type(holder).__name__} has no tensors that are known; give a tensor, a module, an optimizer, or a "
+            "mapping or sequence of these"
+        )
+
+
+def tensors_within(collection: object) -> Iterator[torch.Tensor]:
+    """The tensors of a collection in which there is more than tensors, such as the numbers of a state dict."""
+    if isinstance(collection, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
+        yield from tensors_of(collection)
+    elif isinstance(collection, Mapping):
+        for each in collection.values():
+            yield from tensors_within(each)
+    elif isinstance(collection, (list, tuple)):
+        for each in collection:
+            yield from tensors_within(each)
+
+
+def in_host(tensor: torch.Tensor) -> bool:
+    return bool(tensor.device.type == "cpu")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage under a tensor of the host, as a tensor of shape (nbytes,), which keeps the storage.
+
+    Raises
+    ------
+    TypeError
+        There is no storage: a sparse tensor, or a subclass that only wraps others.
+    """
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"a tensor of layout {tensor.layout} has no storage of its own; give the tensors in it, such as "
+            "t.indices() and t.values()"
+        )
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError) as error:
+        raise TypeError(f"a {type(tensor).__name__} has no storage of its own; give the tensors in it") from error
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
