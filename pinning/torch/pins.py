@@ -144,6 +144,8 @@ def pin(holder: Holder, *, device: Device | str | None = None) -> Pin:
         raise TypeError("a tensor on the device 'meta' has no memory: materialise it first, as with to_empty()")
     if isinstance(holder, torch.Tensor) and not in_host(holder):
         raise TypeError(f"the tensor is on {holder.device}: only memory of the host is pinned")
+    if torch.cuda.is_available():
+        torch.cuda.init()  # before that torch calls nothing pinned
     made = Pin(device)
     try:
         made.add(tensors)

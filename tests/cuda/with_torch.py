@@ -28,7 +28,7 @@ tensor = torch.randn(1 << 20)
 view = tensor[1000:2000]
 assert not tensor.is_pinned()
 with pinning.torch.pin(view):
-    assert tensor.is_pinned() and view.is_pinned()
+    assert tensor.is_pinned() and view.is_pinned(), (tensor.is_pinned(), view.is_pinned(), pinning.regions("cuda:0"))
     assert torch.equal(tensor.to("cuda", non_blocking=True).cpu(), tensor)
 assert not tensor.is_pinned()
 
