@@ -43,7 +43,7 @@ from pinning.errors import (
     StillLockedError,
     VendorError,
 )
-from pinning.files import FileCopy, copy_file, copy_file_async
+from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
 from pinning.locks import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.map import PinnedMap, Region
 from pinning.mapped import lock_mapped, unlock_unmapped
@@ -128,6 +128,7 @@ __all__ = [
     "include_dirs",
     "is_locked",
     "library_dirs",
+    "load_file",
     "lock",
     "lock_mapped",
     "locked",
@@ -136,6 +137,7 @@ __all__ = [
     "pinned_map",
     "plugins",
     "regions",
+    "save_file",
     "unlock",
     "unlock_unmapped",
 ]

@@ -135,6 +135,12 @@ def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:
     assert said[-1] == "the last one out has removed it"
 
 
+def test_load_safetensors(package: Installed, tmp_path: Path) -> None:
+    said = package.run("-W", "error", EXAMPLES / "load_safetensors.py", folder=tmp_path)
+    assert said.splitlines()[0].startswith("8 tensors on")
+    assert said.splitlines()[-1] == "524288 bytes there and back"
+
+
 def test_plugin_of_a_third_party(package: Installed, tmp_path: Path) -> None:
     """Installed by pip beside `pinning`, it is found by its entry point, and passes the conformance suite."""
     folder, site = tmp_path / "plugin", tmp_path / "site"

@@ -25,6 +25,8 @@ NEUTRAL = {"numpy", "psutil", "rich", "typer", "click", "matplotlib", "cython", 
 
 # Each brings pinning into one library. They import that, and no other part of ours imports them.
 INTEGRATIONS = {"pinning.cuda_core": "cuda", "pinning.cupy": "cupy", "pinning.numba": "numba", "pinning.torch": "torch"}
+# Each makes one library's arrays, and imports that where it is called; others may import them.
+ADAPTERS = {"pinning/files/of_cupy.py": "cupy", "pinning/files/of_torch.py": "torch"}
 TESTING = {"pytest", "hypothesis"}  # and these in the conformance suite, which no other part imports
 
 Source = tuple[str, int, str]  # file, line, module or header
@@ -95,7 +97,9 @@ def _within(module: str, integration: str) -> bool:
 
 
 def _library(file: str) -> str | None:
-    """The library into which this file, or the package that it is in, brings pinning."""
+    """The library into which this file, or the package that it is in, brings pinning, or whose arrays it makes."""
+    if file in ADAPTERS:
+        return ADAPTERS[file]
     return next((library for name, library in INTEGRATIONS.items() if _within(_module(file), name)), None)
 
 
@@ -170,6 +174,8 @@ RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
         ("pinning/locks.pyx", "from cuda.bindings import driver"),
         ("pinning/buffers.py", "import torch"),
         ("pinning/cupy.py", "import numba"),
+        ("pinning/files/of_torch.py", "import cupy"),
+        ("pinning/files/load.py", "import torch"),
         ("pinning/memory/context.py", "from pinning import cupy"),
         ("pinning/buffers.py", "import pytest"),
         ("pinning/conformance/conftest.py", "import pinning_host"),

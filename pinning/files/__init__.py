@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files to devices and back, through pinned blocks that threads read into and write from.
 
-- ``copy.py``: `copy_file`, `copy_file_async`; ``file_work``: open files, and what their copies put into queues.
+- ``copy.py``: `copy_file`, `copy_file_async`; ``file_work``: open files, and what their copies put into queues;
+- ``load.py``: `load_file`; ``save.py``: `save_file`;
+- ``header.py``: what a safetensors file says of itself; ``shards.py``: which files are meant;
+- ``frameworks.py``: whose arrays they become; ``of_torch.py``, ``of_cupy.py``: those of other libraries.
 """
 
 from pinning.files.copy import copy_file, copy_file_async
 from pinning.files.file_work import FileCopy
+from pinning.files.load import load_file
+from pinning.files.save import save_file
 
-__all__ = ["FileCopy", "copy_file", "copy_file_async"]
+__all__ = ["FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"]

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from pinning.copies.ends import end_of
 from pinning.devices import HOST
 from pinning.errors import InvalidRangeError
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
+from pinning.files.shards import AnyPath
 from pinning.plugin import Device
 from pinning.queues import Event, Queue, as_queue, default_queue
-
-AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 def copy_file_async(

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose arrays a file is loaded into: what each needs to say of its memory and of views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy
+
+from pinning.arrays.array import DeviceArray
+from pinning.arrays.create import device_array
+from pinning.arrays.dlpack import make_capsule
+from pinning.arrays.exchange import dlpack_device
+from pinning.errors import FileFormatError, InvalidRangeError
+from pinning.files.header import ITEMSIZES, TensorInfo
+from pinning.files.of_cupy import Cupy
+from pinning.files.of_torch import Torch
+from pinning.plugin import MemoryDevice
+
+# NumPy's dtypes of the format's; it has no others of them.
+NUMPY_DTYPES = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+# As dlpack.h numbers them, with their bits.
+_DLPACK_CODES = {
+    "BOOL": 6,
+    "U8": 1,
+    "U16": 1,
+    "U32": 1,
+    "U64": 1,
+    "I8": 0,
+    "I16": 0,
+    "I32": 0,
+    "I64": 0,
+    "F16": 2,
+    "F32": 2,
+    "F64": 2,
+    "C64": 5,
+    "BF16": 4,
+    "F8_E4M3": 10,
+    "F8_E4M3FNUZ": 11,
+    "F8_E5M2": 12,
+    "F8_E5M2FNUZ": 13,
+    "F8_E8M0": 14,
+}
+
+
+class Framework(Protocol):
+    """Makes arrays of one library on one device."""
+
+    def check(self, tensor: TensorInfo) -> None:
+        """Refuse a tensor of a dtype that the library has not."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """Memory of at least 1 byte that can be used at once, as an array of bytes, aligned to 16."""
+
+    def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
+        """A tensor whose first byte is this one of the memory, which it keeps alive."""
+
+    def empty(self, tensor: TensorInfo) -> Any:
+        """A tensor without elements."""
+
+
+class Pinning:
+    """`DeviceArray`, of NumPy's dtypes."""
+
+    def __init__(self, device: MemoryDevice) -> None:
+        self._device = device
+
+    def check(self, tensor: TensorInfo) -> None:
+        _numpy_dtype(tensor)
+
+    def allocate(self, nbytes: int) -> DeviceArray:
+        return device_array(nbytes, numpy.uint8, device=self._device)
+
+    def view(self, memory: DeviceArray, at: int, tensor: TensorInfo) -> Any:
+        part: DeviceArray = memory[at : at + tensor.nbytes]
+        return part.view(_numpy_dtype(tensor)).reshape(tensor.shape)
+
+    def empty(self, tensor: TensorInfo) -> Any:
+        return device_array(tensor.shape, _numpy_dtype(tensor), device=self._device)
+
+
+class DLPackTensor:
+    """A tensor of any of the format's dtypes, for whoever takes DLPack.
+
+    Attributes
+    ----------
+    dtype : str
+        As the file names it, such as ``"BF16"``.
+    shape : tuple of int
+    nbytes : int
+    """
+
+    def __init__(self, bytes_of_it: DeviceArray, tensor: TensorInfo) -> None:
+        self._bytes = bytes_of_it
+        self.dtype, self.shape, self.nbytes = tensor.dtype, tensor.shape, tensor.nbytes
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack_device(self._bytes)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        # All of it was there when it was made, so no stream need wait.
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("this tensor is exported where it is, without a copy")
+        strides, step = [0] * len(self.shape), 1
+        for i in reversed(range(len(self.shape))):
+            strides[i], step = step, step * self.shape[i]
+        return make_capsule(
+            self, self._bytes.device_ptr if self.nbytes else 0, self.__dlpack_device__(), _DLPACK_CODES[self.dtype],
+            8 * ITEMSIZES[self.dtype], self.shape, tuple(strides),
+            max_version is not None and max_version[0] >= 1, False, False,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<DLPackTensor of {self.dtype}, shape {self.shape}, on {self._bytes.device.name}>"
+
+
+class DLPack(Pinning):
+    """`DLPackTensor`, of all dtypes."""
+
+    def check(self, tensor: TensorInfo) -> None:
+        pass
+
+    def view(self, memory: DeviceArray, at: int, tensor: TensorInfo) -> Any:
+        return DLPackTensor(memory[at : at + tensor.nbytes], tensor)
+
+    def empty(self, tensor: TensorInfo) -> Any:
+        return DLPackTensor(device_array(0, numpy.uint8, device=self._device), tensor)
+
+
+class Numpy:
+    """`numpy.ndarray`, in memory of the host."""
+
+    def __init__(self, device: MemoryDevice) -> None:
+        if device.name.partition(":")[0] != "host":
+            raise InvalidRangeError(f"NumPy has no arrays on {device.name}; give device='host', or another framework")
+
+    def check(self, tensor: TensorInfo) -> None:
+        _numpy_dtype(tensor)
+
+    def allocate(self, nbytes: int) -> Any:
+        memory = numpy.empty(nbytes + 15, numpy.uint8)
+        skip = -memory.ctypes.data % 16
+        return memory[skip : skip + nbytes]
+
+    def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
+        return memory[at : at + tensor.nbytes].view(_numpy_dtype(tensor)).reshape(tensor.shape)
+
+    def empty(self, tensor: TensorInfo) -> Any:
+        return numpy.empty(tensor.shape, _numpy_dtype(tensor))
+
+
+_FRAMEWORKS: dict[str, Callable[[MemoryDevice], Framework]] = {
+    "torch": Torch,
+    "cupy": Cupy,
+    "pinning": Pinning,
+    "dlpack": DLPack,
+    "numpy": Numpy,
+}
+
+
+def framework_of(name: str | None, device: MemoryDevice) -> Framework:
+    """The one of this name; None: torch where it is installed, or else pinning.
+
+    Raises
+    ------
+    InvalidRangeError
+        There is none of this name, or it has no arrays on this device.
+    ImportError
+        The library is not installed.
+    """
+    if name is None:
+        name = "torch" if find_spec("torch") is not None else "pinning"
+    if name not in _FRAMEWORKS:
+        raise InvalidRangeError(f"there is no framework {name!r}; those known are {', '.join(_FRAMEWORKS)}")
+    return _FRAMEWORKS[name](device)
+
+
+def _numpy_dtype(tensor: TensorInfo) -> numpy.dtype[Any]:
+    dtype = NUMPY_DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise FileFormatError(
+            f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which NumPy has not: give framework='torch', or "
+            "'dlpack' for tensors of any dtype"
+        )
+    return numpy.dtype(dtype)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of a safetensors file: what is in the file, and whether that can be true.
+
+A file is 8 bytes that say how long the header is (little endian), the header, and the tensors' bytes. The header is a
+JSON object: of each tensor ``dtype``, ``shape`` and ``data_offsets``, and strings by name in ``__metadata__``. The
+tensors fill the rest of the file, with no holes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from pinning.errors import FileFormatError
+
+#: Bytes of an element of each dtype. In a file those that come later here lie first.
+ITEMSIZES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E5M2": 1,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "C64": 8,
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+}
+_RANKS = {dtype: rank for rank, dtype in enumerate(ITEMSIZES)}
+LONGEST = 100_000_000  # bytes of a header, as in the format's own library
+_MOST_DIMENSIONS = 64  # of any library's arrays
+_TOP = 1 << 63  # elements that no array has
+_METADATA = "__metadata__"
+
+
+class TensorInfo(NamedTuple):
+    """Of a tensor in a file: `begin` is the offset of its first byte in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+
+
+class Header(NamedTuple):
+    """What a file says of itself; `tensors` in the order of their bytes."""
+
+    tensors: list[TensorInfo]
+    metadata: dict[str, str]
+
+
+class _WrongError(Exception):
+    """What is wrong with a header, in words."""
+
+
+def length_of(first: bytes, file_bytes: int, path: str) -> int:
+    """How long the header is, from the first 8 bytes of a file of so many.
+
+    Raises
+    ------
+    FileFormatError
+        The file is no safetensors file, or shorter than its header.
+    """
+    if len(first) < 8:
+        _refuse(path, f"it has {file_bytes} bytes, and the length of its header alone is 8")
+    length = int.from_bytes(first[:8], "little")
+    if length > LONGEST:
+        _refuse(path, f"its first 8 bytes say that its header has {length} bytes; the most there may be is {LONGEST}")
+    if length < 2:
+        _refuse(path, f"its first 8 bytes say that its header has {length} bytes, which hold no JSON object")
+    if 8 + length > file_bytes:
+        _refuse(path, f"its header ends at byte {8 + length}, and the file at {file_bytes}: it is truncated, or none")
+    return length
+
+
+def parse(text: bytes, file_bytes: int, path: str) -> Header:
+    """Read the header of a file of so many bytes, and see that all that it says fits together.
+
+    Raises
+    ------
+    FileFormatError
+        It does not; the message says what is wrong.
+    """
+    try:
+        said = _loaded(text)
+        metadata = _metadata(said.pop(_METADATA, {}))
+        start = 8 + len(text)
+        tensors = sorted((_tensor(*each, start, file_bytes) for each in said.items()), key=lambda each: each[3:])
+        _check_no_holes(tensors, start, file_bytes)
+    except _WrongError as wrong:
+        _refuse(path, str(wrong))
+    return Header(tensors, metadata)
+
+
+def _loaded(text: bytes) -> dict[str, Any]:
+    if text[:1] != b"{":
+        raise _WrongError(f"its header begins with {text[:8]!r}, and not with a brace as a JSON object does")
+    try:
+        said = json.loads(text.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise _WrongError(f"its header is not UTF-8: {error.reason} at byte {8 + error.start}") from None
+    except RecursionError:
+        raise _WrongError("its header is nested too deep") from None
+    except ValueError as error:  # of JSON, or a number of thousands of digits
+        raise _WrongError(f"its header is no JSON: {error}") from None
+    assert isinstance(said, dict)  # for it begins with a brace
+    return said
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise _WrongError(f"its header has the name {_short(twin)} twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _WrongError(f"its header has {name} in it, which is no JSON")
+
+
+def _metadata(said: Any) -> dict[str, str]:
+    if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
+        raise _WrongError(f"its {_METADATA} is {_short(said)}; it must be an object of strings")
+    return said
+
+
+def _tensor(name: str, said: Any, start: int, file_bytes: int) -> TensorInfo:
+    what = f"its tensor {_short(name)}"
+    if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _WrongError(f"{what} is {_short(said)}; it must be an object of dtype, shape and data_offsets")
+    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEMSIZES:
+        raise _WrongError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(ITEMSIZES)}")
+    if not _are_lengths(shape):
+        raise _WrongError(f"{what} has the shape {_short(shape)}; it must be a list of whole numbers from 0 on")
+    if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _WrongError(f"{what} has the data_offsets {_short(offsets)}; they must be two whole numbers in order")
+    begin, end = offsets
+    if start + end > file_bytes:
+        raise _WrongError(f"{what} ends at byte {start + end}, and the file at {file_bytes}: it is truncated, or lies")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise _WrongError(f"{what} has {len(shape)} dimensions; the most there may be is {_MOST_DIMENSIONS}")
+    nbytes = _elements(shape, what) * ITEMSIZES[dtype]
+    if nbytes != end - begin:
+        raise _WrongError(f"{what} of {dtype} and shape {_short(shape)} has {nbytes} bytes, and its data_offsets are "
+                       f"{end - begin} apart")  # fmt: skip
+    return TensorInfo(name, dtype, tuple(shape), start + begin, nbytes)
+
+
+def _are_lengths(said: Any) -> bool:
+    return isinstance(said, list) and all(type(each) is int and each >= 0 for each in said)
+
+
+def _elements(shape: Sequence[int], what: str) -> int:
+    count = 1
+    for length in shape:
+        count *= length or 1  # an array without elements has strides all the same
+        if count >= _TOP:
+            raise _WrongError(f"{what} has the shape {_short(list(shape))}, of more elements than any memory has")
+    return 0 if 0 in shape else count
+
+
+def _check_no_holes(tensors: Iterable[TensorInfo], start: int, file_bytes: int) -> None:
+    at, before = start, "its header"
+    for tensor in tensors:
+        if tensor.begin != at:
+            how = "inside" if tensor.begin < at else f"{tensor.begin - at} bytes behind the end of"
+            raise _WrongError(f"its tensor {_short(tensor.name)} begins {how} {before}; they must follow one another")
+        at, before = tensor.begin + tensor.nbytes, f"its tensor {_short(tensor.name)}"
+    if at != file_bytes:
+        raise _WrongError(f"{before} ends at byte {at}, and the file at {file_bytes}; there must be nothing behind it")
+
+
+def _short(said: Any) -> str:
+    if isinstance(said, (list, dict)) and len(said) > 100:
+        return f"a {type(said).__name__} of {len(said)}"
+    text = repr(said)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _refuse(path: str, why: str) -> NoReturn:
+    raise FileFormatError(f"{path!r} is no safetensors file that can be read: {why}") from None
+
+
+# ---- the reverse ----
+
+
+class Written(NamedTuple):
+    """The first bytes of a file, the offset of each tensor in it, and how long it will be."""
+
+    text: bytes
+    begins: dict[str, int]
+    nbytes: int
+
+
+def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None) -> Written:
+    """A header for tensors of these names, dtypes and shapes, in the order of the format's own library."""
+    order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name][0]], name))
+    said: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
+    begins, at = {}, 0
+    for name in order:
+        dtype, shape = tensors[name]
+        begins[name] = at
+        at += _elements(shape, name) * ITEMSIZES[dtype]
+        said[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begins[name], at]}
+    text = json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    return Written(len(text).to_bytes(8, "little") + text, {name: start + begins[name] for name in order}, start + at)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of CuPy over memory of its own allocator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pinning.errors import FileFormatError, InvalidRangeError
+from pinning.files.header import TensorInfo
+from pinning.plugin import Device
+
+_DTYPES = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+
+
+class Cupy:
+    """`cupy.ndarray`, of NumPy's dtypes."""
+
+    def __init__(self, device: Device) -> None:
+        plugin, _, index = device.name.partition(":")
+        if plugin not in ("cuda", "hip"):
+            raise InvalidRangeError(f"CuPy has no arrays on {device.name}; give device='cuda', or another framework")
+        try:
+            import cupy
+        except ImportError as error:
+            raise ImportError(
+                f"framework='cupy' needs CuPy ({error}); give 'pinning' for arrays of ours, or 'dlpack'"
+            ) from error
+        self._cupy: Any = cupy
+        self._device = cupy.cuda.Device(int(index or 0))
+
+    def check(self, tensor: TensorInfo) -> None:
+        if tensor.dtype not in _DTYPES:
+            raise FileFormatError(
+                f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which CuPy has not: give framework='torch', "
+                "or 'dlpack' for tensors of any dtype"
+            )
+
+    def allocate(self, nbytes: int) -> Any:
+        with self._device:
+            memory = self._cupy.empty(nbytes, self._cupy.uint8)
+            self._cupy.cuda.get_current_stream().synchronize()  # its pool may have handed out what is still in use
+        return memory
+
+    def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
+        with self._device:
+            return memory[at : at + tensor.nbytes].view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+    def empty(self, tensor: TensorInfo) -> Any:
+        with self._device:
+            return self._cupy.empty(tensor.shape, _DTYPES[tensor.dtype])

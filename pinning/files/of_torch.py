@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of PyTorch over memory of its own allocator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pinning.errors import FileFormatError, InvalidRangeError
+from pinning.files.header import TensorInfo
+from pinning.plugin import Device
+
+# torch's names of the format's dtypes.
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+_NAMES = {"host": "cpu", "cuda": "cuda", "hip": "cuda"}  # of torch's devices, by plugin
+
+
+class Torch:
+    """`torch.Tensor`; those of one file share a storage."""
+
+    def __init__(self, device: Device) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError(
+                f"framework='torch' needs PyTorch ({error}); give 'pinning' for arrays of ours, or 'dlpack'"
+            ) from error
+        plugin, _, index = device.name.partition(":")
+        if plugin not in _NAMES:
+            raise InvalidRangeError(f"PyTorch has no tensors on {device.name}; give framework='pinning' or 'dlpack'")
+        if plugin != "host" and not torch.cuda.is_available():
+            raise InvalidRangeError(
+                f"this PyTorch, {torch.__version__}, has no tensors on {device.name}: it sees no GPU; give "
+                "framework='pinning' or 'dlpack', or device='host'"
+            )
+        self._torch: Any = torch
+        self._device = torch.device(_NAMES[plugin], None if plugin == "host" else int(index or 0))
+
+    def check(self, tensor: TensorInfo) -> None:
+        self._dtype(tensor)
+
+    def allocate(self, nbytes: int) -> Any:
+        memory = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
+        if self._device.type == "cuda":
+            stream = self._torch.cuda.current_stream(self._device)
+            if not stream.query():  # its allocator may have handed out what work there still uses
+                stream.synchronize()
+        return memory
+
+    def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
+        return memory[at : at + tensor.nbytes].view(self._dtype(tensor)).view(tensor.shape)
+
+    def empty(self, tensor: TensorInfo) -> Any:
+        return self._torch.empty(tensor.shape, dtype=self._dtype(tensor), device=self._device)
+
+    def _dtype(self, tensor: TensorInfo) -> Any:
+        dtype = getattr(self._torch, DTYPES[tensor.dtype], None)
+        if dtype is None:
+            raise FileFormatError(
+                f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which PyTorch "
+                f"{self._torch.__version__} has not"
+            )
+        return dtype

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors to a safetensors file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+
+from pinning.copies.ends import End, end_of
+from pinning.errors import FileError, InvalidRangeError, LayoutError
+from pinning.files.copy import is_host
+from pinning.files.file_work import FileCopy, OpenFile, copy_parts
+from pinning.files.frameworks import NUMPY_DTYPES, DLPackTensor
+from pinning.files.header import ITEMSIZES, Written, build
+from pinning.files.of_torch import DTYPES as TORCH_DTYPES
+from pinning.files.shards import AnyPath
+from pinning.plugin import MemoryDevice
+from pinning.queues import default_queue
+
+_NAMES_OF_NUMPY = {numpy.dtype(theirs): ours for ours, theirs in NUMPY_DTYPES.items()}
+_NAMES_OF_TORCH = {f"torch.{theirs}": ours for ours, theirs in TORCH_DTYPES.items()}
+
+
+def save_file(
+    tensors: Mapping[str, Any], path: AnyPath, metadata: Mapping[str, str] | None = None, *, fsync: bool = False
+) -> None:
+    """Save tensors of devices and the host as a safetensors file.
+
+    Those of a device go through pinned blocks, from where threads write the file; no more of the host's memory is used
+    than these. The file is written beside `path` and renamed when it is whole: before that, what is at `path` stays.
+
+    Parameters
+    ----------
+    tensors : mapping of str to tensor
+        ``torch.Tensor``, ``cupy.ndarray``, ``numpy.ndarray``, `pinning.arrays.DeviceArray`, or what `load_file` gives
+        as "dlpack"; contiguous. What their devices have still to do is waited for.
+    path : path-like
+    metadata : mapping of str to str, optional
+    fsync : bool
+        Whether to wait until the disk has the file.
+
+    Raises
+    ------
+    LayoutError
+        A tensor is not contiguous.
+    TypeError
+        A value is no tensor, or of a dtype that the format has not; a name or what is in the metadata is no string.
+    OSError
+        The file cannot be written; `FileError` where that is found while threads write it, such as a full disk, or
+        where something that is no regular file is at `path`.
+    VendorError
+        A device refused.
+
+    After an error, or Ctrl-C, nothing new is at `path`, and nothing beside it.
+    """
+    target = _target(path)
+    if metadata is not None and not all(isinstance(each, str) for pair in metadata.items() for each in pair):
+        raise TypeError("metadata must be a mapping of strings to strings")
+    sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
+    written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)
+    beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")
+    try:
+        with OpenFile(beside, create=True) as file:
+            _write(file, written, sources)
+            if fsync:
+                os.fsync(file.fileno())
+        beside.replace(target)
+    except BaseException:  # Ctrl-C too
+        with suppress(OSError):
+            beside.unlink()
+        raise
+    if fsync:
+        _sync_folder(target.parent)
+
+
+class _Source(NamedTuple):
+    """A tensor as the format has it; its end is None where it has no elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    end: End | None
+    owner: object
+
+
+def _target(path: AnyPath) -> Path:
+    target = Path(os.path.realpath(os.fsdecode(path)))  # where a link points to
+    if target.exists() and not target.is_file():
+        raise FileError(errno.EINVAL, "it is no regular file, and would be replaced by one", str(target))
+    return target
+
+
+def _source(name: Any, tensor: Any) -> _Source:
+    if not isinstance(name, str) or name == "__metadata__":
+        raise TypeError(f"a tensor has the name {name!r}; it must be a string other than '__metadata__'")
+    named = f"the tensor {name!r}"
+    if isinstance(tensor, DLPackTensor):
+        end = end_of(tensor._bytes) if tensor.nbytes else None
+        return _Source(tensor.dtype, tensor.shape, end, tensor)
+    dtype = getattr(tensor, "dtype", None)
+    if dtype is None or not hasattr(tensor, "shape"):
+        raise TypeError(f"{named} is a {type(tensor).__name__}, which is no array that can be saved")
+    shape = tuple(int(length) for length in tensor.shape)
+    if str(dtype).startswith("torch."):
+        return _of_torch(named, tensor, shape)
+    known = _NAMES_OF_NUMPY.get(numpy.dtype(dtype))
+    if known is None:
+        raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(ITEMSIZES)}")
+    if not (tensor.flags.c_contiguous if hasattr(tensor, "flags") else tensor.is_c_contiguous()):
+        raise _scattered(named)
+    return _Source(known, shape, end_of(tensor) if tensor.nbytes else None, tensor)
+
+
+def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
+    known = _NAMES_OF_TORCH.get(str(tensor.dtype))
+    if known is None:
+        raise TypeError(f"{named} is of dtype {tensor.dtype}, which the format has not; it has {', '.join(ITEMSIZES)}")
+    if str(tensor.layout) != "torch.strided" or tensor.is_meta:
+        raise TypeError(f"{named} is {'on meta' if tensor.is_meta else tensor.layout}: it has no bytes to be saved")
+    if not tensor.is_contiguous():
+        raise _scattered(named)
+    bare = tensor.detach().resolve_conj().resolve_neg()  # another tensor of those bytes, unless they stand for others
+    nbytes = bare.numel() * bare.element_size()
+    return _Source(known, shape, end_of((bare.data_ptr(), nbytes)) if nbytes else None, bare)
+
+
+def _scattered(named: str) -> LayoutError:
+    return LayoutError(f"{named} is not contiguous, the last index moving fastest; save a contiguous copy of it")
+
+
+def _write(file: OpenFile, written: Written, sources: Mapping[str, _Source]) -> None:
+    _write_all(file, written.text)
+    os.ftruncate(file.fileno(), written.nbytes)
+    by_device: dict[int, tuple[MemoryDevice | None, list[tuple[int, int, int]], list[object]]] = {}
+    for name, begin in written.begins.items():
+        source = sources[name]
+        if source.end is None:
+            continue
+        device: Any = source.end.device
+        expected = _nbytes(source)
+        if source.end.size != expected:
+            raise InvalidRangeError(f"the tensor {name!r} has {source.end.size} bytes, and by its shape {expected}")
+        if device is not None and id(device) not in by_device:
+            device.synchronize()
+        place = None if is_host(device) else device
+        group = by_device.setdefault(id(place), (place, [], []))
+        group[1].append((begin, source.end.ptr, expected))
+        group[2].extend((source.owner, source.end.owner))
+    copies: list[FileCopy] = []
+    try:
+        for device, parts, owners in by_device.values():
+            in_device = device is not None
+            copies.append(copy_parts(default_queue(device), file, parts, in_device=in_device, writes=True, keep=owners))
+        for copy in copies:
+            copy.wait()
+    except BaseException:
+        for copy in copies:
+            copy.cancel()
+        for copy in copies:
+            with suppress(Exception):
+                copy.wait()
+        raise
+
+
+def _nbytes(source: _Source) -> int:
+    count = ITEMSIZES[source.dtype]
+    for length in source.shape:
+        count *= length
+    return count
+
+
+def _write_all(file: OpenFile, text: bytes) -> None:
+    at = 0
+    while at < len(text):
+        at += os.pwrite(file.fileno(), text[at:], at)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

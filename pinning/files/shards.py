@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files are meant: one, several, all of a folder, or those that an index names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from pinning.errors import FileError, FileFormatError
+
+INDEX_SUFFIX = ".safetensors.index.json"
+SUFFIX = ".safetensors"
+_LARGEST_INDEX = 1 << 30
+
+
+class Shard(NamedTuple):
+    """A file; `names`: the tensors wanted from it, None for all."""
+
+    path: Path
+    names: frozenset[str] | None
+
+
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+AnyPaths = AnyPath | Iterable[AnyPath]
+
+
+def find_shards(path: AnyPaths) -> list[Shard]:
+    """The files meant by a path, or by several.
+
+    Raises
+    ------
+    FileNotFoundError
+        A folder has no such file in it.
+    FileFormatError
+        An index is not what it should be.
+    """
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return _found(Path(os.fsdecode(path)))
+    paths: Iterable[Any] = path
+    shards = [shard for each in paths for shard in _found(Path(os.fsdecode(each)))]
+    if not shards:
+        raise FileNotFoundError("no paths were given; name at least one file")
+    return shards
+
+
+def _found(path: Path) -> list[Shard]:
+    if path.is_dir():
+        return _in_folder(path)
+    if path.name.endswith(".json"):
+        return _indexed(path)
+    return [Shard(path, None)]
+
+
+def _in_folder(folder: Path) -> list[Shard]:
+    indexes = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
+    if len(indexes) > 1:
+        names = ", ".join(each.name for each in indexes)
+        raise FileFormatError(f"the folder {str(folder)!r} has several indexes: {names}; name the one that is meant")
+    if indexes:
+        return _indexed(indexes[0])
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise FileNotFoundError(f"the folder {str(folder)!r} has neither files *{SUFFIX} nor an index *{INDEX_SUFFIX}")
+    return [Shard(each, None) for each in files]
+
+
+def _indexed(index: Path) -> list[Shard]:
+    named = f"the index {str(index)!r}"
+    if not index.is_file():
+        index.stat()  # says that it is not there
+        raise FileError(22, "it is no regular file", str(index))
+    if index.stat().st_size > _LARGEST_INDEX:
+        raise FileFormatError(f"{named} has {index.stat().st_size} bytes; the most there may be is {_LARGEST_INDEX}")
+    try:
+        said = json.loads(index.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{named} is no JSON: {error}") from None
+    places = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise FileFormatError(f"{named} has no weight_map, which says in which file each tensor is")
+    files: dict[str, set[str]] = {}
+    for name, file in places.items():
+        if not isinstance(file, str) or not _is_inside(file):
+            raise FileFormatError(f"{named} has the tensor {name!r} in {file!r}, which is no file beside it or below")
+        files.setdefault(file, set()).add(name)
+    return [Shard(index.parent / file, frozenset(names)) for file, names in sorted(files.items())]
+
+
+def _is_inside(file: str) -> bool:
+    path = PurePosixPath(file)
+    return bool(path.name) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
