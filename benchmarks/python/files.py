@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A safetensors file to a CUDA GPU, each way in a fresh process: ``files.py ROUNDS GIB [FOLDER]``.
+
+Warm: the file is in /dev/shm, or in FOLDER's page cache where that has no room. The clock runs from the call to the
+last byte on the GPU; imports and the GPU's context come before. Peak RSS is what the call added to it at most.
+
+Cold, with a FOLDER that is on a disk: a file of at most 4 GiB there, out of the page cache, beside ``dd iflag=direct``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import mmap
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MIB, GIB = 1 << 20, 1 << 30
+BLOCK = 64 * MIB  # bytes of a large tensor; between two of them is one of 8 KiB, as in a transformer
+SMALL = 8192
+Load = Callable[[str], dict[str, Any]]
+
+
+# ---- the ways ----
+
+
+def ours(path: str) -> dict[str, Any]:
+    import pinning
+
+    return pinning.load_file(path, "cuda:0", framework="torch")
+
+
+def ours_without_torch(path: str) -> dict[str, Any]:
+    import pinning
+
+    return pinning.load_file(path, "cuda:0", framework="pinning")
+
+
+def safetensors_cuda(path: str) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(path, device="cuda:0")
+
+
+def safetensors_pin_to(path: str) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return pinned_to(load_file(path))
+
+
+def mapped_to(path: str) -> dict[str, Any]:
+    """What `safetensors` does, where it is not installed."""
+    return {name: tensor.to("cuda:0") for name, tensor in mapped(path).items()}
+
+
+def mapped_pin_to(path: str) -> dict[str, Any]:
+    return pinned_to(mapped(path))
+
+
+def fastsafetensors(path: str) -> dict[str, Any]:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), "cuda:0", nogds=True)
+    loader.add_filenames({0: [path]})
+    files = loader.copy_files_to_device()
+    return {name: files.get_tensor(name) for name in files.key_to_rank_lidix}
+
+
+def runai(path: str) -> dict[str, Any]:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(path)
+        return {name: tensor.to("cuda:0") for name, tensor in streamer.get_tensors()}
+
+
+def pinned_to(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.pin_memory().to("cuda:0", non_blocking=True) for name, tensor in tensors.items()}
+
+
+def mapped(path: str) -> dict[str, Any]:
+    import torch
+
+    with Path(path).open("rb") as file:
+        whole = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    length = int.from_bytes(whole[:8], "little")
+    found = {}
+    for name, said in json.loads(whole[8 : 8 + length]).items():
+        begin, end = said["data_offsets"]
+        found[name] = torch.frombuffer(whole, dtype=torch.uint8, count=end - begin, offset=8 + length + begin).view(
+            torch.bfloat16
+        )
+    return found
+
+
+# Each with what it needs to import, and what stands in for it.
+WAYS: dict[str, tuple[Load, list[str]]] = {
+    "ours": (ours, ["torch", "pinning"]),
+    "ours, without torch": (ours_without_torch, ["pinning"]),
+    "safetensors device='cuda'": (safetensors_cuda, ["torch", "safetensors.torch"]),
+    "safetensors, pin_memory, to": (safetensors_pin_to, ["torch", "safetensors.torch"]),
+    "mapped, to": (mapped_to, ["torch"]),
+    "mapped, pin_memory, to": (mapped_pin_to, ["torch"]),
+    "fastsafetensors": (fastsafetensors, ["torch", "fastsafetensors"]),
+    "runai-model-streamer": (runai, ["torch", "runai_model_streamer"]),
+}
+
+
+# ---- one process ----
+
+
+def status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def measure(way: str, path: str) -> dict[str, Any]:
+    load, modules = WAYS[way]
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except ImportError as error:
+        return {"missing": str(error)}
+    import pinning
+
+    device = pinning.device("cuda:0")
+    synchronize: Callable[[], object] = device.synchronize  # type: ignore[attr-defined]
+    if "torch" in modules:
+        import torch
+
+        torch.zeros(1, device="cuda:0")
+        synchronize = torch.cuda.synchronize
+    pinning.alloc(1, device=device).free()
+    synchronize()
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    seconds = []
+    tensors: dict[str, Any] = {}
+    for _ in range(2 if way.startswith("ours") else 1):
+        tensors.clear()
+        begin = time.perf_counter()
+        tensors = load(path)
+        synchronize()
+        seconds.append(time.perf_counter() - begin)
+    peak = status("VmHWM") - before
+    check(tensors, path)
+    return {"seconds": seconds, "peak": peak}
+
+
+def check(tensors: dict[str, Any], path: str) -> None:
+    """The first and the last bytes of some tensors."""
+    with Path(path).open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        said = json.loads(file.read(length))
+        assert said.keys() == tensors.keys()
+        for name in list(said)[::37]:
+            tensor = tensors[name].reshape(-1)
+            begin, end = said[name]["data_offsets"]
+            for part, at in ((tensor[:2048], begin), (tensor[-2048:], end - 4096)):
+                there = part.view(dtype="uint8").copy_to_host() if hasattr(part, "copy_to_host") else bytes_of(part)
+                file.seek(8 + length + at)
+                assert bytes(there) == file.read(4096), f"wrong bytes in {name}"
+
+
+def bytes_of(tensor: Any) -> Any:
+    import torch
+
+    return tensor.view(torch.uint8).cpu().numpy().tobytes()
+
+
+def in_a_process(way: str, path: Path) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, "--child", way, str(path)], capture_output=True, text=True)
+    if done.returncode:
+        return {"missing": done.stderr.strip().splitlines()[-1:]}
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+# ---- all of them ----
+
+
+def write(path: Path, size: int, dtype: str) -> None:
+    pairs = size // (BLOCK + SMALL)
+    said, at = {}, 0
+    for i in range(pairs):
+        for name, nbytes in ((f"layers.{i}.weight", BLOCK), (f"layers.{i}.norm", SMALL)):
+            said[name] = {"dtype": dtype, "shape": [nbytes // 2], "data_offsets": [at, at + nbytes]}
+            at += nbytes
+    header = json.dumps(said).encode()
+    header += b" " * (-len(header) % 8)
+    blocks = [os.urandom(BLOCK + SMALL) for _ in range(3)]
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for i in range(pairs):
+            file.write(blocks[i % 3])
+
+
+def warm(folder: Path, gib: int, rounds: int) -> None:
+    path = folder / "warm.safetensors"
+    for dtype, ways in (("BF16", [way for way in WAYS if "without" not in way]), ("F16", ["ours, without torch"])):
+        write(path, gib * GIB, dtype)
+        os.sync()
+        moved = path.stat().st_size
+        for way in ways:
+            rates: list[list[float]] = []
+            peaks = []
+            for _ in range(rounds if way.startswith("ours") else 1):
+                said = in_a_process(way, path)
+                if "missing" in said:
+                    print(f"{way}: {said['missing']}", file=sys.stderr)
+                    break
+                rates.append([moved / each / 1e9 for each in said["seconds"]])
+                peaks.append(said["peak"] / MIB)
+            if rates:
+                row = {"row": "files", "kind": f"{gib} GiB, warm, {folder}", "unit": "GB/s", "contender": way}
+                firsts, seconds = [each[0] for each in rates], [each[1] for each in rates if len(each) > 1]
+                print(
+                    json.dumps({**row, "first": firsts, "second in the process": seconds, "peak MiB": peaks}),
+                    flush=True,
+                )
+        path.unlink()
+
+
+def cold(folder: Path, rounds: int) -> None:
+    import pinning
+
+    path = folder / "cold.safetensors"
+    write(path, 4 * GIB, "BF16")
+    moved = path.stat().st_size
+    rates: dict[str, list[float]] = {"ours": [], "dd, 1 MiB": [], "dd, 16 MiB": []}
+    try:
+        with pinning.Queue("cuda:0") as queue, pinning.alloc(moved, device="cuda:0") as there:
+            for _ in range(rounds):
+                for way, found in rates.items():
+                    evict(path)
+                    begin = time.perf_counter()
+                    if way == "ours":
+                        pinning.copy_file(there, path, queue=queue)
+                    else:
+                        size = f"{way.split()[1]}M"
+                        command = ["dd", f"if={path}", "of=/dev/null", f"bs={size}", "iflag=direct"]
+                        subprocess.run(command, check=True, capture_output=True)
+                    found.append(moved / (time.perf_counter() - begin) / 1e9)
+    finally:
+        path.unlink()
+    best = max(statistics.median(found) for way, found in rates.items() if way != "ours")
+    ratio = statistics.median(rates["ours"]) / best
+    row = {
+        "row": "files",
+        "kind": f"4 GiB, cold, {folder}",
+        "unit": "GB/s",
+        "rounds": rates,
+        "ours / dd": round(ratio, 2),
+    }
+    print(json.dumps(row), flush=True)
+
+
+def evict(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def roomy(gib: int, folder: Path | None) -> Path:
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > (gib + 1) * GIB:
+        return memory
+    return folder or Path(tempfile.gettempdir())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--child":
+        print(json.dumps(measure(sys.argv[2], sys.argv[3])))
+        sys.exit()
+    rounds, gib = int(sys.argv[1]), int(sys.argv[2])
+    on_disk = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    with tempfile.TemporaryDirectory(dir=roomy(gib, on_disk)) as name:
+        warm(Path(name), gib, rounds)
+    if on_disk is not None:
+        with tempfile.TemporaryDirectory(dir=on_disk) as name:
+            cold(Path(name), max(rounds, 3))

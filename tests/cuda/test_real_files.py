@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files to a real GPU and back: what holds of copies on any device, and tensors of torch in its own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+import pinning
+from file_copies import *  # noqa: F403
+from file_copies import descriptors_of, evict, noise
+
+
+@pytest.fixture
+def queue() -> Iterator[pinning.Queue]:
+    try:
+        device = pinning.device("cuda:0")
+    except pinning.PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    with pinning.Queue(device) as queue:
+        yield queue
+    pinning.copies.trim_staging()
+
+
+def some_arrays(count: int) -> dict[str, numpy.ndarray]:
+    """Of sizes from nothing to 3 MiB, most of which lie unaligned in a file."""
+    draw = numpy.random.default_rng(count)
+    sizes = [0, 1, 2, 3, *draw.integers(1, 3 << 20, count).tolist()]
+    return {f"{i}.{size}": noise(size, i) for i, size in enumerate(sizes)}
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_there_and_back(queue: pinning.Queue, tmp_path: Path, cold: bool) -> None:
+    arrays = some_arrays(100)
+    path = tmp_path / "a.safetensors"
+    pinning.save_file(arrays, path)
+    if cold:
+        evict(path)
+    found = pinning.load_file(path, queue.device, queue, framework="pinning")
+    for name, array in arrays.items():
+        assert (found[name].copy_to_host() == array).all()
+    pinning.save_file(found, tmp_path / "b.safetensors")
+    assert (tmp_path / "b.safetensors").read_bytes() == path.read_bytes()
+
+
+def test_tensors_of_torch(queue: pinning.Queue, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    if not torch.cuda.is_available():
+        pytest.skip(f"needs a PyTorch with CUDA; this is {torch.__version__}")
+    host = {
+        "bf16": torch.randn(1024, 1024).to(torch.bfloat16),
+        "f8": torch.randn(1 << 20).to(torch.float8_e5m2),
+        "odd": torch.arange(7, dtype=torch.uint8),
+        "f32": torch.randn(3000, 1000),
+        "scalar": torch.tensor(2.5),
+        "none": torch.empty(3, 0),
+    }
+    tensors = {name: tensor.to("cuda") for name, tensor in host.items()}
+    tensors["f32"] = tensors["f32"] + 0  # which may not be there yet
+    pinning.save_file(tensors, tmp_path / "a")
+    pinning.save_file(host, tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    before = torch.cuda.memory_allocated()
+    found = pinning.load_file(tmp_path / "a", "cuda")
+    assert torch.cuda.memory_allocated() > before
+    for name, tensor in host.items():
+        assert found[name].device == torch.device("cuda:0")
+        assert found[name].dtype == tensor.dtype
+        assert found[name].data_ptr() % 16 == 0
+        assert found[name].cpu().flatten().view(torch.uint8).equal(tensor.flatten().view(torch.uint8))
+    del found
+    assert torch.cuda.memory_allocated() == before
+    (tmp_path / "b").write_bytes((tmp_path / "a").read_bytes()[:-1])
+    with pytest.raises(pinning.FileFormatError):
+        pinning.load_file(tmp_path / "b", "cuda")
+    assert torch.cuda.memory_allocated() == before
+    assert descriptors_of(tmp_path / "a") == 0
+
+
+def test_torch_goes_on_with_its_memory(queue: pinning.Queue, tmp_path: Path) -> None:
+    """A load into memory that torch has just freed, while its stream still writes there."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    if not torch.cuda.is_available():
+        pytest.skip(f"needs a PyTorch with CUDA; this is {torch.__version__}")
+    size = 64 << 20
+    array = noise(size)
+    pinning.save_file({"a": array}, tmp_path / "a")
+    for _ in range(5):
+        busy = torch.empty(size, dtype=torch.uint8, device="cuda")
+        for value in range(200):
+            busy.fill_(value)
+        del busy
+        found = pinning.load_file(tmp_path / "a", "cuda")
+        assert (found["a"].cpu().numpy() == array).all()
+        del found
