@@ -14,6 +14,7 @@ from pathlib import Path
 from pagetable import include_dir as _pagetable_include_dir
 from pinning import map as _native
 from pinning.arena import Arena, ArenaAllocation
+from pinning.background import PendingLock, lock_async
 from pinning.copies import (
     Copy,
     copy,
@@ -94,6 +95,7 @@ __all__ = [
     "MemoryKind",
     "NotLockedError",
     "PartialOverlapError",
+    "PendingLock",
     "PinnedInfo",
     "PinnedMap",
     "PinningError",
@@ -130,6 +132,7 @@ __all__ = [
     "library_dirs",
     "load_file",
     "lock",
+    "lock_async",
     "lock_mapped",
     "locked",
     "memory_connection",

@@ -33,12 +33,13 @@ class Part(IntEnum):
     """The parts of the package that a fork and the exit concern, each above those that it stands on."""
 
     MAPS = 0
-    MEMORY = 1
-    COPIES = 2
-    QUEUES = 3
-    POOLS = 4
-    ARRAYS = 5
-    ARENAS = 6
+    LOCKS = 1
+    MEMORY = 2
+    COPIES = 3
+    QUEUES = 4
+    POOLS = 5
+    ARRAYS = 6
+    ARENAS = 7
 
 
 class Living(Generic[T]):

@@ -3,7 +3,12 @@ from libc.stdint cimport uint64_t
 
 from pinning.exports cimport Bytes
 from pinning.map cimport Hold, PinnedMap
+from pinning.native cimport PacedPieces
 
+
+cdef class Pace:
+    """How a lock is cut into pieces."""
+    cdef PacedPieces* pieces
 
 cdef class Lock(Hold):
     cdef readonly uint64_t host_ptr
@@ -13,9 +18,12 @@ cdef class Lock(Hold):
     cdef dict __dict__
     cdef uint64_t serial  # the older the smaller; 0 where it has not been entered
 
+    cdef enter(self)
     cdef void leave(self) noexcept
 
 
+cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, object stall_ms)
+cdef Lock unlocked(object buffer, object size, Bytes* found)  # not locked yet
 cdef PinnedMap map_of(object device)
 cdef PinnedMap map_with(uint64_t ptr, uint64_t size)  # that has a region which holds all of this, or None
 cdef object bytes_of(object buffer, object size, Bytes* found)

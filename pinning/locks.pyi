@@ -65,6 +65,8 @@ def lock(
     device: Device | str | None = None,
     read_only: bool | None = None,
     piece: int | None = None,
+    unit: int | None = None,
+    stall_ms: float | None = None,
     coherent: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Lock:
@@ -88,6 +90,11 @@ def lock(
     piece : int, optional
         Lock in pieces of so many bytes. A GPU stands still while memory is locked, about 25 ms a GiB: pieces bound
         that. But other libraries' copies that cross a border between pieces then fail.
+    unit : int, optional
+        Lock in pieces of so many bytes' multiples, counted from the buffer's start: no copy of such a unit crosses a
+        border, whoever makes it. See `lock_async`, which does the same in the background.
+    stall_ms : float, optional
+        How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given.
     coherent : bool, optional
         Whether the host and a running kernel must see each other's writes. By default they do wherever the vendor has
         that. True: refused where they do not. False: not needed, and coarse-grained, which may be faster, will do.

@@ -4,6 +4,7 @@
 """Locks for people: of any buffer, as handles that keep the buffer alive. The stub says what each does."""
 
 cimport cython
+from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
@@ -12,7 +13,7 @@ from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
 from pinning.map cimport Hold, PinnedMap, wish
-from pinning.native cimport CRegion
+from pinning.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.plugin.native cimport Wish
 
 import warnings
@@ -156,6 +157,43 @@ cdef bint range_at(object buffer, object size, Bytes* found) except -1:
     return True
 
 
+LEAST = 16 << 20  # bytes of a piece: below that a call's own time shows
+STALL_MS = 3.0
+
+
+cdef class Pace:
+    def __dealloc__(self):
+        del self.pieces
+
+
+cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, object stall_ms):
+    if piece is not None and (unit is not None or stall_ms is not None):
+        raise InvalidRangeError(f"piece {piece} says how large each piece is; give either that, or unit and stall_ms")
+    cdef uint64_t least = 0
+    cdef long long longest = 0
+    if piece is not None:
+        least = positive(piece, "piece")
+    elif unit is not None or stall_ms is not None:
+        stall = STALL_MS if stall_ms is None else float(stall_ms)
+        if not 0 < stall < 1e9:
+            raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
+        longest = <long long>(1e6 * stall)
+        least = positive(1 if unit is None else unit, "unit")
+        least *= max(<uint64_t>LEAST // least, <uint64_t>1)
+    if least > largest or (least == 0 and size > largest):
+        least = largest
+    cdef Pace made = Pace.__new__(Pace)
+    made.pieces = new PacedPieces(least, largest, Nanoseconds(longest))
+    return made
+
+
+cdef uint64_t positive(object value, str what) except 0:
+    number = PyNumber_Index(value)
+    if not 0 < number < 1 << 64:
+        raise InvalidRangeError(f"{what} {value} is no number of bytes; give at least one")
+    return number
+
+
 @cython.no_gc_clear
 cdef class Lock(Hold):
     def __init__(self):
@@ -181,6 +219,17 @@ cdef class Lock(Hold):
         self.leave()
         self.owner = None
         return True
+
+    cdef enter(self):
+        """Into the list of those that are held; gives it up where that fails."""
+        global last_serial
+        try:
+            open_locks.enter(<void*>self.map, self.host_ptr, self.size, self.hold.serial, last_serial + 1, <PyObject*>self)
+        except MemoryError:
+            self.give_up()
+            raise
+        last_serial += 1
+        self.serial = last_serial
 
     cdef void leave(self) noexcept:
         """Out of the list of those that are held."""
@@ -214,25 +263,31 @@ cdef class Lock(Hold):
         return f"<Lock of [{self.host_ptr:#x}, {end:#x}), {self.size} bytes, on {device}{state}>"
 
 
-def lock(buffer, size=None, *, device=None, read_only=None, piece=None, coherent=None, progress=None):
-    global last_serial
+def lock(
+    buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None, progress=None
+):
     cdef Bytes found
-    cdef Lock made = Lock.__new__(Lock)
-    made.owner = bytes_of(buffer, size, &found)
-    made.host_ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
+    cdef Lock made = unlocked(buffer, size, &found)
     cdef PinnedMap on = map_of(device)
+    cdef Pace pace = None
+    if unit is not None or stall_ms is not None:
+        pace = pace_of(on.largest, found.size, piece, unit, stall_ms)
     if not made.try_take(on, found.ptr, found.size, wish(read_only, coherent).grain):
         if read_only is None and found.read_only >= 0:
             read_only = bool(found.read_only)
         bring_in(found.ptr, found.size, on, progress)
-        made.take(on, found.ptr, found.size, read_only, piece, coherent)
-    try:
-        open_locks.enter(<void*>on, found.ptr, found.size, made.hold.serial, last_serial + 1, <PyObject*>made)
-    except MemoryError:
-        made.give_up()
-        raise
-    last_serial += 1
-    made.serial = last_serial
+        if pace is None:
+            made.take(on, found.ptr, found.size, read_only, piece, coherent)
+        else:
+            made.take_in_pieces(on, found.ptr, found.size, wish(read_only, coherent), pace.pieces)
+    made.enter()
+    return made
+
+
+cdef Lock unlocked(object buffer, object size, Bytes* found):
+    cdef Lock made = Lock.__new__(Lock)
+    made.owner = bytes_of(buffer, size, found)
+    made.host_ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
     return made
 
 

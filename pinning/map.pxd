@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cpython.object cimport PyObject
 
-from pinning.native cimport CHold, CPinnedMap, CRegion, MappedLocks, PythonLocker, SharedMap
+from pinning.native cimport CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonLocker, SharedMap
 from pinning.plugin.native cimport Grain, Wish
 
 
@@ -38,6 +38,8 @@ cdef class PinnedMap:
     cdef _make(self)
     cdef _let_go(self)
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
+    # In `pieces`, or where that is null in those of so many bytes.
+    cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *
     cdef check_open(self)
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
 
@@ -58,6 +60,7 @@ cdef class Hold:
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept
     cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1
     cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent)
+    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, Wish wanted, Pieces* pieces)
     cdef void own(self, PinnedMap map, CHold hold) noexcept
     cdef bint is_held(self) noexcept
     cdef bint give_up(self) except *

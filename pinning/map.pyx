@@ -18,6 +18,7 @@ from pinning.native cimport (
     CRegion,
     LockMapped,
     MappedLocks,
+    Pieces,
     PythonLocker,
     destroy,
     device_calls,
@@ -167,12 +168,18 @@ cdef class PinnedMap:
             return dereference(held)
         if piece is not None and each == 0:
             raise InvalidRangeError("piece 0 locks nothing; give at least one byte, or None for one piece")
-        each = self.step(count, each)
+        return self.hold_range(first, count, wanted, self.step(count, each), NULL)
+
+    cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *:
         cdef CPinnedMap* map = self.map
         cdef CHold made
+        self.check_open()
         try:
             with nogil:
-                made = map.lock(first, count, wanted, each)
+                if pieces is NULL:
+                    made = map.lock(ptr, size, wanted, piece)
+                else:
+                    made = map.lock(ptr, size, wanted, dereference(pieces))
         finally:
             unlock_orphans()
         if self.closed:  # meanwhile, and perhaps without having seen this lock
@@ -399,6 +406,9 @@ cdef class Hold:
 
     cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent):
         self.own(map, map.hold(ptr, size, read_only, piece, coherent))
+
+    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, Wish wanted, Pieces* pieces):
+        self.own(map, map.hold_range(ptr, size, wanted, 0, pieces))
 
     cdef void own(self, PinnedMap map, CHold hold) noexcept:
         self.map = map

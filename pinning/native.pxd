@@ -39,10 +39,14 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
     cppclass PythonLocker(Locker):
         PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +
 
+    cppclass Pieces "pinning::Pieces":
+        pass
+
     cppclass CPinnedMap "pinning::PinnedMap":
         CPinnedMap(Locker& locker) except +
         void abandon() noexcept
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
+        CHold lock(uint64_t ptr, uint64_t size, Wish wish, Pieces& pieces) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
         bool unlock(const CHold& hold) except +raise_in_python
         bool holds(const CHold& hold) noexcept
@@ -68,6 +72,19 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         void unlock_unmapped(uint64_t ptr) except +raise_in_python
 
     void destroy(MappedLocks* mapped, CPinnedMap* map, PythonLocker* locker) noexcept
+
+
+cdef extern from "<pinning/paced_pieces.hpp>" namespace "pinning" nogil:
+    cppclass Nanoseconds "std::chrono::nanoseconds":
+        Nanoseconds(long long count)
+
+    cppclass PacedPieces "pinning::PacedPieces"(Pieces):
+        PacedPieces(uint64_t unit, uint64_t largest, Nanoseconds longest) except +
+        void bring_in(uint64_t bytes) noexcept
+        void end() noexcept
+        void finish(uint64_t held) noexcept
+        uint64_t held() noexcept
+        void wait(uint64_t bytes, double seconds) except +
 
 
 cdef extern from "<pinning/shared_map.hpp>" namespace "pinning" nogil:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ PIECE = 16 << 20
 _PAGE = mmap.PAGESIZE
 _WINDOWS, _WINDOW = 16, 16 * _PAGE  # a look costs 4 us, and 70 ns for each page
 _HUGE_PAGE = 2 << 20
+_THREADS = 4  # more have helped nowhere that it was measured
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
 _IOV_MAX = 1024
 
@@ -85,6 +87,86 @@ def populate(
                     progress(high - ptr, size)
     if progress:
         progress(size, size)
+
+
+class Populating:
+    """Brings the pages of a range in by threads, from its start on.
+
+    Parameters
+    ----------
+    ptr, size : int
+        A host range in bytes, which stays there until `stop`.
+    reached : callable
+        Called as ``reached(done)``, in bytes from `ptr` on, by any of the threads; as ``reached(None)`` when an error
+        has ended it, which is `error` then.
+    threads : int, optional
+        How many at most; as many as have been seen to help by default.
+
+    Raises
+    ------
+    InvalidRangeError
+        Some of the range is not mapped.
+    """
+
+    def __init__(
+        self, ptr: int, size: int, reached: Callable[[int | None], object], *, threads: int | None = None
+    ) -> None:
+        start, end = _pages(ptr, size)
+        self.error: BaseException | None = None
+        self._ptr, self._size, self._reached = ptr, size, reached
+        mappings = _mappings(start, end)
+        for each in mappings:
+            if each.anonymous and each.end - each.start >= _HUGE_PAGE:
+                _libc.madvise(each.start, each.end - each.start, _MADV_HUGEPAGE)  # a hint: it may fail
+        self._parts = [
+            (low, min(low + PIECE, each.end), each.access)
+            for each in mappings
+            for low in range(each.start, each.end, PIECE)
+        ]
+        self._next = iter(range(len(self._parts)))  # to take the next one is one step
+        self._turn = threading.Lock()
+        self._touched: set[int] = set()  # out of turn
+        self._done = 0
+        self._stopped = False
+        most = min(_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
+        self._threads = [
+            threading.Thread(target=self._work, name="pinning populate", daemon=True)
+            for _ in range(min(most, len(self._parts)))
+        ]
+        started = 0
+        try:
+            for thread in self._threads:
+                thread.start()
+                started += 1
+        except RuntimeError:  # no more threads to be had
+            del self._threads[started:]
+            if not started:
+                self._work()
+
+    def stop(self) -> None:
+        """Have the threads end, each after the piece that it is at, and wait for that."""
+        self._stopped = True
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        for number in self._next:
+            if self._stopped or self.error is not None:
+                return
+            try:
+                _touch(*self._parts[number])
+            except BaseException as error:
+                self.error = error
+                self._reached(None)
+                return
+            with self._turn:
+                self._touched.add(number)
+                while self._done in self._touched:
+                    self._touched.discard(self._done)
+                    self._done += 1
+                last = self._done == len(self._parts)
+                done = self._size if last else max(self._parts[self._done][0] - self._ptr, 0)
+                self._reached(done)
 
 
 def is_resident(ptr: int, size: int) -> bool:

@@ -32,6 +32,11 @@ inline void unlock_pieces(Locker& locker, Address ptr, PieceEnds& ends, std::opt
   }
 }
 
+/// The lock was ended while it was being taken, by who wanted it or who undoes all.
+struct Ended : StillLocked {
+  using StillLocked::StillLocked;
+};
+
 /// How a lock is cut into vendor calls, and how far it is.
 class Pieces {
  public:

@@ -276,6 +276,7 @@ class PinnedMap {
     Id id;
     Address start;
     std::uint64_t size;
+    std::exception_ptr& refused;  // what the vendor said where it would not unlock what it has locked
     AllEnds::node_type ends{};  // of the pieces that the vendor has locked; none before the first
     bool ours = true;           // else others have locks in it, and may take it away any time
   };
@@ -283,7 +284,8 @@ class PinnedMap {
   /// `lock`; without `pieces`, `track`.
   std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces) {
     check(ptr, size);
-    std::exception_ptr refused;  // outlives `guard`: to destroy what a locker threw may need a lock of the locker's own
+    // They outlive `guard`: to destroy what a locker threw may need a lock of the locker's own.
+    std::exception_ptr refused, undo_refused;
     std::uint64_t confirmed = none;  // the region of others of which the vendor has said that it is still pinned
     std::unique_lock guard(mutex_);
     for (;;) {
@@ -297,7 +299,7 @@ class PinnedMap {
       }
       Id const id = enter(ptr, size, pieces != nullptr ? pieces->unit() : 0);
       guard.unlock();
-      Attempt attempt{id, ptr, size};
+      Attempt attempt{id, ptr, size, undo_refused};
       std::optional<Pinned> pinned;
       try {
         try {
@@ -307,6 +309,12 @@ class PinnedMap {
           refused = std::current_exception();
           if (take_back(attempt)) pinned = pinned_by_others(ptr, size);
         }
+      } catch (Ended const&) {
+        take_back(attempt);
+        guard.lock();
+        abandon(attempt);
+        if (!undo_refused) throw;
+        std::rethrow_exception(undo_refused);
       } catch (...) {
         take_back(attempt);
         guard.lock();
@@ -656,8 +664,8 @@ class PinnedMap {
       return hold_of(attempt.id, attempt.start, attempt.start);
     }
     if ((record.flags.load(std::memory_order_relaxed) & ending) == 0) return std::nullopt;
-    throw StillLocked("the lock of " + describe(attempt.start, attempt.size) + " was ended when " + std::to_string(held) +
-                      " bytes were locked, because all locks are undone");
+    throw Ended("the lock of " + describe(attempt.start, attempt.size) + " was ended when " + std::to_string(held) +
+                " bytes were locked, because all locks are undone");
   }
 
   /// After a refused `lock`: has the vendor unlock what it has locked; whether it has done so. Where others have locks
@@ -681,7 +689,8 @@ class PinnedMap {
     }
     try {
       unlock_pieces(locker_, attempt.start, attempt.ends.mapped(), gone);
-    } catch (...) {  // the first error says more
+    } catch (...) {
+      attempt.refused = std::current_exception();
     }
     return attempt.ends.mapped().empty();
   }

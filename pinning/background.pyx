@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Locks that are taken in the background. The stub says what each call does.
+
+Each map that has some to take has one thread, which takes them one after another; a vendor locks no faster for two. All
+that changes while the GIL is held is changed in C, so that neither another thread nor Ctrl-C comes between.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+
+from pinning.exports cimport Bytes
+from pinning.locks cimport Lock, Pace, map_of, pace_of, unlocked
+from pinning.map cimport PinnedMap, wish
+from pinning.native cimport CRegion
+from pinning.plugin.native cimport Wish
+
+import _thread
+import asyncio
+import time
+import warnings
+from collections import deque
+from contextlib import suppress
+
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.lifecycle import Part, at_exit, in_child
+from pinning.populate import Populating, is_resident
+from pinning.room import check_room
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef double SLICE = 0.05  # seconds between two looks for a signal
+cdef double EXIT_SECONDS = 60
+
+cdef dict workers = {}  # those that have a thread, by the map
+
+
+@cython.no_gc_clear
+cdef class Job:
+    """One lock to take: the thread's, and the PendingLock's."""
+    cdef Lock lock
+    cdef PinnedMap on
+    cdef Pace pace
+    cdef Wish wanted
+    cdef long generation
+    cdef bint unwanted, over
+    cdef object error
+    cdef list listeners  # called once it is over
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        if self.pace is not None and self.is_lost():
+            self.pace.pieces = NULL  # threads that are not here wait for it, which its end would wait for
+
+    cdef bint is_lost(self) noexcept:
+        """In a child of fork."""
+        return self.generation != self.on.generation
+
+    cdef run(self):
+        try:
+            if not self.unwanted:
+                self.take()
+            if self.unwanted:
+                self.lock.give_up()
+        except BaseException as error:
+            self.error = error
+        self.finish()
+
+    cdef take(self):
+        cdef Lock lock = self.lock
+        cdef uint64_t ptr = lock.host_ptr, size = lock.size
+        if not lock.try_take(self.on, ptr, size, self.wanted.grain):
+            self.take_anew(ptr, size)
+        lock.enter()
+
+    cdef take_anew(self, uint64_t ptr, uint64_t size):
+        cdef PinnedMap on = self.on
+        on.check_open()
+        if on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
+            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+            return
+        resident = is_resident(ptr, size)
+        check_room(size, on.device, resident)
+        if resident:
+            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+            return
+        self.pace.pieces.bring_in(0)
+        populating = Populating(ptr, size, self.bring_in)
+        try:
+            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+        except BaseException:
+            populating.stop()
+            if populating.error is not None:
+                raise populating.error
+            raise
+        populating.stop()
+
+    def bring_in(self, size):
+        """So much is in memory; None: no more will be."""
+        if size is None:
+            self.pace.pieces.end()
+        else:
+            self.pace.pieces.bring_in(size)
+
+    cdef finish(self):
+        self.over = True
+        if not self.lock.counted:
+            self.lock.owner = None
+        self.pace.pieces.finish(self.lock.size if self.lock.counted else 0)
+        cdef list listeners = self.listeners
+        self.listeners = []
+        for each in listeners:
+            with suppress(RuntimeError):  # the loop is closed
+                each()
+
+    cdef drop(self):
+        """It is not wanted any more: it ends soon, and is undone."""
+        self.unwanted = True
+        self.pace.pieces.end()
+        cdef Worker worker = workers.get(<size_t><void*>self.on)
+        if worker is not None and self in worker.jobs:
+            worker.jobs.remove(self)
+            self.finish()
+
+    cdef int wait(self, uint64_t size, double seconds) except -1:
+        """Until so much is locked, or it is over; signals are heard."""
+        cdef double end = time.monotonic() + seconds
+        cdef double left = seconds
+        while not self.over and self.pace.pieces.held() < size and left > 0:
+            self.wait_briefly(size, min(left, SLICE))
+            PyErr_CheckSignals()
+            left = end - time.monotonic()
+        return 0
+
+    cdef int wait_briefly(self, uint64_t size, double seconds) except -1:
+        pieces = self.pace.pieces
+        with nogil:
+            pieces.wait(size, seconds)
+        return 0
+
+
+cdef class Worker:
+    """The thread that takes the locks of one map, while there are any."""
+    cdef PinnedMap on
+    cdef object jobs  # those that have not begun
+    cdef Job job
+
+    cdef bint advance(self) except -1:
+        self.job = self.jobs.popleft() if self.jobs else None
+        if self.job is None:
+            workers.pop(<size_t><void*>self.on, None)
+        return self.job is not None
+
+    def run(self):
+        while self.advance():
+            self.job.run()
+
+
+cdef int begin(Job job) except -1:
+    cdef Worker worker = workers.get(<size_t><void*>job.on)
+    if worker is not None:
+        worker.jobs.append(job)
+        return 0
+    worker = Worker.__new__(Worker)
+    worker.on, worker.jobs = job.on, deque([job])
+    workers[<size_t><void*>job.on] = worker
+    try:
+        _thread.start_new_thread(worker.run, ())
+    except RuntimeError as error:
+        del workers[<size_t><void*>job.on]
+        raise PinningError(f"there is no thread to be had for a lock in the background: {error}") from None
+    return 0
+
+
+cdef class PendingLock:
+    cdef Job job
+    cdef readonly uint64_t host_ptr
+    cdef readonly uint64_t size
+    cdef object __weakref__
+
+    def __init__(self):
+        raise TypeError("a PendingLock is had from pinning.lock_async")
+
+    @property
+    def device(self):
+        return self.job.on.device
+
+    @property
+    def done(self):
+        return self.job.over or self.job.is_lost()
+
+    @property
+    def progress(self):
+        if self.job.is_lost():
+            return 0
+        return (self.size if self.job.lock.counted else 0) if self.job.over else self.job.pace.pieces.held()
+
+    def wait(self, nbytes=None, timeout=None):
+        cdef uint64_t wanted = self.size + 1
+        if nbytes is not None:
+            if not 0 <= nbytes <= self.size:
+                raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 0 and the lock's {self.size} bytes")
+            wanted = nbytes
+        cdef Job job = self.job
+        self.check_here()
+        job.wait(wanted, 1e9 if timeout is None else timeout)
+        if job.over:
+            return self.outcome(nbytes is None)
+        if nbytes is not None and job.pace.pieces.held() >= wanted:
+            return None
+        raise TimeoutError(f"{job.pace.pieces.held()} bytes of {self!r} are locked after {timeout} s")
+
+    cdef check_here(self):
+        if self.job.is_lost():
+            raise PinningError(f"{self!r} is the parent process', and is not held in this fork of it; lock it here")
+
+    cdef outcome(self, bint whole):
+        if self.job.error is not None:
+            raise self.job.error
+        if self.job.unwanted:
+            raise PinningError(f"{self!r} was cancelled; lock the buffer anew")
+        return self.job.lock if whole else None
+
+    def cancel(self):
+        cdef Job job = self.job
+        if job.is_lost():
+            return
+        job.drop()
+        job.wait(self.size + 1, 1e9)
+        job.lock.give_up()
+        if job.error is not None and job.on.map.serial_at(self.host_ptr) != 0 and not job.on.map.find(
+            self.host_ptr, 1
+        ).has_value():
+            raise job.error  # half unlocked
+
+    def __await__(self):
+        return wait_for(self).__await__()
+
+    cdef bint listen(self, function) except -1:
+        """Have it called once it is over; False where it is."""
+        self.check_here()
+        if not self.job.over:
+            self.job.listeners.append(function)
+        return not self.job.over
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.cancel()
+
+    def __del__(self):
+        if self.job is None or self.done or self.job.unwanted:
+            return
+        try:
+            warnings.warn(f"{self!r} was dropped before it was done; wait for it or cancel it", ResourceWarning,
+                          source=self)
+        finally:
+            self.job.drop()
+
+    def __dealloc__(self):
+        if self.job is not None and not self.job.over and not self.job.is_lost():
+            self.job.drop()
+
+    def __repr__(self):
+        job = self.job
+        state = (
+            "of the parent process" if job.is_lost()
+            else f"{self.progress} bytes locked" if not job.over
+            else "cancelled" if job.unwanted
+            else f"failed: {job.error!r}" if job.error is not None
+            else "done"
+        )
+        device = getattr(self.device, "name", self.device)
+        end = int(self.host_ptr) + self.size
+        return f"<PendingLock of [{self.host_ptr:#x}, {end:#x}), {self.size} bytes, on {device}: {state}>"
+
+
+async def wait_for(PendingLock pending):
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def settle():
+        if not future.done():
+            future.set_result(None)
+
+    if pending.listen(lambda: loop.call_soon_threadsafe(settle)):
+        await future
+    return pending.outcome(True)
+
+
+def lock_async(
+    buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None
+):
+    cdef Bytes found
+    cdef Job job = Job.__new__(Job)
+    job.lock = unlocked(buffer, size, &found)
+    job.on = map_of(device)
+    job.pace = pace_of(job.on.largest, found.size, piece, unit, stall_ms)
+    if read_only is None and found.read_only >= 0:
+        read_only = bool(found.read_only)
+    job.wanted = wish(read_only, coherent)
+    job.generation = job.on.generation
+    job.listeners = []
+    job.on.check_open()
+    cdef PendingLock made = PendingLock.__new__(PendingLock)
+    made.job, made.host_ptr, made.size = job, found.ptr, found.size
+    if job.lock.try_take(job.on, found.ptr, found.size, job.wanted.grain):
+        job.lock.enter()
+        job.finish()
+    else:
+        begin(job)
+    return made
+
+
+def _begin_anew_in_child():
+    global workers
+    parents.append(workers)  # whose threads are not here
+    workers = {}
+
+
+def _end_all():
+    cdef Worker worker
+    cdef Job job
+    cdef list left = []
+    for worker in list(workers.values()):
+        left += [job for job in (worker.job, *worker.jobs) if job is not None]
+    for job in left:
+        job.drop()
+    for job in left:
+        job.wait(job.lock.size + 1, EXIT_SECONDS)
+
+
+parents = []
+
+in_child(Part.LOCKS, _begin_anew_in_child)
+at_exit(Part.LOCKS, _end_all)
