@@ -206,6 +206,27 @@ def make_host_arrays(given: Given) -> None:
     arrays.synchronize(DEVICE)
 
 
+def arena(given: Given) -> None:
+    with pinning.Arena(SIZE, DEVICE, grow=2 * SIZE) as one:
+        given.append(one)
+        one.wait()
+        given.append(one.allocate(1000))
+        given.append(one.allocate(SIZE))
+        given[-1].asarray()[:] = 1
+        given[2].free()
+        given[1].free()
+
+
+def shared_arena(given: Given) -> None:
+    name = f"interrupted-{os.getpid()}"
+    given.append(pinning.Arena(SIZE, DEVICE, name=name))
+    given.append(pinning.Arena(SIZE, [], name=name, part=slice(4096, SIZE)))
+    given.append(given[1].allocate(1000))
+    given[2].free()
+    given[1].close()
+    given[0].close()
+
+
 SCENARIOS: dict[str, Scenario] = {
     "lock": lock,
     "lock_with": lock_with,
@@ -227,6 +248,8 @@ SCENARIOS: dict[str, Scenario] = {
     "make_arrays": make_arrays,
     "copy_arrays": copy_arrays,
     "make_host_arrays": make_host_arrays,
+    "arena": arena,
+    "shared_arena": shared_arena,
 }
 
 
@@ -259,12 +282,21 @@ def state() -> dict[str, object]:
         "KiB that the kernel has locked": int(figures["VmLck"].split()[0]),
         "regions": [(region.start, region.size) for region in pinning.pinned_map(DEVICE)],
         "in pools": [(pool.used, pool.reserved) for pool in pools],
+        "named arenas": [path.name for path in Path("/dev/shm").glob(f"*.interrupted-{os.getpid()}")],
+        "arenas' memory": arenas_mapped(),
         "threads": int(figures["Threads"]),
         "Python's threads": threading.active_count(),
     }
     if DEVICE != "host:0":
         found |= {"registered": DRIVER.standin(Path(os.devnull)).registrations(), **left()}
     return found
+
+
+def arenas_mapped() -> int:
+    """Mappings that a fork's child has not (``dc``), and those with names."""
+    text = Path("/proc/self/smaps").read_text()
+    flags = [line.split() for line in text.splitlines() if line.startswith("VmFlags:")]
+    return sum("dc" in each for each in flags) + text.count("pinning-arena")
 
 
 def give_back(given: Given) -> list[str]:
@@ -276,6 +308,8 @@ def give_back(given: Given) -> list[str]:
         try:
             if isinstance(each, pinning.Lock):
                 each.unlock()
+            elif isinstance(each, pinning.Arena):
+                each.close()
             elif not each.freed:
                 each.free()
         except BaseException as error:

@@ -172,6 +172,15 @@ class Arena(Space):
             each.begin()
             self._give(each.start, each.size)
 
+    def _resume(self) -> None:
+        """Go on with the locking that `close` had begun to end."""
+        with self._growing:
+            for each in self._parts:
+                if each.stopped:
+                    each.over.wait()
+            self._parts = [each.again() for each in self._parts]
+            self._settle()
+
     def _piece(self) -> int | None:
         if self.unit is None:
             return None
@@ -211,6 +220,8 @@ class Arena(Space):
         end = None if timeout is None else time.monotonic() + timeout
         if not self._own:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
+        if any(each.stopped for each in list(self._parts)) and not self._ending:
+            self._resume()  # Ctrl-C has ended a close that was refused
         upto = sys.maxsize if nbytes is None else self.part.start + operator.index(nbytes)
         for each in list(self._parts):
             if each.start >= upto:
@@ -379,21 +390,27 @@ class Arena(Space):
         VendorError
             The vendor refused to unlock it; call it again.
         """
+        catch_up()  # what was dropped is free
+        self._close()
+
+    def _close(self) -> None:
         memory = self._memory
         if memory is None or self.closed:
             return
         self._claim()  # nothing else begins now
-        if not self._ending:
-            try:
+        try:
+            for each in self._parts:
+                each.stop()
+            for each in self._parts:
+                each.over.wait()
+            if not self._ending:
                 self._check_unlocked()
                 self._ending = True
-            except BaseException:
+        except BaseException:
+            if not self._ending:
                 self._unclaim()
-                raise
-        for each in self._parts:
-            each.stop()
-        for each in self._parts:
-            each.over.wait()
+                self._resume()
+            raise
         memory.release()
 
     def _check_unlocked(self) -> None:
@@ -428,7 +445,7 @@ class Arena(Space):
         try:
             warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
-            later(self.close)  # not here: the garbage collector runs this in the middle of anything
+            later(self._close)  # not here: the garbage collector runs this in the middle of anything
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"

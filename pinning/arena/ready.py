@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import errno
 import mmap
@@ -62,14 +61,19 @@ class Ready:
     def begin(self) -> None:
         """Start a thread for it, unless that has been done. Raises RuntimeError where no thread is to be had."""
         if self._turn:
-            _thread.start_new_thread(self._run, ())
+            threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
-        """Have it end soon, locked or not."""
-        self.stopped = True
-        with suppress(IndexError):
-            self._turn.pop()
-            self.over.set()
+        """Have it end soon, unless it has ended."""
+        if not self.over.is_set():
+            self.stopped = True
+            self.begin()  # its thread says that it is over
+
+    def again(self) -> Ready:
+        """Itself, or the same anew if it was stopped before it was locked."""
+        if self.locked or not self.stopped:
+            return self
+        return Ready(self.memory, self.start, self.size, self.maps, self.piece, self.cpus)
 
     def _run(self) -> None:
         try:
@@ -82,17 +86,17 @@ class Ready:
             bring_in(first, self.size, self.cpus, lambda: self.stopped)
             for each in self.maps:
                 if self.stopped:
-                    break
+                    return
                 holds.append(Hold(each, first, self.size, None, self.piece, None))
-            else:
-                self.memory.holds.extend(holds)
-                self.locked = self.size
+            self.memory.holds.extend(holds)
+            self.locked = self.size
         except BaseException as error:
             self.error = error
-            for hold in holds:
-                with suppress(Exception):
-                    hold.unlock()
         finally:
+            if not self.locked:
+                for hold in holds:
+                    with suppress(Exception):
+                        hold.unlock()
             self.over.set()
 
 
