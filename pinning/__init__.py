@@ -9,6 +9,9 @@ part of it, may be locked by many. `PinnedMap` is the map beneath, one for each 
 that.
 """
 
+from pinning import main_interpreter as _main_interpreter  # noqa: F401
+
+# isort: split
 from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
-from weakref import ref
 
+from pinning.belongings import One
 from pinning.errors import PluginUnavailableError
 from pinning.map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, Device, Plugin
@@ -96,36 +96,15 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
     PluginUnavailableError
         There is no device of this name.
     """
-    found = default_device() if on is None else device(on) if isinstance(on, str) else on
-    return _map_of(found)
+    return _maps.of(default_device() if on is None else device(on) if isinstance(on, str) else on)
 
 
 def pinned_maps() -> list[PinnedMap]:
     """The maps made so far of the devices that are still there, in the order of their first use."""
-    return [each for known in list(_maps.values()) if (each := known()) is not None]
+    return _maps.all()
 
 
-# By id of the device; a device need not be hashable. A map keeps its device alive, and has to go with it: so the device
-# has the map, and the collector takes both.
-_maps: dict[int, ref[PinnedMap]] = {}
-_KEPT_AS = "_pinning_map"
-_kept: dict[str, PinnedMap] = {}  # of devices without attributes, for good
-
-
-def _map_of(found: Device) -> PinnedMap:
-    known = _maps.get(id(found))
-    there = None if known is None else known()
-    if there is not None:
-        return there
-    made = PinnedMap(found, shared=isinstance(found, NativeDevice))
-    attributes, name = getattr(found, "__dict__", None), _KEPT_AS
-    if not isinstance(attributes, dict):  # it has slots, or is a class
-        attributes, name = _kept, str(id(found))
-    there = attributes.setdefault(name, made)  # of two threads one is first
-    if there.device is not found:  # a copy of a device has its original's
-        attributes[name] = there = made
-    _maps[id(found)] = ref(there, partial(_maps.pop, id(found)))  # whose default is the reference itself
-    return there
+_maps = One(lambda device: PinnedMap(device, shared=isinstance(device, NativeDevice)))
 
 
 def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:

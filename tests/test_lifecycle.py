@@ -479,3 +479,20 @@ def test_a_map_that_goes_with_the_interpreter_says_nothing() -> None:
         del memory  # the default pool keeps it, which the map knows
     """)
     assert outcome(program) == (0, "", "")
+
+
+@pytest.mark.parametrize("main_too", [False, True])
+def test_a_sub_interpreter_is_told_that_it_cannot(main_too: bool) -> None:
+    program = f"""
+try:
+    import _interpreters as interpreters
+    run = interpreters.exec
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    run = interpreters.run_string
+{"import pinning" if main_too else ""}
+inside = "try: import pinning\\nexcept ImportError as error: print(error, flush=True)"
+run(interpreters.create(), inside)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.startswith("pinning works in the main interpreter of a process alone"), done.stderr

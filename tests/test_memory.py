@@ -12,7 +12,9 @@ import pickle
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -685,3 +687,46 @@ def test_exit_with_memory_left(kind: MemoryKind) -> None:
         threading.kept = memory, other, pool, modules  # goes when these modules' names are gone
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{1 << 17}\n", "")
+
+
+# ---- devices that a program makes ----
+
+
+def used(device: FakeMemoryDevice) -> None:
+    """Everything that the package makes for a device on demand."""
+    pinning.lock(bytearray(10), device=device).unlock()
+    with pinning.Queue(device) as queue:
+        for kind in device.memory_kinds:
+            memory, _ = queue.alloc(100, kind)
+            queue.free(memory)
+    with pinning.alloc(100, device=device) as there, pinning.alloc(100, device=device) as other:
+        pinning.copy(there, bytearray(100))
+        pinning.copy(there, other)
+        pinning.copy_batch([there], [bytearray(100)])
+    pinning.arrays.to_device(np.arange(10.0), device=device).copy_to_host()
+    pinning.arrays.synchronize(device)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_device_that_was_used_goes_when_nobody_has_it() -> None:
+    device = FakeMemoryDevice(held=False)
+    used(device)
+    gone = weakref.ref(device)
+    del device
+    assert eventually(lambda: (gc.collect(), gone() is None)[1])
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda device: pickle.loads(pickle.dumps(device))],
+    ids=["copy", "deep", "pickle"],
+)
+def test_a_copy_of_a_device_has_a_map_of_its_own(copied: Callable[[Any], Any]) -> None:
+    device = FakeDevice()
+    on = pinning.pinned_map(device)
+    on.lock(0x1000, 10)
+    other = copied(device)
+    assert pinning.pinned_map(device) is on
+    assert pinning.pinned_map(other) is not on
+    assert list(pinning.pinned_map(other)) == []
+    on.unlock(0x1000)

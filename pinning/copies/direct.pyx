@@ -9,6 +9,7 @@ All others are planned in Python.
 
 cimport cython
 from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp.optional cimport optional
@@ -37,11 +38,11 @@ from pinning.queues.queue import _defaults
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
 
-cdef dict defaults = _defaults
+cdef dict defaults = _defaults  # weak references
 cdef object DIRECT = Path.DIRECT
 cdef object PLAIN = Path.PLAIN
 cdef str LOCKED = "the host's memory is locked"
-cdef object last_device = None
+cdef object last_name = None  # of a device
 cdef str last_reason = None
 
 
@@ -86,7 +87,7 @@ def explain(dst, src, nbytes=None, queue=None):
 
 cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy copy):
     """A copy that is one call of the vendor's, and why. None, for all that must be planned."""
-    global last_device, last_reason
+    global last_name, last_reason
     cdef End host
     cdef Hold hold = None
     cdef PinnedMap map
@@ -98,9 +99,10 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
     elif origin.device is None:
         host = origin
     elif to.device is origin.device:
-        if to.device is not last_device:
-            last_reason = f"both ends are memory of {to.device.name}"
-            last_device = to.device
+        name = to.device.name
+        if name is not last_name:
+            last_reason = f"both ends are memory of {name}"
+            last_name = name
         copy.path, copy.reason = DIRECT, last_reason
         return direct_copy(to, origin, size, None)
     else:
@@ -208,6 +210,8 @@ cdef Submitter default_of(End to, End origin):
         if not isinstance(device, MemoryDevice):
             raise PinningError(f"{device.name} has no queues to copy in; name a queue of another device")
     cdef PyObject* known = PyDict_GetItem(defaults, <uint64_t><void*>device)
-    if known is not NULL and (<Submitter>known).is_usable():
-        return <Submitter>known
+    if known is not NULL:
+        known = PyWeakref_GetObject(<object>known)
+        if known is not <PyObject*>None and (<Submitter>known).is_usable():
+            return <Submitter>known
     return default_queue(device)

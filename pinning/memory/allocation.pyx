@@ -45,7 +45,7 @@ cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)  # in
 cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 cdef object LARGEST = sys.maxsize
-cdef dict maps = devices._maps  # weak references
+cdef dict maps = devices._maps.made  # weak references
 cdef Owners* owners = new Owners()
 cdef dict known_devices = {}  # weak references by id, in the order of their first use
 cdef bint ended = False  # the program has: what is left goes with the process

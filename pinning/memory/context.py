@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+from pinning.belongings import One
 from pinning.devices import default_device
 from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
@@ -188,11 +189,10 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
 def default_context(device: Device | str | None = None) -> Context:
     """The context of one device alone, the same each time; of the default device when None."""
     found = default_device() if device is None else device_of_name(device) if isinstance(device, str) else device
-    known = _default_contexts.get(id(found))
-    return known if known is not None else _default_contexts.setdefault(id(found), Context(found))
+    return _default_contexts.of(found)
 
 
-_default_contexts: dict[int, Context] = {}  # by id of the device, which its context keeps alive
+_default_contexts = One(Context)
 
 
 def _memory_device(device: Device | str) -> MemoryDevice:

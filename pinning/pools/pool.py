@@ -6,9 +6,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from pinning.belongings import One
 from pinning.errors import PinningError
 from pinning.lifecycle import later
 from pinning.memory import Allocation, Context, default_context
@@ -84,16 +86,23 @@ class Pool(Store):
         return f"<Pool of {self.kind.name} of {self.context!r}{', closed' if self.closed else ''}>"
 
 
+class _DefaultPool(Pool):
+    """Goes with its device, without a word."""
+
+    def __init__(self, kind: MemoryKind, device: Device) -> None:
+        super().__init__(default_context(device), kind)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and self.reserved:
+            later(self.close)
+
+
 def default_pool(device: Device, kind: MemoryKind) -> Pool:
     """The pool of a device's default context for memory of one kind, the same each time."""
-    key = id(device), id(kind)  # an enum's own hash takes longer than all else here
-    known = _default_pools.get(key)
-    if known is None:
-        known = _default_pools.setdefault(key, Pool(default_context(device), kind))
-    return known
+    return _default_pools[id(kind)].of(device)  # an enum's own hash takes longer than all else here
 
 
-_default_pools: dict[tuple[int, int], Pool] = {}
+_default_pools = {id(kind): One(partial(_DefaultPool, kind)) for kind in MemoryKind}
 
 
 def alloc_in(

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, Self
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from pinning import devices
+from pinning.belongings import belongings
 from pinning.errors import PinningError
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
@@ -173,7 +175,8 @@ class Queue(Submitter):
         return f"<Queue of {name}, {self.order}{', closed' if self.closed else ''}>"
 
 
-_defaults: dict[int, Queue] = {}  # by id of the device, which its queue keeps alive
+_DEFAULT = "default queue"  # of a device, among its belongings
+_defaults: dict[int, ref[Queue]] = {}  # the same by id of the device, for those in a hurry
 
 
 def default_queue(device: Device | str | None = None) -> Queue:
@@ -185,11 +188,16 @@ def default_queue(device: Device | str | None = None) -> Queue:
         The device has no queues.
     """
     on = _memory_device(device)
-    while (known := _defaults.get(id(on))) is None or not known.usable:
+    has = belongings(on)
+    known: Any
+    while (known := has.get(_DEFAULT)) is None or not known.usable:
         made = Queue(on)
-        if not replace(_defaults, id(on), known, made):  # another thread was quicker
+        if not replace(has, _DEFAULT, known, made):  # another thread was quicker
             made.close()
-    return known
+    quick = _defaults.get(id(on))
+    if quick is None or quick() is not known:
+        _defaults[id(on)] = ref(known, partial(_defaults.pop, id(on)))  # whose default is the reference itself
+    return known  # type: ignore[no-any-return]
 
 
 def as_queue(queue: object, device: Device | str | None = None) -> Queue:

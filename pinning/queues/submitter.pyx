@@ -269,7 +269,7 @@ cdef class Submitter:
             raise first
 
 
-def replace(dict where not None, key, old, new):
+def replace(where not None, key, old, new):
     if where.get(key) is not old:
         return False
     where[key] = new

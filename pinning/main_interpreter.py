@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses to be imported in a sub-interpreter, before the native modules do so in words of their own.
+
+Native threads and drivers call back into the main interpreter: C code has no other.
+"""
+
+import ctypes
+
+_python = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions are everybody's
+_python.PyInterpreterState_Get.restype = ctypes.c_void_p
+_python.PyInterpreterState_Main.restype = ctypes.c_void_p
+
+if _python.PyInterpreterState_Get() != _python.PyInterpreterState_Main():
+    raise ImportError(
+        "pinning works in the main interpreter of a process alone, and this is a sub-interpreter; import it in the "
+        "main one, or start a process"
+    )
