@@ -8,6 +8,9 @@ class _Device(Protocol):
     def data_unlock(self, ptr: int, /) -> None: ...
     def is_pinned_ptr(self, ptr: int, /) -> tuple[int, int, int] | None: ...
 
+def watch_problem() -> str | None:
+    """Why the kernel does not tell which memory leaves; None where it does."""
+
 class Region:
     """A locked region, as it was when asked for.
 

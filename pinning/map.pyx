@@ -22,6 +22,7 @@ from pinning.native cimport (
     PythonLocker,
     destroy,
     device_calls,
+    process_watcher,
     shared_map,
 )
 from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
@@ -107,6 +108,10 @@ cdef Wish wish(object read_only, object coherent):
     return made
 
 
+def watch_problem():
+    return process_watcher().problem().decode() or None
+
+
 _POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": <int>LockMapped.mandatory}
 
 
@@ -139,7 +144,7 @@ cdef class PinnedMap:
         else:
             locker = self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError, self.fine,
                                                     self.coarse)
-        self.map = new CPinnedMap(dereference(locker))
+        self.map = new CPinnedMap(dereference(locker), &process_watcher())
         self.mapped = new MappedLocks(dereference(self.map))
 
     def __del__(self):

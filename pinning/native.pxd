@@ -5,6 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool
 from libcpp.optional cimport optional
+from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from pinning.plugin.native cimport Access, Grain, Locker, VendorDevice, Wish, raise_in_python
@@ -36,6 +37,11 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
 
         bool in_one_piece(uint64_t ptr, uint64_t bytes) noexcept
 
+    cppclass Watcher:
+        string problem() except +
+
+    Watcher& process_watcher() except +
+
     cppclass PythonLocker(Locker):
         PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +
 
@@ -43,7 +49,7 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         pass
 
     cppclass CPinnedMap "pinning::PinnedMap":
-        CPinnedMap(Locker& locker) except +
+        CPinnedMap(Locker& locker, Watcher* watcher) except +
         void abandon() noexcept
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, Pieces& pieces) except +raise_in_python

@@ -37,6 +37,7 @@ void after_fork_in_child() {
 Registry& registry() {
   static Registry& only = []() -> Registry& {
     auto* const made = new Registry;
+    process_watcher();  // first, so that in a child it begins anew before the maps
     if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();
     return *made;
   }();
@@ -49,7 +50,7 @@ pinning_map& shared_map(VendorDevice& device) {
   Registry& all = registry();
   std::lock_guard const guard(all.mutex);
   pinning_map*& map = all.maps[&device];
-  if (map == nullptr) map = new pinning_map(device, device.largest_lock());
+  if (map == nullptr) map = new pinning_map(device, device.largest_lock(), true);
   return *map;
 }
 

@@ -17,6 +17,7 @@ from pinning.arena.names import abandoned, path_of
 from pinning.buffers import resolve
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
+from pinning.map import watch_problem
 from pinning.plugin import DescribedPlugin, Device, Library, LockLimit
 from pinning.populate import huge_page_mode
 from pinning.room import Room, cgroup_memory, system_memory
@@ -76,6 +77,7 @@ class DoctorReport:
     control_groups: list[Room]
     huge_pages: str
     numa_nodes: int
+    unwatched: str | None  # why memory that leaves while it is locked is not noticed
     advice: list[Advice]
 
     @property
@@ -100,6 +102,7 @@ def run() -> DoctorReport:
         control_groups=groups,
         huge_pages=huge_page_mode(),
         numa_nodes=len(numa.nodes()),
+        unwatched=watch_problem(),
         advice=[*_limits(rows), *_memory(groups), *_places(rows), *_segments(), *_pages()],
     )
 

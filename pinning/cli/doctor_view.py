@@ -81,5 +81,7 @@ def _machine(report: DoctorReport) -> Table:
     if not report.control_groups:
         shown.add_row("control group", "no memory limit")
     shown.add_row("NUMA", f"{report.numa_nodes} nodes" if report.numa_nodes > 1 else "one node")
+    seen = "noticed at once (userfaultfd)" if report.unwatched is None else f"not noticed: {escape(report.unwatched)}"
+    shown.add_row("memory freed while locked", seen)
     shown.add_row("huge pages", f"{_HUGE_PAGES.get(report.huge_pages, '')} ({report.huge_pages})")
     return shown

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -18,6 +19,7 @@
 #include "locker.hpp"
 #include "pieces.hpp"
 #include "region.hpp"
+#include "watcher.hpp"
 
 namespace pinning {
 
@@ -29,17 +31,22 @@ namespace pinning {
 ///
 /// A region of several pieces grows: as soon as the first is locked, `find` shows what is locked so far, and locks in
 /// that are counted at once. One beyond it waits for that much.
-class PinnedMap {
+class PinnedMap : private Tenant {
  public:
-  /// `locker` must outlive the map.
-  explicit PinnedMap(Locker& locker) : locker_(locker) {}
+  /// `locker` and `watcher` must outlive the map. Without a watcher memory that leaves is noticed only where somebody
+  /// calls `left`. `undone_by_watcher`: it calls `undo_left` from a thread of its own.
+  explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool undone_by_watcher = false)
+      : locker_(locker), watcher_(watcher) {
+    if (watcher_ != nullptr) watcher_->add(*this, undone_by_watcher);
+  }
 
   /// Unlocks what is left; the vendor's errors have nobody left to hear them.
-  ~PinnedMap() {
+  ~PinnedMap() override {
     try {
       clear();
     } catch (...) {
     }
+    if (watcher_ != nullptr) watcher_->remove(*this);
   }
 
   /// Throws InvalidRange for what cannot be locked, whatever the map holds.
@@ -90,6 +97,7 @@ class PinnedMap {
 
   /// Whether the region of this lock is still there, and its memory. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
+    hear_of_what_left();
     std::uint64_t serial = any;
     bool left = false;
     auto const look = [&](Record const& record) {
@@ -110,16 +118,20 @@ class PinnedMap {
   /// `unlock` takes it away. Throws InvalidRange, or PartialOverlap when any of it is in the map.
   void register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
     check(ptr, size);
+    hear_of_all_that_left();
+    Watching watching(*this, ptr, size);
     std::unique_lock guard(mutex_);
     while (!settle(guard, ptr, size)) {
     }
     if (auto const first = first_overlapping(ptr, size)) refuse(ptr, size, *first);
-    publish(enter(ptr, size, 0), {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()},
-            size);
+    Id const id = enter(ptr, size, 0);
+    watching.becomes(id);
+    publish(id, {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()}, size);
   }
 
   /// Takes back `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
   void unregister(Address ptr) {
+    Unwatching const afterwards(*this);
     std::lock_guard const guard(mutex_);
     auto region = table_.find(ptr, [](Record const&) {});
     if (!region || (table_.value(region->id).flags.load(std::memory_order_relaxed) & registered) == 0) {
@@ -134,8 +146,10 @@ class PinnedMap {
     leave(region->start);
   }
 
-  /// The region that holds every byte of [ptr, ptr + size). Takes no lock and writes nothing.
+  /// The region that holds every byte of [ptr, ptr + size). Takes no lock and writes nothing. After a call that has made
+  /// watched memory leave it waits until the map knows.
   std::optional<Region> find(Address ptr, std::uint64_t size = 1) const noexcept {
+    hear_of_what_left();
     Region region{};
     bool found = false;
     auto range = table_.find(ptr, [&](Record const& record) { found = record.read(region); });
@@ -153,6 +167,12 @@ class PinnedMap {
   std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Grain wish = Grain::unknown) {
     std::unique_lock const guard(mutex_, std::try_to_lock);
     if (size == 0 || !guard) return std::nullopt;
+    bool watched = false;
+    auto const look = [&](Record const& record) {
+      watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
+    };
+    if (!table_.find(ptr, look)) return std::nullopt;
+    if (watched && !watcher_->settled()) return std::nullopt;  // what has left by now may be this
     return count_one_more(ptr, size, wish, none);
   }
 
@@ -185,14 +205,17 @@ class PinnedMap {
   }
 
   /// The same where nobody is changing the map; nothing where somebody is. Waits for nobody.
-  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept {
+  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override {
     std::unique_lock const guard(mutex_, std::try_to_lock);
     if (!guard) return std::nullopt;
     return mark_left(ptr, size);
   }
 
   /// Tells the vendor of the regions whose memory has left. One that the vendor refuses is half unlocked from then on.
-  void undo_left() {
+  void undo_left() override {
+    hear_of_what_left();
+    if (gone_.load(std::memory_order_acquire) == 0) return;
+    Unwatching const afterwards(*this);
     std::unique_lock guard(mutex_);
     for (auto const& range : table_.regions()) {
       auto const region = table_.find(range.start, [](Record const&) {});
@@ -228,6 +251,7 @@ class PinnedMap {
   /// one that grows ends with the piece that is being locked.
   void clear(bool wait = true) {
     std::exception_ptr first_error;
+    Unwatching const afterwards(*this);
     std::unique_lock guard(mutex_);
     for (auto const& range : table_.regions()) {
       if (wait) {
@@ -281,12 +305,77 @@ class PinnedMap {
     bool ours = true;           // else others have locks in it, and may take it away any time
   };
 
+  // ---- watching: without the mutex ----
+
+  /// Watches a range until it is a region's.
+  class Watching {
+   public:
+    Watching(PinnedMap& map, Address ptr, std::uint64_t size) noexcept
+        : map_(map), ptr_(ptr), size_(size), on_(map.watcher_ != nullptr && map.watcher_->watch(ptr, size)) {}
+    ~Watching() {
+      if (on_) map_.watcher_->unwatch(ptr_, size_);
+    }
+    Watching(Watching const&) = delete;
+
+    /// With the mutex.
+    void becomes(Id id) noexcept {
+      if (!std::exchange(on_, false)) return;
+      Record& record = map_.table_.value(id);
+      record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::watched, std::memory_order_release);
+    }
+
+   private:
+    PinnedMap& map_;
+    Address const ptr_;
+    std::uint64_t const size_;
+    bool on_;
+  };
+
+  /// When it ends, the regions that have gone meanwhile are watched no more.
+  class Unwatching {
+   public:
+    explicit Unwatching(PinnedMap& map) noexcept : map_(map) {}
+    ~Unwatching() {
+      if (!map_.any_unwatched_.load(std::memory_order_acquire)) return;
+      std::vector<Unwatched> all;
+      {
+        std::lock_guard const guard(map_.mutex_);
+        all.swap(map_.unwatched_);
+        map_.any_unwatched_.store(false, std::memory_order_release);
+      }
+      for (Unwatched const& each : all) map_.watcher_->unwatch(each.start, each.size);
+    }
+    Unwatching(Unwatching const&) = delete;
+
+   private:
+    PinnedMap& map_;
+  };
+
+  /// Waits until the map knows of what left by a call that is over. That may take the mutex.
+  void hear_of_what_left() const noexcept {
+    while (watcher_ != nullptr && watcher_->unheard()) std::this_thread::yield();
+  }
+
+  /// The same of what has left by now, whoever's call it was.
+  void hear_of_all_that_left() const noexcept {
+    if (watcher_ == nullptr) return;
+    for (int tries = 0; !watcher_->settled(); ++tries) {
+      if (tries < 64) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+  }
+
   /// `lock`; without `pieces`, `track`.
   std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces) {
     check(ptr, size);
     // They outlive `guard`: to destroy what a locker threw may need a lock of the locker's own.
     std::exception_ptr refused, undo_refused;
     std::uint64_t confirmed = none;  // the region of others of which the vendor has said that it is still pinned
+    hear_of_all_that_left();
+    Unwatching const afterwards(*this);
     std::unique_lock guard(mutex_);
     for (;;) {
       if (auto const hold = count_one_more(ptr, size, wish.grain, confirmed)) return hold;
@@ -300,6 +389,11 @@ class PinnedMap {
       Id const id = enter(ptr, size, pieces != nullptr ? pieces->unit() : 0);
       guard.unlock();
       Attempt attempt{id, ptr, size, undo_refused};
+      if (pieces != nullptr) {
+        Watching watching(*this, ptr, size);
+        std::lock_guard const briefly(mutex_);
+        watching.becomes(id);
+      }
       std::optional<Pinned> pinned;
       try {
         try {
@@ -381,6 +475,7 @@ class PinnedMap {
 
   /// False when no lock of a region with this serial is held there.
   bool count_down(Address ptr, std::uint64_t serial) {
+    Unwatching const afterwards(*this);
     std::unique_lock guard(mutex_);
     for (;;) {
       auto region = table_.find(ptr, [](Record const&) {});
@@ -585,7 +680,8 @@ class PinnedMap {
     record.device_ptr.store(facts.device_ptr, std::memory_order_release);
     record.held.store(held, std::memory_order_release);
     record.references.store(facts.references, std::memory_order_release);
-    record.flags.store(facts.flags, std::memory_order_release);
+    record.flags.store(facts.flags | (record.flags.load(std::memory_order_relaxed) & Record::watched),
+                       std::memory_order_release);
     record.grain.store(facts.grain, std::memory_order_release);
     settle_as(record, state);
   }
@@ -593,6 +689,13 @@ class PinnedMap {
   void leave(Address start) noexcept {
     auto const region = table_.remove(start);
     Record& record = table_.value(region->id);
+    if ((record.flags.load(std::memory_order_relaxed) & Record::watched) != 0) {
+      try {
+        unwatched_.push_back({start, region->size});
+        any_unwatched_.store(true, std::memory_order_release);
+      } catch (std::bad_alloc const&) {  // it stays watched, for nobody
+      }
+    }
     if (record.has_left()) gone_.store(gone_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
     settle_as(record, State::leaving);
   }
@@ -679,7 +782,7 @@ class PinnedMap {
       if (record.is_growing()) {
         std::uint32_t const others = record.references.load(std::memory_order_relaxed) - 1;
         record.references.store(others, std::memory_order_release);
-        record.flags.store(0, std::memory_order_release);
+        record.flags.store(record.flags.load(std::memory_order_relaxed) & Record::watched, std::memory_order_release);
         attempt.ours = others == 0;
         if (!attempt.ours) ends_.insert(std::move(attempt.ends));
         settle_as(record, attempt.ours ? State::leaving : State::locked);
@@ -730,7 +833,15 @@ class PinnedMap {
     return pinned ? pinned : locker_.is_pinned(ptr + (size - 1));
   }
 
+  struct Unwatched {
+    Address start;
+    std::uint64_t size;
+  };
+
   Locker& locker_;
+  Watcher* const watcher_;
+  std::vector<Unwatched> unwatched_;
+  std::atomic<bool> any_unwatched_ = false;
   pagetable::PageTable<Record> table_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;

@@ -71,6 +71,7 @@ struct Record {
   static constexpr std::uint8_t registered = 2;
   static constexpr std::uint8_t memory_left = 4;  // some or all of it; `held` says which part, as `Pages` has it
   static constexpr std::uint8_t ending = 8;       // no more pieces are to be locked
+  static constexpr std::uint8_t watched = 16;     // the map's watcher tells of memory that leaves
 
   std::atomic<Address> device_ptr;
   std::atomic<std::uint64_t> piece;  // 0: one call

@@ -11,8 +11,10 @@
 
 /// What C calls a map: one with all that belongs to it.
 struct pinning_map {
-  pinning_map(pinning::Locker& calls, std::uint64_t largest_lock) : locker(calls), largest(largest_lock) {
-    auto fresh = std::make_unique<pinning::PinnedMap>(locker);
+  /// `of_process`: it is never destroyed, so a thread may call its locker when memory leaves.
+  pinning_map(pinning::Locker& calls, std::uint64_t largest_lock, bool of_process)
+      : locker(calls), largest(largest_lock), undone_by_watcher(of_process) {
+    auto fresh = std::make_unique<pinning::PinnedMap>(locker, &pinning::process_watcher(), undone_by_watcher);
     mapped = new pinning::MappedLocks(*fresh);
     map = fresh.release();
   }
@@ -28,7 +30,7 @@ struct pinning_map {
     if (map == nullptr) return;
     map->abandon();
     try {
-      new (map) pinning::PinnedMap(locker);
+      new (map) pinning::PinnedMap(locker, &pinning::process_watcher(), undone_by_watcher);
       new (mapped) pinning::MappedLocks(*map);
     } catch (std::bad_alloc const&) {
       map = nullptr;
@@ -41,6 +43,7 @@ struct pinning_map {
 
   pinning::Locker& locker;
   std::uint64_t const largest;  // bytes that one vendor call can take
+  bool const undone_by_watcher;
   pinning::PinnedMap* map = nullptr;
   pinning::MappedLocks* mapped = nullptr;
 };
