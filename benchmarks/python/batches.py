@@ -31,17 +31,17 @@ def noise(size: int) -> numpy.ndarray:
 
 
 class Blocks:
-    """As many blocks of one size as make 1 GiB, at random places."""
+    """As many blocks of one size as make 1 GiB, at random places, `shift` bytes behind where they would be aligned."""
 
-    def __init__(self, stack: ExitStack, pool: numpy.ndarray, size: int) -> None:
-        self.size = size
+    def __init__(self, stack: ExitStack, pool: numpy.ndarray, size: int, shift: int = 0) -> None:
+        self.size, self.shift = size, shift
         self.count = min(MOST, GIB // size)
         self.queue = stack.enter_context(pinning.Queue("cuda:0"))
         self.there = stack.enter_context(pinning.alloc(self.count * size, device="cuda:0"))
         self.pool = pool
-        self.places = numpy.random.default_rng(size).permutation(POOL // size)[: self.count]
+        self.places = numpy.random.default_rng(size).permutation(POOL // size - 1)[: self.count]
         order = numpy.arange(self.count, dtype=numpy.uint64)
-        self.near = numpy.uint64(pool.ctypes.data) + self.places.astype(numpy.uint64) * numpy.uint64(size)
+        self.near = numpy.uint64(pool.ctypes.data + shift) + self.places.astype(numpy.uint64) * numpy.uint64(size)
         self.far = numpy.uint64(self.there.ptr) + order * numpy.uint64(size)
 
     def move(self, inwards: bool, engine: str) -> None:
@@ -52,7 +52,7 @@ class Blocks:
         """That the device has each block."""
         back = numpy.empty(self.count * self.size, numpy.uint8)
         pinning.copy(back, self.there, queue=self.queue)
-        blocks = self.pool.reshape(-1, self.size)[self.places]
+        blocks = self.pool[self.shift :][: POOL - self.size].reshape(-1, self.size)[self.places]
         assert (back.reshape(-1, self.size) == blocks).all(), "wrong bytes"
 
 
@@ -60,7 +60,7 @@ def by_torch(blocks: Blocks, tensor: object, inwards: bool, most: int) -> float:
     """GB/s of a loop of copies of pinned tensors, of as many blocks as are patient enough for."""
     import torch
 
-    host = tensor[: POOL].view(-1, blocks.size)  # type: ignore[index]
+    host = tensor[:POOL].view(-1, blocks.size)  # type: ignore[index]
     there = torch.empty(most, blocks.size, dtype=torch.uint8, device="cuda")
     places = blocks.places[:most].tolist()
     torch.cuda.synchronize()
@@ -74,11 +74,12 @@ def by_torch(blocks: Blocks, tensor: object, inwards: bool, most: int) -> float:
     return most * blocks.size / (time.perf_counter_ns() - begin)
 
 
-def measure(size: int, pool: numpy.ndarray, locked: bool, rounds: int, tensor: object) -> None:
+def measure(size: int, pool: numpy.ndarray, locked: bool, rounds: int, tensor: object, shift: int = 0) -> None:
     for inwards in (True, False):
         with ExitStack() as stack:
-            blocks = Blocks(stack, pool, size)
-            case = Case("batches", f"{size // KIB} KiB, {'locked' if locked else 'pageable'}", 1)
+            blocks = Blocks(stack, pool, size, shift)
+            kind = "locked" if locked else "pageable"
+            case = Case("batches", f"{size // KIB} KiB, {kind}{', odd ends' if shift else ''}", 1)
             series = "to the device" if inwards else "to the host"
 
             def turn(name: str, rate: Callable[[], float]) -> None:
@@ -103,16 +104,28 @@ def measure(size: int, pool: numpy.ndarray, locked: bool, rounds: int, tensor: o
 
 
 def submission(pool: numpy.ndarray) -> None:
-    """What the call itself takes, for 65 536 blocks of 4 KiB given as arrays, and for one block."""
+    """What the call itself takes, for 65 536 blocks of 4 KiB given as arrays, and for one block beside `copy_async`."""
     with ExitStack() as stack:
         blocks = Blocks(stack, pool, 4 * KIB)
         case = Case("batches", "the call", 1)
+        far, near = int(blocks.far[0]), int(blocks.near[0])
+
+        def time_of(series: str, name: str, submit: Callable[[], object]) -> None:
+            begin = time.perf_counter_ns()
+            submit()
+            case.add(series, "us", name, (time.perf_counter_ns() - begin) / 1e3)
+            blocks.queue.synchronize()
+
+        def batch(count: int) -> Callable[[], object]:
+            ends = blocks.far[:count], blocks.near[:count]
+            return lambda: pinning.copy_batch_async(*ends, blocks.size, queue=blocks.queue)
+
         for _ in range(20):
-            for name, count in (("65 536 blocks", blocks.count), ("1 block", 1)):
-                begin = time.perf_counter_ns()
-                pinning.copy_batch_async(blocks.far[:count], blocks.near[:count], blocks.size, queue=blocks.queue)
-                case.add(name, "us", "pinning", (time.perf_counter_ns() - begin) / 1e3)
-                blocks.queue.synchronize()
+            time_of("65 536 blocks", "pinning", batch(blocks.count))
+        for _ in range(100):
+            time_of("1 block", "copy_async", lambda: pinning.copy_async(far, near, blocks.size, blocks.queue))
+            time_of("1 block", "pinning", batch(1))
+            time_of("4 blocks", "pinning", batch(4))
         case.print()
 
 
@@ -131,5 +144,6 @@ if __name__ == "__main__":
         submission(pool)
         for size in SIZES:
             measure(size, pool, True, rounds, tensor)
+        measure(4 * KIB, pool, True, rounds, None, shift=5)
     for size in (16 * KIB, 64 * KIB):
         measure(size, pool, False, rounds, None)

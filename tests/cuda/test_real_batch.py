@@ -56,3 +56,28 @@ def test_a_batch_is_what_numpy_would_copy(
         if inwards:
             pinning.copy(target, device, queue=queue)
     assert (target == expected).all()
+
+
+@pytest.mark.parametrize("inwards", [True, False])
+def test_every_alignment_of_one_end_to_the_other(queue: pinning.Queue, inwards: bool) -> None:
+    draw = numpy.random.default_rng(7)
+    room = 8192
+    a, b, which = (each.ravel() for each in numpy.meshgrid(range(32), range(32), range(4), indexing="ij"))
+    sizes = draw.integers([1, 17, 1000, 4000], [17, 100, 1100, 4200])[which]
+    sizes += draw.integers(0, 33, sizes.size)
+    to = numpy.arange(sizes.size) * room + a
+    origin = draw.permutation(sizes.size) * room + b
+    source, target = noise(sizes.size * room, 1), noise(sizes.size * room, 2)
+    expected = target.copy()
+    for start, begin, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
+        expected[start : start + size] = source[begin : begin + size]
+    host, there = (source, target) if inwards else (target, source)
+    with pinning.alloc(there.nbytes, device=queue.device) as device, pinning.locked(host, device=queue.device):
+        pinning.copy(device, there, queue=queue)
+        near, far = numpy.uint64(host.ctypes.data), numpy.uint64(device.ptr)
+        bases = (far, near) if inwards else (near, far)
+        ends = bases[0] + to.astype(numpy.uint64), bases[1] + origin.astype(numpy.uint64)
+        pinning.copy_batch(*ends, sizes, queue=queue, engine="kernel")
+        if inwards:
+            pinning.copy(target, device, queue=queue)
+    assert (target == expected).all()
