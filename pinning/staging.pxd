@@ -75,6 +75,7 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         bool empty() noexcept
 
     CStaging& staging(VendorDevice& device) except +raise_in_python
+    uint64_t trim_stagings() except +raise_in_python
     unique_ptr[CStaging] make_staging(unique_ptr[PinnedMemory] memory) except +raise_in_python
 
 

@@ -186,11 +186,15 @@ def staging_of(device):
 
 
 def trim_staging():
-    freed = 0
+    cdef uint64_t freed
+    cdef Staging each
+    with nogil:
+        freed = trim_stagings()
     for key, each in list(stagings.items()):
-        freed += each.trim()
-        if each.empty:
-            stagings.pop(key, None)
+        if not each.native:
+            freed += each.trim()
+            if each.empty:
+                stagings.pop(key, None)
     return freed
 
 

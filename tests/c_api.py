@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import re
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pinning
 
@@ -60,6 +60,10 @@ for _name, _arguments in {
     "pinning_unlock_unmapped": [c_void_p, c_void_p],
     "pinning_find": [c_void_p, c_void_p, c_size_t, POINTER(_Region)],
     "pinning_regions": [c_void_p, POINTER(_Region), c_size_t, POINTER(c_size_t)],
+    "pinning_copy_batch": [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t],
+    "pinning_copy_batch_async": [*[c_void_p] * 4, c_size_t, c_void_p, POINTER(c_void_p)],
+    "pinning_copy_done": [c_void_p, POINTER(c_int)],
+    "pinning_copy_wait": [c_void_p],
 }.items():
     getattr(_lib, _name).argtypes = _arguments
 
@@ -117,6 +121,34 @@ class Map:
         found = (_Region * count.value)()
         call("pinning_regions", self._map, found, count.value, byref(count))
         return [_named(region) for region in found]
+
+    def copy_batch(self, *batch: object) -> None:
+        """`batch`: the addresses of both ends, and the sizes, as arrays of uint64."""
+        call("pinning_copy_batch", self._map, *_arrays(*batch))
+
+    def copy_batch_async(self, stream: int, *batch: object) -> Copy:
+        copy = c_void_p()
+        call("pinning_copy_batch_async", self._map, *_arrays(*batch), stream, byref(copy))
+        return Copy(copy)
+
+
+class Copy:
+    """A copy that is under way; wait for it once."""
+
+    def __init__(self, copy: c_void_p) -> None:
+        self._copy = copy
+
+    def done(self) -> bool:
+        done = c_int()
+        call("pinning_copy_done", self._copy, byref(done))
+        return bool(done.value)
+
+    def wait(self) -> None:
+        call("pinning_copy_wait", self._copy)
+
+
+def _arrays(dsts: Any, srcs: Any, sizes: Any) -> tuple[int, int, int, int]:
+    return dsts.ctypes.data, srcs.ctypes.data, sizes.ctypes.data, dsts.size
 
 
 def _named(region: _Region) -> Region:

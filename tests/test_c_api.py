@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy
 import pytest
 
 import c_api
@@ -433,3 +435,51 @@ except pytest.skip.Exception as reason:
 """)
     if said:
         pytest.skip(said)
+
+
+# ---- copies ----
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_batch_of_copies(asynchronous: bool) -> None:
+    draw = numpy.random.default_rng(1)
+    host, there = draw.integers(0, 256, (2, 1 << 20), dtype=numpy.uint8)
+    sizes = draw.integers(1, 8000, 200).astype(numpy.uint64)
+    to = numpy.cumsum(sizes) - sizes
+    origin = draw.integers(0, host.size - sizes).astype(numpy.uint64)
+    expected = there.copy()
+    for a, b, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
+        expected[a : a + size] = host[b : b + size]
+    native = c_api.Map("host:0")
+    with (
+        pinning.Queue("host:0") as queue,
+        pinning.alloc(there.nbytes, device="host:0") as device,
+        pinning.lock(host[5000:300000], device="host:0"),
+    ):
+        pinning.copy(device, there, queue=queue)
+        batch = numpy.uint64(device.ptr) + to, numpy.uint64(host.ctypes.data) + origin, sizes
+        if asynchronous:
+            gate = threading.Event()
+            queue.call(lambda: gate.wait(60))
+            copy = native.copy_batch_async(queue.handle, *batch)
+            done, region = copy.done(), pinning.find(host[5000:300000])
+            gate.set()
+            copy.wait()
+            assert not done
+            assert region is not None and region.references > 1
+        else:
+            native.copy_batch(*batch)
+        pinning.copy(there, device, queue=queue)
+    assert (there == expected).all()
+    assert native.regions() == []
+
+
+def test_a_batch_that_is_refused() -> None:
+    bytes_ = numpy.zeros(100, numpy.uint8)
+    native = c_api.Map("host:0")
+    with pinning.alloc(100, device="host:0") as device:
+        dsts = numpy.array([device.ptr, device.ptr + 50], numpy.uint64)
+        srcs = numpy.full(2, bytes_.ctypes.data, numpy.uint64)
+        with pytest.raises(c_api.StatusError, match="item 1 of the batch: it runs past the end") as refused:
+            native.copy_batch(dsts, srcs, numpy.array([50, 51], numpy.uint64))
+        assert refused.value.status == "PINNING_INVALID_RANGE"

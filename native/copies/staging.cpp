@@ -590,6 +590,18 @@ Staging& staging(VendorDevice& device) {
   return *found;
 }
 
+std::uint64_t trim_stagings() {
+  std::vector<Staging*> all;
+  {
+    Known& stagings = known();
+    std::lock_guard const guard(stagings.mutex);
+    for (auto const& [device, staging] : stagings.of) all.push_back(staging.get());
+  }
+  std::uint64_t freed = 0;
+  for (Staging* const each : all) freed += each->trim();
+  return freed;
+}
+
 std::unique_ptr<Staging> make_staging(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn) {
   known();  // so that a fork forgets the threads
   return std::make_unique<Rings>(std::move(memory), worn);

@@ -1,35 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // <pinning/pinning.h>: arguments checked, exceptions turned into statuses, and all else is the map's.
-#include <pinning/shared_map.hpp>
-
+#include "c_arguments.hpp"
 #include "c_locker.hpp"
-#include "failure.hpp"
 #include "../vendors/devices.hpp"
 
 namespace {
 
 using pinning::Address;
+using pinning::given;
 using pinning::guarded;
 using pinning::InvalidArgument;
-
-Address word(void const* ptr) noexcept { return reinterpret_cast<Address>(ptr); }
-void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
+using pinning::pointer;
+using pinning::room;
+using pinning::word;
 
 void set(void** result, Address address) noexcept {
   if (result != nullptr) *result = pointer(address);
-}
-
-template <class Map>
-Map& given(Map* map) {
-  if (map == nullptr) throw InvalidArgument("the map is null; make one by pinning_map_create or pinning_map_open");
-  if (map->map == nullptr) throw std::bad_alloc();  // there was no memory for it in this child of fork
-  return *map;
-}
-
-template <class Result>
-Result& room(Result* result) {
-  if (result == nullptr) throw InvalidArgument("there is no place for the result: a pointer is null");
-  return *result;
 }
 
 pinning_region in_c(pinning::Region const& region) noexcept {

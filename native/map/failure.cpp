@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <new>
+#include <pinning/vendor.hpp>
 
 namespace pinning {
 
@@ -47,6 +48,8 @@ pinning_status failure() noexcept {
   } catch (VendorError const& error) {
     return fail(PINNING_VENDOR_ERROR, error.what());
   } catch (Unavailable const& error) {
+    return fail(PINNING_UNAVAILABLE, error.what());
+  } catch (Unsupported const& error) {
     return fail(PINNING_UNAVAILABLE, error.what());
   } catch (std::bad_alloc const&) {
     return fail(PINNING_NO_MEMORY, "the host's heap is exhausted");

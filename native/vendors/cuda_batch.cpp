@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include "../kernels/move_parts_ptx.hpp"
+#include "batch_call.hpp"
 #include "cuda_queue.hpp"
 
 namespace pinning::cuda {
@@ -15,9 +15,6 @@ namespace {
 // Measured on an H100 and an H200: 4 multiprocessors fill the bus from 4 KiB a part on, 8 from 1 KiB on, and more gain
 // nothing.
 constexpr unsigned blocks = 8, threads = 1024, warps = threads / 32;
-
-// One call takes so many descriptors: a driver was seen to crash on 50 000, and another to refuse 8 192.
-constexpr std::size_t descriptors = 4096;
 
 /// The kernel of a context, compiled by the driver at its first use. It stays as long as the context.
 void* kernel_of(Driver const& driver, Where context) {
@@ -55,29 +52,17 @@ void Queue::move_parts(Address parts, std::uint64_t count) {
 void Queue::copy_batch(Part const* parts, std::uint64_t count) {
   bool const has_call = driver_.cuMemcpyBatchAsync_v2 != nullptr || driver_.cuMemcpyBatchAsync_v1 != nullptr;
   if (count < 2 || !has_call || handle() <= last_default) return VendorQueue::copy_batch(parts, count);
-  std::size_t const most = std::min<std::size_t>(count, descriptors);
-  std::vector<unsigned long long> dsts(most), srcs(most);
-  std::vector<std::size_t> sizes(most);
   CopyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
-  for (std::uint64_t at = 0; at < count; at += most) {
-    std::size_t const now = std::min<std::uint64_t>(most, count - at);
-    for (std::size_t i = 0; i < now; ++i) {
-      dsts[i] = parts[at + i].dst;
-      srcs[i] = parts[at + i].src;
-      sizes[i] = parts[at + i].size;
-    }
-    int const code = result("cuMemcpyBatchAsync", [&] {
+  copy_by_batch_call<unsigned long long>(*this, parts, count, [&](auto* dsts, auto* srcs, auto* sizes, auto now) {
+    return result("cuMemcpyBatchAsync", [&] {
       std::size_t first = 0, failed = 0;  // the first copy that has the attributes; the one that was refused
       if (driver_.cuMemcpyBatchAsync_v2 != nullptr) {
-        return driver_.cuMemcpyBatchAsync_v2(dsts.data(), srcs.data(), sizes.data(), now, &attributes, &first, 1, stream());
+        return driver_.cuMemcpyBatchAsync_v2(dsts, srcs, sizes, now, &attributes, &first, 1, stream());
       }
-      return driver_.cuMemcpyBatchAsync_v1(dsts.data(), srcs.data(), sizes.data(), now, &attributes, &first, 1, &failed,
-                                           stream());
+      return driver_.cuMemcpyBatchAsync_v1(dsts, srcs, sizes, now, &attributes, &first, 1, &failed, stream());
     });
-    // It refuses more than copies one by one do, and does not say what.
-    if (code != 0) VendorQueue::copy_batch(parts + at, now);
-  }
+  });
 }
 
 }  // namespace pinning::cuda

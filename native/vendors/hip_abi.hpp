@@ -48,6 +48,11 @@ namespace pinning::hip {
   FUNCTION(hipEventSynchronize, int, void*)                                                                     \
   FUNCTION(hipEventElapsedTime, int, float*, void*, void*)
 
+// Null in runtimes before ROCm 7.1. Those of 7.2.1 to 7.2.3 refuse attributes, which are optional: none are given.
+#define PINNING_HIP_NEWER_FUNCTIONS(FUNCTION)                                                                   \
+  FUNCTION(hipMemcpyBatchAsync, int, void**, void**, std::size_t*, std::size_t, void*, std::size_t*,            \
+           std::size_t, std::size_t*, void*)
+
 #define PINNING_HIP_CONSTANTS(CONSTANT)                          \
   CONSTANT(hipErrorInvalidValue, 1)                              \
   CONSTANT(hipErrorInvalidDevicePointer, 17)                     \
@@ -72,6 +77,7 @@ namespace pinning::hip {
 #define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);
 struct Functions {
   PINNING_HIP_FUNCTIONS(PINNING_POINTER)
+  PINNING_HIP_NEWER_FUNCTIONS(PINNING_POINTER)
 };
 #undef PINNING_POINTER
 

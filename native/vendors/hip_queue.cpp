@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hip_queue.hpp"
 
+#include "batch_call.hpp"
+
 namespace pinning::hip {
 
 namespace {
@@ -20,6 +22,18 @@ void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint
   submit("hipMemcpy2DAsync", [&] {
     return runtime_.hipMemcpy2DAsync(pointer(dst), dst_pitch, pointer(src), src_pitch, width, height, hipMemcpyDefault,
                                      stream());
+  });
+}
+
+void Queue::copy_batch(Part const* parts, std::uint64_t count) {
+  if (count < 2 || runtime_.hipMemcpyBatchAsync == nullptr) return VendorQueue::copy_batch(parts, count);
+  copy_by_batch_call<void*>(*this, parts, count, [&](auto* dsts, auto* srcs, auto* sizes, auto now) {
+    std::size_t failed = 0;
+    int const code = result("hipMemcpyBatchAsync", [&] {
+      return runtime_.hipMemcpyBatchAsync(dsts, srcs, sizes, now, nullptr, nullptr, 0, &failed, stream());
+    });
+    if (code != 0) runtime_.forget_error();  // others ask after their kernels
+    return code;
   });
 }
 

@@ -25,6 +25,7 @@ Runtime::Runtime()
 #define PINNING_GET(name, ...) library_.get(#name, this->name);
   PINNING_HIP_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
+  library_.get_if_there("hipMemcpyBatchAsync", hipMemcpyBatchAsync);
   streams_ = {
       .stream_create = {"hipStreamCreateWithFlags", hipStreamCreateWithFlags},
       .stream_destroy = {"hipStreamDestroy", hipStreamDestroy},

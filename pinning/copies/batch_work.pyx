@@ -14,8 +14,6 @@ from pinning.staging cimport StagingLimits, limits_of
 
 from typing import NamedTuple
 
-from pinning.staging import staging_of
-
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
     cppclass PartList:
@@ -77,7 +75,6 @@ cdef class BatchWork:
     def __cinit__(self, NativeDevice device not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
                   const uint64_t[::1] srcs not None, const uint64_t[::1] sizes not None, str engine, cbool has_kernel,
                   costs):
-        staging_of(device)  # which `trim_staging` then knows
         cdef Items items
         items.dsts, items.srcs, items.sizes = &dsts[0], &srcs[0], &sizes[0]
         items.count = dsts.shape[0]

@@ -6,13 +6,14 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 
 import numpy
 import pytest
 
+import c_api
 import pinning
 from pinning.errors import VendorError
 from standins.standin import StandIn
@@ -42,9 +43,7 @@ def moved(standin: StandIn) -> list[str]:
     ("engine", "calls"),
     [("auto", ["cuLaunchKernel"]), ("copy", ["cuMemcpyBatchAsync"]), ("kernel", ["cuLaunchKernel"])],
 )
-def test_locked_blocks_go_by_one_call(
-    standin: StandIn, queue: pinning.Queue, engine: str, calls: list[str]
-) -> None:
+def test_locked_blocks_go_by_one_call(standin: StandIn, queue: pinning.Queue, engine: str, calls: list[str]) -> None:
     host, back = noise((64, BLOCK)), numpy.zeros((64, BLOCK), numpy.uint8)
     order, places = numpy.random.default_rng(2).permutation(64), numpy.random.default_rng(3).permutation(64)
     with (
@@ -87,26 +86,77 @@ def test_locked_and_pageable_and_across_the_border(standin: StandIn, queue: pinn
     assert (target == expected).all()
 
 
+@pytest.mark.parametrize("inwards", [True, False])
+def test_from_c_in_a_stream(standin: StandIn, queue: pinning.Queue, inwards: bool) -> None:
+    host, there_bytes = noise((64, BLOCK)), noise((64, BLOCK), 2)
+    order = numpy.random.default_rng(3).permutation(64).astype(numpy.uint64) * numpy.uint64(BLOCK)
+    in_order = numpy.arange(64, dtype=numpy.uint64) * numpy.uint64(BLOCK)
+    sizes = numpy.full(64, BLOCK, numpy.uint64)
+    source, target = (host, there_bytes) if inwards else (there_bytes, host)
+    expected = target.copy()
+    expected[(order // numpy.uint64(BLOCK)).astype(int)] = source
+    native = c_api.Map("cuda:0")
+    with pinning.alloc(host.nbytes, device="cuda:0") as there:
+        pinning.copy(there, there_bytes, queue=queue)
+        with pinning.lock(host[:32], device="cuda:0"):  # the other half goes through the rings
+            near, far = numpy.uint64(host.ctypes.data), numpy.uint64(there.ptr)
+            bases = (far, near) if inwards else (near, far)
+            standin.configure()
+            copy = native.copy_batch_async(queue.handle, bases[0] + order, bases[1] + in_order, sizes)
+            assert "cuLaunchKernel" in moved(standin)
+        assert native.regions() != []  # held until it is over
+        copy.wait()
+        assert native.regions() == []
+        if inwards:
+            pinning.copy(target, there, queue=queue)
+    assert (target == expected).all()
+    standin.configure()
+
+
+def failing_in_turn(standin: StandIn, copy: Callable[[], None]) -> Iterator[Exception | None]:
+    """Has each of the driver's calls of a copy fail in turn, and then none."""
+    for n in count(1):
+        standin.configure(f"fail=*:{n}:{UNKNOWN}")
+        refused = None
+        try:
+            copy()
+        except (VendorError, c_api.StatusError) as error:
+            refused = error
+        calls = standin.calls()
+        standin.configure()
+        yield refused
+        if n > len(calls):
+            assert refused is None
+            return
+
+
+def test_from_c_with_each_call_failing(standin: StandIn, queue: pinning.Queue) -> None:
+    host = noise((36, BLOCK))
+    native = c_api.Map("cuda:0")
+    sizes = numpy.full(36, BLOCK, numpy.uint64)
+    offsets = numpy.arange(36, dtype=numpy.uint64) * numpy.uint64(BLOCK)
+    with pinning.alloc(36 * BLOCK, device="cuda:0") as there, pinning.lock(host[:32], device="cuda:0"):
+        batch = numpy.uint64(there.ptr) + offsets, numpy.uint64(host.ctypes.data) + offsets, sizes
+        refusals = 0
+        for refused in failing_in_turn(standin, lambda: native.copy_batch(*batch)):
+            refusals += refused is not None
+            region = pinning.find(host[:32], device="cuda:0")
+            assert region is not None and region.references == 1  # nothing of the copy is left
+        assert refusals > 3
+        back = numpy.zeros_like(host)
+        pinning.copy(back, there, queue=queue)
+        assert (back == host).all()
+
+
 def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinning.Queue) -> None:
     host = noise((32, BLOCK))
     array = noise((4, BLOCK), 7)
     with pinning.alloc(36 * BLOCK, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
         sources = [*host, *array]
         places = [there.ptr + i * BLOCK for i in range(36)]
-        for n in count(1):
-            standin.configure(f"fail=*:{n}:{UNKNOWN}")
-            refused = None
-            try:
-                pinning.copy_batch(places, sources, queue=queue)
-            except VendorError as error:
-                refused = error
-            calls = standin.calls()
-            standin.configure()
+        for _ in failing_in_turn(standin, lambda: pinning.copy_batch(places, sources, queue=queue)):
             with suppress(VendorError):  # of a call that only asks, whose error nobody has heard yet
                 queue.synchronize()
-            if n > len(calls):
-                assert refused is None
-                break
         back = numpy.zeros((36, BLOCK), numpy.uint8)
         pinning.copy(back, there, queue=queue)
         assert (back == numpy.concatenate([host, array])).all()

@@ -118,3 +118,26 @@ def test_what_is_where(device: HipDevice) -> None:
                 assert known is not None
                 assert (known.kind, known.base, known.size) == (kind, ptr, 1000)
         assert pinning.memory_info(ptr) is None
+
+
+def test_a_batch_is_one_call_for_some_thousands(device: HipDevice, standin: StandIn) -> None:
+    count, size = 5000, 16
+    array, back = noise(count * size).reshape(count, size), numpy.zeros((count, size), numpy.uint8)
+    order = numpy.random.default_rng(2).permutation(count)
+    with (
+        pinning.Queue(device) as queue,
+        pinning.alloc(array.nbytes, device=device) as there,
+        pinning.locked(array, back, device=device),
+    ):
+        standin.configure()
+        pinning.copy_blocks(there, order, array, range(count), size, queue=queue).wait()
+        assert [call.split()[:2] for call in standin.calls() if call.startswith("hipMemcpy")] == [
+            ["hipMemcpyBatchAsync", "4096"],
+            ["hipMemcpyBatchAsync", "904"],
+        ]
+        standin.configure("fail=hipMemcpyBatchAsync:1:801")  # as releases do that copy between devices only
+        copy = pinning.copy_blocks(back, range(count), there, order, size, queue=queue)
+        copy.wait()
+        standin.configure()
+    assert copy.path == "direct"
+    assert (back == array).all()

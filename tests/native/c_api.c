@@ -234,6 +234,34 @@ static void mappings(pinning_map *map) {
   EXPECT(count(map) == 0);
 }
 
+static void copies(pinning_map *map) {
+  pinning_map *host;
+  char *const from = malloc(300), *const to = calloc(1, 300);
+  void *dsts[] = {to + 200, to};
+  const void *srcs[] = {from + 100, from + 50};
+  size_t sizes[] = {100, 1};
+  int done;
+  memset(from, 'a', 300);
+  GIVES(PINNING_OK, pinning_map_open(&host, "host:0"));
+  GIVES(PINNING_OK, pinning_lock(host, from, 120, NULL));
+  GIVES(PINNING_OK, pinning_copy_batch(host, dsts, srcs, sizes, 2));
+  EXPECT(to[0] == 'a' && to[1] == 0 && to[199] == 0 && !memcmp(to + 200, from, 100));
+  sizes[1] = 0;
+  GIVES(PINNING_INVALID_RANGE, pinning_copy_batch(host, dsts, srcs, sizes, 2));
+  EXPECT(strstr(pinning_last_error(), "item 1 of the batch"));
+  GIVES(PINNING_INVALID_RANGE, pinning_copy_batch(host, dsts, srcs, sizes, 0));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_batch(host, NULL, srcs, sizes, 1));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_batch(NULL, dsts, srcs, sizes, 1));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_batch(map, dsts, srcs, sizes, 1));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_batch_async(host, dsts, srcs, sizes, 1, NULL, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_done(NULL, &done));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_copy_wait(NULL));
+  GIVES(PINNING_OK, pinning_unlock(host, from));
+  EXPECT(count(host) == 0);
+  free(from);
+  free(to);
+}
+
 static void process_wide(void) {
   pinning_map *host, *again;
   void *device;
@@ -273,6 +301,7 @@ int main(void) {
   refusals(map);
   others(map);
   mappings(map);
+  copies(map);
   GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
   GIVES(PINNING_OK, pinning_map_destroy(map));
   EXPECT(!vendor.locked.base);

@@ -172,6 +172,38 @@ PINNING_API pinning_status pinning_find(const pinning_map *map, const void *ptr,
 PINNING_API pinning_status pinning_regions(const pinning_map *map, pinning_region *regions, size_t room,
                                            size_t *count) PINNING_NOEXCEPT;
 
+/* ---- many copies as one ---- */
+
+/*
+ * Copies `sizes[i]` bytes from `srcs[i]` to `dsts[i]` for each of `count` items, and returns once all is over. `map` is
+ * one of `pinning_map_open`; an end is memory of the host, locked or not, or of its device. All items are checked before
+ * anything is copied: PINNING_INVALID_RANGE names the first that is empty, no range, or runs out of the device's memory.
+ * Items are split at the borders of locks, and each part goes its fastest way: where the device has a kernel for it, many
+ * small locked ones by that; else by its copy engines, in one call where the vendor has one; pageable memory by threads,
+ * through pinned blocks. In what order is no promise: of two items that write the same byte either may have the last
+ * word. Where the vendor refuses, some items may have been copied, and nothing is under way any more.
+ */
+PINNING_API pinning_status pinning_copy_batch(pinning_map *map, void *const *dsts, const void *const *srcs,
+                                              const size_t *sizes, size_t count) PINNING_NOEXCEPT;
+
+typedef struct pinning_copy pinning_copy;
+
+/*
+ * The same in the vendor's `stream` (a CUstream, hipStream_t, ...; of the map's device), after what was submitted there
+ * before; returns once it is submitted. The caller keeps the stream and the memory, and sees to it that nobody else submits
+ * to the stream meanwhile; locks of the memory are held, until `pinning_copy_wait`. In a child of fork a copy is not to be
+ * used.
+ */
+PINNING_API pinning_status pinning_copy_batch_async(pinning_map *map, void *const *dsts, const void *const *srcs,
+                                                    const size_t *sizes, size_t count, void *stream,
+                                                    pinning_copy **copy) PINNING_NOEXCEPT;
+
+/* Writes 1 where it is over, else 0. An error is that of the copy, or of work before it. */
+PINNING_API pinning_status pinning_copy_done(pinning_copy *copy, int *done) PINNING_NOEXCEPT;
+
+/* Waits until it is over and frees `copy`, also where it returns an error: that of the copy, or of work before it. */
+PINNING_API pinning_status pinning_copy_wait(pinning_copy *copy) PINNING_NOEXCEPT;
+
 #ifdef __cplusplus
 }
 #endif

@@ -106,6 +106,8 @@ class Staging {
 
 /// Of a device, always the same.
 PINNING_API Staging& staging(VendorDevice& device);
+/// `trim` of all these.
+PINNING_API std::uint64_t trim_stagings();
 /// A ring that has counted so many chunks counts anew when it is idle: HIP compares words without wrapping.
 inline constexpr std::uint32_t worn_chunks = 1u << 30;
 /// Of the queues of a device that is not native. It may go once its rings are given back.

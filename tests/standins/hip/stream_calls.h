@@ -171,6 +171,25 @@ hipError_t hipMemcpyAsync(void *dst, const void *src, size_t sizeBytes, hipMemcp
     return move_work(stream, work);
 }
 
+#if HIP_VERSION < 70100000
+typedef void hipMemcpyAttributes;
+hipError_t hipMemcpyBatchAsync(void **dsts, void **srcs, size_t *sizes, size_t count, hipMemcpyAttributes *attrs,
+                               size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, hipStream_t stream);
+#endif
+
+// ROCm 7.1's, without attributes, which some of its releases refuse. In order here, which callers may not rely on.
+hipError_t hipMemcpyBatchAsync(void **dsts, void **srcs, size_t *sizes, size_t count, hipMemcpyAttributes *attrs,
+                               size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, hipStream_t stream) {
+    ENTER_WORKING("%zu %p", count, (void *)stream);
+    DEMAND(count && count <= 8192 && !attrs && !attrsIdxs && !numAttrs && failIdx, hipErrorInvalidValue);
+    for (size_t i = 0; i < count; ++i) {
+        hipError_t code = move_work(stream, (struct work){.kind = COPY, .to = (uintptr_t)dsts[i],
+                                                          .from = (uintptr_t)srcs[i], .width = sizes[i], .height = 1});
+        if (code) return code;
+    }
+    return hipSuccess;
+}
+
 hipError_t hipMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
                             hipMemcpyKind kind, hipStream_t stream) {
     ENTER_WORKING("%p %zu %p %zu %zu %zu %d %p", dst, dpitch, src, spitch, width, height, kind, (void *)stream);

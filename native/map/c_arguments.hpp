@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What functions in C are given: addresses as pointers, and pointers that must not be null.
+#pragma once
+
+#include <new>
+#include <pinning/shared_map.hpp>
+
+#include "failure.hpp"
+
+namespace pinning {
+
+inline Address word(void const* ptr) noexcept { return reinterpret_cast<Address>(ptr); }
+inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }
+
+template <class Map>
+Map& given(Map* map) {
+  if (map == nullptr) throw InvalidArgument("the map is null; make one by pinning_map_create or pinning_map_open");
+  if (map->map == nullptr) throw std::bad_alloc();  // there was no memory for it in this child of fork
+  return *map;
+}
+
+template <class Result>
+Result& room(Result* result) {
+  if (result == nullptr) throw InvalidArgument("there is no place for the result: a pointer is null");
+  return *result;
+}
+
+}  // namespace pinning

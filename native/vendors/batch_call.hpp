@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <pinning/vendor.hpp>
+#include <vector>
+
+namespace pinning {
+
+/// Has a vendor's batch call copy all parts, some thousands at a time: of 50 000 one driver crashed, and above 8 192 another.
+/// `call(dsts, srcs, sizes, count)` returns the vendor's code. What it refuses goes one by one: it refuses more than single
+/// copies do, and does not say what.
+template <class Pointer, class Call>
+void copy_by_batch_call(VendorQueue& queue, Part const* parts, std::uint64_t count, Call&& call) {
+  constexpr std::uint64_t most = 4096;
+  std::size_t const room = std::min(count, most);
+  std::vector<Pointer> dsts(room), srcs(room);
+  std::vector<std::size_t> sizes(room);
+  for (std::uint64_t at = 0; at < count; at += most) {
+    std::size_t const now = std::min(most, count - at);
+    for (std::size_t i = 0; i < now; ++i) {
+      dsts[i] = (Pointer)parts[at + i].dst;  // a number, or a pointer
+      srcs[i] = (Pointer)parts[at + i].src;
+      sizes[i] = parts[at + i].size;
+    }
+    if (call(dsts.data(), srcs.data(), sizes.data(), now) != 0) queue.VendorQueue::copy_batch(parts + at, now);
+  }
+}
+
+}  // namespace pinning
