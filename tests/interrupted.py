@@ -6,8 +6,11 @@ The device is that of the variable INTERRUPTED, host:0 by default, or the stand-
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +29,8 @@ from standins.libcuda import DRIVER, left
 WAIT = 60.0  # seconds, for what destructors leave to threads
 DEVICE = os.environ.get("INTERRUPTED", "host:0")
 SIZE = 3 << 16
+FOLDER = Path(tempfile.mkdtemp())
+atexit.register(shutil.rmtree, FOLDER)
 
 Given = list[Any]  # what the user has been given, youngest last
 Scenario = Callable[[Given], None]
@@ -227,6 +232,26 @@ def shared_arena(given: Given) -> None:
     given[0].close()
 
 
+def copy_file(given: Given) -> None:
+    path = FOLDER / "bytes"
+    path.write_bytes(bytes(SIZE))
+    given.append(pinning.alloc(SIZE, device=DEVICE))
+    with pinning.Queue(DEVICE) as one:
+        copy = pinning.copy_file_async(given[0], path, queue=one)
+        pinning.copy_file(given[0], path, 100, 1000, one)
+        copy.wait()
+    given[0].free()
+
+
+def save_and_load(given: Given) -> None:
+    array = numpy.arange(SIZE, dtype="u1")
+    pinning.save_file({"a": array, "b": array[:7], "c": array[:9]}, FOLDER / "a", {"made": "here"})
+    found = pinning.load_file([FOLDER / "a"], DEVICE, framework="pinning")
+    assert (found["a"].copy_to_host() == array).all()
+    pinning.save_file(found, FOLDER / "b")
+    assert pinning.load_file(FOLDER / "b", "host", framework="numpy")["b"].tolist() == array[:7].tolist()
+
+
 SCENARIOS: dict[str, Scenario] = {
     "lock": lock,
     "lock_with": lock_with,
@@ -250,6 +275,10 @@ SCENARIOS: dict[str, Scenario] = {
     "make_host_arrays": make_host_arrays,
     "arena": arena,
     "shared_arena": shared_arena,
+
+
+    "copy_file": copy_file,
+    "save_and_load": save_and_load,
 }
 
 
@@ -286,6 +315,8 @@ def state() -> dict[str, object]:
         "arenas' memory": arenas_mapped(),
         "threads": int(figures["Threads"]),
         "Python's threads": threading.active_count(),
+        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+        "unfinished files": [each.name for each in FOLDER.iterdir() if each.name.endswith(".part")],
     }
     if DEVICE != "host:0":
         found |= {"registered": DRIVER.standin(Path(os.devnull)).registrations(), **left()}

@@ -60,7 +60,7 @@ def test_raised_at_any_bytecode(host: Environment, scenario: str, error: str) ->
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError"])
-@pytest.mark.parametrize("scenario", ["copy_staged", "copy_often", "batch"])
+@pytest.mark.parametrize("scenario", ["copy_staged", "copy_often", "batch", "copy_file", "save_and_load"])
 def test_raised_at_any_bytecode_of_paths_that_the_host_has_not(standin: Environment, scenario: str, error: str) -> None:
     run(standin, "every_bytecode.py", scenario, error, 1 + TODAY % STEP, STEP)
 

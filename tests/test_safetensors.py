@@ -328,10 +328,10 @@ def test_ctrl_c_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shard(tmp_path / "2.safetensors", "b", 1)
     files = (tmp_path / "1.safetensors", tmp_path / "2.safetensors")
 
-    def interrupted(shards: Any, memory: Any, *more: Any) -> Any:
-        if shards.file.path.endswith("2.safetensors"):
+    def interrupted(shard: Any, *more: Any) -> Any:
+        if shard.file.path.endswith("2.safetensors"):
             raise KeyboardInterrupt
-        return loading_copy(shards, memory, *more)
+        return loading_copy(shard, *more)
 
     loading_copy = loading._copy
     monkeypatch.setattr(loading, "_copy", interrupted)

@@ -96,6 +96,7 @@ struct Transfer {
   FileEnd file;                // whose bytes are one end, if there is one
   bool early = false;          // it may be read before its turn
   std::uint64_t piece = piece_bytes;
+  unsigned most_at_work = ~0u;  // threads
   Ring* ring = nullptr;        // null where the vendor's queue calls a function instead
   std::uint32_t base = 0;      // the number of its first chunk
   std::vector<Chunk> chunks;

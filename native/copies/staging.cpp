@@ -293,7 +293,7 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   bool const in_host = memory == Memory::host;
   transfer->way = in_host ? Way::in_host : file.writes ? Way::to_host : Way::to_device;
   transfer->early = early;
-  if (file.file->reads_past_cache()) transfer->piece = direct_piece_bytes;
+  if (file.file->reads_past_cache()) transfer->piece = direct_piece_bytes, transfer->most_at_work = direct_threads;
   std::uint64_t at = 0;
   for (Part const& part : parts) {
     Range const range{at, in_host || file.writes ? part.dst : part.src, in_host ? part.src : 0};

@@ -68,6 +68,9 @@ class Framework(Protocol):
     def allocate(self, nbytes: int) -> Any:
         """Memory of at least 1 byte that can be used at once, as an array of bytes, aligned to 16."""
 
+    def address(self, memory: Any) -> int:
+        """That of its first byte: the host's of memory of the host, else the device's."""
+
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
         """A tensor whose first byte is this one of the memory, which it keeps alive."""
 
@@ -86,6 +89,9 @@ class Pinning:
 
     def allocate(self, nbytes: int) -> DeviceArray:
         return device_array(nbytes, numpy.uint8, device=self._device)
+
+    def address(self, memory: DeviceArray) -> int:
+        return memory.device_ptr
 
     def view(self, memory: DeviceArray, at: int, tensor: TensorInfo) -> Any:
         part: DeviceArray = memory[at : at + tensor.nbytes]
@@ -164,6 +170,9 @@ class Numpy:
         memory = numpy.empty(nbytes + 15, numpy.uint8)
         skip = -memory.ctypes.data % 16
         return memory[skip : skip + nbytes]
+
+    def address(self, memory: Any) -> int:
+        return int(memory.ctypes.data)
 
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
         return memory[at : at + tensor.nbytes].view(_numpy_dtype(tensor)).reshape(tensor.shape)

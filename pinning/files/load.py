@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
-from pinning.copies.ends import end_of
 from pinning.devices import default_device
 from pinning.devices import device as device_of_name
 from pinning.errors import FileError, FileFormatError, PinningError
@@ -147,7 +146,7 @@ def _load(shards: list[_Shard], makes: Framework, on: Queue) -> dict[str, Any]:
             if nbytes:
                 memory = makes.allocate(nbytes)
                 memories.append(memory)
-                copies.append(_copy(shard, memory, places, on))
+                copies.append(_copy(shard, memory, makes.address(memory), places, on))
             for tensor, at in zip(shard.tensors, places, strict=True):
                 found[tensor.name] = makes.view(memory, at, tensor) if tensor.nbytes else makes.empty(tensor)
         for copy in copies:
@@ -183,13 +182,12 @@ def _place(tensors: list[TensorInfo]) -> tuple[list[int], int]:
     return places, end
 
 
-def _copy(shard: _Shard, memory: Any, places: list[int], on: Queue) -> FileCopy:
-    to = end_of(memory, on.device)
-    parts = list(_ranges(shard.tensors, places, to.ptr))
+def _copy(shard: _Shard, memory: Any, address: int, places: list[int], on: Queue) -> FileCopy:
+    parts = list(_ranges(shard.tensors, places, address))
     first, (_, last, size) = parts[0][1], parts[-1]
     shard.file.look_for_cold(first, last + size - first)
     # Early: the file is as its header says already, and nothing that the queue still has to do was to write it.
-    return copy_parts(on, shard.file, parts, in_device=not is_host(to.device), keep=(memory, to.owner), early=True)
+    return copy_parts(on, shard.file, parts, in_device=not is_host(on.device), keep=(memory,), early=True)
 
 
 def _ranges(tensors: list[TensorInfo], places: list[int], base: int) -> Iterator[tuple[int, int, int]]:

@@ -55,6 +55,9 @@ class Cupy:
             self._cupy.cuda.get_current_stream().synchronize()  # its pool may have handed out what is still in use
         return memory
 
+    def address(self, memory: Any) -> int:
+        return int(memory.data.ptr)
+
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
         with self._device:
             return memory[at : at + tensor.nbytes].view(_DTYPES[tensor.dtype]).reshape(tensor.shape)

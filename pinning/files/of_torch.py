@@ -66,6 +66,9 @@ class Torch:
                 stream.synchronize()
         return memory
 
+    def address(self, memory: Any) -> int:
+        return int(memory.data_ptr())
+
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
         return memory[at : at + tensor.nbytes].view(self._dtype(tensor)).view(tensor.shape)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
 from pinning.errors import FileError, InvalidRangeError, LayoutError
 from pinning.files.copy import is_host
@@ -101,8 +102,7 @@ def _source(name: Any, tensor: Any) -> _Source:
         raise TypeError(f"a tensor has the name {name!r}; it must be a string other than '__metadata__'")
     named = f"the tensor {name!r}"
     if isinstance(tensor, DLPackTensor):
-        end = end_of(tensor._bytes) if tensor.nbytes else None
-        return _Source(tensor.dtype, tensor.shape, end, tensor)
+        return _Source(tensor.dtype, tensor.shape, _end_of_ours(tensor._bytes), tensor)
     dtype = getattr(tensor, "dtype", None)
     if dtype is None or not hasattr(tensor, "shape"):
         raise TypeError(f"{named} is a {type(tensor).__name__}, which is no array that can be saved")
@@ -114,7 +114,13 @@ def _source(name: Any, tensor: Any) -> _Source:
         raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(ITEMSIZES)}")
     if not (tensor.flags.c_contiguous if hasattr(tensor, "flags") else tensor.is_c_contiguous()):
         raise _scattered(named)
+    if isinstance(tensor, DeviceArray):
+        return _Source(known, shape, _end_of_ours(tensor), tensor)
     return _Source(known, shape, end_of(tensor) if tensor.nbytes else None, tensor)
+
+
+def _end_of_ours(array: DeviceArray) -> End | None:
+    return End(array.device_ptr, array.nbytes, array._buffer.place, True, array) if array.nbytes else None
 
 
 def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
