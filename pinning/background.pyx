@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes
-from pinning.locks cimport Lock, Pace, map_of, pace_of, unlocked
+from pinning.locks cimport Lock, Pace, describe, description_of, map_of, pace_of, unlocked
 from pinning.map cimport PinnedMap, wish
 from pinning.native cimport CRegion
 from pinning.plugin.native cimport Wish
@@ -44,6 +44,7 @@ cdef class Job:
     cdef Lock lock
     cdef PinnedMap on
     cdef Pace pace
+    cdef tuple description
     cdef Wish wanted
     cdef long generation
     cdef bint unwanted, over
@@ -74,6 +75,7 @@ cdef class Job:
         cdef uint64_t ptr = lock.host_ptr, size = lock.size
         if not lock.try_take(self.on, ptr, size, self.wanted.grain):
             self.take_anew(ptr, size)
+            describe(lock, self.description)
         lock.enter()
 
     cdef take_anew(self, uint64_t ptr, uint64_t size):
@@ -305,6 +307,7 @@ def lock_async(
     job.wanted = wish(read_only, coherent)
     job.generation = job.on.generation
     job.listeners = []
+    job.description = description_of(buffer)
     job.on.check_open()
     cdef PendingLock made = PendingLock.__new__(PendingLock)
     made.job, made.host_ptr, made.size = job, found.ptr, found.size

@@ -26,5 +26,7 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
 cdef Lock unlocked(object buffer, object size, Bytes* found)  # not locked yet
 cdef PinnedMap map_of(object device)
 cdef PinnedMap map_with(uint64_t ptr, uint64_t size)  # that has a region which holds all of this, or None
+cdef tuple description_of(object buffer)
+cdef void describe(Lock made, tuple description) noexcept  # in the process's status page
 cdef object bytes_of(object buffer, object size, Bytes* found)
 cdef Lock held_within(uint64_t ptr, uint64_t size)  # a lock that is held of any of these bytes, or None

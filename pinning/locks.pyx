@@ -16,6 +16,8 @@ from pinning.map cimport Hold, PinnedMap, wish
 from pinning.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.plugin.native cimport Wish
 
+import os
+import sys
 import warnings
 from contextlib import ExitStack, contextmanager
 
@@ -25,7 +27,13 @@ from pinning.errors import InvalidRangeError, NotLockedError
 from pinning.populate import is_resident, populate
 from pinning.room import check_room
 
+cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
+    void describe_in_status(uint64_t start, uint64_t size, const char* owner, const char* site) noexcept
+
 cdef extern from "Python.h":
+    ctypedef struct Type "PyTypeObject":
+        const char* tp_name
+    Type* Py_TYPE(object thing)
     PyObject* PyDict_GetItem(object dictionary, object key)
 
 cdef extern from *:
@@ -86,6 +94,7 @@ cdef extern from *:
         PyObject* within(const void* map, uint64_t ptr, uint64_t size) noexcept
 
 
+cdef bint traced = os.environ.get("PINNING_TRACE", "") == "1"  # another value is the file of the OpenMP tool's trace
 cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
 cdef uint64_t last_serial = 0
 
@@ -280,6 +289,7 @@ def lock(
             made.take(on, found.ptr, found.size, read_only, piece, coherent)
         else:
             made.take_in_pieces(on, found.ptr, found.size, wish(read_only, coherent), pace.pieces)
+        describe(made, description_of(buffer))
     made.enter()
     return made
 
@@ -289,6 +299,23 @@ cdef Lock unlocked(object buffer, object size, Bytes* found):
     made.owner = bytes_of(buffer, size, found)
     made.host_ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
     return made
+
+
+cdef tuple description_of(object buffer):
+    """For the process's status page: the type of a buffer, and, if wanted, the line that locks it."""
+    return <bytes>Py_TYPE(buffer).tp_name, call_site().encode(errors="replace") if traced else b""
+
+
+cdef void describe(Lock made, tuple description) noexcept:
+    describe_in_status(made.host_ptr, made.size, <bytes>description[0], <bytes>description[1])
+
+
+cdef str call_site():
+    """The line of the program that called this package."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pinning":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def make_ready(buffer, PinnedMap on not None, progress=None):

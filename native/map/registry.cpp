@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <pinning/shared_map.hpp>
+#include <pinning/status_page.hpp>
 
 #include "../vendors/devices.hpp"
 
@@ -50,7 +51,10 @@ pinning_map& shared_map(VendorDevice& device) {
   Registry& all = registry();
   std::lock_guard const guard(all.mutex);
   pinning_map*& map = all.maps[&device];
-  if (map == nullptr) map = new pinning_map(device, device.largest_lock(), true);
+  if (map == nullptr) {
+    // Like the map, never destroyed.
+    map = new pinning_map(*new ListedLocker(device, device.name().c_str()), device.largest_lock(), true);
+  }
   return *map;
 }
 

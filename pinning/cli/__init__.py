@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``pinning demo``, ``pinning doctor``, ``pinning bench`` and ``pinning run``."""
+"""The command line: ``pinning demo``, ``doctor``, ``bench``, ``run`` and ``top``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 import pinning
 from pinning.cli import bench as benching
-from pinning.cli import bench_view, demo_view, doctor_view
+from pinning.cli import bench_view, demo_view, doctor_view, status, top_view
 from pinning.cli import demo as demonstrating
 from pinning.cli import doctor as examining
 from pinning.cli import run as running
@@ -106,6 +106,32 @@ def run(
         except running.CannotRunError as error:
             say_error(str(error), as_json=False)
             raise typer.Exit(error.code) from None
+
+
+@app.command()
+def top(
+    pid: Annotated[int | None, typer.Argument(metavar="[PID]", help="One process; all of yours by default.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once instead of again and again.")] = False,
+    json: _Json = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
+) -> None:
+    """Show what processes have locked, whose it is, and how their copies go; also of a process that hangs."""
+
+    def look() -> list[status.Status]:
+        return [status.status_of(each) for each in (status.processes() if pid is None else [pid])]
+
+    try:
+        if json:
+            print_json({"processes": look()})
+        elif once:
+            top_view.show(look(), console())
+        else:
+            top_view.watch(look, seconds, console())
+    except status.NoStatusError as error:
+        say_error(str(error), json)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
 
 
 @app.callback(invoke_without_command=True)

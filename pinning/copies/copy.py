@@ -13,7 +13,7 @@ from pinning.copies.ends import End, end_of
 from pinning.copies.plan import Path, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import holds, submit
-from pinning.copies.work import Copy, submit_planned
+from pinning.copies.work import Copy, count_moved, submit_planned
 from pinning.devices import default_device
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice, VendorQueue
@@ -38,6 +38,7 @@ def copy_planned(
     device = on.device
     chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
     if to.device is None and origin.device is None:
+        count_moved(chosen.path, size)
         return _by_host(chosen, (to.owner, origin.owner), on, wait_for)
     if chosen.to_device is not None and chosen.path in (Path.STAGED, Path.PLAIN):
         host = origin.ptr if chosen.to_device else to.ptr
@@ -45,9 +46,12 @@ def copy_planned(
             chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
             chosen = chosen.as_locked()
     if to.device is not None and origin.device is not None and chosen.path is Path.STAGED:
+        count_moved(Path.STAGED, size)
         copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
         copy.path, copy.reason = chosen.path, chosen.reason
         return copy
+    for step in chosen.steps:
+        count_moved(step.path, step.size)
     how = chosen.path, chosen.reason
 
     def work(vendor_queue: VendorQueue) -> None:
@@ -119,6 +123,7 @@ def copy_2d_async(
                     vendor_queue.synchronize()
             raise
 
+    count_moved(chosen.path, width * height)
     span = dst_pitch * (height - 1) + width
     copy = submit_planned(on, work, to.ptr, span, wait_for, (held, to.owner, origin.owner))
     copy.path, copy.reason = chosen.path, chosen.reason

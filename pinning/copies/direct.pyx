@@ -15,7 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp.optional cimport optional
 
 from pinning.copies.ends cimport End, resolve_end
-from pinning.copies.work cimport Copy, DirectCopy, DirectFill
+from pinning.copies.work cimport Copy, DirectCopy, DirectFill, count_bytes, way_direct, way_plain
 from pinning.locks cimport map_of
 from pinning.map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
@@ -104,6 +104,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
             last_reason = f"both ends are memory of {name}"
             last_name = name
         copy.path, copy.reason = DIRECT, last_reason
+        count_bytes(way_direct, size)
         return direct_copy(to, origin, size, None)
     else:
         return None
@@ -120,10 +121,12 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
             if not hold.try_take(map, host.ptr, size, Grain.unknown):
                 return None  # it was unlocked just now
         copy.path, copy.reason = DIRECT, LOCKED
+        count_bytes(way_direct, size)
         return direct_copy(to, origin, size, hold)
     if size >= <uint64_t>costs.least_worth_a_look(host is origin) or overlaps(map, host.ptr, size):
         return None
     copy.path, copy.reason = PLAIN, too_small(host is origin)
+    count_bytes(way_plain, size)
     return direct_copy(to, origin, size, None)
 
 

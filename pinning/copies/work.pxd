@@ -12,6 +12,12 @@ cdef class Copy(Event):
     cdef public object reason
 
 
+cdef enum Way:  # in the order of `Path`
+    way_direct, way_staged, way_lock, way_plain
+
+cdef void count_bytes(Way way, uint64_t size) noexcept
+
+
 cdef class DirectCopy(Work):
     """One call of the vendor's."""
 

@@ -21,6 +21,12 @@ class Copy(Event):
     path: Path
     reason: str
 
+def count_moved(path: Path, size: int) -> None:
+    """Note that so many bytes have been submitted on a path; `copy_async` does so itself where it is one call."""
+
+def bytes_moved() -> dict[Path, int]:
+    """Bytes that copies of this process have been submitted for, by path."""
+
 def submit_planned(
     queue: Queue,
     calls: Callable[[VendorQueue], object],

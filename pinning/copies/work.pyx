@@ -12,6 +12,35 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, Work
 from pinning.queues.submitter cimport Submitter
 
+from pinning.copies.plan import Path
+
+cdef dict WAYS = {path: way for way, path in enumerate(Path)}
+
+cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
+    cppclass Counter "std::atomic<std::uint64_t>":
+        uint64_t add "fetch_add" (uint64_t, int order) noexcept
+        uint64_t load() noexcept
+    cppclass StatusPage:
+        Counter moved[4]
+    StatusPage& status_page() noexcept
+
+cdef extern from "<atomic>" nogil:
+    int relaxed "std::memory_order_relaxed"
+
+cdef StatusPage* page = &status_page()  # the same for good
+
+
+cdef void count_bytes(Way way, uint64_t size) noexcept:
+    page.moved[<int>way].add(size, relaxed)
+
+
+def count_moved(path, uint64_t size):
+    count_bytes(<Way><int>WAYS[path], size)
+
+
+def bytes_moved():
+    return {path: page.moved[<int>way].load() for path, way in WAYS.items()}
+
 
 cdef class Copy(Event):
     pass

@@ -86,7 +86,7 @@ context.synchronize()
 assert (mapped == 7).all()
 held = cuda.pinned_array(1000, np.uint8)
 assert pinning.find(held, device="cuda:0") is not None
-with cuda.mapped(array) as (view,):
+with cuda.mapped(array) as view:
     add[8192, 128](view, 1)
     context.synchronize()
 assert (array == 1).all()

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Locks: `Book::mutex` guards which slots are whose, is taken last, and held for a look through a list.
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <map>
+#include <mutex>
+#include <new>
+#include <pinning/status_page.hpp>
+#include <utility>
+#include <vector>
+
+namespace pinning {
+
+namespace {
+
+std::int64_t now() noexcept {
+  timespec time{};
+  clock_gettime(CLOCK_REALTIME, &time);
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+void put(char* to, std::size_t room, char const* text) noexcept {
+  std::strncpy(to, text, room - 1);
+  to[room - 1] = 0;
+}
+
+StatusPage* anonymous() noexcept {
+  void* const at = mmap(nullptr, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) std::abort();  // a page of 1 MiB of addresses
+  return static_cast<StatusPage*>(at);
+}
+
+/// Never destroyed.
+struct Book {
+  std::mutex mutex;
+  StatusPage* page = anonymous();
+  bool shown = false;  // or it has been tried
+  struct Locked {
+    std::uint64_t size;
+    StatusPage::Slot* slot;  // null where there was none left
+  };
+  std::map<std::pair<Address, char const*>, Locked> locks;  // by start and device
+  std::vector<std::uint32_t> free_slots;                    // with room for all
+  std::uint32_t next = 0;                                   // this and all above are free too
+
+  Book() { free_slots.reserve(StatusPage::slots); }
+
+  /// Has others see the page; what it has counted so far stays.
+  void show() noexcept {
+    if (std::exchange(shown, true)) return;
+    char const* const wish = std::getenv("PINNING_STATUS");
+    if (wish != nullptr && std::strcmp(wish, "0") == 0) return;
+    int const file = memfd_create("pinning-status", MFD_CLOEXEC);
+    if (file < 0) return;
+    if (ftruncate(file, sizeof(StatusPage)) == 0) {
+      // In the same place, so that who counts bytes in it meanwhile goes on; what they have counted in it is carried over
+      // but for an instant's.
+      std::uint64_t moved[StatusPage::paths];
+      for (std::uint32_t i = 0; i < StatusPage::paths; ++i) moved[i] = page->moved[i];
+      if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED) {
+        for (std::uint32_t i = 0; i < StatusPage::paths; ++i) page->moved[i] += moved[i];
+        page->version = 1;
+        page->slot_count = StatusPage::slots;
+        page->process = static_cast<std::uint64_t>(getpid());
+        page->begun = now();
+        std::atomic_thread_fence(std::memory_order_release);
+        page->magic = StatusPage::the_magic;
+        return;  // the descriptor stays open: by it others find the page
+      }
+    }
+    close(file);
+  }
+
+  StatusPage::Slot* take() noexcept {
+    if (!free_slots.empty()) {
+      StatusPage::Slot* const slot = &page->slot[free_slots.back()];
+      free_slots.pop_back();
+      return slot;
+    }
+    return next == StatusPage::slots ? nullptr : &page->slot[next++];
+  }
+
+  void enter(Address start, std::uint64_t size, char const* device) {
+    Locked& lock = locks[{start, device}];
+    lock = {size, take()};
+    page->locked += size;
+    ++page->calls;
+    if (lock.slot == nullptr) {
+      ++page->unlisted;
+      return;
+    }
+    lock.slot->size = size;
+    lock.slot->since = now();
+    put(lock.slot->device, sizeof lock.slot->device, device);
+    lock.slot->owner[0] = lock.slot->site[0] = 0;
+    lock.slot->start = start;
+  }
+
+  void leave(Address start, char const* device) noexcept {
+    auto const at = locks.find({start, device});
+    if (at == locks.end()) return;  // there was no memory to note it
+    Locked const lock = at->second;
+    locks.erase(at);
+    page->locked -= lock.size;
+    if (lock.slot == nullptr) {
+      --page->unlisted;
+      return;
+    }
+    lock.slot->start = 0;
+    free_slots.push_back(static_cast<std::uint32_t>(lock.slot - page->slot));
+  }
+};
+
+Book& book() noexcept;
+
+void before_fork() {
+  book().mutex.lock();
+}
+void after_fork_in_parent() {
+  book().mutex.unlock();
+}
+/// The page is the parent's.
+void after_fork_in_child() {
+  Book& ours = book();
+  ours.mutex.unlock();
+  mmap(ours.page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  ours.shown = false;
+  ours.next = 0;
+  ours.free_slots.clear();
+  ours.locks.clear();
+}
+
+Book& book() noexcept {
+  static Book& only = []() -> Book& {
+    auto* const made = new Book;
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    return *made;
+  }();
+  return only;
+}
+
+}  // namespace
+
+StatusPage& status_page() noexcept { return *book().page; }
+
+void describe_in_status(Address start, std::uint64_t size, char const* owner, char const* site) noexcept {
+  Book& ours = book();
+  std::lock_guard const guard(ours.mutex);
+  for (auto at = ours.locks.lower_bound({start, nullptr}); at != ours.locks.end(); ++at) {
+    if (at->first.first - start >= size) break;
+    StatusPage::Slot* const slot = at->second.slot;
+    if (slot == nullptr) continue;
+    put(slot->owner, sizeof slot->owner, owner);
+    put(slot->site, sizeof slot->site, site);
+  }
+}
+
+Address ListedLocker::lock(Address ptr, std::uint64_t size, Wish wish) {
+  Address const device_ptr = calls_.lock(ptr, size, wish);
+  Book& ours = book();
+  std::lock_guard const guard(ours.mutex);
+  ours.show();
+  try {
+    ours.enter(ptr, size, device_);
+  } catch (std::bad_alloc const&) {  // it is locked all the same
+  }
+  return device_ptr;
+}
+
+void ListedLocker::unlock(Address ptr) {
+  calls_.unlock(ptr);
+  leave(ptr);
+}
+
+void ListedLocker::forget(Address ptr, Span gone) {
+  calls_.forget(ptr, gone);
+  leave(ptr);
+}
+
+void ListedLocker::leave(Address ptr) noexcept {
+  Book& ours = book();
+  std::lock_guard const guard(ours.mutex);
+  ours.leave(ptr, device_);
+}
+
+}  // namespace pinning

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes have locked, as their status pages tell: ``<pinning/status_page.hpp>`` says what these are."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_NAME = "/memfd:pinning-status"
+_MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 1
+_HEAD = struct.Struct("=QIIQq4QQQQ")
+_SLOT = struct.Struct("=QQq24s48s160s")
+_SLOTS_AT = 256
+PATHS = ("direct", "staged", "lock", "plain")
+
+
+class NoStatusError(Exception):
+    """A process has no page that can be read; the text says why, and what would help."""
+
+
+class Locked(NamedTuple):
+    """A range that is locked.
+
+    Attributes
+    ----------
+    device : str
+    start, size : int
+        Address and bytes.
+    locks : int
+        In how many registrations: pieces, or ranges side by side.
+    since : float
+        Seconds since 1970.
+    owner : str
+        The type of what was locked; empty where nobody said.
+    site : str
+        Where in the program; empty unless that runs with PINNING_TRACE=1.
+    """
+
+    device: str
+    start: int
+    size: int
+    locks: int
+    since: float
+    owner: str
+    site: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """What one process has locked at an instant.
+
+    Attributes
+    ----------
+    pid : int
+    command : str
+    time, since : float
+        When it was read, and when the process first locked something; seconds since 1970.
+    locked : int
+        Bytes that are locked, of all devices.
+    registrations : int
+        How many there have been, those that are over too.
+    unlisted : int
+        How many of those held do not stand in `ranges`.
+    moved : dict of str to int
+        Bytes that were copied so far, by path.
+    ranges : list of Locked
+        By device and address.
+    """
+
+    pid: int
+    command: str
+    time: float
+    since: float
+    locked: int
+    registrations: int
+    unlisted: int
+    moved: dict[str, int]
+    ranges: list[Locked]
+
+
+def status_of(pid: int) -> Status:
+    """What a process has locked, by its page: also where it hangs.
+
+    Raises
+    ------
+    NoStatusError
+        There is no such process, it is somebody else's, or it has locked nothing yet.
+    """
+    page = _page_of(pid)
+    magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
+    if magic != _MAGIC or version != _VERSION:
+        raise NoStatusError(f"process {pid} runs a version of pinning whose page this one does not know")
+    locked, registrations, unlisted = figures[4:]
+    listed = page[_SLOTS_AT : _SLOTS_AT + slots * _SLOT.size]
+    found = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
+    return Status(
+        pid,
+        _command(pid),
+        time.time(),
+        since / 1e9,
+        locked,
+        registrations,
+        unlisted,
+        dict(zip(PATHS, figures[:4], strict=True)),
+        _joined(sorted(found)),
+    )
+
+
+def processes() -> list[int]:
+    """Those whose page can be read."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(NoStatusError):
+                _descriptor(int(folder.name))
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def _descriptor(pid: int) -> Path:
+    try:
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has been closed meanwhile
+                if str(each.readlink()).startswith(_NAME):
+                    return each
+    except (FileNotFoundError, ProcessLookupError):
+        raise NoStatusError(f"there is no process {pid}") from None
+    except PermissionError:
+        raise NoStatusError(f"process {pid} is another user's: run this as that user, or as root") from None
+    raise NoStatusError(
+        f"process {pid} has locked nothing by pinning so far, has closed its descriptors, or runs with PINNING_STATUS=0"
+    )
+
+
+def _page_of(pid: int) -> bytes:
+    descriptor = _descriptor(pid)
+    try:
+        return descriptor.read_bytes()
+    except FileNotFoundError:
+        raise NoStatusError(f"process {pid} has ended") from None
+    except PermissionError:
+        raise NoStatusError(f"process {pid} is another user's: run this as that user, or as root") from None
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="replace")
+
+
+def _locked(start: int, size: int, since: int, device: bytes, owner: bytes, site: bytes) -> Locked:
+    return Locked(_text(device), start, size, 1, since / 1e9, _text(owner), _text(site))
+
+
+def _joined(ranges: list[Locked]) -> list[Locked]:
+    """Pieces of one lock as one range."""
+
+    def join() -> Iterator[Locked]:
+        last: Locked | None = None
+        for each in ranges:
+            if last is not None and _belongs(each, last):
+                last = last._replace(size=last.size + each.size, locks=last.locks + 1)
+                continue
+            if last is not None:
+                yield last
+            last = each
+        if last is not None:
+            yield last
+
+    return list(join())
+
+
+def _belongs(piece: Locked, to: Locked) -> bool:
+    same = (piece.device, piece.owner, piece.site) == (to.device, to.owner, to.site)
+    return same and piece.start == to.start + to.size

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process has locked, for other processes to read: `pinning top`.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "locker.hpp"
+#include "pinning.h"
+
+namespace pinning {
+
+/// Lies in a memfd named "pinning-status" of the process, which others find under /proc/PID/fd and may read while it
+/// hangs. Readers copy it: words change under them, a slot whose `start` has changed meanwhile is left out.
+///
+/// pinning/status/page.py reads it by these offsets.
+struct StatusPage {
+  static constexpr std::uint64_t the_magic = 0x0031'4e49'5049'4e50;  // "PNIPIN1"
+  static constexpr std::uint32_t slots = 4096, paths = 4;
+
+  struct Slot {
+    std::atomic<std::uint64_t> start;  // 0: empty
+    std::atomic<std::uint64_t> size;   // bytes
+    std::int64_t since;                // nanoseconds since 1970
+    char device[24];
+    char owner[48];  // the type of what was locked; empty where nobody said
+    char site[160];  // where in the program
+  };
+  static_assert(sizeof(Slot) == 256);
+
+  std::uint64_t magic;
+  std::uint32_t version, slot_count;
+  std::uint64_t process;
+  std::int64_t begun;                       // nanoseconds since 1970
+  std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, lock, plain
+  std::atomic<std::uint64_t> locked, calls, unlisted;  // bytes locked; locks of vendors so far; locks without a slot
+  std::uint64_t reserved[21];
+  Slot slot[slots];
+};
+static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, slot) == 256);
+
+/// This process's. Before its first lock it is in memory that nobody else sees.
+PINNING_API StatusPage& status_page() noexcept;
+
+/// Whose memory a range is, and where in the program it was locked, for the locks in it. Cut to what has room.
+PINNING_API void describe_in_status(Address start, std::uint64_t size, char const* owner, char const* site) noexcept;
+
+/// The locker of a device whose locks stand in the page.
+class ListedLocker : public Locker {
+ public:
+  /// `calls` must outlive this.
+  ListedLocker(Locker& calls, char const* device) noexcept : calls_(calls), device_(device) {}
+
+  PINNING_API Address lock(Address ptr, std::uint64_t size, Wish wish) override;
+  PINNING_API void unlock(Address ptr) override;
+  PINNING_API void forget(Address ptr, Span gone) override;
+  std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
+  Grains grains() const noexcept override { return calls_.grains(); }
+  void after_fork() override { calls_.after_fork(); }
+
+ private:
+  void leave(Address ptr) noexcept;
+
+  Locker& calls_;
+  char const* device_;
+};
+
+}  // namespace pinning
