@@ -2,6 +2,7 @@
 // Locks: `Book::mutex` guards which slots are whose, is taken last, and held for a look through a list.
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -40,6 +41,8 @@ struct Book {
   std::mutex mutex;
   StatusPage* page = anonymous();
   bool shown = false;  // or it has been tried
+  int file = -1;       // by which others find it
+  struct stat file_facts;
   struct Locked {
     std::uint64_t size;
     StatusPage::Slot* slot;  // null where there was none left
@@ -55,9 +58,9 @@ struct Book {
     if (std::exchange(shown, true)) return;
     char const* const wish = std::getenv("PINNING_STATUS");
     if (wish != nullptr && std::strcmp(wish, "0") == 0) return;
-    int const file = memfd_create("pinning-status", MFD_CLOEXEC);
+    file = memfd_create("pinning-status", MFD_CLOEXEC);
     if (file < 0) return;
-    if (ftruncate(file, sizeof(StatusPage)) == 0) {
+    if (ftruncate(file, sizeof(StatusPage)) == 0 && fstat(file, &file_facts) == 0) {
       // In the same place, so that who counts bytes in it meanwhile goes on; what they have counted in it is carried over
       // but for an instant's.
       std::uint64_t moved[StatusPage::paths];
@@ -70,10 +73,19 @@ struct Book {
         page->begun = now();
         std::atomic_thread_fence(std::memory_order_release);
         page->magic = StatusPage::the_magic;
-        return;  // the descriptor stays open: by it others find the page
+        return;
       }
     }
-    close(file);
+    close(std::exchange(file, -1));
+  }
+
+  /// Nobody finds it any more. The program may have closed the descriptor, and have another file there.
+  void hide() noexcept {
+    struct stat facts;
+    int const was = std::exchange(file, -1);
+    shown = false;
+    if (was < 0 || fstat(was, &facts) != 0) return;
+    if (facts.st_dev == file_facts.st_dev && facts.st_ino == file_facts.st_ino) close(was);
   }
 
   StatusPage::Slot* take() noexcept {
@@ -129,7 +141,7 @@ void after_fork_in_child() {
   Book& ours = book();
   ours.mutex.unlock();
   mmap(ours.page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  ours.shown = false;
+  ours.hide();
   ours.next = 0;
   ours.free_slots.clear();
   ours.locks.clear();

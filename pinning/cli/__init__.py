@@ -124,9 +124,9 @@ def top(
         if json:
             print_json({"processes": look()})
         elif once:
-            top_view.show(look(), console())
+            top_view.show(look(), pid is not None, console())
         else:
-            top_view.watch(look, seconds, console())
+            top_view.watch(look, pid is not None, seconds, console())
     except status.NoStatusError as error:
         say_error(str(error), json)
         raise typer.Exit(1) from None

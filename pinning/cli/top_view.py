@@ -18,30 +18,28 @@ from pinning.cli.units import size
 _SHOWN = 30  # ranges, the largest
 
 
-def show(processes: Sequence[Status], to: Console) -> None:
-    """Print once: a line for each process; of one alone all there is."""
-    to.print(_details(processes[0], None) if len(processes) == 1 else _overview(processes))
+def show(processes: Sequence[Status], details: bool, to: Console) -> None:
+    """Print once: a line for each process, or all that there is of one."""
+    to.print(_details(processes[0], None) if details else _overview(processes))
 
 
-def watch(look: Callable[[], Sequence[Status]], seconds: float, to: Console) -> None:
+def watch(look: Callable[[], Sequence[Status]], details: bool, seconds: float, to: Console) -> None:
     """Print again and again, in place, until Ctrl-C or the end of the process watched."""
     before: Status | None = None
     with Live(console=to, auto_refresh=False, screen=to.is_terminal) as live:
         while True:
             now = look()
-            alone = now[0] if len(now) == 1 else None
-            live.update(_overview(now) if alone is None else _details(alone, before), refresh=True)
-            before = alone
+            live.update(_details(now[0], before) if details else _overview(now), refresh=True)
+            before = now[0] if details else None
             time.sleep(seconds)
 
 
 def _overview(processes: Sequence[Status]) -> RenderableType:
-    shown = table("PID", "Locked", "Ranges", *(f"By {path}" for path in PATHS), "Since", "Command", left=1)
+    shown = table("PID", "Locked", "Ranges", "Copied", "Since", "Command")
     for each in processes:
-        moved = [size(each.moved[path]) for path in PATHS]
-        command = Text(each.command, overflow="ellipsis", no_wrap=True)
-        count = str(len(each.ranges) + each.unlisted)
-        shown.add_row(str(each.pid), size(each.locked), count, *moved, _ago(each.time - each.since), command)
+        ranges, moved = str(len(each.ranges) + each.unlisted), size(sum(each.moved.values()))
+        command = Text(each.command[:50], overflow="ellipsis")
+        shown.add_row(str(each.pid), size(each.locked), ranges, moved, _ago(each.time - each.since), command)
     return shown if processes else Text("No process of yours has locked anything by pinning.")
 
 
@@ -55,11 +53,11 @@ def _details(status: Status, before: Status | None) -> RenderableType:
     for path in PATHS:
         rate = "" if before is None else f"{size(_rate(status, before, path))}/s"
         copies.add_row(path, size(status.moved[path]), rate)
-    ranges = table("Device", "Address", "Owner", "Bytes", "Pieces", "For", "Where", left=3)
+    ranges = table("Device", "Address", "Bytes", "Pieces", "For", "Owner", "Where")
     for each in sorted(status.ranges, key=lambda one: -one.size)[:_SHOWN]:
         pieces = "" if each.locks == 1 else str(each.locks)
-        ago, where = _ago(status.time - each.since), Text(each.site, overflow="ellipsis", no_wrap=True)
-        ranges.add_row(each.device, f"{each.start:#x}", escape(each.owner), size(each.size), pieces, ago, where)
+        ago, where = _ago(status.time - each.since), Text(each.site.rpartition("/")[2], overflow="ellipsis")
+        ranges.add_row(each.device, f"{each.start:#x}", size(each.size), pieces, ago, escape(each.owner), where)
     left = len(status.ranges) + status.unlisted - min(len(status.ranges), _SHOWN)
     more = [Text(f"and {left} more")] if left else []
     return Group(head, Text(), copies, Text(), ranges, *more)

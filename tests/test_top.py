@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pinning top`: what another process has locked, as it is, whatever that process is doing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+PROGRAM = """
+import mmap, os, sys
+import numpy as np
+import pinning
+
+memory = mmap.mmap(-1, 8 * {page})
+array = np.frombuffer(memory, np.uint8)
+held = []
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Program:
+    """A process that does what it is told, a line at a time."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def __call__(self, line: str) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n"
+
+
+@contextmanager
+def started(**variables: str) -> Iterator[Program]:
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", **variables}
+    program = [sys.executable, "-c", PROGRAM.format(page=PAGE)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(program, env=environment, text=True, **pipes) as process:
+        yield Program(process)
+        process.kill()
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    with started() as program:
+        yield program
+
+
+def top(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from pinning.cli import app; app(prog_name='pinning')", "top"]
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
+    command += map(str, arguments)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def seen(pid: int) -> Any:
+    done = top(pid, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (process,) = json.loads(done.stdout)["processes"]
+    return process
+
+
+def test_locks_come_and_go(program: Program) -> None:
+    program("held.append(pinning.lock(array[: 2 * 4096], device='host'))")
+    (range_,) = seen(program.pid)["ranges"]
+    assert (range_["device"], range_["size"], range_["owner"]) == ("host:0", 8192, "numpy.ndarray")
+    program("held.append(pinning.lock(array[:4096], device='host'))")
+    assert seen(program.pid)["locked"] == 8192, "a lock within a lock is a count"
+    program("[each.unlock() for each in held]")
+    now = seen(program.pid)
+    assert now["locked"] == 0 and now["ranges"] == [] and now["registrations"] == 1
+
+
+def test_pieces_are_one_range(program: Program) -> None:
+    program(f"held.append(pinning.lock(array, device='host', piece=2 * {PAGE}))")
+    (range_,) = seen(program.pid)["ranges"]
+    assert (range_["size"], range_["locks"]) == (8 * PAGE, 4)
+
+
+def test_where_it_was_locked_is_told_on_request() -> None:
+    with started(PINNING_TRACE="1") as program:
+        program("held.append(pinning.lock(array[:100], device='host'))")
+        (range_,) = seen(program.pid)["ranges"]
+    assert range_["site"] == "<string>:1 in <module>"
+
+
+def test_a_process_that_hangs_is_seen(program: Program) -> None:
+    program("held.append(pinning.lock(array[:100], device='host'))")
+    os.kill(program.pid, signal.SIGSTOP)
+    try:
+        assert seen(program.pid)["locked"] == 100
+    finally:
+        os.kill(program.pid, signal.SIGCONT)
+
+
+def test_copies_are_counted_by_path(program: Program) -> None:
+    program("there = pinning.alloc(1000, device='host'); held.append(pinning.lock(array[:1000], device='host'))")
+    program("[pinning.copy(there, array[:1000]) for _ in range(3)]")
+    assert seen(program.pid)["moved"]["direct"] == 3000
+
+
+def test_a_child_of_fork_has_a_page_of_its_own(program: Program) -> None:
+    program("held.append(pinning.lock(array[:100], device='host'))")
+    program("import time; os.fork() or time.sleep(600)")
+    (child,) = psutil.Process(program.pid).children()
+    try:
+        assert seen(program.pid)["locked"] == 100
+        done = top(child.pid, "--json")
+        assert done.returncode == 1 and "has locked nothing" in json.loads(done.stdout)["error"]
+    finally:
+        child.kill()
+
+
+def test_what_people_see(program: Program) -> None:
+    program("held.append(pinning.lock(memory, device='host'))")
+    one = top(program.pid, "--once").stdout
+    assert str(program.pid) in one and "mmap.mmap" in one and "32 KiB" in one and "direct" in one
+    assert str(program.pid) in top("--once").stdout
+    assert program.pid in [each["pid"] for each in json.loads(top("--json").stdout)["processes"]]
+
+
+def test_what_cannot_be_seen_is_said_in_a_line() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    done = top(gone.pid)
+    assert done.returncode == 1 and f"there is no process {gone.pid}" in done.stderr
+    with started(PINNING_STATUS="0") as program:
+        program("held.append(pinning.lock(array[:100], device='host'))")
+        done = top(program.pid, "--once")
+        assert done.returncode == 1 and "PINNING_STATUS=0" in " ".join(done.stderr.split())
