@@ -9,11 +9,11 @@ import gc
 import importlib.util
 import mmap
 import pickle
-import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background, FakeDevice
-from fake_memory import FakeMemoryDevice
+from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import Context, InvalidRangeError, MemoryKind, PinningError, StillInUseError, StillLockedError, VendorError
 from pinning.memory import default_context
 from queue_work import eventually, program
@@ -605,27 +605,26 @@ def test_many_threads_allocate_and_free(fakes: list[FakeMemoryDevice]) -> None:
             thread.result()
 
 
-def test_freeing_while_other_threads_make_queues(fake: FakeMemoryDevice) -> None:
-    fake.let_go()
+def test_freeing_while_other_threads_make_queues(fake: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pinning.alloc(10, device=fake)
+    with ExitStack() as stack:
+        for _ in range(3):
+            pinning.fill(memory, 0, queue=stack.enter_context(pinning.Queue(fake)))
+        made: list[pinning.Queue] = []
 
-    queues: list[pinning.Queue] = []
+        def asked(queue: FakeQueue) -> bool:
+            """While the vendor is asked what is over, another thread goes on."""
+            made.append(stack.enter_context(pinning.Queue(fake)))
+            return done(queue)
 
-    def make() -> None:
-        for _ in range(1500):
-            queues.append(pinning.Queue(fake))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        makers = [Background(make) for _ in range(2)]
-        while any(maker.is_alive() for maker in makers):
-            pinning.alloc(10, device=fake).free()
-        for maker in makers:
-            maker.result()
-    finally:
-        sys.setswitchinterval(interval)
-    for queue in queues:
-        queue.close()
+        done = FakeQueue.done
+        monkeypatch.setattr(FakeQueue, "done", asked)
+        with pytest.raises(StillInUseError, match="in use by work of a queue"):
+            memory.free()
+        monkeypatch.undo()
+        fake.let_go()
+        assert made
+    memory.free()
 
 
 @kinds

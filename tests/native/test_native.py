@@ -33,6 +33,7 @@ HOST = [str(path) for path in sorted(LIBPINNING) if path.stem in ("host", "host_
 WITH = {
     "c_api_stress": [*map(str, sorted(LIBPINNING)), *COPIES, "-ldl"],
     "host_stress": [*HOST, *COPIES],
+    "out_of_memory": [*map(str, sorted(LIBPINNING)), *COPIES, "-ldl"],
     "staging_stress": COPIES,
     "watch_stress": [str(HERE.parents[1] / "native" / "watch" / "watch.cpp")],
 }
@@ -111,6 +112,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
         ("c_api_stress", "thread", ["3", "2"]),
         ("c_api_stress", "address", ["2", "3"]),
         ("move_parts", "plain", ["2", "1"]),  # no sanitizer knows its coroutines
+        ("out_of_memory", "plain", []),
         ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator bears forks beside threads
         ("host_stress", "thread", ["3", "2"]),
         ("host_stress", "address", ["2", "3"]),
