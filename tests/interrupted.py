@@ -52,6 +52,18 @@ def lock_with(given: Given) -> None:
     pinning.find(array)
 
 
+def lock_in_the_background(given: Given) -> None:
+    buffer = bytearray(SIZE)
+    given.append(pinning.lock_async(buffer, device=DEVICE, piece=1 << 16))
+    given[-1].wait(1 << 16)
+    given.append(given[-1].wait())
+    given[-1].unlock()
+    with pinning.lock_async(buffer, device=DEVICE, unit=1000) as pending:
+        pending.wait().unlock()
+    given.append(pinning.lock_async(buffer, device=DEVICE))
+    given[-1].cancel()
+
+
 def lock_in_a_map_that_closes(given: Given) -> None:
     array = numpy.zeros(SIZE, "u1")
     with pinning.PinnedMap(pinning.device(DEVICE)) as pinned:
@@ -255,6 +267,7 @@ def save_and_load(given: Given) -> None:
 SCENARIOS: dict[str, Scenario] = {
     "lock": lock,
     "lock_with": lock_with,
+    "lock_in_the_background": lock_in_the_background,
     "lock_in_a_map_that_closes": lock_in_a_map_that_closes,
     "lock_in_the_map_of_a_python_device": lock_in_the_map_of_a_python_device,
     "allocate_device": allocate(MemoryKind.DEVICE),
@@ -337,7 +350,9 @@ def give_back(given: Given) -> list[str]:
     while given:
         each = given.pop()
         try:
-            if isinstance(each, pinning.Lock):
+            if isinstance(each, pinning.PendingLock):
+                each.cancel()
+            elif isinstance(each, pinning.Lock):
                 each.unlock()
             elif isinstance(each, pinning.Arena):
                 each.close()

@@ -9,6 +9,7 @@
 #include <future>
 #include <map>
 #include <pinning/mapped_locks.hpp>
+#include <pinning/paced_pieces.hpp>
 #include <random>
 #include <thread>
 
@@ -557,6 +558,7 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
     } catch (Refused const&) {
     } catch (pinning::NotContiguous const&) {  // replaced between two pieces
     } catch (std::logic_error const&) {
+    } catch (pinning::NotContiguous const&) {  // replaced between two pieces, and not told yet
     }
   };
   {
@@ -859,6 +861,67 @@ void churn(std::chrono::duration<double> time, unsigned round) {
               vendor.locks.load(), gone.load());
 }
 
+/// A lock that pages are brought in for, which others wait for, use as far as it is, and at times end.
+void paced(std::chrono::duration<double> time, unsigned seed) {
+  Vendor vendor(40);
+  PinnedMap map(vendor);
+  constexpr std::uint64_t unit = 4096, size = 40 * unit + 5;
+  long all = 0, ended = 0, inside = 0;
+  std::minstd_rand random(seed);
+  for (auto const end = std::chrono::steady_clock::now() + time; std::chrono::steady_clock::now() < end;) {
+    pinning::PacedPieces pieces(unit, 16 * unit, std::chrono::nanoseconds(random() % 20000 + 1));
+    pieces.bring_in(0);
+    bool const ends = random() % 3 == 0;
+    std::uint64_t const enough = random() % size;
+    std::jthread bringing([&] {
+      for (std::uint64_t there = 0; there < size;) pieces.bring_in(there = std::min(size, there + 3 * unit + 7));
+    });
+    std::jthread using_it([&] {
+      pieces.wait(enough, 10);
+      std::uint64_t const held = pieces.held();
+      if (auto const hold = held == 0 ? std::nullopt : map.try_lock(arena + held - 1, 1)) {
+        ++inside;
+        auto const region = look(map, arena, held);
+        if (!region || region->whole != size || (region->size % unit != 0 && region->size != size)) {
+          fail("what is locked so far has no such end");
+        }
+        for (bool done = map.try_unlock(*hold); !done;) {
+          try {
+            map.unlock(*hold);
+            done = true;
+          } catch (Refused const&) {
+          }
+        }
+      }
+      if (ends) pieces.end();
+    });
+    std::optional<Hold> hold;
+    try {
+      hold = map.lock(arena, size, {}, pieces);
+      ++all;
+    } catch (pinning::Ended const&) {
+      expect(ends, "ended by nobody");
+      ++ended;
+    } catch (Refused const&) {
+    }
+    pieces.finish(hold ? size : 0);
+    bringing.join(), using_it.join();
+    expect(!hold || pieces.held() == size, "less is locked than all");
+    try {
+      if (hold) map.unlock(*hold);
+    } catch (Refused const&) {
+    }
+    while (vendor.held() != 0) {  // where the vendor has refused to undo it
+      try {
+        map.clear();
+      } catch (Refused const&) {
+      }
+    }
+    expect(map.size() == 0 && vendor.locks == vendor.unlocks, "something stays");
+  }
+  expect(all > 0 && ended > 0 && inside > 0, "a case that was not met");
+}
+
 /// Readers against the shortest life a region can have: nothing but the vendor's two calls.
 void flicker(std::chrono::duration<double> time) {
   struct Quick : pinning::Locker {
@@ -944,7 +1007,8 @@ int main(int argc, char** argv) {
   clear_ends_what_grows();
   clear_while_others_make_quick_calls();
   tell_of_many();
-  flicker(time / 2);
+  flicker(time / 4);
+  paced(time / 4, seed);
   for (unsigned round = 0; round < 4; ++round) churn(time / 8, 4 * seed + round);
   std::puts("all right");
 }
