@@ -126,6 +126,12 @@ cdef class Outcome:
 
 
 cdef class FileCopy(Copy):
+    """A copy from or to a file under way: a `Copy` that fails with a `FileError` if the file cannot be read or written.
+
+    The queue goes on as if the copy had worked; what it should have written is then anything. If the event is dropped,
+    the error goes to `sys.unraisablehook`.
+    """
+
     cdef Outcome outcome
 
     cdef learn_error(self, bint ask):
@@ -134,6 +140,7 @@ cdef class FileCopy(Copy):
             self.fail(self.outcome.error())
 
     def cancel(self):
+        """Move no more bytes of the file. It is over soon once its queue has come to it, and then it has failed."""
         if self.outcome is not None:
             self.outcome.told = True
             self.outcome.native.get().fail(ECANCELED, 0)

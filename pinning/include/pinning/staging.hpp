@@ -46,7 +46,8 @@ class PinnedMemory {
 };
 
 /// A copy, a signal or a wait for one that is in a queue. Keep it until the queue's work is over; when it goes, no thread
-/// touches the host's memory any more, and nothing waits for it. Its end takes no longer than to copy 256 KiB.
+/// touches the host's memory any more, and nothing waits for it. Its end takes no longer than to copy 256 KiB, or to read
+/// or write as much of a file (1 MiB past the page cache).
 class Staged {
  public:
   virtual ~Staged() = default;
