@@ -342,6 +342,8 @@ def test_bench_measures_lookups_locks_and_copies(pinning: Pinning) -> None:
     times = [row["times"] for row in report["lookups"] + report["lock_pairs"]]
     times += [row[kind] for row in report["registrations"] for kind in ("lock", "unlock")]
     times += [row[kind] for row in report["copies"] for kind in ("pageable", "by_pinning", "locked")]
+    assert {row["size"] for row in report["batches"]} == {4 << 10, 64 << 10}
+    times += [row[kind] for row in report["batches"] for kind in ("loop", "engines")]
     assert all(0 < each["low"] <= each["median"] <= each["high"] for each in times)
 
 

@@ -129,6 +129,12 @@ def test_arrays(package: Installed, tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "locked now: []"
 
 
+def test_kv_blocks(package: Installed, tmp_path: Path) -> None:
+    said = package.run(EXAMPLES / "kv_blocks.py", "64", folder=tmp_path)
+    assert "64 parts by" in said
+    assert said.endswith("every byte came back\n")
+
+
 def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:
     said = package.run("-W", "error", EXAMPLES / "shared_arena.py", "12288", folder=tmp_path).splitlines()
     assert sorted(line[:34] for line in said[:-1]) == [f"process {rank}: 12288 bytes locked for" for rank in range(4)]

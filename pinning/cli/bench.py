@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy
+from numpy.typing import NDArray
 
 import pinning
 from pagetable import PageTable
@@ -18,6 +19,7 @@ from pinning.cli.machine import Bound, bound, description, memory_at
 from pinning.cli.output import Step
 from pinning.cli.timing import Times, seconds, times
 from pinning.cli.units import size as bytes_text
+from pinning.copies.batch import Engine
 from pinning.errors import LockLimitError
 from pinning.map import PinnedMap
 from pinning.plugin import CopyDevice, Device, MemoryDevice
@@ -25,6 +27,8 @@ from pinning.populate import huge_page_mode
 
 GIB = 1 << 30
 _HUGE_PAGE = 2 << 20
+_BLOCKS = (4 << 10, 64 << 10)
+_ALL_BLOCKS = 256 << 20  # bytes
 # An address that no region of this process has: lookups never touch the memory they ask about.
 _SOMEWHERE = 1 << 40
 
@@ -84,6 +88,21 @@ class CopyRow:
 
 
 @dataclass(frozen=True)
+class BatchRow:
+    """The cost of one block among many, in seconds, between random places of locked memory and a device.
+
+    `loop`: a `copy_async` each; `engines`, `kernel`: one `copy_batch` by these, the latter None where there is none.
+    """
+
+    direction: str
+    size: int
+    blocks: int
+    loop: Times
+    engines: Times
+    kernel: Times | None
+
+
+@dataclass(frozen=True)
 class BenchReport:
     """All that was measured."""
 
@@ -95,6 +114,7 @@ class BenchReport:
     lock_pairs: list[LockPair]
     registrations: list[Registration]
     copies: list[CopyRow]
+    batches: list[BatchRow]
 
 
 def run(device: Device, effort: Effort, step: Step) -> BenchReport:
@@ -119,6 +139,7 @@ def run(device: Device, effort: Effort, step: Step) -> BenchReport:
         lock_pairs=_lock_pairs(device, effort),
         registrations=list(_registrations(device, largest, effort, step)),
         copies=list(_copies(device, largest, effort, step)),
+        batches=list(_batches(device, largest, effort, step)),
     )
 
 
@@ -266,6 +287,43 @@ def _our_copies(
                 dst, src = (there, array) if way == "to the device" else (array, there)
                 found[way, size] = _time_copies(partial(pinning.copy, dst, src, queue=queue), size, effort)
     return found
+
+
+def _batches(device: Device, largest: int, effort: Effort, step: Step) -> Iterator[BatchRow]:
+    if not isinstance(device, MemoryDevice):
+        return
+    cases = [(way, size) for way in ("to the device", "from the device") for size in _BLOCKS if size <= largest]
+    with _memory(largest, huge=False) as host:
+        memory_at(host, largest)[:] = 1
+        with pinning.lock((host, largest), device=device), pinning.Queue(device) as queue:
+            for done, (way, size) in enumerate(cases):
+                step(f"Copying blocks of {bytes_text(size)} {way}", done, len(cases))
+                count = min(largest, _ALL_BLOCKS) // size
+                with pinning.alloc(count * size, device=device) as there:
+                    order = numpy.random.default_rng(0).permutation(count).astype(numpy.uint64)
+                    near = numpy.uint64(host) + order * numpy.uint64(size)
+                    far = numpy.uint64(there.ptr) + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(size)
+                    ends = (far, near) if way == "to the device" else (near, far)
+                    yield _time_batches(queue, way, size, ends, effort)
+
+
+def _time_batches(
+    queue: pinning.Queue, way: str, size: int, ends: tuple[NDArray[numpy.uint64], NDArray[numpy.uint64]], effort: Effort
+) -> BatchRow:
+    count = len(ends[0])
+    few = list(zip(*(side[: effort.lookups // 10].tolist() for side in ends), strict=True))
+
+    def loop() -> None:
+        for dst, src in few:
+            pinning.copy_async(dst, src, size, queue)
+        queue.synchronize()
+
+    def batch(engine: Engine) -> Times:
+        return times(lambda: pinning.copy_batch(*ends, size, queue, engine), effort.repeats, per=count)
+
+    one_by_one = times(loop, effort.repeats, per=len(few))
+    kernel = batch("kernel") if queue.moves_parts else None
+    return BatchRow(way, size, count, one_by_one, batch("copy"), kernel)
 
 
 def _time_copies(copy: Callable[[], object], size: int, effort: Effort) -> Times:

@@ -30,6 +30,11 @@ def show(report: BenchReport, to: Console) -> None:
     if report.copies:
         heading(to, "Copying: pageable memory, by the driver alone and by pinning.copy; locked memory")
         to.print(Padding(_copies(report), (0, 0, 0, 2), expand=False))
+    if report.batches:
+        heading(
+            to, "Copying many blocks of locked memory: one by one, or a batch by ..."
+        )
+        to.print(Padding(_batches(report), (0, 0, 0, 2), expand=False))
 
 
 def _range(times: Times) -> str:
@@ -72,4 +77,12 @@ def _copies(report: BenchReport) -> Table:
             rate(row.size, row.locked.median),
             locked,
         )
+    return shown
+
+
+def _batches(report: BenchReport) -> Table:
+    shown = table("", "a block", "blocks", "one by one", "engines", "kernel")
+    for row in report.batches:
+        rates = (rate(row.size, each.median) if each else "none" for each in (row.loop, row.engines, row.kernel))
+        shown.add_row(row.direction, size(row.size), f"{row.blocks:,}", *rates)
     return shown

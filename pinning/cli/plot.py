@@ -15,14 +15,15 @@ _BLUE, _GREEN, _GREY = "#2f6fb0", "#3f9a5a", "#9a9a9a"
 
 
 def draw(report: BenchReport, file: Path) -> None:
-    """Write lookups, registration and copies side by side into a picture; its kind follows from the file's suffix."""
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    lookups, registrations, copies = figure.subplots(1, 3)
+    """Write all that was measured side by side into a picture; its kind follows from the file's suffix."""
+    figure = Figure(figsize=(17, 4.2), layout="constrained")
+    lookups, registrations, copies, batches = figure.subplots(1, 4)
     figure.suptitle(f"pinning on {report.device}, {report.description}")
     _lookups(report, lookups)
     _registrations(report, registrations)
     _copies(report, copies)
-    for axes in (lookups, registrations, copies):
+    _batches(report, batches)
+    for axes in (lookups, registrations, copies, batches):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=150)
 
@@ -64,4 +65,20 @@ def _copies(report: BenchReport, axes: Axes) -> None:
     axes.set_xticks(sizes, [size(each) for each in sizes], rotation=30, fontsize="small")
     axes.minorticks_off()
     if sizes:
+        axes.legend(frameon=False, fontsize="small", loc="upper left")
+
+
+def _batches(report: BenchReport, axes: Axes) -> None:
+    kinds = {"loop": ("one by one", _GREY), "engines": ("batch, engines", _GREEN), "kernel": ("batch, kernel", _BLUE)}
+    shown = [kind for kind in kinds if any(getattr(row, kind) for row in report.batches)]
+    for place, kind in enumerate(shown):
+        label, colour = kinds[kind]
+        rates = [row.size / times.median / 1e9 if (times := getattr(row, kind)) else 0 for row in report.batches]
+        at = [index + 0.8 * (place + 0.5) / len(shown) - 0.4 for index in range(len(rates))]
+        axes.bar_label(axes.bar(at, rates, 0.8 / len(shown), label=label, color=colour), fmt="%.2g", fontsize="x-small")
+    ways = [f"{size(row.size)}\n{row.direction.replace(' the', chr(10) + 'the')}" for row in report.batches]
+    axes.set(title="many blocks of locked memory", ylabel="GB/s")
+    axes.set_xticks(range(len(ways)), ways, fontsize="small")
+    if shown:
+        axes.set_ylim(top=1.3 * axes.get_ylim()[1])  # room for the legend
         axes.legend(frameon=False, fontsize="small", loc="upper left")
