@@ -130,3 +130,12 @@ def lock_async(
     PinningError
         The map is closed, or there is no thread to be had.
     """
+
+def lock_unlisted(buffer: object, device: Device, unit: int | None, how: dict[str, Any]) -> PendingLock:
+    """`lock_async` for who gives parts of the buffer to others: that these are locked is not due to a lock of theirs.
+
+    Parameters
+    ----------
+    how : dict
+        How pages are brought in: further arguments of `pinning.populate.Populating`.
+    """

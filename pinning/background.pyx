@@ -47,7 +47,8 @@ cdef class Job:
     cdef tuple description
     cdef Wish wanted
     cdef long generation
-    cdef bint unwanted, over
+    cdef bint unwanted, over, unlisted
+    cdef dict how  # its pages are brought in
     cdef object error
     cdef list listeners  # called once it is over
     cdef object __weakref__
@@ -76,7 +77,8 @@ cdef class Job:
         if not lock.try_take(self.on, ptr, size, self.wanted.grain):
             self.take_anew(ptr, size)
             describe(lock, self.description)
-        lock.enter()
+        if not self.unlisted:
+            lock.enter()
 
     cdef take_anew(self, uint64_t ptr, uint64_t size):
         cdef PinnedMap on = self.on
@@ -90,7 +92,7 @@ cdef class Job:
             self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
             return
         self.pace.pieces.bring_in(0)
-        populating = Populating(ptr, size, self.bring_in)
+        populating = Populating(ptr, size, self.bring_in, **self.how)
         try:
             self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
         except BaseException:
@@ -297,8 +299,17 @@ async def wait_for(PendingLock pending):
 def lock_async(
     buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None
 ):
+    return pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, False, {})
+
+
+def lock_unlisted(buffer, device, unit, how):
+    return pending(buffer, None, device, None, None, unit, None, None, True, how)
+
+
+cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, bint unlisted, dict how):
     cdef Bytes found
     cdef Job job = Job.__new__(Job)
+    job.unlisted, job.how = unlisted, how
     job.lock = unlocked(buffer, size, &found)
     job.on = map_of(device)
     job.pace = pace_of(job.on.largest, found.size, piece, unit, stall_ms)
@@ -312,7 +323,8 @@ def lock_async(
     cdef PendingLock made = PendingLock.__new__(PendingLock)
     made.job, made.host_ptr, made.size = job, found.ptr, found.size
     if job.lock.try_take(job.on, found.ptr, found.size, job.wanted.grain):
-        job.lock.enter()
+        if not unlisted:
+            job.lock.enter()
         job.finish()
     else:
         begin(job)

@@ -13,7 +13,8 @@ import mmap
 import os
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +102,10 @@ class Populating:
         has ended it, which is `error` then.
     threads : int, optional
         How many at most; as many as have been seen to help by default.
+    cpus : collection of int, optional
+        The processors that they run on, and so from whose node the pages come.
+    huge_pages : bool, optional
+        Whether to ask for huge pages.
 
     Raises
     ------
@@ -109,14 +114,22 @@ class Populating:
     """
 
     def __init__(
-        self, ptr: int, size: int, reached: Callable[[int | None], object], *, threads: int | None = None
+        self,
+        ptr: int,
+        size: int,
+        reached: Callable[[int | None], object],
+        *,
+        threads: int | None = None,
+        cpus: Collection[int] | None = None,
+        huge_pages: bool = True,
     ) -> None:
         start, end = _pages(ptr, size)
         self.error: BaseException | None = None
         self._ptr, self._size, self._reached = ptr, size, reached
         mappings = _mappings(start, end)
+        self._cpus = cpus
         for each in mappings:
-            if each.anonymous and each.end - each.start >= _HUGE_PAGE:
+            if huge_pages and each.anonymous and each.end - each.start >= _HUGE_PAGE:
                 _libc.madvise(each.start, each.end - each.start, _MADV_HUGEPAGE)  # a hint: it may fail
         self._parts = [
             (low, min(low + PIECE, each.end), each.access)
@@ -129,25 +142,34 @@ class Populating:
         self._done = 0
         self._stopped = False
         most = min(_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
-        self._threads = [
-            threading.Thread(target=self._work, name="pinning populate", daemon=True)
+        self._ended, self._running = threading.Semaphore(0), 0
+        threads = [
+            threading.Thread(target=self._work_there, name="pinning populate", daemon=True)
             for _ in range(min(most, len(self._parts)))
         ]
-        started = 0
         try:
-            for thread in self._threads:
+            for thread in threads:
                 thread.start()
-                started += 1
+                self._running += 1
         except RuntimeError:  # no more threads to be had
-            del self._threads[started:]
-            if not started:
+            if not self._running:
                 self._work()
 
     def stop(self) -> None:
         """Have the threads end, each after the piece that it is at, and wait for that."""
         self._stopped = True
-        for thread in self._threads:
-            thread.join()
+        for _ in range(self._running):
+            self._ended.acquire()  # join would make the calling thread known to Python for good
+            self._running -= 1
+
+    def _work_there(self) -> None:
+        if self._cpus is not None:
+            with suppress(OSError):  # not allowed here: pages come from wherever this thread is
+                os.sched_setaffinity(0, self._cpus)  # of this thread alone
+        try:
+            self._work()
+        finally:
+            self._ended.release()
 
     def _work(self) -> None:
         for number in self._next:

@@ -106,10 +106,12 @@ def test_it_is_locked_for_several_devices_or_none(device: FakeDevice) -> None:
 
 
 def test_a_unit_is_in_one_piece(device: FakeDevice) -> None:
-    unit = 40 << 20  # pieces of one unit, for two would be more than a GPU may stand still for
-    with Arena(3 * unit, device, unit=unit) as arena:
+    unit = 20 << 20
+    with Arena(6 * unit, device, unit=unit) as arena:
         arena.wait(timeout=WAIT)
-        assert sorted(device.locked) == [arena.ptr, arena.ptr + unit, arena.ptr + 2 * unit]
+        assert len(device.locked) > 1
+        assert {(start - arena.ptr) % unit for start in device.locked} == {0}
+        assert sum(device.locked.values()) == 6 * unit
         blocks = [arena.allocate(1), arena.allocate(unit)]
         assert [block.ptr - arena.ptr for block in blocks] == [0, unit]
         blocks.append(arena.allocate(5, alignment=1))
@@ -134,6 +136,8 @@ def test_who_waits_is_told(device: FakeDevice) -> None:
         memory.free()
         slow.opened.set()
         arena.wait(1, timeout=WAIT)
+        assert arena.progress == SIZE
+        arena.wait(timeout=WAIT)
         assert arena.done
 
 

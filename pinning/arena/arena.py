@@ -36,7 +36,6 @@ from pinning.room import check_memory, check_room
 
 _CACHE_LINE = 64
 _STEP = 2 << 20  # bytes by which it grows at least where nobody says by how much
-_STALL = 64 << 20  # bytes that a GPU locks in 2.2 ms, for which it stands still
 
 
 class Arena(Space):
@@ -139,6 +138,7 @@ class Arena(Space):
         self.unit = None if unit is None else _size(unit, "unit")
         self.part = _part(part, size)
         self._whole_is_ours = part is None
+        self._huge_pages = huge_pages is not False
         self.numa_node = _node(numa_node, self.devices)
         self._home = self.devices[0] if self.devices else device_of_name("host")
         self._growing = threading.Lock()
@@ -163,8 +163,8 @@ class Arena(Space):
     def _add(self, start: int, size: int) -> None:
         """Have bytes locked, and then allocated from. After each step the next call can go on."""
         assert self._memory is not None
-        maps = map(pinned_map, self.devices)
-        self._parts.append(Ready(self._memory, start, size, maps, self._piece(), numa.usable_cpus(self.numa_node)))
+        cpus = numa.usable_cpus(self.numa_node)
+        self._parts.append(Ready(self._memory, start, size, self.devices, self.unit, cpus, self._huge_pages))
         self._settle()
 
     def _settle(self) -> None:
@@ -181,11 +181,6 @@ class Arena(Space):
             self._parts = [each.again() for each in self._parts]
             self._settle()
 
-    def _piece(self) -> int | None:
-        if self.unit is None:
-            return None
-        return max(_STALL // self.unit, 1) * self.unit
-
     @property
     def done(self) -> bool:
         """Whether the locking is over, for better or worse; `wait` says which."""
@@ -193,8 +188,8 @@ class Arena(Space):
 
     @property
     def progress(self) -> int:
-        """Bytes that are locked for all devices."""
-        return sum(each.locked for each in list(self._parts))
+        """Bytes that are locked for all devices. With a `unit` they come in pieces, and each is used at once."""
+        return sum(each.progress for each in list(self._parts))
 
     def wait(self, nbytes: int | None = None, timeout: float | None = None) -> None:
         """Wait until it is locked.
@@ -226,7 +221,8 @@ class Arena(Space):
         for each in list(self._parts):
             if each.start >= upto:
                 break
-            if not each.over.wait(None if end is None else max(end - time.monotonic(), 0)):
+            left = None if end is None else max(end - time.monotonic(), 0)
+            if not each.wait(min(upto - each.start, each.size), left):
                 raise TimeoutError(f"{self.progress} bytes of {self!r} are locked after {timeout} s")
             if each.error is not None:
                 raise each.error
@@ -399,6 +395,8 @@ class Arena(Space):
             return
         self._claim()  # nothing else begins now
         try:
+            if not self._ending:
+                self._check_unlocked()  # first, for then nothing has changed
             for each in self._parts:
                 each.stop()
             for each in self._parts:
@@ -406,6 +404,7 @@ class Arena(Space):
             if not self._ending:
                 self._check_unlocked()
                 self._ending = True
+            self._unlock_halves()
         except BaseException:
             if not self._ending:
                 self._unclaim()
@@ -423,9 +422,19 @@ class Arena(Space):
                     raise StillLockedError(f"somebody holds a lock in {self!r}, by {region!r}: unlock that first")
 
     def _holds(self, offset: int) -> bool:
-        """Whether this arena itself has locked its byte at an offset, or its first where that is below."""
+        """Whether this arena itself may have locked its byte at an offset, or its first where that is below."""
         at = max(offset, self.part.start)
-        return any(each.locked and each.start <= at < each.start + each.size for each in self._parts)
+        holding = (each for each in self._parts if each.locked or not each.over.is_set())
+        return any(each.start <= at < each.start + each.size for each in holding)
+
+    def _unlock_halves(self) -> None:
+        """What the vendor has refused to undo."""
+        assert self._memory is not None
+        for each in self.devices:
+            on = pinned_map(each)
+            for region in on.overlapping(self._memory.ptr, self.nbytes):
+                if region.references == 0 and not region.external:
+                    on.unlock(region.start)
 
     def __enter__(self) -> Self:
         return self

@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings new memory of an arena in and locks it, in the background."""
+"""Has new memory of an arena brought in and locked, in the background."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import mmap
-import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from pinning.arena.memory import Memory
-from pinning.errors import LockLimitError
-from pinning.map import Hold, PinnedMap
+from pinning.background import PendingLock, lock_unlisted
+from pinning.errors import PinningError
+from pinning.plugin import Device
 
-PIECE = 16 << 20  # bytes to bring in at a time
-_THREADS = 16  # at most; more did not help where it was measured
-_WORTH_A_THREAD = 4 * PIECE
-
-_MADV_POPULATE_WRITE = 23
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+# At most. 24 GiB of a machine with 16 processors are there in a second with as many, and in 13 with one.
+_THREADS = 16
 
 
 class Ready:
@@ -33,12 +26,14 @@ class Ready:
         Kept until it is done.
     start, size : int
         Which bytes, counted from the first of the memory.
-    maps : iterable of PinnedMap
-        Of the devices.
-    piece : int or None
-        Bytes that a vendor locks at a time.
+    devices : iterable of Device
+        For which; one after the other, for those of one vendor share what the first one locks.
+    unit : int or None
+        Bytes of which a piece has a whole number; None for one piece.
     cpus : collection of int
         The processors that bring the pages in, and so whose node they come from.
+    huge_pages : bool
+        Whether to ask for huge pages.
     """
 
     def __init__(
@@ -46,106 +41,94 @@ class Ready:
         memory: Memory,
         start: int,
         size: int,
-        maps: Iterable[PinnedMap],
-        piece: int | None,
+        devices: Iterable[Device],
+        unit: int | None,
         cpus: Collection[int],
+        huge_pages: bool,
     ) -> None:
         self.memory, self.start, self.size = memory, start, size
-        self.maps, self.piece, self.cpus = tuple(maps), piece, cpus
-        self.locked = 0
+        self.devices, self.unit, self.cpus, self.huge_pages = tuple(devices), unit, cpus, huge_pages
+        self.locked = False
         self.error: BaseException | None = None
         self.over = threading.Event()
         self.stopped = False
+        self._last = threading.Event()  # the last device's turn has come, or none will
+        self._pending: PendingLock | None = None
         self._turn = [None]  # who pops it does the work
 
     def begin(self) -> None:
         """Start a thread for it, unless that has been done. Raises RuntimeError where no thread is to be had."""
         if self._turn:
-            threading.Thread(target=self._run, daemon=True).start()
+            threading.Thread(target=self._run, name="pinning arena", daemon=True).start()
 
     def stop(self) -> None:
-        """Have it end soon, unless it has ended."""
+        """Have it end soon, unless it has ended. Raises VendorError where the vendor refuses to undo a piece."""
         if not self.over.is_set():
             self.stopped = True
             self.begin()  # its thread says that it is over
+            if (pending := self._pending) is not None:
+                pending.cancel()
 
     def again(self) -> Ready:
         """Itself, or the same anew if it was stopped before it was locked."""
         if self.locked or not self.stopped:
             return self
-        return Ready(self.memory, self.start, self.size, self.maps, self.piece, self.cpus)
+        return Ready(self.memory, self.start, self.size, self.devices, self.unit, self.cpus, self.huge_pages)
+
+    @property
+    def progress(self) -> int:
+        """Bytes from the start that are locked for all devices."""
+        if self.over.is_set():
+            return self.size if self.locked else 0
+        pending = self._pending
+        return pending.progress if pending is not None and self._last.is_set() else 0
+
+    def wait(self, nbytes: int, timeout: float | None) -> bool:
+        """Until so many bytes from the start are locked, or it is over; False where that takes longer."""
+        end = None if timeout is None else time.monotonic() + timeout
+        if nbytes < self.size:
+            if not self._last.wait(timeout):
+                return False
+            if (pending := self._pending) is not None:
+                left = None if end is None else max(end - time.monotonic(), 0)
+                with suppress(PinningError):  # then it is over soon, and has the error
+                    try:
+                        pending.wait(nbytes, left)
+                    except TimeoutError:
+                        return False
+                    return True
+        return self.over.wait(None if end is None else max(end - time.monotonic(), 0))
 
     def _run(self) -> None:
         try:
             self._turn.pop()
         except IndexError:
             return
-        holds: list[Hold] = []
+        locks = []
         try:
-            first = self.memory.ptr + self.start
-            bring_in(first, self.size, self.cpus, lambda: self.stopped)
-            for each in self.maps:
+            for number, device in enumerate(self.devices, 1):
                 if self.stopped:
                     return
-                holds.append(Hold(each, first, self.size, None, self.piece, None))
-            self.memory.holds.extend(holds)
-            self.locked = self.size
+                self._pending = pending = lock_unlisted(
+                    (self.memory.ptr + self.start, self.size),
+                    device,
+                    self.unit,
+                    {"threads": min(_THREADS, len(self.cpus)), "cpus": self.cpus, "huge_pages": self.huge_pages},
+                )
+                if number == len(self.devices):
+                    self._last.set()
+                if self.stopped:
+                    pending.cancel()
+                locks.append(pending.wait())
+            self.memory.holds.extend(locks)
+            self.locked = True
         except BaseException as error:
-            self.error = error
+            if not self.stopped:
+                self.error = error
         finally:
             if not self.locked:
-                for hold in holds:
+                for lock in locks:
                     with suppress(Exception):
-                        hold.unlock()
+                        lock.unlock()
+            self._last.set()
             self.over.set()
-
-
-def bring_in(ptr: int, size: int, cpus: Collection[int], stopped: Callable[[], bool]) -> None:
-    """Have threads on these processors bring pages in that may be written to; contents stay as they are.
-
-    Raises
-    ------
-    LockLimitError
-        Memory ran out.
-    """
-    end = ptr + size
-    pieces = iter(range(ptr & -mmap.PAGESIZE, end, PIECE))  # to take the next one is one step
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            with suppress(OSError):  # not allowed here: pages come from wherever this thread is
-                os.sched_setaffinity(0, cpus)  # of this thread alone
-            for start in pieces:
-                if errors or stopped():
-                    return
-                _touch(start, min(PIECE, end - start))
-        except BaseException as error:
-            errors.append(error)
-
-    # Threads even if it is one: the caller's processors stay as they are.
-    count = max(1, min(_THREADS, len(cpus), size // _WORTH_A_THREAD))
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-    try:
-        for thread in threads:
-            thread.start()
-    finally:
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-    if errors:
-        raise errors[0]
-
-
-def _touch(start: int, size: int) -> None:
-    while _libc.madvise(start, size, _MADV_POPULATE_WRITE) != 0:
-        code = ctypes.get_errno()
-        if code == errno.EINVAL:  # Linux before 5.14: the lock brings them in
-            return
-        if code in (errno.ENOMEM, errno.EFAULT):
-            raise LockLimitError(
-                f"memory ran out while [{start:#x}, {start + size:#x}) of an arena was brought in "
-                f"({os.strerror(code)}): make a smaller one"
-            )
-        if code not in (errno.EAGAIN, errno.EINTR):
-            raise OSError(code, os.strerror(code), "madvise")
