@@ -143,12 +143,12 @@ class Populating:
         self._stopped = False
         most = min(_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
         self._ended, self._running = threading.Semaphore(0), 0
-        threads = [
+        workers = [
             threading.Thread(target=self._work_there, name="pinning populate", daemon=True)
             for _ in range(min(most, len(self._parts)))
         ]
         try:
-            for thread in threads:
+            for thread in workers:
                 thread.start()
                 self._running += 1
         except RuntimeError:  # no more threads to be had

@@ -260,6 +260,7 @@ def test_an_array_beyond_it(device: FakeDevice) -> None:
 
 def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
     with Arena(SIZE, device) as arena:
+        arena.wait(timeout=WAIT)  # a part that is locked before would be in the way
         memory = arena.allocate(1000)
         array = memory.asarray()
         with pytest.raises(StillInUseError, match="1 buffers out"):
@@ -276,7 +277,6 @@ def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
         with pytest.raises(StillInUseError, match="1 buffers out"):
             arena.close()
         bytes_of_it.release()
-        arena.wait(timeout=WAIT)
         with (
             pinning.lock((arena.ptr, 10), device=device),
             pytest.raises(StillLockedError, match="somebody holds a lock"),
