@@ -223,7 +223,7 @@ def as_array(view: View) -> DeviceArray:
 
 def converted(value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any], element: bool) -> Array:
     """What NumPy would have in a part of an array after assigning this, broadcast; `element`: the part is one."""
-    if isinstance(value, numpy.ndarray) and not element:
+    if isinstance(value, numpy.ndarray) and not element and 0 not in shape:
         array = _without_leading(value, len(shape))
         numpy.broadcast_to(array, shape)  # refuses first, as NumPy does
         return numpy.broadcast_to(array.astype(dtype, copy=False), shape)
