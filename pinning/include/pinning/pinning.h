@@ -148,7 +148,7 @@ typedef struct pinning_region {
   void *start;
   size_t size;
   void *device_ptr;    /* of `start` */
-  size_t piece;        /* bytes that one vendor call has locked, `size` where one has locked it all: no copy may cross */
+  size_t piece;        /* no copy may cross a multiple of it from `start`; `size` where one call has locked it all */
   uint32_t references; /* locks held */
   uint32_t external;   /* 1: pinned by others, never unlocked by the map */
 } pinning_region;
