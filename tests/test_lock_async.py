@@ -125,9 +125,9 @@ def test_what_is_locked_so_far_is_used(device: FakeDevice, buffer: np.ndarray) -
 
 def test_a_copy_takes_each_part_of_what_grows_by_itself() -> None:
     # The host's own device copies: what counts is that the bytes are right while the region grows.
-    source = np.arange(1 << 22, dtype=np.uint8)
+    source = np.arange(1 << 18, dtype=np.uint8)
     there = np.zeros_like(source)
-    with pinning.lock_async(source, device="host:0", piece=1 << 16) as pending:
+    with pinning.lock_async(source, device="host:0", piece=1 << 14) as pending:
         pinning.copy(there, source)
         pending.wait(timeout=WAIT)
     assert (there == source).all()
