@@ -199,6 +199,12 @@ class PinnedMap:
             Those forgotten, as they were.
         """
 
+    def undo_left(self) -> None:
+        """Have the device unlock what was locked in memory that has left; returns once that is done.
+
+        A thread does so soon; who hands memory to the vendor as pageable cannot wait for that.
+        """
+
     def register(self, ptr: int, size: int, device_ptr: int) -> None:
         """Enter memory that its owner has pinned: found like any other, never unlocked by this map.
 

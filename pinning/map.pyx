@@ -265,6 +265,14 @@ cdef class PinnedMap:
             unlock_orphans()
         return [wrap(region, self.device) for region in gone]
 
+    def undo_left(self):
+        cdef CPinnedMap* map = self.map
+        try:
+            with nogil:
+                map.undo_left()
+        finally:
+            unlock_orphans()
+
     def register(self, ptr, size, device_ptr):
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")

@@ -64,6 +64,8 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         optional[CHold] try_lock(uint64_t ptr, uint64_t size, Grain wish) noexcept
         bool try_unlock(uint64_t ptr) noexcept
         bool try_unlock(const CHold& hold) noexcept
+        bool any_left() noexcept
+        void undo_left() except +raise_in_python
         vector[CRegion] refresh() except +raise_in_python
         size_t size() noexcept
         vector[CRegion] regions() except +raise_in_python

@@ -123,6 +123,8 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
         copy.path, copy.reason = DIRECT, LOCKED
         count_bytes(way_direct, size)
         return direct_copy(to, origin, size, hold)
+    if map.map.any_left():
+        return None
     if size >= <uint64_t>costs.least_worth_a_look(host is origin) or overlaps(map, host.ptr, size):
         return None
     copy.path, copy.reason = PLAIN, too_small(host is origin)

@@ -131,15 +131,17 @@ class PinnedMap : private Tenant {
 
   /// Takes back `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
   void unregister(Address ptr) {
+    hear_of_what_left();
     Unwatching const afterwards(*this);
     std::lock_guard const guard(mutex_);
     auto region = table_.find(ptr, [](Record const&) {});
-    if (!region || (table_.value(region->id).flags.load(std::memory_order_relaxed) & registered) == 0) {
+    std::uint8_t const flags = region ? table_.value(region->id).flags.load(std::memory_order_relaxed) : std::uint8_t{0};
+    if ((flags & registered) == 0 || (flags & Record::memory_left) != 0) {
       throw NotLocked("no registered region holds 0x" + hex(ptr));
     }
     Record const& record = table_.value(region->id);
     std::uint32_t const held = record.references.load(std::memory_order_relaxed);
-    if (held != 0 && !record.has_left()) {
+    if (held != 0) {
       throw StillLocked("the registered region " + describe(region->start, region->size) + " is still locked " +
                         std::to_string(held) + " time(s); unlock it first");
     }
@@ -211,15 +213,29 @@ class PinnedMap : private Tenant {
     return mark_left(ptr, size);
   }
 
-  /// Tells the vendor of the regions whose memory has left. One that the vendor refuses is half unlocked from then on.
-  void undo_left() override {
+  /// Whether `undo_left` has anything to do.
+  bool any_left() const noexcept {
     hear_of_what_left();
-    if (gone_.load(std::memory_order_acquire) == 0) return;
+    return gone_.load(std::memory_order_acquire) != 0;
+  }
+
+  /// Tells the vendor of the regions whose memory has left, or waits until others have. One that the vendor refuses is
+  /// half unlocked from then on. Who is about to hand memory to the vendor as pageable calls it first: where the vendor
+  /// takes it for locked, it copies what was there before.
+  void undo_left() override {
+    if (!any_left()) return;
     Unwatching const afterwards(*this);
     std::unique_lock guard(mutex_);
     for (auto const& range : table_.regions()) {
-      auto const region = table_.find(range.start, [](Record const&) {});
-      if (region && *region == range) undo(guard, *region);
+      for (;;) {
+        auto const region = table_.find(range.start, [](Record const&) {});
+        if (!region || *region != range || !table_.value(region->id).has_left()) break;
+        if (table_.value(region->id).in_transit()) {
+          settled_.wait(guard);
+        } else if (!undo(guard, *region)) {
+          break;
+        }
+      }
     }
   }
 
