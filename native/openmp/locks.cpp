@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <ranges>
+#include <thread>
 #include <utility>
 
 #include "drain.hpp"
@@ -39,7 +40,7 @@ std::string text(Range const& range) {
 
 void Locks::mapped(int number, Range const& host, Address device_ptr) {
   if (host.size() < context_.policy.min_bytes) return;
-  Guard const guard(mutex_);
+  Guard const guard = entered();
   for (auto const& replaced : mappings_.add(number, host, device_ptr)) forget(replaced);
   for (auto& [start, lock] : meeting(host)) {
     lock.mappings++;
@@ -48,17 +49,17 @@ void Locks::mapped(int number, Range const& host, Address device_ptr) {
 }
 
 void Locks::unmapped(int number, Address device_ptr) {
-  Guard guard(mutex_);
+  Guard guard = entered();
   if (auto const host = mappings_.remove(number, device_ptr)) release(guard, *host);
 }
 
 void Locks::unmapped_host(int number, Address host) {
-  Guard guard(mutex_);
+  Guard guard = entered();
   if (auto const range = mappings_.remove_host(number, host)) release(guard, *range);
 }
 
 std::optional<Range> Locks::before_transfer(int number, Device& device, Range const& moved, Address device_ptr) {
-  Guard guard(mutex_);
+  Guard guard = entered();
   Run const met = settled(guard, moved);
   Outcome made{holding(met, moved), {}};
   moving_.push_back(moved);
@@ -99,7 +100,7 @@ void Locks::submitted(Range const& moved) {
 
 void Locks::freed(Range const& range) {
   if (!may_meet(range)) return;
-  Guard guard(mutex_);
+  Guard guard = entered();
   Run const met = submits_in_ == nullptr ? settled(guard, range) : meeting(range);
   for (auto const& gone : mappings_.freed(range)) forget(gone);
   std::vector<Table::iterator> go;
@@ -114,7 +115,7 @@ void Locks::freed(Range const& range) {
 }
 
 pinning_status Locks::lock(Device& device, Range const& range, void** device_ptr) {
-  Guard guard(mutex_);
+  Guard guard = entered();
   Run const met = settled(guard, range);
   Lock* lock = holding(met, range);
   if (lock == nullptr) {
@@ -137,7 +138,7 @@ pinning_status Locks::lock(Device& device, Range const& range, void** device_ptr
 
 bool Locks::unlock(Address ptr) {
   Range const byte{ptr, ptr + 1};
-  Guard guard(mutex_);
+  Guard guard = entered();
   Run const met = settled(guard, byte);
   Lock* const lock = holding(met, byte);
   if (lock == nullptr || lock->asked == 0) return false;
@@ -149,6 +150,21 @@ bool Locks::unlock(Address ptr) {
   return true;
 }
 
+std::optional<bool> Locks::try_left(Address ptr, std::uint64_t size) noexcept {
+  Guard const guard(mutex_, std::try_to_lock);
+  if (!guard) return std::nullopt;
+  Range const gone{ptr, ptr + size};
+  for (auto& [start, lock] : meeting(gone)) lock.left = true;
+  for (Coming& each : coming_) each.left |= each.range.meets(gone);
+  return false;
+}
+
+/// When all has been heard that this thread has made leave, and what others have before.
+Locks::Guard Locks::entered() {
+  while (process_watcher().unheard()) std::this_thread::yield();
+  return Guard(mutex_);
+}
+
 /// The locks that share bytes with the range, ascending.
 Locks::Run Locks::meeting(Range const& range) noexcept {
   auto const after = table_.lower_bound(range.end);
@@ -157,12 +173,21 @@ Locks::Run Locks::meeting(Range const& range) noexcept {
   return {first, after};
 }
 
-/// The same, when nothing in the range is coming or leaving.
+/// The same, when nothing in the range is coming or leaving, and what had left has been given up.
 Locks::Run Locks::settled(Guard& guard, Range const& range) {
   for (;;) {
     Run const met = meeting(range);
     bool const leaves = std::ranges::any_of(met, [](auto const& each) { return each.second.leaving; });
-    if (!leaves && std::ranges::none_of(coming_, [&](auto const& each) { return each.meets(range); })) return met;
+    if (!leaves && std::ranges::none_of(coming_, [&](auto const& each) { return each.range.meets(range); })) {
+      auto left = met.begin();
+      while (left != met.end() && !left->second.left) ++left;
+      if (left == met.end()) return met;
+      if (left->second.asked != 0) {
+        say("what the program has locked in " + text(left->second.range) + " is locked no more, for its memory has gone");
+      }
+      drop(guard, {&left, 1}, "unlock: gone");
+      continue;
+    }
     Uncancelled const uncancelled;
     settled_.wait(guard);
   }
@@ -276,7 +301,7 @@ Locks::Outcome Locks::make(Guard& guard, Wish const& wish, Plan const& plan) {
   Uncancelled const uncancelled;
   Table made;  // first all that may find no memory
   Lock& lock = made[plan.target.start];
-  coming_.push_back(plan.target);
+  auto const coming = coming_.insert(coming_.end(), {plan.target});
   Some const goes = plan.goes;
 
   lock.range = plan.target;
@@ -298,16 +323,22 @@ Locks::Outcome Locks::make(Guard& guard, Wish const& wish, Plan const& plan) {
   bool const locked = clear && vendor_locks(lock, needed, refusal);
   guard.lock();
   end_to_leave(goes);
-  coming_.erase(std::ranges::find(coming_, lock.range));
+  bool const left = coming->left;
+  coming_.erase(coming);
+  Table::iterator place;
   if (locked) {
     lock.mappings = mappings_.count(lock.range);
-    table_.insert(made.extract(made.begin()));
+    place = table_.insert(made.extract(made.begin())).position;
   } else {
     context_.locked -= lock.range;
   }
   context_.journal.locked_bytes(context_.locked.bytes);
   changed();
   settled_.notify_all();
+  if (left) {
+    if (locked) drop(guard, {&place, 1}, "unlock: gone");  // the map has perhaps not heard of it
+    return {nullptr, {Kind::passes, "its memory has gone"}};
+  }
   if (locked) return {&lock, {}};
   if (!clear) refusal = {Kind::fails, "the vendor refuses to unlock what is in its way"};
   return {nullptr, refusal};
@@ -339,6 +370,7 @@ void Locks::begin_to_leave(Some which) noexcept {
   for (auto const& each : which) {
     Lock& lock = each->second;
     lock.leaving = true;
+    lock.unlocked = lock.left;
     list(lock);
     context_.leaving += lock.range;
   }
@@ -349,7 +381,12 @@ bool Locks::unlock(Some which, char const* why) noexcept {
   if (which.empty()) return true;
   drain(which.front()->second.device->vendor());
   bool clear = true;
-  for (auto const& each : which) clear &= each->second.unlocked = vendor_unlocks(each->second, why);
+  for (auto const& each : which) {
+    Lock& lock = each->second;
+    if (lock.unlocked) context_.journal.unlocked(lock.range, lock.device->name(), why, now(), now());
+    else lock.unlocked = vendor_unlocks(lock, why);
+    clear &= lock.unlocked;
+  }
   return clear;
 }
 
@@ -380,6 +417,8 @@ bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
       refusal = {Kind::fails, "there is no library for " + lock.device->name()};
       return false;
     }
+    // After the map, so as to hear before it: what the map still has then has left here.
+    std::call_once(hears_, [&] { process_watcher().add(*this, false); });
     void* device_ptr = nullptr;
     auto const began = now();
     if (pinning_lock(map, pointer(lock.range.start), lock.range.size(), &device_ptr) != PINNING_OK) {
@@ -453,7 +492,7 @@ void Locks::list(Lock& lock, bool used) noexcept {
 void Locks::changed() noexcept {
   Range all{~Address{0}, 0};
   if (!table_.empty()) all = {table_.begin()->first, std::prev(table_.end())->second.range.end};
-  for (auto const& each : coming_) all = around(all, each);
+  for (Coming const& each : coming_) all = around(all, each.range);
   low_ = all.start;
   high_ = all.end;
 }

@@ -10,9 +10,11 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <pinning/watcher.hpp>
 #include <ranges>
 #include <span>
 #include <string>
@@ -41,7 +43,7 @@ struct Context {
   std::size_t most_locks = ~std::size_t{0};  // each may take two of the mappings that a process may have
 };
 
-class Locks {
+class Locks : public Tenant {
  public:
   explicit Locks(Context& context) : context_(context), mutex_(context.mutex) {}
 
@@ -56,6 +58,10 @@ class Locks {
 
   /// Before the memory goes, or gets other pages.
   void freed(Range const& range);
+  /// After it has gone by a call that hooks.cpp does not see. Its locks are given up by whoever meets them next; the
+  /// vendor is told by libpinning's map.
+  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override;
+  void undo_left() override {}
   /// False where no lock shares bytes with the range. Takes no mutex.
   bool may_meet(Range const& range) const noexcept {
     return range.start < high_.load(std::memory_order_acquire) && low_.load(std::memory_order_acquire) < range.end;
@@ -76,6 +82,7 @@ class Locks {
     std::size_t last_use = 0;
     bool listed = false;  // in `idle_`
     bool stays = false;  // without anyone who needs it, until its memory is freed
+    bool left = false;  // its memory has gone
     bool leaving = false;
     bool unlocked = false;  // known to who unlocks it alone
     bool gone = false;  // while a transfer in it was being submitted, whose thread lets go of it
@@ -111,12 +118,17 @@ class Locks {
     Range target;
     Refusal refusal;
   };
+  struct Coming {
+    Range range;
+    bool left = false;  // already
+  };
   /// A lock, or why there is none.
   struct Outcome {
     Lock* lock = nullptr;
     Refusal refusal;
   };
 
+  Guard entered();
   Run meeting(Range const& range) noexcept;
   Run settled(Guard& guard, Range const& range);
   static Lock* holding(Run const& met, Range const& range) noexcept;
@@ -141,8 +153,9 @@ class Locks {
   Context& context_;
   std::mutex& mutex_;
   std::condition_variable settled_;
+  std::once_flag hears_;  // of memory that leaves
   Table table_;
-  std::vector<Range> coming_;  // what is being locked
+  std::list<Coming> coming_;  // what is being locked
   std::map<std::size_t, Lock*> idle_;  // those that nobody needs, by their last use
   Mappings mappings_;
   std::vector<Range> moving_;  // transfers that are being submitted

@@ -100,9 +100,8 @@ def run(
     """Run an OpenMP program and lock the host buffers that it maps to devices."""
     with _failures(as_json=False):
         file = report_file or (Path("-") if report else None)
-        running.make_way(report_file, trace)
         try:
-            running.become(program, running.environment(os.environ, lock_mapped, file, trace))
+            running.become(program, running.environment(os.environ, lock_mapped, file, trace), [report_file, trace])
         except running.CannotRunError as error:
             say_error(str(error), as_json=False)
             raise typer.Exit(error.code) from None

@@ -115,8 +115,8 @@ def segments(program: Path) -> set[int] | None:
         return {kind for (kind,) in struct.iter_unpack(f"=I{size - 4}x", file.read(size * count))}
 
 
-def become(program: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
-    """Go on as this program: its exit code, signals and standard streams are its own.
+def become(program: Sequence[str], variables: Mapping[str, str], files: Sequence[Path | None] = ()) -> NoReturn:
+    """Go on as this program, which finds none of the files: its exit code, signals and standard streams are its own.
 
     Raises
     ------
@@ -133,6 +133,7 @@ def become(program: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
         if variables.get("PINNING_LOCK_MAPPED", "").lower() == LockMapped.MANDATORY:
             raise CannotRunError(text, 1)
         print(f"pinning: {text}", file=sys.stderr, flush=True)
+    make_way(*files)
     try:
         os.execve(found or name, list(program), dict(variables))
     except OSError as error:

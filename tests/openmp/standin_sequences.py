@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from ompt_runtime import Runtime
-from programs import TOOL
+from programs import TOOL, kernel_tells
 
 from mapped_memory import PAGE, READ_WRITE, Memory
 from standins.libcuda import DRIVER
@@ -24,6 +25,7 @@ from standins.standin import StandIn
 PAGES = 12
 FIXED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
 BUDGET = 40 << 10 if os.environ.get("PINNING_LOCK_BUDGET") else 1 << 40
+KERNEL_TELLS = kernel_tells()
 STAYS = os.environ.get("PINNING_LOCK_UNTIL") != "unmapped"
 
 tool = ctypes.CDLL(str(TOOL))
@@ -33,6 +35,8 @@ tool.llvm_omp_target_unlock_mem.argtypes = [ctypes.c_void_p, ctypes.c_int]
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+unseen = ctypes.CDLL("libc.so.6")  # its own functions, not those that the tool has put before them
+unseen.mmap.restype, unseen.mmap.argtypes = libc.mmap.restype, libc.mmap.argtypes
 runtime = Runtime(tool, "sm_90", "sm_90")
 standin: StandIn
 
@@ -102,12 +106,25 @@ class Program(RuleBasedStateMachine):
     @rule(place=places)
     def free(self, place: Range) -> None:
         """And get other pages there."""
+        pages = self.replace(libc, place)
+        assert not any(meet(region, pages) for region in self.locked())
+
+    @precondition(lambda self: KERNEL_TELLS)
+    @rule(place=places)
+    def free_where_the_tool_does_not_see_it(self, place: Range) -> None:
+        pages = self.replace(unseen, place)
+        until = time.monotonic() + 60
+        while any(meet(region, pages) for region in self.locked()):
+            assert time.monotonic() < until, "nobody unlocks what has gone"
+            time.sleep(0.001)
+
+    def replace(self, library: ctypes.CDLL, place: Range) -> Range:
         start = self.memory.ptr + place[0] // PAGE * PAGE
         end = self.memory.ptr + -(-(place[0] + place[1]) // PAGE) * PAGE
-        assert libc.mmap(start, end - start, READ_WRITE, FIXED, -1, 0) == start
+        assert library.mmap(start, end - start, READ_WRITE, FIXED, -1, 0) == start
         pages = (start - self.memory.ptr, end - start)
-        assert not any(meet(region, pages) for region in self.locked())
         self.asked = [each for each in self.asked if not meet(each, pages)]
+        return pages
 
     @precondition(lambda self: len(self.asked) < 3)
     @rule(place=places)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ompt_runtime import ASSOCIATE, Runtime, address_on
-from programs import TOOL
+from programs import TOOL, kernel_tells
 
 import pinning
 from mapped_memory import PAGE, READ_WRITE, Memory
@@ -38,6 +38,9 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+unseen = ctypes.CDLL("libc.so.6")  # its own functions, not those that the tool has put before them
+unseen.madvise.argtypes, unseen.munmap.argtypes = libc.madvise.argtypes, libc.munmap.argtypes
+unseen.mmap.restype, unseen.mmap.argtypes = libc.mmap.restype, libc.mmap.argtypes
 runtime = Runtime(tool, "sm_90", "sm_90", "a strange one", "generic-64bit")
 
 
@@ -146,6 +149,48 @@ def test_memory_that_moves_is_unlocked_first(standin: StandIn) -> None:
 def test_a_new_mapping_in_the_place_of_a_locked_one_unlocks_it(standin: StandIn, memory: Memory) -> None:
     move(memory, 0, 4, times=2)
     assert libc.mmap(memory.ptr, PAGE, READ_WRITE, FIXED, -1, 0) == memory.ptr
+    assert locked(standin, memory) == set()
+
+
+needs_userfaultfd = pytest.mark.skipif(not kernel_tells(), reason="needs userfaultfd, which is refused here")
+
+
+@needs_userfaultfd
+@pytest.mark.parametrize("how", ["munmap", "mmap", "madvise"])
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "not mapped"])
+def test_memory_that_goes_where_the_tool_does_not_see_it_is_locked_anew(
+    standin: StandIn, memory: Memory, how: str, mapped: bool
+) -> None:
+    if mapped:
+        runtime.map(memory.ptr, 4 * PAGE)
+    move(memory, 0, 4, times=2)
+    assert locked(standin, memory) == {(0, 4)}
+    if how == "madvise":
+        if unseen.madvise(at(memory, 1), PAGE, 24) != 0:  # for the stand-in locks as mlock does
+            pytest.skip("needs a kernel that has MADV_DONTNEED_LOCKED")
+    else:
+        if how == "munmap":
+            assert unseen.munmap(memory.ptr, 2 * PAGE) == 0
+        assert unseen.mmap(memory.ptr, 2 * PAGE, READ_WRITE, FIXED, -1, 0) == memory.ptr
+    with runtime.to_device(memory.ptr, 4 * PAGE):
+        assert locked(standin, memory) == {(0, 4)}
+        assert len(standin.calls("cuMemHostUnregister")) == 1
+        assert len(standin.calls("cuMemHostRegister")) == 2
+    if mapped:
+        runtime.unmap(memory.ptr)
+
+
+@needs_userfaultfd
+def test_a_lock_of_the_programs_own_goes_with_its_memory_where_the_tool_does_not_see_it(
+    standin: StandIn, memory: Memory
+) -> None:
+    for _ in range(2):
+        assert tool.llvm_omp_target_lock_mem(memory.ptr, 4 * PAGE, 0) == memory.ptr + REGISTERED
+        assert unseen.mmap(memory.ptr, 4 * PAGE, READ_WRITE, FIXED, -1, 0) == memory.ptr
+    tool.llvm_omp_target_unlock_mem(memory.ptr, 0)
+    assert tool.llvm_omp_target_lock_mem(memory.ptr, 4 * PAGE, 0) == memory.ptr + REGISTERED
+    assert len(standin.calls("cuMemHostRegister")) == 3
+    tool.llvm_omp_target_unlock_mem(memory.ptr, 0)
     assert locked(standin, memory) == set()
 
 

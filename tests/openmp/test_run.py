@@ -50,6 +50,8 @@ def test_what_is_no_program_gives_the_codes_of_a_shell(tmp_path: Path) -> None:
     assert (done.returncode, "there is no program ./no-such-program" in done.stderr) == (127, True)
     text = tmp_path / "text"
     text.write_text("no program")
+    pinning_run("--trace", text, "--", "./no-such-program")
+    assert text.read_text() == "no program"
     for mode, why in [(0o644, "Permission denied"), (0o755, "Exec format error")]:
         text.chmod(mode)
         done = pinning_run("--", text)

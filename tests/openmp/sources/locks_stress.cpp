@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that map, move, unmap, free and lock parts of one memory at random: no transfer ever crosses a lock, and in
-// the end nothing is locked. Compiled with the tool's own sources but its
-// hooks, and a locker that keeps its own list.
+// Threads that map, move, unmap, free and lock parts of one memory at random, some of which leaves without a word: no
+// transfer ever crosses a lock, and in the end nothing is locked. Compiled with the tool's own sources but its hooks, and
+// a locker that keeps its own list.
 #include <cstdio>
 #include <cstdlib>
+#include <list>
 #include <map>
 #include <mutex>
 #include <random>
@@ -22,9 +23,14 @@ namespace {
 constexpr std::size_t page = 4096, pages = 64;
 char* memory;
 
-// What is locked, by start: the vendor's own truth.
+// What is locked, by start: the vendor's own truth. And what is being locked.
+struct Coming {
+  Range range;
+  bool left = false;
+};
 std::mutex mutex;
 std::map<char*, std::size_t> locked;
+std::list<Coming> coming;
 
 template <class Each>
 void each_meeting(char* ptr, std::size_t size, Each&& each) {
@@ -39,7 +45,37 @@ void each_meeting(char* ptr, std::size_t size, Each&& each) {
   std::_Exit(1);
 }
 
+/// Tells of memory that leaves as libpinning's does: first the tool, then the map.
+class Watch : public pinning::Watcher {
+ public:
+  void add(pinning::Tenant& tenant, bool) noexcept override { tenant_ = &tenant; }
+  void remove(pinning::Tenant&) noexcept override {}
+  bool watch(Address, std::uint64_t) noexcept override { return true; }
+  void unwatch(Address, std::uint64_t) noexcept override {}
+  bool settled() noexcept override { return !unheard(); }
+  std::string problem() override { return {}; }
+
+  void leave(Range const& range) {
+    std::lock_guard const one(leaving_);
+    unheard_ = true;
+    pinning::Tenant* const tenant = tenant_;
+    while (tenant != nullptr && !tenant->try_left(range.start, range.size())) std::this_thread::yield();
+    {
+      std::lock_guard const guard(mutex);
+      std::erase_if(locked, [&](auto const& each) { return range_of(each.first, each.second).meets(range); });
+      for (Coming& each : coming) each.left |= each.range.meets(range);
+    }
+    unheard_ = false;
+  }
+
+ private:
+  std::mutex leaving_;
+  std::atomic<pinning::Tenant*> tenant_ = nullptr;
+} watcher;
+
 }  // namespace
+
+pinning::Watcher& pinning::process_watcher() { return watcher; }
 
 // libpinning's part.
 extern "C" {
@@ -48,10 +84,16 @@ pinning_status pinning_map_open(pinning_map** map, char const*) noexcept {
   return PINNING_OK;
 }
 pinning_status pinning_lock(pinning_map*, void* ptr, size_t size, void** device_ptr) noexcept {
+  while (watcher.unheard()) std::this_thread::yield();
+  std::unique_lock guard(mutex);
+  auto const mine = coming.insert(coming.end(), {range_of(ptr, size)});
+  guard.unlock();
   each_meeting(static_cast<char*>(ptr), size, [](auto...) { fail("a lock overlaps another"); });
   std::this_thread::sleep_for(std::chrono::microseconds(std::rand() % 50));
-  std::lock_guard const guard(mutex);
-  if (locked.size() % 17 == 3) return PINNING_VENDOR_ERROR;
+  guard.lock();
+  bool const left = mine->left;
+  coming.erase(mine);
+  if (left || locked.size() % 17 == 3) return PINNING_VENDOR_ERROR;
   locked[static_cast<char*>(ptr)] = size;
   *device_ptr = ptr;
   return PINNING_OK;
@@ -59,8 +101,7 @@ pinning_status pinning_lock(pinning_map*, void* ptr, size_t size, void** device_
 pinning_status pinning_unlock(pinning_map*, void const* ptr) noexcept {
   std::this_thread::sleep_for(std::chrono::microseconds(std::rand() % 50));
   std::lock_guard const guard(mutex);
-  if (locked.erase(static_cast<char*>(const_cast<void*>(ptr))) != 1) fail("what is unlocked is not locked");
-  return PINNING_OK;
+  return locked.erase(static_cast<char*>(const_cast<void*>(ptr))) == 1 ? PINNING_OK : PINNING_NOT_LOCKED;
 }
 pinning_status pinning_fail(pinning_status status, char const*) noexcept { return status; }
 char const* pinning_last_error() noexcept { return "the vendor's refusal"; }
@@ -100,7 +141,9 @@ int main(int argc, char** argv) {
         transfers++;
         within += lock.has_value();
         locks.unmapped(me, device_ptr + first);
-      } else if (action < 6) {
+      } else if (action == 4) {
+        watcher.leave(range_of(memory + random() % pages * page, page));
+      } else if (action == 5) {
         locks.freed(range_of(memory + random() % pages * page, page));
       } else {
         void* place;

@@ -47,6 +47,40 @@ static void *keep_on_the_stack(void *ignored) {
 
 static int keep_on_the_stack_of_c11(void *ignored) { return keep_on_the_stack(ignored) != NULL; }
 
+/// A system call that no library knows of.
+static long raw(long number, long a, long b, long c, long d, long e, long f) {
+#if defined(__x86_64__)
+  register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+  __asm__ volatile("syscall"
+                   : "+a"(number)
+                   : "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                   : "rcx", "r11", "memory");
+  return number;
+#elif defined(__aarch64__)
+  register long x8 __asm__("x8") = number, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c;
+  register long x3 __asm__("x3") = d, x4 __asm__("x4") = e, x5 __asm__("x5") = f;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+  return x0;
+#else
+  return syscall(number, a, b, c, d, e, f);
+#endif
+}
+
+/// Other memory comes in the place of this, and no library is called.
+static int replace(const char *how, char *b) {
+  long place = (long)b, other = 0, anew = MAP_FIXED_NOREPLACE;
+  if (!strcmp(how, "raw munmap")) {
+    if (raw(SYS_munmap, place, N, 0, 0, 0, 0) != 0) return 2;
+  } else if (!strcmp(how, "raw mremap")) {
+    other = raw(SYS_mmap, 0, N, PROT_NONE, ours, -1, 0);
+    if (raw(SYS_mremap, place, N, N, MREMAP_MAYMOVE | MREMAP_FIXED, other, 0) != other) return 3;
+    if (raw(SYS_munmap, other, N, 0, 0, 0, 0) != 0) return 4;
+  } else {
+    anew = MAP_FIXED;
+  }
+  return raw(SYS_mmap, place, N, read_write, ours | anew, -1, 0) == place ? 0 : 5;
+}
+
 static void *end_without_a_word(void *id) {
   *(volatile pid_t *)id = gettid();
   syscall(SYS_exit, 0);
@@ -115,6 +149,8 @@ int main(int argc, char **argv) {
   } else if (!strcmp(how, "syscall")) {
     failed = syscall(SYS_munmap, b, (long)N) != 0;
     if (mmap(b, N, read_write, ours | MAP_FIXED_NOREPLACE, -1, 0) != b) failed = 2;
+  } else if (!strncmp(how, "raw", 3)) {
+    failed = replace(how, b);
   } else {
     failed = advise(b, atoi(how));
     if (atoi(how) == 102) advise(b, 103);
