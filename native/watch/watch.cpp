@@ -10,12 +10,14 @@
 // and what the kernel was told of them; the reader does not take it. `tenants_mutex_` guards the list of tenants; who
 // holds it neither allocates nor frees, nor calls the kernel. The reader calls `try_left` with it.
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -102,7 +104,7 @@ class Watch : public Watcher {
     }
     // Also where others watch it already: it may be new memory by now.
     uffdio_register made{{start, end - start}, UFFDIO_REGISTER_MODE_WP, 0};
-    if (ioctl(file_, UFFDIO_REGISTER, &made) != 0) {
+    if (!is_ours(file_) || ioctl(file_, UFFDIO_REGISTER, &made) != 0) {
       pages_.remove(start, end, [&](Address from, Address to) { forget(from, to); });
       return false;
     }
@@ -136,7 +138,7 @@ class Watch : public Watcher {
   /// In a child of fork, where neither thread is, and the file is the parent's.
   void begin_anew() noexcept {
     int const file = open_file_.load(std::memory_order_relaxed);
-    if (file >= 0) close(file);
+    if (is_ours(file)) close(file);
     static_assert(noexcept(new (this) Watch));
     new (this) Watch;  // the old one may have been in the midst of anything, and is not destroyed
   }
@@ -173,14 +175,23 @@ class Watch : public Watcher {
       problem_ = "the kernel's userfaultfd does not tell of memory that leaves; Linux 5.11 or later does";
       return;
     }
+    struct stat facts;
+    if (fstat(file_, &facts) == 0) inode_ = facts.st_ino, device_ = facts.st_dev;
     start_thread([this] { undo(); });
     start_thread([this, file = file_] { read(file); });
+    reads_.wait(false, std::memory_order_acquire);
     open_file_.store(file_, std::memory_order_release);
   }
 
   void forget(Address start, Address end) noexcept {
     uffdio_range range{start, end - start};
-    ioctl(file_, UFFDIO_UNREGISTER, &range);  // refused where nothing is mapped any more
+    if (is_ours(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);  // refused where nothing is mapped any more
+  }
+
+  /// The program may have closed it, and have its number for a file of its own.
+  bool is_ours(int file) const noexcept {
+    struct stat facts;
+    return file >= 0 && fstat(file, &facts) == 0 && facts.st_ino == inode_ && facts.st_dev == device_;
   }
 
   // ---- the reader ----
@@ -191,6 +202,12 @@ class Watch : public Watcher {
   };
 
   [[noreturn]] void read(int file) noexcept {
+    // In a table of files that is this thread's own, and holds no other file: the program may close all that it does not
+    // know, and what has the number then is not to be read here. What it closes of its own must not stay open here.
+    syscall(SYS_close_range, file + 1, ~0U, CLOSE_RANGE_UNSHARE);
+    if (file > 0) syscall(SYS_close_range, 0, file - 1, 0);
+    reads_.test_and_set(std::memory_order_release);
+    reads_.notify_one();
     for (;;) {
       pollfd ready{file, POLLIN, 0};
       if (poll(&ready, 1, -1) < 0) continue;
@@ -278,6 +295,8 @@ class Watch : public Watcher {
   std::mutex ranges_mutex_;
   bool tried_ = false;
   int file_ = -1;
+  ino_t inode_ = 0;  // of the file
+  dev_t device_ = 0;
   std::string problem_;
   PageCounts pages_;
   std::size_t ranges_ = 0;
@@ -286,6 +305,7 @@ class Watch : public Watcher {
   Tenant* tenants_ = nullptr;
 
   std::atomic<int> open_file_ = -1;
+  std::atomic_flag reads_;  // the reader has its own table of files
   std::atomic<std::uint32_t> undo_wanted_ = 0;
 
   // The reader's own.

@@ -3,6 +3,7 @@
 // that worked, what is locked before and after, and after the place was moved anew.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,7 @@ static long raw(long number, long a, long b, long c, long d, long e, long f) {
 /// Other memory comes in the place of this, and no library is called.
 static int replace(const char *how, char *b) {
   long place = (long)b, other = 0, anew = MAP_FIXED_NOREPLACE;
-  if (!strcmp(how, "raw munmap")) {
+  if (!strncmp(how, "raw munmap", 10)) {
     if (raw(SYS_munmap, place, N, 0, 0, 0, 0) != 0) return 2;
   } else if (!strcmp(how, "raw mremap")) {
     other = raw(SYS_mmap, 0, N, PROT_NONE, ours, -1, 0);
@@ -79,6 +80,26 @@ static int replace(const char *how, char *b) {
     anew = MAP_FIXED;
   }
   return raw(SYS_mmap, place, N, read_write, ours | anew, -1, 0) == place ? 0 : 5;
+}
+
+enum { PIPES = 50 };
+static int ends[PIPES][2];
+
+/// Closes all files, and puts a byte into pipes that have their numbers.
+static void take_the_numbers_of_files(void) {
+  for (int i = 3; i < 1024; i++) close(i);
+  for (int i = 0; i < PIPES; i++) {
+    if (pipe2(ends[i], O_NONBLOCK) || write(ends[i][1], "x", 1) != 1) exit(7);
+  }
+}
+
+static int bytes_lost(void) {
+  int lost = 0;
+  for (int i = 0; i < PIPES; i++) {
+    char byte;
+    lost += read(ends[i][0], &byte, 1) != 1;
+  }
+  return lost;
 }
 
 static void *end_without_a_word(void *id) {
@@ -150,7 +171,10 @@ int main(int argc, char **argv) {
     failed = syscall(SYS_munmap, b, (long)N) != 0;
     if (mmap(b, N, read_write, ours | MAP_FIXED_NOREPLACE, -1, 0) != b) failed = 2;
   } else if (!strncmp(how, "raw", 3)) {
+    int closed = strstr(how, "closed") != NULL;
+    if (closed) take_the_numbers_of_files();
     failed = replace(how, b);
+    if (closed && !failed && bytes_lost()) failed = 8;
   } else {
     failed = advise(b, atoi(how));
     if (atoi(how) == 102) advise(b, 103);
