@@ -177,7 +177,7 @@ def test_pieces_become_as_large_as_the_time_allows() -> None:
 
     sizes = {}
     for stall_ms in (0.001, 1e6):
-        device, buffer = Slow(), np.zeros(128 << 20, np.uint8)
+        device, buffer = Slow(), np.ones(128 << 20, np.uint8)
         pinning.lock_async(buffer, device=device, unit=1, stall_ms=stall_ms).wait(timeout=10 * WAIT).unlock()
         sizes[stall_ms] = [call.size for call in device.calls if call.method == "data_lock"]
     assert set(sizes[0.001]) == {16 << 20}
