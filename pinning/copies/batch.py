@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy
@@ -76,9 +75,11 @@ def copy_batch_async(
     """
     _check_engine(engine)
     if len(dsts) == 1 and engine != "kernel":
-        one = _one(dsts, srcs, sizes)
-        with _naming_it():
-            return copy_async(*one, queue, wait_for)
+        dst, src, size = _one(dsts, srcs, sizes)
+        try:
+            return copy_async(dst, src, size, queue, wait_for)
+        except (InvalidRangeError, TypeError) as error:
+            raise type(error)(f"item 0 of the batch: {error}") from None
     return _submit(_batch(dsts, srcs, sizes, queue), engine, wait_for)
 
 
@@ -150,9 +151,11 @@ def explain_batch(
     """How `copy_batch_async` would move these now; nothing is copied. Raises what `copy_batch_async` does."""
     _check_engine(engine)
     if len(dsts) == 1 and engine != "kernel":
-        one = _one(dsts, srcs, sizes)
-        with _naming_it():
-            return plan_of_items([explain(*one, queue)])
+        dst, src, size = _one(dsts, srcs, sizes)
+        try:
+            return plan_of_items([explain(dst, src, size, queue)])
+        except (InvalidRangeError, TypeError) as error:
+            raise type(error)(f"item 0 of the batch: {error}") from None
     batch = _batch(dsts, srcs, sizes, queue)
     work = _work(batch, engine)
     return plan_of_items(explain(*item, batch.queue) for item in batch.items()) if work is None else plan_of_batch(work)
@@ -181,22 +184,11 @@ def _check_engine(engine: Engine) -> None:
 def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:
     """Both ends and the size of the only item."""
     _check_counts(dsts, srcs)
-    dst, src = (
-        int(_integers(name, ends)[0]) if isinstance(ends, numpy.ndarray) else ends[0]
-        for name, ends in (("dsts", dsts), ("srcs", srcs))
-    )
+    dst = int(_integers("dsts", dsts)[0]) if isinstance(dsts, numpy.ndarray) else dsts[0]
+    src = int(_integers("srcs", srcs)[0]) if isinstance(srcs, numpy.ndarray) else srcs[0]
     if sizes is None or isinstance(sizes, int):
         return dst, src, sizes
     return dst, src, int(_given_sizes(sizes, 1)[0])
-
-
-@contextmanager
-def _naming_it() -> Iterator[None]:
-    """Has an error say which item of a batch it is about: the only one."""
-    try:
-        yield
-    except (InvalidRangeError, TypeError) as error:
-        raise type(error)(f"item 0 of the batch: {error}") from None
 
 
 def _check_counts(dsts: Any, srcs: Any) -> None:
