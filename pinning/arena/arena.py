@@ -434,7 +434,8 @@ class Arena(Space):
             on = pinned_map(each)
             for region in on.overlapping(self._memory.ptr, self.nbytes):
                 if region.references == 0 and not region.external:
-                    on.unlock(region.start)
+                    with suppress(NotLockedError):  # it has gone meanwhile
+                        on.unlock(region.start)
 
     def __enter__(self) -> Self:
         return self
