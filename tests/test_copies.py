@@ -437,10 +437,14 @@ def test_what_cannot_be_copied_is_refused_and_nothing_is_submitted(
         (bytes(100), there, None, "read only"),
         (there.ptr, array.ctypes.data, None, "give nbytes"),
         (there, 0, 10, "no address"),
+        (there, 2**64 - 4, 8, "past the top of the address space"),
+        (2**64 - 4, there, 8, "past the top of the address space"),
         (there, numpy.zeros(0), None, "empty"),
     ]:
         with pytest.raises(InvalidRangeError, match=says):
             pinning.copy_async(dst, src, nbytes, queue=queue)
+    with pytest.raises(InvalidRangeError, match="past the top of the address space"):
+        pinning.copy_2d_async(there, 10, 2**64 - 40, 20, 10, 4, queue=queue)
     with pytest.raises(TypeError):
         pinning.copy_async(there, object(), queue=queue)
     assert [call for call in device.vendor_calls[calls:] if call.startswith("queue.")] == []

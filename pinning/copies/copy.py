@@ -101,6 +101,8 @@ def copy_2d_async(
         spans = pitch * (height - 1) + width
         if end.size is not None and end.size < spans:
             raise InvalidRangeError(f"{name} has {end.size} bytes; {height} rows, {pitch} bytes apart, span {spans}")
+        if end.ptr + spans > 1 << 64:
+            raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
     _refuse_read_only(to)
     on = on or default_queue(to.device or origin.device or _default())
     host_pitch = src_pitch if to.device is not None else dst_pitch

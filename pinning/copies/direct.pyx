@@ -196,7 +196,11 @@ cdef uint64_t size_between(End to, End origin, object nbytes) except 0:
         return least
     if nbytes <= 0 or (least and nbytes > least) or nbytes >= 1 << 63:
         raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 1 and {least or 'the size'}")
-    return nbytes
+    cdef uint64_t size = nbytes
+    cdef uint64_t ptr = max(to.ptr, origin.ptr)
+    if ptr + (size - 1) < ptr:
+        raise InvalidRangeError(f"{size} bytes at {ptr:#x} run past the top of the address space")
+    return size
 
 
 cdef read_only(End to):
