@@ -16,6 +16,7 @@ from locker_vendors import Vendor
 import c_api
 from child_process import run_in_child
 from mapped_memory import PAGE, Memory
+from pinning.map import watch_problem
 from standins.standin import StandIn
 
 LOCKING = ("cuMemHostRegister", "hipHostRegister", "hsa_amd_memory_lock_to_pool", "urUSMHostAllocRegisterExp", "mlock")
@@ -151,6 +152,10 @@ def test_memory_that_goes_while_it_is_locked(vendor: Vendor, native: c_api.Map) 
     memory = Memory(3)
     native.lock(memory.ptr, 3 * PAGE)
     memory.unmap(1)
+    if watch_problem() is None:
+        with pytest.raises(c_api.StatusError, match="NOT_LOCKED"):
+            native.unlock(memory.ptr)
+        native.lock(memory.ptr, PAGE)  # the vendor is told first
     native.unlock(memory.ptr)
 
 
