@@ -34,7 +34,7 @@ pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locke
       throw InvalidArgument("a locker needs its three functions, and one of them or all is null");
     }
     auto calls = std::make_unique<pinning::CLocker>(*locker);
-    *map = new pinning_map(*calls, ~std::uint64_t{0}, false);
+    *map = new pinning_map(*calls, ~std::uint64_t{0}, nullptr);
     calls.release();  // the map's, until pinning_map_destroy
   });
 }

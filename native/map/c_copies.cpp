@@ -24,9 +24,8 @@ using pinning::InvalidArgument;
 static_assert(sizeof(pinning::Address) == sizeof(void*) && sizeof(std::uint64_t) == sizeof(std::size_t));
 
 pinning::VendorDevice& device_of(pinning_map& map) {
-  auto* const device = dynamic_cast<pinning::VendorDevice*>(&map.locker);
-  if (device == nullptr) throw InvalidArgument("a map of pinning_map_create has no queues; give one of pinning_map_open");
-  return *device;
+  if (map.device != nullptr) return *map.device;
+  throw InvalidArgument("a map of pinning_map_create has no queues; give one of pinning_map_open");
 }
 
 pinning::Items items(void* const* dsts, void const* const* srcs, std::size_t const* sizes, std::size_t count) {

@@ -53,7 +53,7 @@ pinning_map& shared_map(VendorDevice& device) {
   pinning_map*& map = all.maps[&device];
   if (map == nullptr) {
     // Like the map, never destroyed.
-    map = new pinning_map(*new ListedLocker(device, device.name().c_str()), device.largest_lock(), true);
+    map = new pinning_map(*new ListedLocker(device, device.name().c_str()), device.largest_lock(), &device);
   }
   return *map;
 }

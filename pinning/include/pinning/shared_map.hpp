@@ -11,10 +11,11 @@
 
 /// What C calls a map: one with all that belongs to it.
 struct pinning_map {
-  /// `of_process`: it is never destroyed, so a thread may call its locker when memory leaves.
-  pinning_map(pinning::Locker& calls, std::uint64_t largest_lock, bool of_process)
-      : locker(calls), largest(largest_lock), undone_by_watcher(of_process) {
-    auto fresh = std::make_unique<pinning::PinnedMap>(locker, &pinning::process_watcher(), undone_by_watcher);
+  /// `shared_by`: the device whose map it is in this process. It is never destroyed then, so a thread may call its locker
+  /// when memory leaves.
+  pinning_map(pinning::Locker& calls, std::uint64_t largest_lock, pinning::VendorDevice* shared_by)
+      : locker(calls), largest(largest_lock), device(shared_by) {
+    auto fresh = std::make_unique<pinning::PinnedMap>(locker, &pinning::process_watcher(), device != nullptr);
     mapped = new pinning::MappedLocks(*fresh);
     map = fresh.release();
   }
@@ -30,7 +31,7 @@ struct pinning_map {
     if (map == nullptr) return;
     map->abandon();
     try {
-      new (map) pinning::PinnedMap(locker, &pinning::process_watcher(), undone_by_watcher);
+      new (map) pinning::PinnedMap(locker, &pinning::process_watcher(), device != nullptr);
       new (mapped) pinning::MappedLocks(*map);
     } catch (std::bad_alloc const&) {
       map = nullptr;
@@ -43,7 +44,7 @@ struct pinning_map {
 
   pinning::Locker& locker;
   std::uint64_t const largest;  // bytes that one vendor call can take
-  bool const undone_by_watcher;
+  pinning::VendorDevice* const device;  // null for a map that somebody has made for himself
   pinning::PinnedMap* map = nullptr;
   pinning::MappedLocks* mapped = nullptr;
 };
