@@ -47,14 +47,14 @@ PINNING_API StatusPage& status_page() noexcept;
 PINNING_API void describe_in_status(Address start, std::uint64_t size, char const* owner, char const* site) noexcept;
 
 /// The locker of a device whose locks stand in the page.
-class ListedLocker : public Locker {
+class PINNING_API ListedLocker : public Locker {
  public:
   /// `calls` must outlive this.
   ListedLocker(Locker& calls, char const* device) noexcept : calls_(calls), device_(device) {}
 
-  PINNING_API Address lock(Address ptr, std::uint64_t size, Wish wish) override;
-  PINNING_API void unlock(Address ptr) override;
-  PINNING_API void forget(Address ptr, Span gone) override;
+  Address lock(Address ptr, std::uint64_t size, Wish wish) override;
+  void unlock(Address ptr) override;
+  void forget(Address ptr, Span gone) override;
   std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
   Grains grains() const noexcept override { return calls_.grains(); }
   void after_fork() override { calls_.after_fork(); }
