@@ -12,6 +12,8 @@ that.
 from pinning import main_interpreter as _main_interpreter  # noqa: F401
 
 # isort: split
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir
@@ -147,6 +149,18 @@ __all__ = [
     "unlock",
     "unlock_unmapped",
 ]
+
+
+# Each is imported when it is first asked for, with the library that it is for.
+_ON_DEMAND = {"cuda_core", "cupy", "numba", "torch"}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("pinning")
+    if name in _ON_DEMAND:
+        return import_module(f"pinning.{name}")
+    raise AttributeError(f"module 'pinning' has no attribute {name!r}")
 
 
 def include_dirs() -> list[Path]:

@@ -44,7 +44,7 @@ cdef class PinnedMap:
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
 
 
-cdef Wish wish(object read_only, object coherent)
+cdef Wish wish(object read_only, object coherent) except *
 
 
 cdef class Hold:

@@ -101,8 +101,10 @@ cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
         raise InvalidRangeError(f"{what} {value} is not in [0, 2**64)") from None
 
 
-cdef Wish wish(object read_only, object coherent):
+cdef Wish wish(object read_only, object coherent) except *:
     cdef Wish made
+    if coherent is not None and coherent is not True and coherent is not False:
+        raise TypeError(f"coherent is {coherent!r}; it must be True, False, or None where it makes no difference")
     made.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
     made.grain = Grain.unknown if coherent is None else Grain.fine if coherent else Grain.coarse
     return made
@@ -317,6 +319,10 @@ cdef class PinnedMap:
             at = PyNumber_Index(ptr)
         except OverflowError:
             return False
+        except TypeError:
+            raise TypeError(
+                f"a map is asked for addresses, not for a {type(ptr).__name__}; pinning.is_locked takes buffers"
+            ) from None
         return self.map.find(at, 1).has_value()
 
     def __len__(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.metadata
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 import pinning
@@ -191,7 +193,7 @@ def test_a_device_of_three_methods_is_enough() -> None:
 
 def test_what_is_no_device_is_refused() -> None:
     with pytest.raises(TypeError, match="data_lock"):
-        pinning.lock(bytearray(10), device=7)  # type: ignore[arg-type]
+        pinning.lock(bytearray(10), device=7)
 
 
 def test_threads_that_ask_for_a_map_get_one() -> None:
@@ -333,3 +335,32 @@ def test_a_fork_of_a_fork_of_a_fork_takes_no_more_addresses() -> None:
             os._exit(0)
     """)
     assert int(said) <= 0
+
+
+def test_the_version_and_the_parts_are_there_after_the_import() -> None:
+    assert pinning.__version__ == importlib.metadata.version("pinning")
+    assert callable(pinning.arrays.pinned_array)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = pinning.nonsense
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: pinning.alloc("1GB"), "nbytes is '1GB'"),
+        (lambda: pinning.alloc(100, "host:0"), "named by device="),
+        (lambda: pinning.lock(bytearray(9), device="host", coherent="yes"), "coherent is 'yes'"),
+        (lambda: numpy.zeros(3) in pinning.pinned_map("host"), "is_locked takes buffers"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_by_name(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        wrong()
+
+
+def test_device_names_and_single_events_do() -> None:
+    with pinning.Pool("host") as pool, pinning.Queue("host") as queue:
+        memory, event = queue.alloc(100, pool=pool)
+        pinning.copy_async(memory, bytes(100), queue=queue, wait_for=event).wait()
+        queue.free(memory, event).wait()
+    assert pinning.memory_info(numpy.zeros(3)) is None

@@ -111,3 +111,8 @@ def test_a_vendor_that_cannot_say(pair: tuple[FakeMemoryDevice, FakeMemoryDevice
         fake.fail_call()
         with pytest.raises(pinning.VendorError, match="FAKE_FAILURE"):
             memory_connection((fake, context), (fake, context))
+
+
+def test_a_device_alone_stands_for_its_default_context() -> None:
+    assert memory_connection("host", "host") is MemoryConnection.UNIFIED
+    assert memory_connection(pinning.device("host"), ("host", Context("host"))) is MemoryConnection.UNIFIED

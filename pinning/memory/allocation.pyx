@@ -72,11 +72,20 @@ cdef object kind_of(CMemoryKind kind):
 
 
 cdef CMemoryKind number_of(object kind) except *:
-    return <CMemoryKind><int>NUMBERS[kind]
+    try:
+        return <CMemoryKind><int>NUMBERS[MemoryKind(kind)]
+    except ValueError:
+        raise TypeError(
+            f"kind is {kind!r}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device is named "
+            "by device="
+        ) from None
 
 
 cdef uint64_t size_of(object nbytes) except 0:
-    size = PyNumber_Index(nbytes)
+    try:
+        size = PyNumber_Index(nbytes)
+    except TypeError:
+        raise TypeError(f"nbytes is {nbytes!r}; it must be an integer, the number of bytes") from None
     if not 1 <= size <= LARGEST:
         raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {LARGEST}")
     return size

@@ -121,7 +121,7 @@ cdef class Backing:
         if aligned < 1 or aligned & (aligned - 1):
             raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
         size_of(size + aligned)
-        cdef CMemoryKind number = number_of(MemoryKind(kind))
+        cdef CMemoryKind number = number_of(kind)
         cdef Whole made = whole(self, device, number, size, ALIGNED, write_combined)
         if made.extent.ptr % <uint64_t>aligned == 0:
             return made

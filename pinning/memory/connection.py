@@ -8,7 +8,7 @@ from pinning.devices import device as device_of_name
 from pinning.memory.context import Context
 from pinning.plugin import Device, MemoryConnection, MemoryDevice
 
-Place = tuple[Device | str, Context]
+Place = tuple[Device | str, Context] | Device | str
 
 
 def memory_connection(memory: Place, user: Place) -> MemoryConnection:
@@ -16,9 +16,9 @@ def memory_connection(memory: Place, user: Place) -> MemoryConnection:
 
     Parameters
     ----------
-    memory : (Device or str, Context)
-        Where the memory is, and who owns it.
-    user : (Device or str, Context)
+    memory : (Device or str, Context), or Device or str
+        Where the memory is, and who owns it: a context of that device alone where none is named.
+    user : (Device or str, Context), or Device or str
         Who wants to use it. The host is in every context.
 
     Returns
@@ -34,14 +34,15 @@ def memory_connection(memory: Place, user: Place) -> MemoryConnection:
     PluginUnavailableError
         There is no device of a name.
     """
-    source, target = _member(*memory), _member(*user)
+    source, target = _member(memory), _member(user)
     if not isinstance(source, MemoryDevice):
         return MemoryConnection.NONE
     return source.connection(target)
 
 
-def _member(device: Device | str, context: Context) -> Device:
+def _member(place: Place) -> Device:
+    device, context = place if isinstance(place, tuple) else (place, None)
     name = device if isinstance(device, str) else device.name
-    if name.partition(":")[0] != HOST:
+    if context is not None and name.partition(":")[0] != HOST:
         return context.member(device)
     return device_of_name(device) if isinstance(device, str) else device

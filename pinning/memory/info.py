@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, TypeGuard
 
+import numpy
+
+from pinning.buffers import resolve
 from pinning.devices import devices
 from pinning.memory.allocation import devices_used, find
 from pinning.memory.context import Context
@@ -40,20 +43,20 @@ class AllocationInfo(NamedTuple):
     pool: Any
 
 
-def memory_info(ptr: SupportsIndex) -> AllocationInfo | None:
+def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
     """The allocation that holds the byte at an address, whoever made it, as far as a vendor can tell.
 
     Parameters
     ----------
-    ptr : int
-        Any address, also within an allocation.
+    ptr : int or buffer
+        Any address, also within an allocation; of a buffer of the host its first byte's.
 
     Returns
     -------
     AllocationInfo or None
         None for ordinary host memory and for addresses that nobody knows.
     """
-    address = operator.index(ptr)
+    address = operator.index(ptr) if _is_address(ptr) else resolve(ptr).ptr
     if not 0 <= address < 1 << 64:
         return None
     ours = find(address)
@@ -64,6 +67,10 @@ def memory_info(ptr: SupportsIndex) -> AllocationInfo | None:
         if info is not None:
             return AllocationInfo(info.kind, info.base, info.size, _located(info, device), None, None)
     return None
+
+
+def _is_address(ptr: object) -> TypeGuard[SupportsIndex]:
+    return (hasattr(ptr, "__index__") and not hasattr(ptr, "__array_interface__")) or isinstance(ptr, numpy.integer)
 
 
 def _one_of_each_plugin() -> Iterator[MemoryDevice]:

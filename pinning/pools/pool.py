@@ -30,8 +30,8 @@ class Pool(Store):
 
     Parameters
     ----------
-    context : Context
-        Who owns the memory. Queues of its devices allocate here.
+    context : Context, or Device or str
+        Who owns the memory: the default context of a device, where that is given. Queues of its devices allocate here.
     kind : MemoryKind
     release_threshold : int, optional
         Bytes: while more is reserved, what is wholly free goes back to the vendor. That is looked at whenever
@@ -55,7 +55,7 @@ class Pool(Store):
 
     def __init__(
         self,
-        context: Context,
+        context: Context | Device | str,
         kind: MemoryKind = MemoryKind.DEVICE,
         *,
         release_threshold: int | None = None,
@@ -63,6 +63,8 @@ class Pool(Store):
         zero_initialize: bool = False,
         read_only: bool = False,
     ) -> None:
+        if not isinstance(context, Context):
+            context = default_context(context)
         super().__init__(context, kind, release_threshold, maximum_size, zero_initialize, read_only)
 
     def __enter__(self) -> Self:

@@ -133,7 +133,7 @@ cdef class Store:
     def __init__(self, Backing context not None, kind, release_threshold, maximum_size, bint zero_initialize,
                  bint read_only):
         self.context = context
-        self.number = number_of(MemoryKind(kind))
+        self.number = number_of(kind)
         self.threshold = None if release_threshold is None else bytes_of(release_threshold, "release_threshold")
         self.limit = None if maximum_size is None else bytes_of(maximum_size, "maximum_size")
         self.zero_initialize, self.read_only = zero_initialize, read_only

@@ -116,7 +116,7 @@ cdef class Submitter:
         return event
 
     cdef tuple waited_for(self, object wait_for):
-        cdef tuple waits = tuple(wait_for)
+        cdef tuple waits = (wait_for,) if isinstance(wait_for, Event) else tuple(wait_for)
         cdef Event wait
         for each in waits:
             if not isinstance(each, Event):
