@@ -75,7 +75,7 @@ cdef CMemoryKind number_of(object kind) except *:
     try:
         return <CMemoryKind><int>NUMBERS[MemoryKind(kind)]
     except ValueError:
-        raise TypeError(
+        raise ValueError(
             f"kind is {kind!r}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device is named "
             "by device="
         ) from None

@@ -119,11 +119,17 @@ def free_in(Submitter queue not None, given, wait_for):
         allocation.check_unlocked()
         allocation.check_unexported()
         return (<Store>allocation.pool).take_back(queue, allocation,
-                                                  wait_for if type(wait_for) is tuple else tuple(wait_for))
+                                                  events_of(wait_for))
     except BaseException:
         if allocation.state == LEAVING:
             allocation.state = LIVE
         raise
+
+
+cdef tuple events_of(object wait_for):
+    if type(wait_for) is tuple:
+        return <tuple>wait_for
+    return (wait_for,) if isinstance(wait_for, Event) else tuple(wait_for)
 
 
 # ---- the pool's memory ----
@@ -204,7 +210,7 @@ cdef class Store:
 
     def alloc(self, Submitter queue not None, nbytes, wait_for=()):
         cdef uint64_t size = size_of(nbytes)
-        cdef tuple events = wait_for if type(wait_for) is tuple else tuple(wait_for)
+        cdef tuple events = events_of(wait_for)
         queue.check()
         self.present()
         cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
