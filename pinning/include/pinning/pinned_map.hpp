@@ -797,10 +797,12 @@ class PinnedMap : private Tenant {
       Record& record = table_.value(attempt.id);
       if (record.is_growing()) {
         std::uint32_t const others = record.references.load(std::memory_order_relaxed) - 1;
-        record.references.store(others, std::memory_order_release);
         record.flags.store(record.flags.load(std::memory_order_relaxed) & Record::watched, std::memory_order_release);
         attempt.ours = others == 0;
-        if (!attempt.ours) ends_.insert(std::move(attempt.ends));
+        if (!attempt.ours) {  // else it is still found just now, and whoever finds it is told of its last lock
+          record.references.store(others, std::memory_order_release);
+          ends_.insert(std::move(attempt.ends));
+        }
         settle_as(record, attempt.ours ? State::leaving : State::locked);
         if (!attempt.ours) return false;
       }
