@@ -50,6 +50,7 @@ from pinning.errors import (
     VendorError,
 )
 from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
+from pinning.limits import Budget, budget, give_back_idle
 from pinning.locks import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.map import PinnedMap, Region
 from pinning.mapped import lock_mapped, unlock_unmapped
@@ -79,6 +80,7 @@ __all__ = [
     "Arena",
     "ArenaAllocation",
     "AutomaticLocking",
+    "Budget",
     "CoarseDevice",
     "Context",
     "Copy",
@@ -116,6 +118,7 @@ __all__ = [
     "VendorError",
     "WriteCombiningDevice",
     "alloc",
+    "budget",
     "copy",
     "copy_2d_async",
     "copy_async",
@@ -132,6 +135,7 @@ __all__ = [
     "fill",
     "find",
     "free",
+    "give_back_idle",
     "include_dirs",
     "is_locked",
     "library_dirs",

@@ -26,6 +26,7 @@ from contextlib import suppress
 
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.lifecycle import Part, at_exit, in_child
+from pinning.limits import check_budget
 from pinning.populate import Populating, is_resident
 from pinning.room import check_room
 
@@ -88,6 +89,7 @@ cdef class Job:
             return
         resident = is_resident(ptr, size)
         check_room(size, on.device, resident)
+        check_budget(size)
         if resident:
             self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
             return

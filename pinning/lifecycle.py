@@ -33,13 +33,14 @@ class Part(IntEnum):
     """The parts of the package that a fork and the exit concern, each above those that it stands on."""
 
     MAPS = 0
-    LOCKS = 1
-    MEMORY = 2
-    COPIES = 3
-    QUEUES = 4
-    POOLS = 5
-    ARRAYS = 6
-    ARENAS = 7
+    IDLE = 1
+    LOCKS = 2
+    MEMORY = 3
+    COPIES = 4
+    QUEUES = 5
+    POOLS = 6
+    ARRAYS = 7
+    ARENAS = 8
 
 
 class Living(Generic[T]):

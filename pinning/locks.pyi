@@ -170,8 +170,16 @@ def find(buffer: object, size: int | None = None, *, device: Device | str | None
         Where to look; in the maps of all devices by default.
     """
 
-def regions(device: Device | str | None = None) -> list[Region]:
-    """All locked regions of a device, or of all devices, in address order for each."""
+def regions(device: Device | str | None = None, *, idle: bool = False) -> list[Region]:
+    """All locked regions of a device, or of all devices, in address order for each.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        Whose; of all devices by default.
+    idle : bool
+        Also what is registered though nobody has a lock of it, see `pinning.budget`.
+    """
 
 def range_of(buffer: object, size: int | None = None) -> tuple[int, int]:
     """Address and bytes of a buffer, or of an address by itself: one byte, or `size`."""

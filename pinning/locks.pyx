@@ -12,6 +12,7 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
+from pinning.idle cimport keeps, make_room
 from pinning.map cimport Hold, PinnedMap, wish
 from pinning.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.plugin.native cimport Wish
@@ -24,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pinning import devices
 from pinning.buffers import HostBuffer, resolve
 from pinning.errors import InvalidRangeError, NotLockedError
+from pinning.limits import check_budget
 from pinning.populate import is_resident, populate
 from pinning.room import check_room
 
@@ -223,6 +225,7 @@ cdef class Lock(Hold):
         self.give_up()
 
     cdef bint give_up(self) except *:
+        self.keep = self.counted and not self.ending and keeps(self.map, self.host_ptr, self.owner)
         if not Hold.give_up(self):
             return False
         self.leave()
@@ -253,6 +256,7 @@ cdef class Lock(Hold):
         self.give_up()
 
     def __del__(self):
+        self.ending = True
         if not self.is_held():
             return
         try:
@@ -261,6 +265,7 @@ cdef class Lock(Hold):
             self.drop(self.owner)
 
     def __dealloc__(self):
+        self.ending = True
         self.leave()
         if self.counted:
             self.give_up()  # while the memory is still there
@@ -328,6 +333,8 @@ cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
         return
     resident = is_resident(ptr, size)
     check_room(size, on.device, resident)
+    make_room(size)
+    check_budget(size)
     populate(ptr, size, progress=progress, resident=resident)
 
 
@@ -415,8 +422,9 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
     return None
 
 
-def regions(device=None):
-    return [region for on in (pinned_maps() if device is None else [map_of(device)]) for region in on]
+def regions(device=None, *, idle=False):
+    on_all = pinned_maps() if device is None else [map_of(device)]
+    return [region for on in on_all for region in (on.overlapping(1, 2**64 - 1, idle=True) if idle else on)]
 
 
 def range_of(buffer, size=None):

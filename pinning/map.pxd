@@ -16,6 +16,7 @@ cdef class Region:
     cdef readonly uint32_t references
     cdef readonly bint external
     cdef readonly bint registered
+    cdef readonly bint idle
     cdef Grain grain
     cdef readonly object device
 
@@ -37,6 +38,7 @@ cdef class PinnedMap:
 
     cdef _make(self)
     cdef _let_go(self)
+    cdef give_back(self, uint64_t start)  # what is idle there
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
     # In `pieces`, or where that is null in those of so many bytes.
     cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *
@@ -51,6 +53,7 @@ cdef class Hold:
     cdef PinnedMap map
     cdef CHold hold
     cdef bint counted
+    cdef bint keep  # whether the region is to be kept idle by its last unlock
     cdef long generation
     cdef bint linked
     cdef PyObject* previous_hold

@@ -31,6 +31,8 @@ class Region:
         Pinned by someone else, and so never unlocked by this map.
     registered : bool
         Entered by `PinnedMap.register`: external, and no lock keeps it there.
+    idle : bool
+        Given up by all and still registered with the vendor, see `pinning.budget`: no lookup shows it.
     coherent : bool or None
         Whether host and running kernel see each other's writes. None where nobody knows: the vendor promises nothing,
         or someone else has pinned it and the vendor has both kinds.
@@ -55,6 +57,8 @@ class Region:
     def external(self) -> bool: ...
     @property
     def registered(self) -> bool: ...
+    @property
+    def idle(self) -> bool: ...
     @property
     def coherent(self) -> bool | None: ...
     @property
@@ -243,10 +247,11 @@ class PinnedMap:
     def find(self, ptr: SupportsIndex, size: SupportsIndex = 1) -> Region | None:
         """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0."""
 
-    def overlapping(self, ptr: SupportsIndex, size: SupportsIndex) -> list[Region]:
+    def overlapping(self, ptr: SupportsIndex, size: SupportsIndex, *, idle: bool = False) -> list[Region]:
         """The regions that share bytes with ``[ptr, ptr + size)``, or will once all of them is locked.
 
-        In address order and disjoint. One that comes or goes during the call is told perhaps.
+        In address order and disjoint; with those that are `idle` if that is asked for. One that comes or goes during
+        the call is told perhaps.
         """
 
     def __contains__(self, ptr: SupportsIndex) -> bool: ...

@@ -22,6 +22,7 @@ from pinning.native cimport (
     PythonLocker,
     destroy,
     device_calls,
+    process_budget,
     process_watcher,
     shared_map,
 )
@@ -76,7 +77,7 @@ cdef class Region:
 
 cdef tuple fields(Region region):
     return (region.start, region.size, region.whole, region.device_ptr, region.piece, region.references, region.external,
-            region.registered, region.coherent, id(region.device))
+            region.registered, region.idle, region.coherent, id(region.device))
 
 
 cdef Region wrap(const CRegion& found, object device):
@@ -89,6 +90,7 @@ cdef Region wrap(const CRegion& found, object device):
     region.references = found.references
     region.external = found.external
     region.registered = found.registered
+    region.idle = found.idle
     region.grain = found.grain
     region.device = device
     return region
@@ -146,7 +148,7 @@ cdef class PinnedMap:
         else:
             locker = self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError, self.fine,
                                                     self.coarse)
-        self.map = new CPinnedMap(dereference(locker), &process_watcher())
+        self.map = new CPinnedMap(dereference(locker), &process_watcher(), False, &process_budget())
         self.mapped = new MappedLocks(dereference(self.map))
 
     def __del__(self):
@@ -191,7 +193,7 @@ cdef class PinnedMap:
             unlock_orphans()
         if self.closed:  # meanwhile, and perhaps without having seen this lock
             with nogil:
-                map.unlock(made)
+                map.unlock(made, False)
             self.check_open()
         return made
 
@@ -303,13 +305,13 @@ cdef class PinnedMap:
         cdef optional[CRegion] found = self.map.find(first, count)
         return wrap(dereference(found), self.device) if found.has_value() else None
 
-    def overlapping(self, ptr, size):
+    def overlapping(self, ptr, size, *, bint idle=False):
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] found
         with nogil:
-            found = map.overlapping(first, count)
+            found = map.overlapping(first, count, idle)
         cdef CRegion region
         return [wrap(region, self.device) for region in found]
 
@@ -332,7 +334,7 @@ cdef class PinnedMap:
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] found
         with nogil:
-            found = map.regions()
+            found = map.regions(False)
         cdef CRegion region
         return iter([wrap(region, self.device) for region in found])
 
@@ -366,8 +368,18 @@ cdef class PinnedMap:
                 hold.unlock()
             except BaseException as error:
                 first_error = first_error or error
+        for region in self.overlapping(1, 2**64 - 1, idle=True):
+            try:
+                self.give_back(region.start)
+            except BaseException as error:
+                first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    cdef give_back(self, uint64_t start):
+        cdef CPinnedMap* map = self.map
+        with nogil:
+            map.give_back_idle(start)
 
     def _after_fork_in_child(self):
         # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
@@ -480,10 +492,10 @@ cdef class Hold:
         self.counted = False  # first, so that of two threads only one unlocks
         cdef CPinnedMap* map = self.map.map
         try:
-            if self.is_in_map() and not map.try_unlock(self.hold):
+            if self.is_in_map() and not map.try_unlock(self.hold, self.keep):
                 try:
                     with nogil:
-                        map.unlock(self.hold)
+                        map.unlock(self.hold, self.keep)
                 finally:
                     unlock_orphans()
         except BaseException:

@@ -33,6 +33,7 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         uint32_t references
         bool external
         bool registered
+        bool idle
         Grain grain
 
         bool in_one_piece(uint64_t ptr, uint64_t bytes) noexcept
@@ -42,6 +43,22 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
 
     Watcher& process_watcher() except +
 
+    cppclass Budget "pinning::Budget":
+        cppclass Figures:
+            uint64_t limit
+            uint64_t locked
+            uint64_t idle
+            uint64_t external
+            uint64_t idle_limit
+
+        Figures figures() noexcept
+        void set(uint64_t limit, uint64_t idle_limit) except +raise_in_python
+        void check(uint64_t size) except +raise_in_python
+        bool keeps(uint64_t size) noexcept
+        uint64_t trim(uint64_t bytes) except +raise_in_python
+
+    Budget& process_budget() except +
+
     cppclass PythonLocker(Locker):
         PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +
 
@@ -49,12 +66,13 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         pass
 
     cppclass CPinnedMap "pinning::PinnedMap":
-        CPinnedMap(Locker& locker, Watcher* watcher) except +
+        CPinnedMap(Locker& locker, Watcher* watcher, bool undone_by_watcher, Budget* budget) except +
         void abandon() noexcept
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, Pieces& pieces) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
-        bool unlock(const CHold& hold) except +raise_in_python
+        bool unlock(const CHold& hold, bool keep) except +raise_in_python
+        bool give_back_idle(uint64_t start) except +raise_in_python
         bool holds(const CHold& hold) noexcept
         uint64_t serial_at(uint64_t ptr) noexcept
         void register_pinned(uint64_t ptr, uint64_t size, uint64_t device_ptr) except +raise_in_python
@@ -63,13 +81,15 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         optional[CHold] track(uint64_t ptr, uint64_t size, Wish wish) except +raise_in_python
         optional[CHold] try_lock(uint64_t ptr, uint64_t size, Grain wish) noexcept
         bool try_unlock(uint64_t ptr) noexcept
-        bool try_unlock(const CHold& hold) noexcept
+        bool try_unlock(const CHold& hold, bool keep) noexcept
         bool any_left() noexcept
         void undo_left() except +raise_in_python
         vector[CRegion] refresh() except +raise_in_python
+        bool has_idle() noexcept
         size_t size() noexcept
-        vector[CRegion] regions() except +raise_in_python
-        vector[CRegion] overlapping(uint64_t ptr, uint64_t size) except +raise_in_python
+        optional[CRegion] find_registered(uint64_t ptr, uint64_t size) noexcept
+        vector[CRegion] regions(bool idle_too) except +raise_in_python
+        vector[CRegion] overlapping(uint64_t ptr, uint64_t size, bool idle_too) except +raise_in_python
         void clear(bool wait) except +raise_in_python
 
     cppclass MappedLocks "pinning::MappedLocks":

@@ -96,7 +96,7 @@ def cgroup_memory(root: Path = Path("/")) -> Iterator[Room]:
     root : Path, optional
         Where ``proc`` and ``sys`` are mounted.
     """
-    mount, group, names = _memory_group(root)
+    mount, group, names = memory_group(root)
     for path in (group, *group.parents):
         folder = mount.joinpath(*path.parts[1:])
         try:
@@ -119,7 +119,7 @@ class _Names(NamedTuple):
     stat_prefix: str
 
 
-def _memory_group(root: Path) -> tuple[Path, PurePosixPath, _Names]:
+def memory_group(root: Path) -> tuple[Path, PurePosixPath, _Names]:
     """Where the groups that bound memory are mounted, this process' group among them, and its files' names."""
     mount = root / "sys/fs/cgroup"
     unified = PurePosixPath("/")

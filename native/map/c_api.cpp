@@ -102,6 +102,27 @@ pinning_status pinning_unlock_unmapped(pinning_map* map, void const* ptr) noexce
   return guarded([&] { given(map).mapped->unlock_unmapped(word(ptr)); });
 }
 
+pinning_status pinning_get_budget(pinning_budget* budget) noexcept {
+  return guarded([&] {
+    auto const now = pinning::process_budget().figures();
+    room(budget) = {now.limit, now.locked, now.idle, now.external, now.idle_limit};
+  });
+}
+
+pinning_status pinning_set_budget(uint64_t limit) noexcept {
+  return guarded([&] {
+    auto& budget = pinning::process_budget();
+    budget.set(limit, budget.figures().idle_limit);
+  });
+}
+
+pinning_status pinning_give_back_idle(uint64_t bytes, uint64_t* given) noexcept {
+  return guarded([&] {
+    uint64_t const bytes_given = pinning::process_budget().trim(bytes);
+    if (given != nullptr) *given = bytes_given;
+  });
+}
+
 pinning_status pinning_find(pinning_map const* map, void const* ptr, size_t size, pinning_region* region) noexcept {
   if (map == nullptr) return guarded([&] { given(map); });
   if (map->map == nullptr) return PINNING_NOT_LOCKED;

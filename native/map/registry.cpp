@@ -37,6 +37,7 @@ void after_fork_in_child() {
 /// Never destroyed: programs look things up until the end. Nor are its maps.
 Registry& registry() {
   static Registry& only = []() -> Registry& {
+    process_budget();  // first, so that in a child it begins anew before the maps that it counts
     auto* const made = new Registry;
     process_watcher();  // first, so that in a child it begins anew before the maps
     if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();

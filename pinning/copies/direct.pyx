@@ -109,7 +109,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
     else:
         return None
     map = map_of(on.device)
-    region = map.map.find(host.ptr, size)
+    region = map.map.find_registered(host.ptr, size)  # to the vendor what is idle is locked: its copy would not wait
     if region.has_value():
         if not dereference(region).in_one_piece(host.ptr, size):
             return None
@@ -135,10 +135,10 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
 cdef bint overlaps(PinnedMap map, uint64_t ptr, uint64_t size) except -1:
     cdef CPinnedMap* native = map.map
     cdef size_t found
-    if native.size() == 0:
+    if native.size() == 0 and not native.has_idle():
         return False
     with nogil:
-        found = native.overlapping(ptr, size).size()
+        found = native.overlapping(ptr, size, True).size()
     return found != 0
 
 

@@ -123,7 +123,7 @@ def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int)
         return [_Part(ptr, size, True)]
     parts: list[_Part] = []
     at, end = ptr, ptr + size
-    for region in on.overlapping(ptr, size):
+    for region in on.overlapping(ptr, size, idle=True):  # to the vendor what is idle is locked
         if not _is_locked(on, region):
             continue
         if region.start > at:

@@ -153,7 +153,7 @@ cdef object locked_within(uint64_t ptr, uint64_t size):
         if there is <PyObject*>None or (<PinnedMap>there).map.size() == 0:
             continue
         on = <PinnedMap>there
-        regions = on.map.overlapping(ptr, size)
+        regions = on.map.overlapping(ptr, size, False)
         for region in regions:
             if region.references > 0:
                 return on.find(region.start)

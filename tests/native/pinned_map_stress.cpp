@@ -26,6 +26,7 @@ template struct Reach<&pinning::PinnedMap::table_, &pinning::PinnedMap::mutex_>;
 namespace {
 
 using pinning::Address;
+using pinning::Budget;
 using pinning::Hold;
 using pinning::LockMapped;
 using pinning::MappedLocks;
@@ -556,8 +557,8 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
     try {
       act();
     } catch (Refused const&) {
-    } catch (pinning::NotContiguous const&) {  // replaced between two pieces
     } catch (std::logic_error const&) {
+    } catch (pinning::NotContiguous const&) {  // replaced between two pieces
     }
   };
   {
@@ -605,6 +606,176 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
   }
   expect(memory.locked == 0 && map.size() == 0, "something stays locked");
   expect(finds > 0 && losses > 0, "no memory has left while it was locked");
+}
+
+// ---- idle regions and the budget ----
+
+template <class Error, class Call>
+std::string refusal(Call&& call, char const* what) {
+  try {
+    call();
+  } catch (Error const& refused) {
+    return refused.what();
+  }
+  fail(what);
+}
+
+void relock_of_what_is_idle() {
+  Vendor vendor;
+  Budget budget;
+  budget.set(Budget::unlimited, 0x10000);
+  PinnedMap map(vendor, budget);
+  Hold const first = map.lock(0x1000, 0x1000);
+  map.unlock(first, true);
+  expect(vendor.unlocks == 0 && !map.find(0x1000) && map.size() == 0 && map.regions().empty(), "an idle region is shown");
+  expect(!map.holds(first), "a lock given up is held once its region is idle");
+  expect(map.find_registered(0x1000)->idle && map.regions(true).size() == 1, "an idle region is nowhere");
+  refusal<pinning::NotLocked>([&] { map.unlock(0x1000); }, "what is idle is unlocked");
+  expect(!map.unlock(first), "what is idle is unlocked");
+  Hold const part = *map.try_lock(0x1800, 0x10);
+  expect(vendor.locks == 1 && part.device_ptr == 0x1800 + locked_offset, "a relock calls the vendor");
+  expect(map.find(0x1000)->references == 1 && !map.holds(first), "a relock is counted with the locks of before");
+  Hold const tracked = *map.track(0x1000, 0x1000);
+  map.unlock(0x1000);
+  map.unlock(tracked.serial == part.serial ? part : first);
+  expect(map.find_registered(0x1000)->idle && budget.figures().idle == 0x1000, "who unlocks last decides anew");
+  map.lock(0x1800, 0x1000);
+  expect(vendor.unlocks == 1 && map.find(0x1800)->size == 0x1000, "what is idle is in the way of a lock");
+  map.register_pinned(0x9000, 0x1000, 0);
+  expect(!map.give_back_idle(0x1800), "a locked region is given back");
+  map.unlock(map.lock(0x1800, 1));
+  map.unlock(0x1800);
+  expect(vendor.held() == 0 && budget.figures().locked == 0, "kept though nobody asked for it");
+  map.unlock(map.lock(0x4000, 0x1000), true);
+  map.register_pinned(0x4800, 0x1000, 0);
+  expect(vendor.held() == 0, "what is idle is in the way of a registration");
+  map.unlock(map.lock(0x2000, 0x1000), true);
+  expect(map.give_back_idle(0x2000) && vendor.held() == 0 && budget.figures().idle == 0, "idle for ever");
+  map.unlock(map.lock(0x100000, 0x20000), true);
+  expect(vendor.held() == 0, "kept beyond what may be idle");
+  map.unlock(map.lock(0x2000, 0x10), true);
+  budget.set(Budget::unlimited, 0);
+  expect(vendor.held() == 0 && budget.figures().external == 0x2000, "kept though nothing may be idle any more");
+}
+
+void idle_memory_leaves() {
+  Vendor vendor;
+  Budget budget;
+  budget.set(0x3000, 0x3000);
+  PinnedMap map(vendor, budget);
+  map.unlock(map.lock(0x1000, 0x1000), true);
+  map.unlock(map.lock(0x2000, 0x2000, {}, 0x1000), true);
+  map.left(0x1800, 1);
+  map.left(0x2000, 0x1000);
+  expect(!map.try_lock(0x1000, 1) && !map.find_registered(0x2000) && vendor.unlocks == 0, "what has left is idle");
+  map.lock(0x8000, 0x1000);  // for which one of them has to go
+  expect(vendor.held() == 3 && budget.figures().idle == 0x2000, "not the longest idle region went");
+  map.lock(0x2000, 0x1000);
+  expect(map.find(0x2000) && budget.figures().locked == 0x2000 && budget.figures().idle == 0, "what has left is in the way");
+  map.clear();
+  expect(vendor.held() == 0 && budget.figures().locked == 0, "something stays locked");
+}
+
+void a_refused_eviction() {
+  Vendor vendor;
+  Budget budget;
+  budget.set(0x2000, 0x2000);
+  PinnedMap map(vendor, budget);
+  map.unlock(map.lock(0x1000, 0x2000, {}, 0x800), true);
+  auto const refuse_at = [&](Address ptr) {
+    vendor.hold(ptr);
+    return std::jthread([&] {
+      vendor.wait_for_caller();
+      vendor.release(true);
+    });
+  };
+  {
+    auto const gate = refuse_at(0x2800);
+    refusal<Refused>([&] { map.lock(0x2000, 0x1800); }, "locked beside what the vendor has not unlocked");
+  }
+  expect(map.find_registered(0x1000) && budget.figures().idle == 0x2000, "idle no more after a refusal");
+  {
+    auto const gate = refuse_at(0x2000);  // after 0x2800
+    refusal<pinning::LockLimit>([&] { map.lock(0x8000, 0x1000); }, "locked beyond the budget");
+  }
+  expect(budget.figures().locked == 0x1800 && budget.figures().idle == 0x1800, "a wrong account of what is half unlocked");
+  map.lock(0x1000, 0x1000);  // the rest of it goes first
+  expect(vendor.held() == 1 && budget.figures().locked == 0x1000, "what was half unlocked is in the way");
+  map.unlock(0x1000);
+}
+
+void the_budget_is_for_all_maps() {
+  Vendor one, other;
+  Budget budget;
+  budget.set(0x4000, 0x4000);
+  PinnedMap first(one, budget), second(other, budget);
+  for (Address ptr : {0x1000, 0x2000}) first.unlock(first.lock(ptr, 0x1000), true);
+  second.unlock(second.lock(0x1000, 0x1000), true);
+  first.lock(0x1000, 0x1000);  // which is the youngest now
+  second.lock(0x8000, 0x2000);
+  expect(one.unlocks == 1 && first.find(0x1000) && !first.find_registered(0x2000), "not the longest idle region went");
+  expect(other.unlocks == 0 && budget.figures().locked == 0x4000, "more went than the budget asked for");
+  std::string const said =
+      refusal<pinning::LockLimit>([&] { first.lock(0x9000, 0x2000); }, "locked beyond the budget");
+  expect(said.find("locking 8192 bytes (0.0 MiB) is more than the budget of this process allows: 16384 bytes") !=
+             std::string::npos, "a refusal without figures");
+  expect(second.find_registered(0x1000) && one.locks == 2, "a lock that cannot fit has cost something");
+  first.lock(0x9000, 0x1000);
+  expect(other.unlocks == 1 && budget.figures().locked == 0x4000, "what is idle is not given back");
+  first.register_pinned(0x20000, 0x4000, 0);
+  second.unlock(0x8000);
+  refusal<pinning::LockLimit>([&] { second.lock(0x8000, 1); }, "what others have pinned does not count");
+  first.unregister(0x20000);
+  second.lock(0x8000, 0x2000);
+  first.clear(), second.clear();
+  expect(budget.figures().locked == 0 && budget.figures().external == 0, "a wrong account of nothing");
+}
+
+void a_lock_waits_for_the_room_that_an_unlock_makes() {
+  for (bool const idle : {false, true}) {
+    Vendor one, other;
+    Budget budget;
+    budget.set(0x1000, 0x1000);
+    PinnedMap map(other, budget);
+    auto going = std::make_unique<PinnedMap>(one, budget);
+    Hold const hold = going->lock(0x1000, 0x1000);
+    if (idle) going->unlock(hold, true);
+    one.hold(0x1000);
+    std::jthread unlocking([&] {
+      if (idle) {
+        budget.give_back(1);
+      } else {
+        going->unlock(hold);
+      }
+    });
+    one.wait_for_caller();
+    std::jthread locking([&] { map.lock(0x8000, 0x1000); });
+    std::jthread destroying([&] {
+      if (idle) going.reset();
+    });
+    let_others_run();
+    expect(other.locks == 0, "locked beyond the budget");
+    one.release();
+    unlocking.join(), locking.join(), destroying.join();
+    expect(map.find(0x8000).has_value() && one.held() == 0, "not locked though there is room");
+  }
+}
+
+/// The vendor has less room than the budget.
+void a_refused_lock_is_tried_once_more() {
+  Vendor vendor;
+  Budget budget;
+  budget.set(Budget::unlimited, Budget::unlimited);
+  PinnedMap map(vendor, budget);
+  map.unlock(map.lock(0x1000, 0x1000), true);
+  map.unlock(map.lock(0x2000, 0x1000), true);
+  vendor.hold(0x8000);
+  std::jthread gate([&] {
+    vendor.wait_for_caller();
+    vendor.release(true);
+  });
+  map.lock(0x8000, 0x800);
+  expect(map.find(0x8000) && !map.find_registered(0x1000) && map.find_registered(0x2000), "a refused lock gives up early");
 }
 
 // ---- all at once ----
@@ -692,18 +863,20 @@ class Worker {
       refused_in_pieces_ |= piece != 0;
     } catch (Taken const&) {
       refused_in_pieces_ |= piece != 0;
+    } catch (pinning::LockLimit const&) {
     } catch (pinning::PartialOverlap const&) {
     } catch (pinning::StillLocked const&) {
     }
   }
   void unlock(std::size_t i) {
     try {
+      bool const keep = random_() % 2 == 0;
       bool done;
       {
         std::lock_guard const guard(interpreter);
-        done = map_.try_unlock(held_[i].hold);
+        done = map_.try_unlock(held_[i].hold, keep);
       }
-      if (!done) done = map_.unlock(held_[i].hold);
+      if (!done) done = map_.unlock(held_[i].hold, keep);
       expect(done || held_[i].of_others(), "someone has taken this thread's lock");
       held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(i));
     } catch (Refused const&) {
@@ -788,6 +961,8 @@ void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
       continue;
     } catch (pinning::StillLocked const&) {
       continue;
+    } catch (Refused const&) {  // what is idle there was in the way, and stays
+      continue;
     }
     for (bool registered = true; registered;) {
       for (int i = 0; i < 10000; ++i) {  // long enough for others to lock some of it
@@ -806,7 +981,9 @@ void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
 
 void churn(std::chrono::duration<double> time, unsigned round) {
   Vendor vendor(7, slot(foreign_slot));
-  PinnedMap map(vendor);
+  Budget budget;
+  if (round % 2) budget.set(3 * slot_size, 2 * slot_size);
+  PinnedMap map(vendor, budget);
   MappedLocks mapped(map);
   std::atomic<bool> stop = false;
   std::atomic<long> steps = 0, looks = 0, gone = 0;
@@ -825,6 +1002,19 @@ void churn(std::chrono::duration<double> time, unsigned round) {
     });
     threads.emplace_back([&] { gone = pin_and_unpin(map, vendor, 7 + round, stop); });
     threads.emplace_back([&] { register_and_unregister(map, stop); });
+    threads.emplace_back([&] {
+      for (std::minstd_rand random(98); !stop; std::this_thread::sleep_for(std::chrono::microseconds(random() % 500))) {
+        if (random() % 2) budget.give_back(random() % slot_size);
+        for (Region const& region : map.regions(true)) {
+          if (region.idle && random() % 8 == 0) {
+            try {
+              map.give_back_idle(region.start);
+            } catch (Refused const&) {
+            }
+          }
+        }
+      }
+    });
     threads.emplace_back([&] {
       for (std::minstd_rand random(99); !stop; ++looks) {
         look(map, arena + random() % (slots * slot_size), 1 + random() % 64);
@@ -852,9 +1042,12 @@ void churn(std::chrono::duration<double> time, unsigned round) {
   } catch (pinning::NotLocked const&) {
   }
   expect(map.size() == 0 && map.regions().empty(), "something stays in the map");
+  budget.give_back(Budget::unlimited);
+  expect(budget.figures().idle == 0 && (budget.figures().locked == 0 || refused_in_pieces), "a wrong account");
   expect(vendor.held() == 0 || refused_in_pieces, "something stays locked");
   map.clear();
   expect(vendor.held() == 0, "something half unlocked stays locked after clear");
+  expect(budget.figures().locked == 0 && budget.figures().external == 0, "a wrong account of nothing");
   expect(vendor.locks == vendor.unlocks, "locks and unlocks of the vendor differ");
   std::printf("%ld steps, %ld looks, %d vendor locks, %ld unpinned by others; ", steps.load(), looks.load(),
               vendor.locks.load(), gone.load());
@@ -1010,6 +1203,12 @@ int main(int argc, char** argv) {
   clear_ends_what_grows();
   clear_while_others_make_quick_calls();
   tell_of_many();
+  relock_of_what_is_idle();
+  idle_memory_leaves();
+  a_refused_eviction();
+  the_budget_is_for_all_maps();
+  a_lock_waits_for_the_room_that_an_unlock_makes();
+  a_refused_lock_is_tried_once_more();
   flicker(time / 4);
   paced(time / 4, seed);
   for (unsigned round = 0; round < 4; ++round) churn(time / 8, 4 * seed + round);

@@ -59,7 +59,7 @@ class Places {
 
  private:
   Place look_up(Address ptr, Address limit) {
-    while (auto const region = map_.find(ptr)) {
+    while (auto const region = map_.find_registered(ptr)) {
       if (region->external && !region->registered) break;  // it may have been unpinned: the vendor knows
       holds_.reserve(holds_.size() + 1);
       if (auto const hold = map_.try_lock(ptr, 1)) {
@@ -77,7 +77,7 @@ class Places {
       }
     }
     Address end = limit;
-    for (Region const& region : map_.overlapping(ptr, limit - ptr)) {
+    for (Region const& region : map_.overlapping(ptr, limit - ptr, true)) {
       if (region.start > ptr) {
         end = region.start;
         break;

@@ -8,13 +8,16 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <pagetable/page_table.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "budget.hpp"
 #include "errors.hpp"
 #include "locker.hpp"
 #include "pieces.hpp"
@@ -27,21 +30,31 @@ namespace pinning {
 ///
 /// Locks: `mutex_` guards every change; `find` takes no lock. No vendor call is made under it. A region whose vendor
 /// call is under way is in the table, so that the overlap rules see it, but `find` does not show it; whoever needs its
-/// outcome waits on `settled_`. The page table's own mutex nests inside `mutex_`.
+/// outcome waits on `settled_`. The page table's own mutex nests inside `mutex_`, and `mutex_` inside the budget's.
 ///
 /// A region of several pieces grows: as soon as the first is locked, `find` shows what is locked so far, and locks in
 /// that are counted at once. One beyond it waits for that much.
-class PinnedMap : private Tenant {
+///
+/// A region given up by all may stay registered, *idle*: the next lock inside it makes no vendor call. `find` and the like
+/// do not show it, and it gives way: to a lock that overlaps it otherwise, and to the budget.
+class PinnedMap final : private Tenant, private Budget::Keeper {
  public:
-  /// `locker` and `watcher` must outlive the map. Without a watcher memory that leaves is noticed only where somebody
-  /// calls `left`. `undone_by_watcher`: it calls `undo_left` from a thread of its own.
-  explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool undone_by_watcher = false)
-      : locker_(locker), watcher_(watcher) {
+  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher memory that leaves is noticed only where
+  /// somebody calls `left`. `undone_by_watcher`: it calls `undo_left` from a thread of its own. Without a budget it has one
+  /// of its own, without a limit, that keeps nothing idle.
+  explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool undone_by_watcher = false, Budget* budget = nullptr)
+      : locker_(locker),
+        watcher_(watcher),
+        own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
+        budget_(budget == nullptr ? *own_ : *budget) {
     if (watcher_ != nullptr) watcher_->add(*this, undone_by_watcher);
+    budget_.join(*this);
   }
+  PinnedMap(Locker& locker, Budget& budget) : PinnedMap(locker, nullptr, false, &budget) {}
 
   /// Unlocks what is left; the vendor's errors have nobody left to hear them.
   ~PinnedMap() override {
+    budget_.leave(*this);
     try {
       clear();
     } catch (...) {
@@ -86,14 +99,27 @@ class PinnedMap : private Tenant {
     return acquire(ptr, size, wish, nullptr);
   }
 
-  /// Counts one lock less of the region around `ptr`; the last one unlocks it. Throws NotLocked, also where the memory
-  /// has left, or what the locker throws: then the region stays, counted as before.
+  /// Counts one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
+  /// NotLocked, also where the memory has left, or what the locker throws: then the region stays, counted as before.
   void unlock(Address ptr) {
-    if (!count_down(ptr, any)) throw NotLocked("no locked region holds 0x" + hex(ptr));
+    if (!count_down(ptr, any, false)) throw NotLocked("no locked region holds 0x" + hex(ptr));
   }
 
   /// The same for one lock; false when its region is no longer there. Throws what the locker throws.
-  bool unlock(Hold const& hold) { return count_down(hold.ptr, hold.serial); }
+  ///
+  /// `keep`: from now on the caller holds the region's memory in place until the region is gone, so that it is kept idle
+  /// by the last unlock, whoever's that is, where the budget has room for that. (Not what others have pinned.)
+  bool unlock(Hold const& hold, bool keep = false) { return count_down(hold.ptr, hold.serial, keep); }
+
+  /// Unlocks the region that starts at `start` if it is idle; false where there is none. Throws what the locker throws.
+  bool give_back_idle(Address start) {
+    Unwatching const afterwards(*this);
+    std::unique_lock guard(mutex_);
+    auto const region = table_.find(start, [](Record const&) {});
+    if (!region || region->start != start || !table_.value(region->id).is_idle()) return false;
+    unlock_last(guard, *region, table_.value(region->id));
+    return true;
+  }
 
   /// Whether the region of this lock is still there, and its memory. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
@@ -119,11 +145,15 @@ class PinnedMap : private Tenant {
   void register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
     check(ptr, size);
     hear_of_all_that_left();
+    Unwatching const afterwards(*this);
     Watching watching(*this, ptr, size);
     std::unique_lock guard(mutex_);
-    while (!settle(guard, ptr, size)) {
+    for (;;) {
+      if (!settle(guard, ptr, size)) continue;
+      auto const first = first_overlapping(ptr, size);
+      if (!first) break;
+      if (!evict(guard, *first)) refuse(ptr, size, *first);
     }
-    if (auto const first = first_overlapping(ptr, size)) refuse(ptr, size, *first);
     Id const id = enter(ptr, size, 0);
     watching.becomes(id);
     publish(id, {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()}, size);
@@ -150,18 +180,11 @@ class PinnedMap : private Tenant {
 
   /// The region that holds every byte of [ptr, ptr + size). Takes no lock and writes nothing. After a call that has made
   /// watched memory leave it waits until the map knows.
-  std::optional<Region> find(Address ptr, std::uint64_t size = 1) const noexcept {
-    hear_of_what_left();
-    Region region{};
-    bool found = false;
-    auto range = table_.find(ptr, [&](Record const& record) { found = record.read(region); });
-    if (!range || !found || size == 0 || !pagetable::Region{range->start, region.size, 0}.contains(ptr, size)) {
-      return std::nullopt;
-    }
-    region.start = range->start;
-    region.whole = range->size;
-    if (region.piece == 0 || region.piece > region.size) region.piece = region.size;
-    return region;
+  std::optional<Region> find(Address ptr, std::uint64_t size = 1) const noexcept { return look(ptr, size, false); }
+
+  /// The same, also where it is idle.
+  std::optional<Region> find_registered(Address ptr, std::uint64_t size = 1) const noexcept {
+    return look(ptr, size, true);
   }
 
   /// `lock` where a region that can be relied on holds the range already, and nobody is changing the map: no vendor
@@ -178,9 +201,10 @@ class PinnedMap : private Tenant {
     return count_one_more(ptr, size, wish, none);
   }
 
-  /// `unlock` where it is not the last, and nobody is changing the map: no vendor call, no waiting.
-  bool try_unlock(Address ptr) { return try_count_down(ptr, any); }
-  bool try_unlock(Hold const& hold) { return try_count_down(hold.ptr, hold.serial); }
+  /// `unlock` where the vendor need not be called, and nobody is changing the map: no vendor call, no waiting.
+  bool try_unlock(Address ptr) { return try_count_down(ptr, any, false); }
+  /// Also where it is the last and makes the region idle. `keep` as for `unlock`.
+  bool try_unlock(Hold const& hold, bool keep = false) { return try_count_down(hold.ptr, hold.serial, keep); }
 
   /// Asks the vendor for every external region that was not registered, and takes out those that are no longer pinned
   /// as they were entered, however many locks they have; returns them. When the locker throws, nothing has changed.
@@ -239,22 +263,25 @@ class PinnedMap : private Tenant {
     }
   }
 
+  /// Whether some region is idle.
+  bool has_idle() const noexcept { return oldest_idle_ != Budget::unlimited; }
+
   /// How many regions `find` shows.
   std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
   /// All regions, as `overlapping` tells of them.
-  std::vector<Region> regions() const { return overlapping(1, ~Address{0}); }
+  std::vector<Region> regions(bool idle_too = false) const { return overlapping(1, ~Address{0}, idle_too); }
 
   /// The regions that share bytes with [ptr, ptr + size), or will once they have grown, ascending and disjoint. Nobody
   /// waits while many are told of: each is as of an instant of its own, one that is there all the while is told, and one
   /// that comes or goes perhaps.
-  std::vector<Region> overlapping(Address ptr, std::uint64_t size) const {
+  std::vector<Region> overlapping(Address ptr, std::uint64_t size, bool idle_too = false) const {
     std::vector<Region> found;
     for (Address from = ptr, end = ptr + size;;) {  // `end` may be 0, the top of the address space
       auto const slice = table_.overlapping(from, end - from, slice_of_regions);
       for (auto const& range : slice) {
         if (range.start < from && from != ptr) continue;  // it came where one stood that has been told of
-        auto const region = find(range.start);
+        auto const region = look(range.start, 1, idle_too);
         if (region && region->start == range.start && region->whole == range.size) found.push_back(*region);
       }
       if (slice.size() < slice_of_regions || slice.back().last() >= end - 1) return found;
@@ -309,6 +336,20 @@ class PinnedMap : private Tenant {
     return pagetable::Region{pinned.base, pinned.size, 0}.contains(ptr, size);
   }
 
+  std::optional<Region> look(Address ptr, std::uint64_t size, bool idle_too) const noexcept {
+    hear_of_what_left();
+    Region region{};
+    bool found = false;
+    auto range = table_.find(ptr, [&](Record const& record) { found = record.read(region, idle_too); });
+    if (!range || !found || size == 0 || !pagetable::Region{range->start, region.size, 0}.contains(ptr, size)) {
+      return std::nullopt;
+    }
+    region.start = range->start;
+    region.whole = range->size;
+    if (region.piece == 0 || region.piece > region.size) region.piece = region.size;
+    return region;
+  }
+
   Grain others_grain() const noexcept { return locker_.grains().only(); }
 
   /// A region that was entered, while its vendor is called.
@@ -319,6 +360,7 @@ class PinnedMap : private Tenant {
     std::exception_ptr& refused;  // what the vendor said where it would not unlock what it has locked
     AllEnds::node_type ends{};  // of the pieces that the vendor has locked; none before the first
     bool ours = true;           // else others have locks in it, and may take it away any time
+    std::uint64_t reserved = 0;  // bytes of the budget
   };
 
   // ---- watching: without the mutex ----
@@ -398,7 +440,7 @@ class PinnedMap : private Tenant {
       Grain const grain = locker_.grains().choose(wish.grain);
       if (!settle(guard, ptr, size)) continue;
       if (auto const first = first_overlapping(ptr, size)) {
-        if (confirm(guard, *first, confirmed)) continue;
+        if (evict(guard, *first) || confirm(guard, *first, confirmed)) continue;
         if (first->contains(ptr, size)) refuse_inside(*first);
         refuse(ptr, size, *first);
       }
@@ -447,7 +489,7 @@ class PinnedMap : private Tenant {
       if (auto const first = first_overlapping(pinned->base, pinned->size)) {
         if (is(*first, *pinned)) {
           confirmed = serial_of(*first);
-        } else if (!first->contains(ptr, size) && !confirm(guard, *first, confirmed)) {
+        } else if (!first->contains(ptr, size) && !evict(guard, *first) && !confirm(guard, *first, confirmed)) {
           refuse(pinned->base, pinned->size, *first);
         }
         continue;
@@ -478,11 +520,17 @@ class PinnedMap : private Tenant {
     auto region = table_.find(ptr, [](Record const&) {});
     if (!region) return std::nullopt;
     Record& record = table_.value(region->id);
-    if (!Record::is_shown(record.state.load(std::memory_order_relaxed))) return std::nullopt;
+    State const state = record.state.load(std::memory_order_relaxed);
+    if (!Record::is_shown(state) && state != State::idle) return std::nullopt;
     std::uint64_t const held = record.held.load(std::memory_order_relaxed);
     if (!pagetable::Region{region->start, held, 0}.contains(ptr, size)) return std::nullopt;
     if (record.of_others() && record.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
     if (!suits(record.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
+    if (state == State::idle) {
+      forget_idle(record);
+      settle_as(record, State::locked);
+      return hold_of(region->id, region->start, ptr);
+    }
     std::uint32_t const references = record.references.load(std::memory_order_relaxed);
     if (references == most_references) return std::nullopt;
     record.references.store(references + 1, std::memory_order_release);
@@ -490,7 +538,7 @@ class PinnedMap : private Tenant {
   }
 
   /// False when no lock of a region with this serial is held there.
-  bool count_down(Address ptr, std::uint64_t serial) {
+  bool count_down(Address ptr, std::uint64_t serial, bool keep) {
     Unwatching const afterwards(*this);
     std::unique_lock guard(mutex_);
     for (;;) {
@@ -511,12 +559,16 @@ class PinnedMap : private Tenant {
         }
         return false;
       }
-      if (references == 0) return false;
+      if (references == 0 || record.is_idle()) return false;
+      if (keep) mark_kept(record);
       std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
       if (references > 1 || (flags & registered) != 0) {
         record.references.store(references - 1, std::memory_order_release);
       } else if ((flags & external) != 0) {
         leave(region->start);
+      } else if (make_idle(*region, record)) {
+        guard.unlock();
+        if (budget_.has_excess()) budget_.give_back_excess();
       } else {
         unlock_last(guard, *region, record);
       }
@@ -524,16 +576,101 @@ class PinnedMap : private Tenant {
     }
   }
 
-  bool try_count_down(Address ptr, std::uint64_t serial) {
+  bool try_count_down(Address ptr, std::uint64_t serial, bool keep) {
     std::unique_lock const guard(mutex_, std::try_to_lock);
     if (!guard) return false;
     auto region = table_.find(ptr, [](Record const&) {});
     if (!region || !is(*region, serial)) return false;
     Record& record = table_.value(region->id);
     std::uint32_t const references = record.references.load(std::memory_order_relaxed);
-    if (references < 2 || record.has_left() || (record.in_transit() && !record.is_growing())) return false;
-    record.references.store(references - 1, std::memory_order_release);
+    if (references == 0 || record.has_left() || record.is_idle()) return false;
+    if (record.in_transit() && !(record.is_growing() && references > 1)) return false;
+    if (keep) mark_kept(record);
+    if (references > 1) {
+      record.references.store(references - 1, std::memory_order_release);
+      return true;
+    }
+    return budget_.has_room_to_keep(region->size) && make_idle(*region, record);
+  }
+
+  static bool is_external(Record const& record) noexcept {
+    return (record.flags.load(std::memory_order_relaxed) & external) != 0;
+  }
+  static void mark_kept(Record& record) noexcept {
+    std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
+    if ((flags & external) == 0) record.flags.store(flags | Record::kept, std::memory_order_release);
+  }
+
+  // ---- idle regions ----
+
+  /// Instead of the last unlock; false where it is not to be kept.
+  bool make_idle(pagetable::Region const& region, Record& record) noexcept {
+    if ((record.flags.load(std::memory_order_relaxed) & Record::kept) == 0 || !budget_.keeps(region.size)) return false;
+    if (record.state.load(std::memory_order_relaxed) != State::locked) return false;
+    if (record.held.load(std::memory_order_relaxed) != region.size) return false;  // it was cut short
+    if (!remember_idle(region.start, record, region.size)) return false;
+    settle_as(record, State::idle);
     return true;
+  }
+
+  /// A new serial, so that the holds of before are no holds of who locks it next. False where there is no memory.
+  bool remember_idle(Address start, Record& record, std::uint64_t bytes) noexcept {
+    std::uint64_t const serial = budget_.next();
+    try {
+      idle_.emplace(serial, Idle{start, bytes});
+    } catch (std::bad_alloc const&) {
+      return false;
+    }
+    record.serial.store(serial, std::memory_order_release);
+    budget_.enter_idle(bytes);
+    oldest_idle_ = idle_.begin()->first;
+    return true;
+  }
+
+  void forget_idle(Record const& record) noexcept {
+    auto const found = idle_.find(record.serial.load(std::memory_order_relaxed));
+    if (found == idle_.end()) return;
+    budget_.leave_idle(found->second.bytes);
+    idle_.erase(found);
+    oldest_idle_ = idle_.empty() ? Budget::unlimited : idle_.begin()->first;
+  }
+
+  /// Has the vendor unlock the region if it is idle, the mutex released meanwhile; false where it is not.
+  bool evict(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
+    if (!table_.value(region.id).is_idle()) return false;
+    unlock_last(guard, region, table_.value(region.id));
+    return true;
+  }
+
+  std::uint64_t oldest_idle() const noexcept override { return oldest_idle_; }
+
+  /// Also where its memory has left meanwhile: then the vendor is still to be told.
+  std::optional<Claim> claim_idle(std::uint64_t number) noexcept override {
+    std::lock_guard const guard(mutex_);
+    auto const found = idle_.find(number);
+    if (found == idle_.end()) return std::nullopt;
+    Address const start = found->second.start;
+    Record& record = table_.value(table_.find(start)->id);
+    forget_idle(record);
+    bool const half = record.state.load(std::memory_order_relaxed) == State::half_unlocked;
+    settle_as(record, State::leaving);
+    return Claim{start, half};
+  }
+
+  std::uint64_t give_back(Claim claim) override {
+    Watcher* const watcher = watcher_;
+    std::vector<Unwatched> unwatched;
+    std::uint64_t bytes = 0;
+    {
+      std::unique_lock guard(mutex_);
+      auto const region = table_.find(claim.start);
+      State const before = claim.half ? State::half_unlocked : State::idle;
+      bytes = unlock_claimed(guard, *region, table_.value(region->id), before, true);
+      unwatched.swap(unwatched_);
+      any_unwatched_.store(false, std::memory_order_release);
+    }
+    for (Unwatched const& each : unwatched) watcher->unwatch(each.start, each.size);  // the map may be gone by now
+    return bytes;
   }
 
   Hold hold_of(Id id, Address start, Address ptr) noexcept {
@@ -676,7 +813,7 @@ class PinnedMap : private Tenant {
       record.device_ptr.store(0, std::memory_order_release);
       record.piece.store(piece, std::memory_order_release);
       record.held.store(0, std::memory_order_release);
-      record.serial.store(++last_serial_, std::memory_order_release);
+      record.serial.store(budget_.next(), std::memory_order_release);
       record.references.store(0, std::memory_order_release);
       record.flags.store(0, std::memory_order_release);
       record.grain.store(Grain::unknown, std::memory_order_release);
@@ -699,6 +836,7 @@ class PinnedMap : private Tenant {
     record.flags.store(facts.flags | (record.flags.load(std::memory_order_relaxed) & Record::watched),
                        std::memory_order_release);
     record.grain.store(facts.grain, std::memory_order_release);
+    if (is_external(record)) budget_.enter_external(held);
     settle_as(record, state);
   }
 
@@ -713,6 +851,7 @@ class PinnedMap : private Tenant {
       }
     }
     if (record.has_left()) gone_.store(gone_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+    if (is_external(record)) budget_.leave_external(region->size);
     settle_as(record, State::leaving);
   }
 
@@ -751,11 +890,13 @@ class PinnedMap : private Tenant {
       attempt.ends = one.extract(attempt.id);
     }
     PieceEnds& ends = attempt.ends.mapped();
+    budget_.reserve(attempt.size);
+    attempt.reserved = attempt.size;
     Address device_ptr = 0;
     for (std::uint64_t held = 0;;) {
       std::uint64_t const bytes = pieces.next(held, attempt.size);
       ends.reserve(ends.size() + 1);
-      Address const piece_ptr = locker_.lock(attempt.start + held, bytes, wish);
+      Address const piece_ptr = lock_piece(attempt.start + held, bytes, wish);
       ends.push_back(held + bytes);
       if (held == 0) device_ptr = piece_ptr;
       if (piece_ptr != device_ptr + held) throw NotContiguous();
@@ -764,6 +905,20 @@ class PinnedMap : private Tenant {
       pieces.locked(held);
       if (hold) return *hold;
     }
+  }
+
+  /// Refused by the vendor a piece is tried once more, when as much that was idle has been given back.
+  Address lock_piece(Address ptr, std::uint64_t size, Wish wish) {
+    try {
+      return locker_.lock(ptr, size, wish);
+    } catch (AlreadyPinned const&) {
+      throw;
+    } catch (InvalidRange const&) {
+      throw;
+    } catch (std::exception const&) {
+      if (budget_.give_back(size) == 0) throw;
+    }
+    return locker_.lock(ptr, size, wish);
   }
 
   /// So much of a region is locked now; the lock, when that is all.
@@ -801,6 +956,7 @@ class PinnedMap : private Tenant {
         attempt.ours = others == 0;
         if (!attempt.ours) {  // else it is still found just now, and whoever finds it is told of its last lock
           record.references.store(others, std::memory_order_release);
+          give_up_all_but(bytes_of(attempt.ends), attempt);
           ends_.insert(std::move(attempt.ends));
         }
         settle_as(record, attempt.ours ? State::leaving : State::locked);
@@ -813,36 +969,66 @@ class PinnedMap : private Tenant {
     } catch (...) {
       attempt.refused = std::current_exception();
     }
+    give_up_all_but(bytes_of(attempt.ends), attempt);
     return attempt.ends.mapped().empty();
+  }
+
+  /// That the vendor has locked of them.
+  static std::uint64_t bytes_of(AllEnds::node_type const& ends) noexcept {
+    return ends.mapped().empty() ? 0 : ends.mapped().back();
+  }
+  void give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept {
+    if (attempt.reserved > bytes) budget_.give_up(std::exchange(attempt.reserved, bytes) - bytes);
   }
 
   /// The vendor unlocks the region, the mutex released meanwhile.
   void unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
-    if ((record.flags.load(std::memory_order_relaxed) & external) != 0) {
+    if (is_external(record)) {
       leave(region.start);
       return;
     }
-    AllEnds::node_type kept = ends_.extract(region.id);
-    std::size_t const pieces = kept ? kept.mapped().size() : 1;
-    auto const gone = gone_of(region.start, record);
     State const before = record.state.load(std::memory_order_relaxed);
+    bool const idle = record.is_idle();
+    forget_idle(record);
     settle_as(record, State::leaving);
+    unlock_claimed(guard, region, record, before, idle);
+  }
+
+  /// The same for one that is leaving already; its bytes.
+  std::uint64_t unlock_claimed(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record,
+                               State before, bool idle) {
+    AllEnds::node_type kept = ends_.extract(region.id);
+    std::uint64_t const bytes = kept ? bytes_of(kept) : region.size;
+    auto const gone = gone_of(region.start, record);
     guard.unlock();
     try {
-      if (kept) {
-        unlock_pieces(locker_, region.start, kept.mapped(), gone);
-      } else {
-        unlock_piece(locker_, region.start, gone);
+      Budget::Unlocking const unlocking(budget_);
+      try {
+        if (kept) {
+          unlock_pieces(locker_, region.start, kept.mapped(), gone);
+        } else {
+          unlock_piece(locker_, region.start, gone);
+        }
+      } catch (...) {
+        if (kept) budget_.give_up(bytes - bytes_of(kept));
+        throw;
       }
+      budget_.give_up(bytes);
     } catch (...) {
       guard.lock();
-      bool const as_before = (!kept || kept.mapped().size() == pieces) && !record.has_left();
+      std::uint64_t const left = kept ? bytes_of(kept) : region.size;
+      bool const as_before = left == bytes && !record.has_left();
       ends_.insert(std::move(kept));
+      if (idle) {
+        if (!as_before) record.references.store(0, std::memory_order_release);
+        remember_idle(region.start, record, left);
+      }
       settle_as(record, as_before ? before : State::half_unlocked);
       throw;
     }
     guard.lock();
     leave(region.start);
+    return bytes;
   }
 
   /// The pinned range of someone else around the start or the end of this one.
@@ -860,11 +1046,18 @@ class PinnedMap : private Tenant {
   Watcher* const watcher_;
   std::vector<Unwatched> unwatched_;
   std::atomic<bool> any_unwatched_ = false;
+  std::unique_ptr<Budget> const own_;
+  Budget& budget_;
   pagetable::PageTable<Record> table_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;
   AllEnds ends_;  // of regions of several pieces, for the last unlock
-  std::uint64_t last_serial_ = none;
+  struct Idle {
+    Address start;
+    std::uint64_t bytes;
+  };
+  std::map<std::uint64_t, Idle> idle_;  // regions by serial: the longest idle first
+  std::atomic<std::uint64_t> oldest_idle_ = Budget::unlimited;  // its first serial
   std::atomic<std::size_t> size_ = 0;
   std::atomic<std::size_t> gone_ = 0;  // regions in the table whose memory has left
 };

@@ -142,6 +142,31 @@ PINNING_API pinning_status pinning_lock_mapped(pinning_map *map, void *ptr, size
 /* When the mapping of `ptr` ends: gives up one lock that `pinning_lock_mapped` of this address has taken, if any. */
 PINNING_API pinning_status pinning_unlock_unmapped(pinning_map *map, const void *ptr) PINNING_NOEXCEPT;
 
+/* ---- the budget of the process ---- */
+
+/* Bytes, over the maps of all devices. */
+typedef struct pinning_budget {
+  uint64_t limit;      /* the most that may be locked; UINT64_MAX where there is no limit */
+  uint64_t locked;     /* by the maps, with what is idle */
+  uint64_t idle;       /* registered with a vendor, though nobody has a lock of it: it gives way */
+  uint64_t external;   /* in the maps, but pinned by others, which counts too */
+  uint64_t idle_limit; /* the most that may be idle */
+} pinning_budget;
+
+PINNING_API pinning_status pinning_get_budget(pinning_budget *budget) PINNING_NOEXCEPT;
+
+/*
+ * Sets the most bytes that this process may lock. A lock beyond it is PINNING_LOCK_LIMIT, when all that is idle has been
+ * given back; what is locked already stays.
+ */
+PINNING_API pinning_status pinning_set_budget(uint64_t limit) PINNING_NOEXCEPT;
+
+/*
+ * Unlocks what is idle, the longest idle first, until `bytes` are given back or nothing is idle. `given`, which may be null,
+ * gets how many bytes that were. Where a vendor refuses, the others are still unlocked, and its error is returned.
+ */
+PINNING_API pinning_status pinning_give_back_idle(uint64_t bytes, uint64_t *given) PINNING_NOEXCEPT;
+
 /* ---- what is locked ---- */
 
 typedef struct pinning_region {

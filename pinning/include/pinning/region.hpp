@@ -16,11 +16,12 @@ struct Region {
   std::uint64_t whole;       // bytes of the lock that goes on: `size` but for a region that grows, or was cut short
   Address device_ptr;        // of `start`
   std::uint64_t piece;       // vendor calls have locked multiples of so many bytes; `size` when one has locked it all
-  std::uint32_t references;  // locks held
+  std::uint32_t references;  // locks held; 0 while it is idle
   bool external;             // pinned by someone else: never unlocked by this map
   bool registered;           // by `register_pinned`; external as well
+  bool idle;                 // given up by all, and registered with the vendor all the same
   Grain grain;
-  std::uint64_t serial;      // of this entry of the map: no other has it, before or after
+  std::uint64_t serial;      // of this entry of the map: no other has it, before or after; a new one when it becomes idle
 
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
 
@@ -66,12 +67,13 @@ struct Pages {
 struct Record {
   /// Growing: the first `held` bytes are locked, found and counted, while the thread whose lock it is locks the rest.
   /// Left: the memory has gone, and the vendor is still to be told.
-  enum class State : std::uint8_t { entering, growing, locked, leaving, half_unlocked, left };
+  enum class State : std::uint8_t { entering, growing, locked, leaving, half_unlocked, left, idle };
   static constexpr std::uint8_t external = 1;
   static constexpr std::uint8_t registered = 2;
   static constexpr std::uint8_t memory_left = 4;  // some or all of it; `held` says which part, as `Pages` has it
   static constexpr std::uint8_t ending = 8;       // no more pieces are to be locked
   static constexpr std::uint8_t watched = 16;     // the map's watcher tells of memory that leaves
+  static constexpr std::uint8_t kept = 32;        // the last unlock makes it idle
 
   std::atomic<Address> device_ptr;
   std::atomic<std::uint64_t> piece;  // 0: one call
@@ -91,17 +93,25 @@ struct Record {
   bool is_growing() const noexcept { return state.load(std::memory_order_relaxed) == State::growing; }
   /// Whether locks may be counted in it, and lookups find it.
   static constexpr bool is_shown(State state) noexcept { return state == State::locked || state == State::growing; }
+  /// Whether nobody has a lock of it, and the vendor has: an idle region, or what a refused unlock has left of one.
+  bool is_idle() const noexcept {
+    State const now = state.load(std::memory_order_relaxed);
+    return now == State::idle || (now == State::half_unlocked && references.load(std::memory_order_relaxed) == 0);
+  }
   /// Whether its owner may have unpinned it without the map's knowing.
   bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == external; }
-  /// Copies all but the bounds of the entry; whether the region is to be found. The state comes first: what the map stores before it
-  /// is then seen as well.
-  bool read(Region& region) const noexcept {
-    bool found = is_shown(state.load(std::memory_order_acquire));
+  /// Copies all but the bounds of the entry; whether the region is to be found, `idle_too` if that is wished. The state
+  /// comes first: what the map stores before it is then seen as well.
+  bool read(Region& region, bool idle_too = false) const noexcept {
+    auto const is_wanted = [&](State now) { return is_shown(now) || (idle_too && now == State::idle); };
+    bool found = is_wanted(state.load(std::memory_order_acquire));
     region.size = held.load(std::memory_order_acquire);
-    found = found && is_shown(state.load(std::memory_order_acquire));  // else `held` may say by now what has left
+    State const now = state.load(std::memory_order_acquire);
+    found = found && is_wanted(now);  // else `held` may say by now what has left
+    region.idle = now == State::idle;
     region.device_ptr = device_ptr.load(std::memory_order_acquire);
     region.piece = piece.load(std::memory_order_acquire);
-    region.references = references.load(std::memory_order_acquire);
+    region.references = region.idle ? 0 : references.load(std::memory_order_acquire);
     std::uint8_t const what = flags.load(std::memory_order_acquire);
     region.external = (what & external) != 0;
     region.registered = (what & registered) != 0;

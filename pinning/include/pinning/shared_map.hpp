@@ -15,7 +15,8 @@ struct pinning_map {
   /// when memory leaves.
   pinning_map(pinning::Locker& calls, std::uint64_t largest_lock, pinning::VendorDevice* shared_by)
       : locker(calls), largest(largest_lock), device(shared_by) {
-    auto fresh = std::make_unique<pinning::PinnedMap>(locker, &pinning::process_watcher(), device != nullptr);
+    auto fresh = std::make_unique<pinning::PinnedMap>(locker, &pinning::process_watcher(), device != nullptr,
+                                                      &pinning::process_budget());
     mapped = new pinning::MappedLocks(*fresh);
     map = fresh.release();
   }
@@ -31,7 +32,7 @@ struct pinning_map {
     if (map == nullptr) return;
     map->abandon();
     try {
-      new (map) pinning::PinnedMap(locker, &pinning::process_watcher(), device != nullptr);
+      new (map) pinning::PinnedMap(locker, &pinning::process_watcher(), device != nullptr, &pinning::process_budget());
       new (mapped) pinning::MappedLocks(*map);
     } catch (std::bad_alloc const&) {
       map = nullptr;

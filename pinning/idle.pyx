@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Owners of memory that stays registered when nobody has a lock of it. The stub says what each does."""
+
+from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+
+from pinning.exports cimport Bytes, Export, export
+from pinning.map cimport PinnedMap
+from pinning.native cimport Budget, CRegion, process_budget
+
+import mmap
+from contextlib import suppress
+from weakref import ref
+
+import numpy
+
+from pinning.errors import PinningError
+from pinning.lifecycle import Part, at_exit, in_child
+from pinning.watch import Watch
+
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject* thing)
+
+cdef enum:
+    MOST_VIEWS = 64  # of one another that are followed to their owner
+
+cdef Budget* budget = &process_budget()
+cdef dict kept = {}  # by map and start of the region
+cdef tuple WHOLE = (bytes, bytearray, mmap.mmap)
+cdef object ARRAY = numpy.ndarray
+
+
+cdef class Kept:
+    """The owner of a region's memory, which cannot be freed, resized or closed while this is there."""
+
+    cdef object map  # a weak reference
+    cdef uint64_t start
+    cdef uint64_t size
+    cdef object root
+    cdef Export export  # of `root`
+
+    cdef bint is_orphan(self, Py_ssize_t times) noexcept:
+        """Whether nobody else has the owner, kept so many times: each has a reference, and its export another."""
+        return Py_REFCNT(<PyObject*>self.root) <= 2 * times
+
+
+cdef bint keeps(PinnedMap on, uint64_t ptr, object owner) except -1:
+    if not budget.keeps(1) or not isinstance(owner, Export):
+        return False
+    cdef optional[CRegion] region = on.map.find(ptr, 1)
+    if not region.has_value() or dereference(region).external:
+        return False
+    cdef uint64_t start = dereference(region).start, size = dereference(region).size
+    key = (<uint64_t><void*>on, start)
+    cdef Kept known = kept.get(key)
+    if known is not None and known.size == size and PyWeakref_GetObject(known.map) == <PyObject*>on:
+        return True
+    root = root_of(<object>(<Export>owner).view.obj)
+    if root is None:
+        return False
+    cdef Bytes found
+    cdef Kept one = Kept.__new__(Kept)
+    try:
+        one.export = export(root, &found)
+    except (TypeError, ValueError, BufferError):  # a type that has its views exported and not itself
+        return False
+    if found.ptr != start or found.size != size:
+        return False
+    one.map, one.start, one.size, one.root = ref(on), start, size, root
+    kept[key] = one
+    watch.wake()
+    return True
+
+
+cdef object root_of(object found):
+    """What owns the memory of a buffer and cannot lose it while it is exported; None where that is not known.
+
+    Of types that have no references of their own: else an owner in a cycle with itself would stay for ever.
+    """
+    cdef int i
+    for i in range(MOST_VIEWS):
+        if type(found) in WHOLE:
+            return found
+        if type(found) is memoryview:
+            found = found.obj
+        elif isinstance(found, ARRAY):
+            if found.base is None:
+                return found if type(found) is ARRAY and found.flags.owndata and not found.dtype.hasobject else None
+            found = found.base
+        else:
+            return None
+    return None
+
+
+def look():
+    cdef Kept one
+    cdef PinnedMap on
+    cdef dict times = {}  # that an owner is kept, by several devices
+    for one in list(kept.values()):
+        times[<uint64_t><void*>one.root] = times.get(<uint64_t><void*>one.root, 0) + 1
+    for key, one in list(kept.items()):
+        there = one.map()
+        if there is not None:
+            on = <PinnedMap>there
+            if one.is_orphan(times.get(<uint64_t><void*>one.root, 1)):
+                give_back_one(on, one.start)
+            if on.map.serial_at(one.start):  # whoever is unlocking it just now needs the memory too
+                continue
+        if kept.get(key) is one:
+            del kept[key]
+
+
+cdef void give_back_one(PinnedMap on, uint64_t start) noexcept:
+    """A vendor that refuses is asked again at the next look."""
+    try:
+        on.give_back(start)
+    except Exception:
+        pass
+
+
+cdef make_room(uint64_t size):
+    cdef Budget.Figures now = budget.figures()
+    cdef uint64_t taken = now.locked + now.external
+    if kept and now.limit != NO_LIMIT and (taken > now.limit or size > now.limit - taken):
+        look()
+
+
+def check(uint64_t size):
+    with nogil:
+        budget.check(size)
+
+
+def figures():
+    cdef Budget.Figures now = budget.figures()
+    return now.limit, now.locked, now.idle, now.external, now.idle_limit
+
+
+def set_limits(uint64_t limit, uint64_t idle_limit):
+    try:
+        with nogil:
+            budget.set(limit, idle_limit)
+    finally:
+        look()
+
+
+def give_back(uint64_t nbytes):
+    cdef uint64_t given
+    try:
+        with nogil:
+            given = budget.trim(nbytes)
+    finally:
+        look()
+    return given
+
+
+def _relieve():
+    """Half of what is idle goes while memory is short."""
+    cdef uint64_t idle = budget.figures().idle
+    if idle:
+        with suppress(PinningError):
+            give_back(idle // 2 + 1)
+
+
+def _any():
+    return bool(kept)
+
+
+watch = Watch(look, _relieve, _any)
+
+
+def _begin_anew_in_child():
+    kept.clear()
+    watch.begin_anew()
+
+
+def _end():
+    watch.end()
+    set_limits(budget.figures().limit, 0)
+
+
+NO_LIMIT = 2**64 - 1
+
+in_child(Part.IDLE, _begin_anew_in_child)
+at_exit(Part.IDLE, _end)
