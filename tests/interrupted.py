@@ -64,6 +64,16 @@ def lock_in_the_background(given: Given) -> None:
     given[-1].cancel()
 
 
+def lock_what_is_idle(given: Given) -> None:
+    buffer = bytearray(SIZE)
+    pinning.budget(idle=True)
+    for _ in range(2):
+        given.append(pinning.lock(buffer, device=DEVICE))
+        given[-1].unlock()
+    pinning.give_back_idle(1)
+    pinning.budget(idle=False)
+
+
 def lock_in_a_map_that_closes(given: Given) -> None:
     array = numpy.zeros(SIZE, "u1")
     with pinning.PinnedMap(pinning.device(DEVICE)) as pinned:
@@ -268,6 +278,7 @@ SCENARIOS: dict[str, Scenario] = {
     "lock": lock,
     "lock_with": lock_with,
     "lock_in_the_background": lock_in_the_background,
+    "lock_what_is_idle": lock_what_is_idle,
     "lock_in_a_map_that_closes": lock_in_a_map_that_closes,
     "lock_in_the_map_of_a_python_device": lock_in_the_map_of_a_python_device,
     "allocate_device": allocate(MemoryKind.DEVICE),
@@ -346,6 +357,7 @@ def arenas_mapped() -> int:
 def give_back(given: Given) -> list[str]:
     """What the user does with what he was given; what is refused is wrong."""
     refused = []
+    pinning.budget(idle=False)
     arrays.synchronize(DEVICE)  # work that was submitted may use it
     while given:
         each = given.pop()

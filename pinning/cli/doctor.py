@@ -73,6 +73,7 @@ class DoctorReport:
     kernel: str
     plugins: list[PluginRow]
     devices: list[DeviceRow]
+    budget: pinning.Budget
     memory: Room
     control_groups: list[Room]
     huge_pages: str
@@ -98,6 +99,7 @@ def run() -> DoctorReport:
         kernel=platform.release(),
         plugins=[_plugin(each) for each in pinning.plugins()],
         devices=rows,
+        budget=pinning.budget(),
         memory=system_memory(),
         control_groups=groups,
         huge_pages=huge_page_mode(),

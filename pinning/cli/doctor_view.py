@@ -80,8 +80,16 @@ def _machine(report: DoctorReport) -> Table:
         shown.add_row("control group", f"{escape(room.name)}: {size(max(room.free, 0))} left of {size(room.limit)}")
     if not report.control_groups:
         shown.add_row("control group", "no memory limit")
+    shown.add_row("budget", escape(_budget(report)))
     shown.add_row("NUMA", f"{report.numa_nodes} nodes" if report.numa_nodes > 1 else "one node")
     seen = "noticed at once (userfaultfd)" if report.unwatched is None else f"not noticed: {escape(report.unwatched)}"
     shown.add_row("memory freed while locked", seen)
     shown.add_row("huge pages", f"{_HUGE_PAGES.get(report.huge_pages, '')} ({report.huge_pages})")
     return shown
+
+
+def _budget(report: DoctorReport) -> str:
+    now = report.budget
+    limit = "no limit" if now.limit is None else f"{size(now.limit)} ({now.source})"
+    kept = "nothing is kept" if now.idle_limit == 0 else f"{size(now.idle)} idle"
+    return f"{limit}: {size(now.used)} locked, {kept}"
