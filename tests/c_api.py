@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 import pinning
@@ -60,6 +60,7 @@ for _name, _arguments in {
     "pinning_unlock_unmapped": [c_void_p, c_void_p],
     "pinning_find": [c_void_p, c_void_p, c_size_t, POINTER(_Region)],
     "pinning_regions": [c_void_p, POINTER(_Region), c_size_t, POINTER(c_size_t)],
+    "pinning_set_budget": [c_uint64],
     "pinning_copy_batch": [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t],
     "pinning_copy_batch_async": [*[c_void_p] * 4, c_size_t, c_void_p, POINTER(c_void_p)],
     "pinning_copy_done": [c_void_p, POINTER(c_int)],

@@ -46,6 +46,7 @@ def test_the_mapping_that_the_driver_hangs_on_never_reaches_it(
 
 
 def test_more_than_one_call_can_take_is_locked_in_pieces(standin: StandIn, native: c_api.Map) -> None:
+    c_api.call("pinning_set_budget", 2**64 - 1)  # so much memory this machine has not
     half = 256 << 30
     huge = Memory((half + PAGE) // PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
     native.lock(huge.ptr, huge.size)

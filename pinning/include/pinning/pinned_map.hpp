@@ -539,6 +539,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   /// False when no lock of a region with this serial is held there.
   bool count_down(Address ptr, std::uint64_t serial, bool keep) {
+    hear_of_what_left();  // else the vendor might unlock what has come in its place
     Unwatching const afterwards(*this);
     std::unique_lock guard(mutex_);
     for (;;) {
