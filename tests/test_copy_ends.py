@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import mmap
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import SimpleNamespace
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -421,6 +423,23 @@ def test_when_a_source_may_be_read_before_its_turn(device: FakeMemoryDevice, mon
         device.let_go()
 
 
+def test_a_lock_that_goes_while_a_copy_is_planned(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = noise()
+    lock = pinning.lock(array, device=device, piece=SIZE // 2)
+    planning = importlib.import_module("pinning.copies.copy")
+    holds = planning.holds
+
+    def unlocked_before(*arguments: Any) -> Any:
+        lock.unlock()  # as another thread may
+        return holds(*arguments)
+
+    monkeypatch.setattr(planning, "holds", unlocked_before)
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, array, queue=queue).path == "plain"
+
+
 # ---- what is locked for good ----
 
 
@@ -442,6 +461,29 @@ def test_what_was_locked_for_good_is_given_up_by_its_own_lock(
         queue.synchronize()
         assert on.find(address) is not None
     on.unlock(address)
+
+
+def test_ctrl_c_does_not_keep_what_was_locked_for_good(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        if Path(frame.f_code.co_filename).name in ("repeats.py", "weakref.py"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(costs, "lock_after", 1)
+    monkeypatch.setattr(costs, "lock_from", SIZE)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    array = noise()
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, array, queue=queue).path == "lock"
+        queue.synchronize()
+        gc.collect()
+        sys.settrace(interrupt)  # in any Python code of what ends the lock
+        try:
+            del array
+        finally:
+            sys.settrace(None)
+        assert device.locked == {}
 
 
 @pytest.mark.parametrize(

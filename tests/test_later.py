@@ -171,11 +171,13 @@ def test_a_set_that_keeps_nothing_alive_changes_under_whoever_goes_through_it() 
         pass
 
     living: Living[Thing] = Living()
-    first = Thing()
+    first, others = Thing(), [Thing()]
     living.add(first)
     for each in living:
-        living.add(Thing())
+        living.add(others[0])
         assert each is first
-    assert list(living) == [first]
+    assert set(living) == {first, others[0]}
+    for each in living:
+        others.clear()
     del first, each
     assert list(living) == []

@@ -7,6 +7,7 @@ import copy
 import ctypes
 import gc
 import pickle
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -717,7 +718,16 @@ def test_what_is_dropped_goes_back_in_its_queue(device: FakeMemoryDevice, pool: 
         assert eventually(lambda: pool.used == 0)
 
 
-def test_a_pool_that_is_dropped_gives_its_memory_back(device: FakeMemoryDevice, context: Context) -> None:
+def test_a_pool_that_is_dropped_gives_its_memory_back(
+    device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(ptr: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        freed_by.append(threading.get_ident())
+        free(ptr, kind)
+
+    freed_by: list[int] = []
+    free = device.free
+    monkeypatch.setattr(device, "free", noted)
     with Queue(device) as queue:
         pool = Pool(context)
         queue.free(alloc(queue, pool))
@@ -725,6 +735,7 @@ def test_a_pool_that_is_dropped_gives_its_memory_back(device: FakeMemoryDevice, 
             del pool
             gc.collect()
         assert eventually(lambda: not device.allocated)
+    assert threading.get_ident() not in freed_by, "a destructor must not wait for the vendor"
 
 
 def test_a_queue_destroyed_with_work_pending(device: FakeMemoryDevice, pool: Pool) -> None:
