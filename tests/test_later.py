@@ -177,7 +177,7 @@ def test_a_set_that_keeps_nothing_alive_changes_under_whoever_goes_through_it() 
         living.add(others[0])
         assert each is first
     assert set(living) == {first, others[0]}
-    for each in living:
+    for _ in living:
         others.clear()
     del first, each
     assert list(living) == []

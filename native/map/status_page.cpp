@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -13,7 +14,6 @@
 #include <new>
 #include <pinning/status_page.hpp>
 #include <utility>
-#include <vector>
 
 namespace pinning {
 
@@ -36,7 +36,7 @@ StatusPage* anonymous() noexcept {
   return static_cast<StatusPage*>(at);
 }
 
-/// Never destroyed.
+/// Never destroyed, and made without an allocation that could fail.
 struct Book {
   std::mutex mutex;
   StatusPage* page = anonymous();
@@ -48,10 +48,9 @@ struct Book {
     StatusPage::Slot* slot;  // null where there was none left
   };
   std::map<std::pair<Address, char const*>, Locked> locks;  // by start and device
-  std::vector<std::uint32_t> free_slots;                    // with room for all
-  std::uint32_t next = 0;                                   // this and all above are free too
-
-  Book() { free_slots.reserve(StatusPage::slots); }
+  std::array<std::uint32_t, StatusPage::slots> free_slots;  // the first `free_count` of these
+  std::uint32_t free_count = 0;
+  std::uint32_t next = 0;  // this and all above are free too
 
   /// Has others see the page; what it has counted so far stays.
   void show() noexcept {
@@ -71,8 +70,7 @@ struct Book {
         page->slot_count = StatusPage::slots;
         page->process = static_cast<std::uint64_t>(getpid());
         page->begun = now();
-        std::atomic_thread_fence(std::memory_order_release);
-        page->magic = StatusPage::the_magic;
+        page->magic.store(StatusPage::the_magic, std::memory_order_release);
         return;
       }
     }
@@ -89,11 +87,7 @@ struct Book {
   }
 
   StatusPage::Slot* take() noexcept {
-    if (!free_slots.empty()) {
-      StatusPage::Slot* const slot = &page->slot[free_slots.back()];
-      free_slots.pop_back();
-      return slot;
-    }
+    if (free_count != 0) return &page->slot[free_slots[--free_count]];
     return next == StatusPage::slots ? nullptr : &page->slot[next++];
   }
 
@@ -124,7 +118,7 @@ struct Book {
       return;
     }
     lock.slot->start = 0;
-    free_slots.push_back(static_cast<std::uint32_t>(lock.slot - page->slot));
+    free_slots[free_count++] = static_cast<std::uint32_t>(lock.slot - page->slot);
   }
 };
 
@@ -143,13 +137,14 @@ void after_fork_in_child() {
   mmap(ours.page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   ours.hide();
   ours.next = 0;
-  ours.free_slots.clear();
+  ours.free_count = 0;
   ours.locks.clear();
 }
 
 Book& book() noexcept {
   static Book& only = []() -> Book& {
-    auto* const made = new Book;
+    alignas(Book) static unsigned char room[sizeof(Book)];
+    auto* const made = new (room) Book;
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     return *made;
   }();

@@ -151,8 +151,10 @@ class Watch : public Watcher {
       tried_ = true;
       try {
         start();
-      } catch (std::exception const& error) {
-        problem_ = std::string("no thread to watch with can be started: ") + error.what();
+      } catch (std::bad_alloc const&) {
+        problem_ = "no memory left";  // so short that it needs none
+      } catch (std::system_error const&) {
+        problem_ = "no thread more";
       }
       if (!problem_.empty() && file_ >= 0) close(std::exchange(file_, -1));
     }

@@ -120,6 +120,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:
     command = [*build(program, variant), *arguments]
+    if (program, variant) == ("c_api_stress", "thread"):
+        # ThreadSanitizer bears no thread that a fork's child starts, as the watch is; watch_stress has it to itself.
+        command = ["env", "PINNING_WATCH=0", *command]
     status, said = output(command)
     assert status == 0, f"{' '.join(command)}\n{said}"
     if "SKIPPED" in said:

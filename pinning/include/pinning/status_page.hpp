@@ -29,7 +29,7 @@ struct StatusPage {
   };
   static_assert(sizeof(Slot) == 256);
 
-  std::uint64_t magic;
+  std::atomic<std::uint64_t> magic;
   std::uint32_t version, slot_count;
   std::uint64_t process;
   std::int64_t begun;                       // nanoseconds since 1970
