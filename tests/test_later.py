@@ -179,5 +179,5 @@ def test_a_set_that_keeps_nothing_alive_changes_under_whoever_goes_through_it() 
     assert set(living) == {first, others[0]}
     for _ in living:
         others.clear()
-    del first, each
+    del first, each, _
     assert list(living) == []

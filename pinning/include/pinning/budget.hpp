@@ -176,11 +176,12 @@ class Budget {
     std::lock_guard const guard(mutex_);
     keeper.next_ = std::exchange(keepers_, &keeper);
   }
+  /// A map of a parent process is not there.
   void leave(Keeper& keeper) noexcept {
     std::lock_guard const guard(mutex_);
     Keeper** at = &keepers_;
-    while (*at != &keeper) at = &(*at)->next_;
-    *at = keeper.next_;
+    while (*at != nullptr && *at != &keeper) at = &(*at)->next_;
+    if (*at != nullptr) *at = keeper.next_;
   }
 
   /// In a child of fork, where nothing is locked and no map is there yet; the mutex may be held by a thread that is not.
