@@ -137,7 +137,7 @@ def test_kv_blocks(package: Installed, tmp_path: Path) -> None:
 
 def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:
     said = package.run("-W", "error", EXAMPLES / "shared_arena.py", "12288", folder=tmp_path).splitlines()
-    assert sorted(line[:34] for line in said[:-1]) == [f"process {rank}: 12288 bytes locked for" for rank in range(4)]
+    assert sorted(line[:33] for line in said[:-1]) == [f"process {rank}: 12288 bytes locked for" for rank in range(4)]
     assert said[-1] == "the last one out has removed it"
 
 
