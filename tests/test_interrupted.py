@@ -22,7 +22,7 @@ from standins.standin import MissingError
 HERE = Path(__file__).parent
 OFTEN = bool(os.environ.get("CI") or os.environ.get("INTERRUPT_OFTEN"))
 STEP = 1 if OFTEN else 61
-SIGNALS = 1000 if OFTEN else 40
+SIGNALS = 300 if OFTEN else 40
 TODAY = int(time.time()) // 86400
 
 Environment = dict[str, str]
