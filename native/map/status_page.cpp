@@ -2,7 +2,6 @@
 // Locks: `Book::mutex` guards which slots are whose, is taken last, and held for a look through a list.
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,6 +13,8 @@
 #include <new>
 #include <pinning/status_page.hpp>
 #include <utility>
+
+#include "../file_identity.hpp"
 
 namespace pinning {
 
@@ -42,7 +43,7 @@ struct Book {
   StatusPage* page = anonymous();
   bool shown = false;  // or it has been tried
   int file = -1;       // by which others find it
-  struct stat file_facts;
+  FileIdentity identity;
   struct Locked {
     std::uint64_t size;
     StatusPage::Slot* slot;  // null where there was none left
@@ -59,7 +60,8 @@ struct Book {
     if (wish != nullptr && std::strcmp(wish, "0") == 0) return;
     file = memfd_create("pinning-status", MFD_CLOEXEC);
     if (file < 0) return;
-    if (ftruncate(file, sizeof(StatusPage)) == 0 && fstat(file, &file_facts) == 0) {
+    identity = FileIdentity(file);
+    if (ftruncate(file, sizeof(StatusPage)) == 0) {
       // In the same place, so that who counts bytes in it meanwhile goes on; what they have counted in it is carried over
       // but for an instant's.
       std::uint64_t moved[StatusPage::paths];
@@ -77,13 +79,11 @@ struct Book {
     close(std::exchange(file, -1));
   }
 
-  /// Nobody finds it any more. The program may have closed the descriptor, and have another file there.
+  /// Nobody finds it any more.
   void hide() noexcept {
-    struct stat facts;
     int const was = std::exchange(file, -1);
     shown = false;
-    if (was < 0 || fstat(was, &facts) != 0) return;
-    if (facts.st_dev == file_facts.st_dev && facts.st_ino == file_facts.st_ino) close(was);
+    if (identity.is_of(was)) close(was);
   }
 
   StatusPage::Slot* take() noexcept {

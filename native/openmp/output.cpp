@@ -89,29 +89,18 @@ Output Output::create(std::string const& path) {
   return Output(descriptor, std::move(made));
 }
 
-Output::Output(int descriptor, std::string path) noexcept : descriptor_(descriptor), path_(std::move(path)) {
-  struct stat found;
-  if (fstat(descriptor_, &found) != 0) {
-    descriptor_ = -1;
-    return;
-  }
-  device_ = found.st_dev;
-  inode_ = found.st_ino;
+Output::Output(int descriptor, std::string path) noexcept
+    : descriptor_(descriptor), path_(std::move(path)), identity_(descriptor) {
+  if (!is_ours()) descriptor_ = -1;
 }
 
 Output::Output(Output&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
       path_(std::move(other.path_)),
-      device_(other.device_),
-      inode_(other.inode_) {}
+      identity_(other.identity_) {}
 
 Output::~Output() {
   if (!path_.empty() && is_ours()) close(descriptor_);
-}
-
-bool Output::is_ours() const noexcept {
-  struct stat found;
-  return descriptor_ >= 0 && fstat(descriptor_, &found) == 0 && found.st_dev == device_ && found.st_ino == inode_;
 }
 
 bool Output::write(std::string_view text) noexcept {

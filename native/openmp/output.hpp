@@ -4,11 +4,11 @@
 // killed would lose it.
 #pragma once
 
-#include <sys/types.h>
-
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "../file_identity.hpp"
 
 namespace pinning::omp {
 
@@ -29,12 +29,11 @@ class Output {
 
  private:
   Output(int descriptor, std::string path) noexcept;
-  bool is_ours() const noexcept;
+  bool is_ours() const noexcept { return identity_.is_of(descriptor_); }
 
   int descriptor_;
   std::string path_;  // of a file that this made
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
+  FileIdentity identity_;
 };
 
 /// One line on standard error, the first time that this text comes.

@@ -17,7 +17,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -33,6 +32,7 @@
 #include <system_error>
 #include <thread>
 
+#include "../file_identity.hpp"
 #include "page_counts.hpp"
 
 namespace pinning {
@@ -104,7 +104,7 @@ class Watch : public Watcher {
     }
     // Also where others watch it already: it may be new memory by now.
     uffdio_register made{{start, end - start}, UFFDIO_REGISTER_MODE_WP, 0};
-    if (!is_ours(file_) || ioctl(file_, UFFDIO_REGISTER, &made) != 0) {
+    if (!identity_.is_of(file_) || ioctl(file_, UFFDIO_REGISTER, &made) != 0) {
       pages_.remove(start, end, [&](Address from, Address to) { forget(from, to); });
       return false;
     }
@@ -138,7 +138,7 @@ class Watch : public Watcher {
   /// In a child of fork, where neither thread is, and the file is the parent's.
   void begin_anew() noexcept {
     int const file = open_file_.load(std::memory_order_relaxed);
-    if (is_ours(file)) close(file);
+    if (identity_.is_of(file)) close(file);
     static_assert(noexcept(new (this) Watch));
     new (this) Watch;  // the old one may have been in the midst of anything, and is not destroyed
   }
@@ -177,8 +177,7 @@ class Watch : public Watcher {
       problem_ = "the kernel's userfaultfd does not tell of memory that leaves; Linux 5.11 or later does";
       return;
     }
-    struct stat facts;
-    if (fstat(file_, &facts) == 0) inode_ = facts.st_ino, device_ = facts.st_dev;
+    identity_ = FileIdentity(file_);
     start_thread([this] { undo(); });
     start_thread([this, file = file_] { read(file); });
     reads_.wait(false, std::memory_order_acquire);
@@ -187,13 +186,7 @@ class Watch : public Watcher {
 
   void forget(Address start, Address end) noexcept {
     uffdio_range range{start, end - start};
-    if (is_ours(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);  // refused where nothing is mapped any more
-  }
-
-  /// The program may have closed it, and have its number for a file of its own.
-  bool is_ours(int file) const noexcept {
-    struct stat facts;
-    return file >= 0 && fstat(file, &facts) == 0 && facts.st_ino == inode_ && facts.st_dev == device_;
+    if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);  // refused where nothing is mapped any more
   }
 
   // ---- the reader ----
@@ -297,8 +290,7 @@ class Watch : public Watcher {
   std::mutex ranges_mutex_;
   bool tried_ = false;
   int file_ = -1;
-  ino_t inode_ = 0;  // of the file
-  dev_t device_ = 0;
+  FileIdentity identity_;
   std::string problem_;
   PageCounts pages_;
   std::size_t ranges_ = 0;
