@@ -16,19 +16,11 @@
 #include <vector>
 
 #include "../../native/vendors/devices.hpp"
+#include "expect.hpp"
 
 using namespace pinning;
 
 namespace {
-
-[[noreturn]] void fail(char const* what) {
-  std::printf("VIOLATION: %s\n", what);
-  std::fflush(stdout);
-  std::_Exit(1);
-}
-void expect(bool holds, char const* what) {
-  if (!holds) fail(what);
-}
 
 VendorDevice& host() {
   static VendorDevice& only = *make_host(0).release();

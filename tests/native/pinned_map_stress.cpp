@@ -13,6 +13,8 @@
 #include <random>
 #include <thread>
 
+#include "expect.hpp"
+
 // The one way to a private member that the language has: an explicit instantiation may name it.
 template <auto Table, auto Mutex>
 struct Reach {
@@ -33,15 +35,6 @@ using pinning::MappedLocks;
 using pinning::PinnedMap;
 using pinning::Region;
 using pinning::Wish;
-
-[[noreturn]] void fail(std::string const& what) {
-  std::printf("VIOLATION: %s\n", what.c_str());
-  std::fflush(stdout);
-  std::_Exit(1);
-}
-void expect(bool holds, char const* what) {
-  if (!holds) fail(what);
-}
 
 constexpr Address locked_offset = Address{1} << 44, foreign_offset = Address{2} << 44, registered_offset = Address{3} << 44;
 

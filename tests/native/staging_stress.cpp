@@ -22,6 +22,8 @@
 #include <thread>
 #include <vector>
 
+#include "expect.hpp"
+
 namespace {
 
 using namespace std::chrono_literals;
@@ -30,12 +32,6 @@ using Random = std::mt19937_64;
 using pinning::Address;
 
 constexpr auto patience = 60s;
-
-[[noreturn]] void violation(std::string const& what) {
-  std::printf("VIOLATION: %s\n", what.c_str());
-  std::fflush(stdout);
-  std::_Exit(1);
-}
 
 Address address(void const* ptr) { return reinterpret_cast<Address>(ptr); }
 template <class T>
@@ -66,7 +62,7 @@ class Channel {
   }
   void wait(std::uint64_t position, char const* what) {
     std::unique_lock guard(mutex_);
-    if (!news_.wait_for(guard, patience, [&] { return finished_ >= position; })) violation(what);
+    if (!news_.wait_for(guard, patience, [&] { return finished_ >= position; })) fail(what);
   }
   void lose() { lost_ = true; }
   bool lost() const { return lost_; }
@@ -132,7 +128,7 @@ class Queue : public pinning::VendorQueue {
       auto const& watched = *pointer<std::atomic<std::uint32_t>>(word);
       auto const end = Clock::now() + patience;
       while (static_cast<std::int32_t>(watched.load(std::memory_order_acquire) - value) < 0 && !channel.lost()) {
-        if (Clock::now() > end) violation("a queue waits for a word for ever");
+        if (Clock::now() > end) fail("a queue waits for a word for ever");
         std::this_thread::yield();
       }
     });
@@ -184,7 +180,7 @@ class Memory : public pinning::PinnedMemory {
   }
   void free(Address ptr) override {
     std::lock_guard const guard(mutex_);
-    if (allocated_.erase(ptr) != 1) violation("memory is freed that is not allocated");
+    if (allocated_.erase(ptr) != 1) fail("memory is freed that is not allocated");
     std::free(pointer<void>(ptr));
   }
 
@@ -230,7 +226,7 @@ std::size_t round_trips(Device& device, Queue& queue, Random& random) {
   Kept kept;
   std::size_t bytes = 0;
   auto const keep = [&](std::unique_ptr<pinning::Staged> staged) {
-    if (staged == nullptr) violation("there is no ring");
+    if (staged == nullptr) fail("there is no ring");
     kept.push_back(std::move(staged));
   };
   for (auto count = 1 + random() % 4; count > 0; --count) {
@@ -263,9 +259,9 @@ std::size_t round_trips(Device& device, Queue& queue, Random& random) {
   }
   queue.synchronize();
   for (Trip const& trip : trips) {
-    if (trip.source != trip.memory) violation("the device has other bytes than the host had");
-    if (trip.memory != trip.target) violation("the host has other bytes than the device had");
-    if (trip.memory != trip.copy) violation("a copy in the host has other bytes");
+    if (trip.source != trip.memory) fail("the device has other bytes than the host had");
+    if (trip.memory != trip.target) fail("the host has other bytes than the device had");
+    if (trip.memory != trip.copy) fail("a copy in the host has other bytes");
   }
   return bytes;
 }
@@ -300,7 +296,7 @@ void relay(Device& one, Device& other, Random& random) {
     events.push_back(mine.queue.record());
   }
   events.back()->wait();
-  if (number != rounds) violation("a queue has not waited for a signal");
+  if (number != rounds) fail("a queue has not waited for a signal");
   for (auto& runner : runners) runner.queue.synchronize(), runner.helper.synchronize();
 }
 

@@ -15,21 +15,14 @@
 #include <thread>
 #include <vector>
 
+#include "expect.hpp"
+
 namespace {
 
 using pinning::Address;
 using pinning::Hold;
 using pinning::PinnedMap;
 using pinning::Wish;
-
-[[noreturn]] void fail(std::string const& what) {
-  std::printf("VIOLATION: %s\n", what.c_str());
-  std::fflush(stdout);
-  std::_Exit(1);
-}
-void expect(bool holds, char const* what) {
-  if (!holds) fail(what);
-}
 
 constexpr std::uint64_t page = 4096, size = 16 * page;
 constexpr int shift = 48;
