@@ -20,7 +20,7 @@ from types import FrameType
 
 import pinning
 import pinning_host
-from interrupted import differences, give_back, on_the_way_of, prepare, state
+from interrupted import differences, give_back, on_the_way_of, prepare, state, works_again
 
 HANG = 120.0  # seconds, after which a scenario has stopped for good
 OURS = tuple(str(Path(package.__file__).parent) for package in (pinning, pinning_host))
@@ -77,11 +77,7 @@ def main(name: str, error: type[BaseException], first: int, step: int) -> None:
         points += 1
         problems += give_back(given)
         problems += differences(before)
-        try:
-            scenario(given)
-        except BaseException as afterwards:
-            problems.append(f"afterwards: {afterwards!r}")
-            give_back(given)
+        problems += works_again(scenario, given)
         for problem in problems:
             wrong += 1
             print(f"{at} {injection.where}: {problem}", flush=True)

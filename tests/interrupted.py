@@ -375,6 +375,16 @@ def give_back(given: Given) -> list[str]:
     return refused
 
 
+def works_again(scenario: Scenario, given: Given) -> list[str]:
+    """What goes wrong when it is done once more, undisturbed."""
+    try:
+        scenario(given)
+    except BaseException as afterwards:
+        give_back(given)
+        return [f"afterwards: {afterwards!r}"]
+    return []
+
+
 def on_the_way_of(error: type[BaseException], other: BaseException | None) -> bool:
     """Whether it is what the ends of `with` blocks have made of an exception that passed them."""
     return other is not None and (isinstance(other, error) or on_the_way_of(error, other.__context__))

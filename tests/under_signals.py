@@ -18,7 +18,7 @@ import time
 import warnings
 from types import FrameType
 
-from interrupted import Given, differences, give_back, on_the_way_of, prepare, state
+from interrupted import Given, differences, give_back, on_the_way_of, prepare, state, works_again
 
 HANG = 120.0  # seconds, after which a scenario has stopped for good
 EACH = 16  # signals after which all is compared
@@ -84,11 +84,7 @@ def main(name: str, signals: int, seed: int) -> None:
         problems += give_back(given)
         if came % EACH == 0 or came >= signals:
             problems += differences(before)
-            try:
-                scenario(given)
-            except BaseException as afterwards:
-                problems.append(f"afterwards: {afterwards!r}")
-                give_back(given)
+            problems += works_again(scenario, given)
         for problem in problems:
             wrong += 1
             print(f"{came}: {problem}", flush=True)

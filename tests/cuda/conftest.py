@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import pinning
+
 HERE = Path(__file__).parent
 sys.path.extend([str(HERE), str(HERE.parent)])
 
@@ -53,3 +55,14 @@ def standin(tmp_path: Path) -> Iterator[StandIn]:
     trim_staging()
     assert standin.registrations() == set()
     assert left() == {"streams": 0, "allocations": 0}
+
+
+@pytest.fixture
+def queue() -> Iterator[pinning.Queue]:
+    """A queue of a real GPU. The tests on the stand-in have their own."""
+    try:
+        device = pinning.device("cuda:0")
+    except pinning.PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    with pinning.Queue(device) as queue:
+        yield queue

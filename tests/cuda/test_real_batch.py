@@ -3,24 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy
 import pytest
 
 import pinning
 
 SIZE = 32 << 20
-
-
-@pytest.fixture
-def queue() -> Iterator[pinning.Queue]:
-    try:
-        device = pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    with pinning.Queue(device) as queue:
-        yield queue
 
 
 def noise(size: int, seed: int) -> numpy.ndarray:

@@ -15,13 +15,9 @@ from file_copies import descriptors_of, evict, noise
 
 
 @pytest.fixture
-def queue() -> Iterator[pinning.Queue]:
-    try:
-        device = pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    with pinning.Queue(device) as queue:
-        yield queue
+def queue(queue: pinning.Queue) -> Iterator[pinning.Queue]:
+    yield queue
+    queue.close()
     pinning.copies.trim_staging()
 
 
