@@ -14,27 +14,11 @@ from pinning.arrays.create import device_array
 from pinning.arrays.dlpack import make_capsule
 from pinning.arrays.exchange import dlpack_device
 from pinning.errors import FileFormatError, InvalidRangeError
-from pinning.files.header import ITEMSIZES, TensorInfo
+from pinning.files.header import ITEMSIZES, NUMPY_DTYPES, TensorInfo
 from pinning.files.of_cupy import Cupy
 from pinning.files.of_torch import Torch
 from pinning.plugin import MemoryDevice
 
-# NumPy's dtypes of the format's; it has no others of them.
-NUMPY_DTYPES = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
-}
 # As dlpack.h numbers them, with their bits.
 _DLPACK_CODES = {
     "BOOL": 6,

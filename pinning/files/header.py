@@ -37,6 +37,22 @@ ITEMSIZES = {
     "I64": 8,
     "U64": 8,
 }
+#: NumPy's dtypes of the format's, and CuPy's; they have no others of them.
+NUMPY_DTYPES = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
 _RANKS = {dtype: rank for rank, dtype in enumerate(ITEMSIZES)}
 LONGEST = 100_000_000  # bytes of a header, as in the format's own library
 _MOST_DIMENSIONS = 64  # of any library's arrays

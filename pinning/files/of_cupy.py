@@ -6,24 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from pinning.errors import FileFormatError, InvalidRangeError
-from pinning.files.header import TensorInfo
+from pinning.files.header import NUMPY_DTYPES, TensorInfo
 from pinning.plugin import Device
-
-_DTYPES = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
-}
 
 
 class Cupy:
@@ -43,7 +27,7 @@ class Cupy:
         self._device = cupy.cuda.Device(int(index or 0))
 
     def check(self, tensor: TensorInfo) -> None:
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in NUMPY_DTYPES:
             raise FileFormatError(
                 f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which CuPy has not: give framework='torch', "
                 "or 'dlpack' for tensors of any dtype"
@@ -60,8 +44,8 @@ class Cupy:
 
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
         with self._device:
-            return memory[at : at + tensor.nbytes].view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+            return memory[at : at + tensor.nbytes].view(NUMPY_DTYPES[tensor.dtype]).reshape(tensor.shape)
 
     def empty(self, tensor: TensorInfo) -> Any:
         with self._device:
-            return self._cupy.empty(tensor.shape, _DTYPES[tensor.dtype])
+            return self._cupy.empty(tensor.shape, NUMPY_DTYPES[tensor.dtype])

@@ -18,8 +18,8 @@ from pinning.copies.ends import End, end_of
 from pinning.errors import FileError, InvalidRangeError, LayoutError
 from pinning.files.copy import is_host
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
-from pinning.files.frameworks import NUMPY_DTYPES, DLPackTensor
-from pinning.files.header import ITEMSIZES, Written, build
+from pinning.files.frameworks import DLPackTensor
+from pinning.files.header import ITEMSIZES, NUMPY_DTYPES, Written, build
 from pinning.files.of_torch import DTYPES as TORCH_DTYPES
 from pinning.files.shards import AnyPath
 from pinning.plugin import MemoryDevice
