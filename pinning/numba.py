@@ -13,6 +13,7 @@ Memory Management.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from pinning.devices import device as device_of_name
@@ -67,31 +68,20 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
     def memalloc(self, size: int) -> Any:
         """Device memory from the pool."""
         allocation = self._retried(lambda: self._allocate(size))
-        allocations, deallocations, key = self.allocations, self.deallocations, allocation.ptr
-
-        def finalize() -> None:
-            allocations.pop(key, None)
-            deallocations.add_item(_free, allocation, size)
-
+        key, finalize = allocation.ptr, self._finalizer(allocation, size)
         memory = AutoFreePointer(weakref.proxy(self.context), _pointer(key), size, finalizer=finalize)
-        allocations[key] = memory
+        self.allocations[key] = memory
         return memory.own()
 
     def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
         """Locked host memory; always portable."""
         allocation = self._retried(lambda: alloc(max(size, 1), MemoryKind.HOST, device=self._device, write_combined=wc))
-        allocations, deallocations, key = self.allocations, self.deallocations, allocation.ptr
-
-        def finalize() -> None:
-            if mapped:
-                allocations.pop(key, None)
-            deallocations.add_item(_free, allocation, size)
-
+        key, finalize = allocation.ptr, self._finalizer(allocation, size)
         context = weakref.proxy(self.context)
         if not mapped:
             return PinnedMemory(context, key, size, finalizer=finalize)
         memory = MappedMemory(context, key, size, finalizer=finalize)
-        allocations[key] = memory
+        self.allocations[key] = memory
         return memory.own()
 
     def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
@@ -126,6 +116,16 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         super().reset()
         if self._pool is not None:
             self._pool.trim_to(0)
+
+    def _finalizer(self, allocation: Any, size: int) -> Callable[[], None]:
+        """What Numba calls when the last reference goes; it must not keep this manager."""
+        allocations, deallocations, key = self.allocations, self.deallocations, allocation.ptr
+
+        def finalize() -> None:
+            allocations.pop(key, None)
+            deallocations.add_item(_free, allocation, size)
+
+        return finalize
 
     def _allocate(self, size: int) -> Any:
         assert self._pool is not None

@@ -10,6 +10,7 @@ import torch
 from pinning.arrays import pinned_array
 from pinning.locks import find
 from pinning.plugin import Device
+from pinning.torch.storages import in_host, replaced
 
 _T = TypeVar("_T")
 
@@ -38,19 +39,11 @@ def pin_memory(tensors: _T, *, device: Device | str | None = None) -> _T:
     VendorError
         The vendor has no more such memory.
     """
-    if isinstance(tensors, torch.Tensor):
-        return _copy(tensors, device)  # type: ignore[no-any-return]
-    if isinstance(tensors, dict):
-        return type(tensors)((key, pin_memory(each, device=device)) for key, each in tensors.items())
-    if isinstance(tensors, tuple) and hasattr(tensors, "_fields"):
-        return type(tensors)(*(pin_memory(each, device=device) for each in tensors))
-    if isinstance(tensors, (list, tuple)):
-        return type(tensors)(pin_memory(each, device=device) for each in tensors)
-    return tensors
+    return replaced(tensors, lambda tensor: _copy(tensor, device))  # type: ignore[no-any-return]
 
 
 def _copy(tensor: torch.Tensor, device: Device | str | None) -> torch.Tensor:
-    if tensor.device.type != "cpu" or tensor.numel() == 0 or _is_pinned(tensor, device):
+    if not in_host(tensor) or tensor.numel() == 0 or _is_pinned(tensor, device):
         return tensor
     if tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of layout {tensor.layout} cannot be pinned: pin the tensors in it")

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from pinning.copies import copy_batch_async
 from pinning.queues import Event, Queue, default_queue
-from pinning.torch.storages import in_host
+from pinning.torch.storages import in_host, replaced
 
 _T = TypeVar("_T")
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY, for which torch says 0
@@ -42,7 +42,7 @@ def to(holder: _T, device: torch.device | str | int = "cuda") -> _T:
     move = _Move(device)
     if isinstance(holder, torch.nn.Module):
         return move.module(holder)  # type: ignore[no-any-return]
-    made = move.collection(holder)
+    made = replaced(holder, move.tensor)
     move.submit()
     return made  # type: ignore[no-any-return]
 
@@ -79,17 +79,6 @@ class _Move:
             self._pairs.append((_bytes(target), _bytes(source)))
         self._made[key] = made = target.requires_grad_(tensor.requires_grad)
         return made
-
-    def collection(self, holder: Any) -> Any:
-        if isinstance(holder, torch.Tensor):
-            return self.tensor(holder)
-        if isinstance(holder, dict):
-            return type(holder)((key, self.collection(each)) for key, each in holder.items())
-        if isinstance(holder, tuple) and hasattr(holder, "_fields"):
-            return type(holder)(*map(self.collection, holder))
-        if isinstance(holder, (list, tuple)):
-            return type(holder)(map(self.collection, holder))
-        return holder
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
         """As ``module.to``: the same parameters and buffers, with other data."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,6 +46,18 @@ def tensors_within(collection: object) -> Iterator[torch.Tensor]:
     elif isinstance(collection, (list, tuple)):
         for each in collection:
             yield from tensors_within(each)
+
+
+def replaced(holder: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure of mappings, lists and tuples with other tensors; what else is in it as it is."""
+    if isinstance(holder, torch.Tensor):
+        return replace(holder)
+    if isinstance(holder, dict):
+        return type(holder)((key, replaced(each, replace)) for key, each in holder.items())
+    if isinstance(holder, (list, tuple)):
+        made = [replaced(each, replace) for each in holder]
+        return type(holder)(*made) if hasattr(holder, "_fields") else type(holder)(made)
+    return holder
 
 
 def in_host(tensor: torch.Tensor) -> bool:
