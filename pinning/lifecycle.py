@@ -56,6 +56,19 @@ class Living(Generic[T]):
         return iter([thing for each in list(self._refs) if (thing := each()) is not None])
 
 
+def start_once(unstarted: list[None], run: Callable[..., object], *arguments: object) -> None:
+    """Start a thread where `unstarted` has its one item, which is taken out. Each change is one step in C.
+
+    Where there is no thread to be had the item is put back, and the next call tries again.
+    """
+    with suppress(IndexError):
+        unstarted.pop()
+        try:
+            _thread.start_new_thread(run, arguments)
+        except RuntimeError:
+            unstarted.append(None)
+
+
 class _Reaper:
     """Each change is one step in C, so that neither another thread nor Ctrl-C comes between."""
 
@@ -85,12 +98,7 @@ class _Reaper:
             return
         self._left[next(self._serials)] = function, arguments
         self._bell.put(None)
-        with suppress(IndexError):
-            self._unstarted.pop()
-            try:
-                _thread.start_new_thread(self._reap, (self._bell,))
-            except RuntimeError:  # no thread to be had: the next call tries again
-                self._unstarted.append(None)
+        start_once(self._unstarted, self._reap, self._bell)
 
     def catch_up(self) -> None:
         """Call here and now what was left for later. The caller holds no lock."""

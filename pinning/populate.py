@@ -79,8 +79,7 @@ def populate(
         start, end = _pages(ptr, size)
         step = -(-piece // _PAGE) * _PAGE
         for mapping in _mappings(start, end):
-            if mapping.anonymous and mapping.end - mapping.start >= _HUGE_PAGE:
-                _libc.madvise(mapping.start, mapping.end - mapping.start, _MADV_HUGEPAGE)  # A hint: it may fail.
+            _ask_for_huge_pages(mapping)
             for low in range(mapping.start, mapping.end, step):
                 high = min(low + step, mapping.end)
                 _touch(low, high, mapping.access)
@@ -128,9 +127,8 @@ class Populating:
         self._ptr, self._size, self._reached = ptr, size, reached
         mappings = _mappings(start, end)
         self._cpus = cpus
-        for each in mappings:
-            if huge_pages and each.anonymous and each.end - each.start >= _HUGE_PAGE:
-                _libc.madvise(each.start, each.end - each.start, _MADV_HUGEPAGE)  # a hint: it may fail
+        for each in mappings if huge_pages else ():
+            _ask_for_huge_pages(each)
         self._parts = [
             (low, min(low + PIECE, each.end), each.access)
             for each in mappings
@@ -256,6 +254,11 @@ def _mappings(start: int, end: int) -> list[_Mapping]:
     if reached < end:
         raise _not_mapped(start, end)
     return found
+
+
+def _ask_for_huge_pages(mapping: _Mapping) -> None:
+    if mapping.anonymous and mapping.end - mapping.start >= _HUGE_PAGE:
+        _libc.madvise(mapping.start, mapping.end - mapping.start, _MADV_HUGEPAGE)  # A hint: it may fail.
 
 
 def _touch(start: int, end: int, access: bytes) -> None:

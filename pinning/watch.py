@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import _thread
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from pinning.lifecycle import start_once
 from pinning.pressure import Pressure
 
 EVERY = 0.1  # seconds between two looks
@@ -30,12 +30,7 @@ class Watch:
 
     def wake(self) -> None:
         """There is something to look after."""
-        with suppress(IndexError):
-            self._unstarted.pop()
-            try:
-                _thread.start_new_thread(self._run, (self._unstarted,))
-            except RuntimeError:  # no thread to be had: the next one tries again
-                self._unstarted.append(None)
+        start_once(self._unstarted, self._run, self._unstarted)
 
     def end(self) -> None:
         """At exit."""

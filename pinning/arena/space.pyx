@@ -10,15 +10,14 @@ cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint64_t
 
-from pinning.locks cimport held_within
-from pinning.memory.allocation cimport FREED, Allocation, leave, locked_within
+from pinning.memory.allocation cimport FREED, Allocation, check_part_unlocked, leave
 from pinning.plugin.native cimport CMemoryKind
 from pinning.queues.lane cimport process
 
 import operator
 import os
 
-from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError, StillLockedError
+from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
 
 cdef extern from "<pinning/extents.hpp>" namespace "pinning" nogil:
     cppclass Extents:
@@ -189,12 +188,7 @@ cdef class ArenaAllocation(Allocation):
         return array_of(self, shape, dtype, offset)
 
     cdef int check_unlocked(self) except -1:
-        # A region is that of the whole arena, so what it counts says only that it is worth a look.
-        if locked_within(self.extent.ptr, self.extent.size) is not None:
-            lock = held_within(self.extent.ptr, self.extent.size)
-            if lock is not None:
-                raise StillLockedError(f"somebody holds a lock in {self!r}, {lock!r}: unlock that first")
-        return 0
+        return check_part_unlocked(self)
 
     cdef int give_back(self) except -1:
         leave(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,19 +163,14 @@ def _locked(start: int, size: int, since: int, device: bytes, owner: bytes, site
 def _joined(ranges: list[Locked]) -> list[Locked]:
     """Pieces of one lock as one range."""
 
-    def join() -> Iterator[Locked]:
-        last: Locked | None = None
-        for each in ranges:
-            if last is not None and _belongs(each, last):
-                last = last._replace(size=last.size + each.size, locks=last.locks + 1)
-                continue
-            if last is not None:
-                yield last
-            last = each
-        if last is not None:
-            yield last
-
-    return list(join())
+    joined: list[Locked] = []
+    for each in ranges:
+        if joined and _belongs(each, joined[-1]):
+            last = joined[-1]
+            joined[-1] = last._replace(size=last.size + each.size, locks=last.locks + 1)
+        else:
+            joined.append(each)
+    return joined
 
 
 def _belongs(piece: Locked, to: Locked) -> bool:

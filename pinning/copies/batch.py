@@ -14,7 +14,7 @@ from pinning.copies.batch_work import BatchWork
 from pinning.copies.costs import costs
 from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
-from pinning.copies.plan import Path
+from pinning.copies.plan import slowest
 from pinning.copies.work import Copy, submit_planned
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError
@@ -338,6 +338,6 @@ def _one_by_one(batch: _Batch, wait_for: Iterable[Event]) -> Copy:
     events = tuple(wait_for)
     copies = [copy_async(*item, batch.queue, events) for item in batch.items()]
     done = batch.queue.submit(None, copies, batch.owners, Copy)
-    done.path = max((copy.path for copy in copies), key=(Path.DIRECT, Path.LOCK, Path.STAGED, Path.PLAIN).index)
+    done.path = slowest(copy.path for copy in copies)
     done.reason = f"{len(copies)} copies, one after another: {batch.queue.device.name} has no batches"
     return done

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pinning.copies.batch_work import BatchWork
-from pinning.copies.plan import Path, Plan
+from pinning.copies.plan import Path, Plan, slowest
 
 _GROUPS = {
     "kernel": (Path.DIRECT, "by a kernel of the device"),
@@ -16,7 +16,6 @@ _GROUPS = {
     "to_host": (Path.STAGED, "to pageable memory"),
     "on_host": (Path.STAGED, "by threads of the host"),
 }
-_SLOWEST_FIRST = (Path.PLAIN, Path.STAGED, Path.LOCK, Path.DIRECT)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class BatchPlan:
 def how(work: BatchWork) -> tuple[Path, str]:
     """The slowest path that a part of this batch takes, and how many take which."""
     found = [(*_GROUPS[name], count) for name, count in work.counts.items() if count]
-    path, reason = _slowest(path for path, _, _ in found), ", ".join(f"{_parts(n)} {words}" for _, words, n in found)
+    path, reason = slowest(path for path, _, _ in found), ", ".join(f"{_parts(n)} {words}" for _, words, n in found)
     if work.plain:
         return Path.PLAIN, f"{reason}; {_parts(work.plain)} by the vendor's own copy"
     return path, reason
@@ -83,11 +82,7 @@ def plan_of_items(plans: Iterable[Plan]) -> BatchPlan:
             found[step.path, plan.reason] = count + 1, nbytes + step.size
     groups = tuple(Group(*how, *much) for how, much in found.items())
     reasons = dict.fromkeys(group.reason for group in groups)
-    return BatchPlan(_slowest(group.path for group in groups), "; ".join(reasons), groups)
-
-
-def _slowest(paths: Iterable[Path]) -> Path:
-    return min(paths, key=_SLOWEST_FIRST.index)
+    return BatchPlan(slowest(group.path for group in groups), "; ".join(reasons), groups)
 
 
 def _parts(count: int) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -79,6 +79,11 @@ class _Part(NamedTuple):
 _SLOWEST_FIRST = (Path.PLAIN, Path.STAGED, Path.LOCK, Path.DIRECT)
 
 
+def slowest(paths: Iterable[Path]) -> Path:
+    """The slowest of several paths, by which a copy of several parts is called."""
+    return min(paths, key=_SLOWEST_FIRST.index)
+
+
 def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool) -> Plan:
     """Choose for a copy of `size` bytes in a queue of `device`; `stages` says whether that queue can stage."""
     if to.device is not None and origin.device is not None:
@@ -99,7 +104,7 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
         else:
             path = Path.PLAIN
         steps.append(Step(to.ptr + offset, origin.ptr + offset, part.size, path))
-    path = min((step.path for step in steps), key=_SLOWEST_FIRST.index)
+    path = slowest(step.path for step in steps)
     return Plan(path, _reason(parts, steps, path, stages, to_device), tuple(steps), to_device)
 
 

@@ -16,6 +16,7 @@ from libcpp.vector cimport vector
 from cython.operator cimport dereference
 
 from pagetable.native cimport CRegion as CTaken
+from pinning.locks cimport held_within
 from pinning.map cimport PinnedMap
 from pinning.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind
@@ -158,6 +159,15 @@ cdef object locked_within(uint64_t ptr, uint64_t size):
             if region.references > 0:
                 return on.find(region.start)
     return None
+
+
+cdef int check_part_unlocked(Allocation part) except -1:
+    # A region is that of the whole, so what it counts says only that it is worth a look.
+    if locked_within(part.extent.ptr, part.extent.size) is not None:
+        lock = held_within(part.extent.ptr, part.extent.size)
+        if lock is not None:
+            raise StillLockedError(f"somebody holds a lock in {part!r}, {lock!r}: unlock that first")
+    return 0
 
 
 # ---- the allocation ----

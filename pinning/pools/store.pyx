@@ -11,14 +11,15 @@ from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject, PyWeakref_NewRef
 from libc.stdint cimport uint64_t
 
-from pinning.locks cimport held_within
-from pinning.memory.allocation cimport FREED, LEAVING, LIVE, Allocation, kind_of, leave, locked_within, number_of, size_of
+from pinning.memory.allocation cimport (
+    FREED, LEAVING, LIVE, Allocation, check_part_unlocked, kind_of, leave, number_of, size_of,
+)
 from pinning.memory.backing cimport Backing, device_address
 from pinning.plugin.native cimport CMemoryKind, VendorQueue
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, Work, process
 from pinning.queues.order cimport Line
-from pinning.queues.submitter cimport Submitter
+from pinning.queues.submitter cimport Submitter, events_of
 
 import operator
 
@@ -27,7 +28,6 @@ from pinning.errors import (
     PinningError,
     PoolLimitError,
     StillInUseError,
-    StillLockedError,
     VendorError,
 )
 from pinning.plugin import MemoryKind
@@ -84,12 +84,7 @@ cdef class PoolAllocation(Allocation):
         return 0
 
     cdef int check_unlocked(self) except -1:
-        # A region is that of the whole segment, so what it counts says only that it is worth a look.
-        if locked_within(self.extent.ptr, self.extent.size) is not None:
-            lock = held_within(self.extent.ptr, self.extent.size)
-            if lock is not None:
-                raise StillLockedError(f"somebody holds a lock in {self!r}, {lock!r}: unlock that first")
-        return 0
+        return check_part_unlocked(self)
 
     cdef int give_back(self) except -1:
         cdef Store pool = self.pool
@@ -118,18 +113,11 @@ def free_in(Submitter queue not None, given, wait_for):
     try:
         allocation.check_unlocked()
         allocation.check_unexported()
-        return (<Store>allocation.pool).take_back(queue, allocation,
-                                                  events_of(wait_for))
+        return (<Store>allocation.pool).take_back(queue, allocation, events_of(wait_for))
     except BaseException:
         if allocation.state == LEAVING:
             allocation.state = LIVE
         raise
-
-
-cdef tuple events_of(object wait_for):
-    if type(wait_for) is tuple:
-        return <tuple>wait_for
-    return (wait_for,) if isinstance(wait_for, Event) else tuple(wait_for)
 
 
 # ---- the pool's memory ----

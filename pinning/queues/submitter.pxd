@@ -5,6 +5,9 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane
 
 
+cdef tuple events_of(object wait_for)  # a wait list, or a single event
+
+
 cdef class Submitter:
     cdef object __weakref__
     cdef readonly object device

@@ -29,6 +29,12 @@ def _end():
 at_exit(Part.QUEUES, _end)
 
 
+cdef tuple events_of(object wait_for):
+    if type(wait_for) is tuple:
+        return <tuple>wait_for
+    return (wait_for,) if isinstance(wait_for, Event) else tuple(wait_for)
+
+
 cdef class Submitter:
     def __cinit__(self, *args, **kwargs):
         self.lanes = []
@@ -116,7 +122,7 @@ cdef class Submitter:
         return event
 
     cdef tuple waited_for(self, object wait_for):
-        cdef tuple waits = (wait_for,) if isinstance(wait_for, Event) else tuple(wait_for)
+        cdef tuple waits = events_of(wait_for)
         cdef Event wait
         for each in waits:
             if not isinstance(each, Event):
