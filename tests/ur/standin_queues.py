@@ -33,11 +33,19 @@ FIRST, SECOND, OPENCL = (plugin.device(index) for index in range(3))
 FREE = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value or 0  # of null, which does nothing
 
 DATA = bytes(range(256)) * 4
+KEPT: list[object] = []
 
 
 def queues() -> int:
     """How many there are, but for the one that the device keeps for its own copies."""
     return live()["streams"] - 1
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -293,16 +301,22 @@ def test_a_queue_that_is_dropped_is_given_back(standin: StandIn) -> None:
 def test_a_queue_that_is_dropped_at_work_blocks_nobody(standin: StandIn) -> None:
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
+    KEPT.append(lock)  # the thread that does the work may use it longer than this test lasts
     libc.pthread_mutex_lock(lock)
     queue = FIRST.make_queue()
     queue.call(ctypes.cast(libc.pthread_mutex_lock, ctypes.c_void_p).value or 0, ctypes.addressof(lock))
     del queue
     gc.collect()
     libc.pthread_mutex_unlock(lock)  # which nobody could, had the collection waited for the work
-    end = time.monotonic() + 60
-    while queues() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert queues() == 0
+    wait_until(lambda: queues() == 0)
+
+    def taken() -> bool:
+        if libc.pthread_mutex_trylock(lock):
+            return True
+        libc.pthread_mutex_unlock(lock)
+        return False
+
+    wait_until(taken)  # the work is still done
 
 
 def test_a_queue_is_closed_while_others_ask_about_it(standin: StandIn) -> None:
