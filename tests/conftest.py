@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 from collections.abc import Generator
 
 import pytest
 
-from pinning import LockLimitError
+from pinning_host.kernel import lock_limit
 
 USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every test has enough
 
@@ -23,7 +22,13 @@ def pytest_runtest_call() -> Generator[None, object, object]:
     """Where less may be locked than usual, a test that needs more is skipped."""
     try:
         return (yield)
-    except LockLimitError as error:
-        if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] < USUAL_LIMIT:
-            pytest.skip(f"needs to lock more: {error}")
+    except Exception as error:
+        limit = lock_limit()
+        if limit and limit[0] < USUAL_LIMIT and _is_the_limits(error):
+            pytest.skip(f"needs to lock more than the {limit[0] >> 10} KiB of RLIMIT_MEMLOCK (ulimit -l)")
         raise
+
+
+def _is_the_limits(error: BaseException | None) -> bool:
+    """Whether it comes of that limit, here or in a program that a test has run."""
+    return error is not None and ("RLIMIT_MEMLOCK" in str(error) or _is_the_limits(error.__context__))

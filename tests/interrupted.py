@@ -28,7 +28,7 @@ from standins.libcuda import DRIVER, left
 
 WAIT = 60.0  # seconds, for what destructors leave to threads
 DEVICE = os.environ.get("INTERRUPTED", "host:0")
-SIZE = 3 << 16
+SIZE = 3 << 13  # bytes: what is locked at once has room where 64 KiB may be locked
 FOLDER = Path(tempfile.mkdtemp())
 atexit.register(shutil.rmtree, FOLDER)
 
@@ -54,8 +54,8 @@ def lock_with(given: Given) -> None:
 
 def lock_in_the_background(given: Given) -> None:
     buffer = bytearray(SIZE)
-    given.append(pinning.lock_async(buffer, device=DEVICE, piece=1 << 16))
-    given[-1].wait(1 << 16)
+    given.append(pinning.lock_async(buffer, device=DEVICE, piece=SIZE // 3))
+    given[-1].wait(SIZE // 3)
     given.append(given[-1].wait())
     given[-1].unlock()
     with pinning.lock_async(buffer, device=DEVICE, unit=1000) as pending:
@@ -188,7 +188,7 @@ def copy_often(given: Given) -> None:
 def copy_2d(given: Given) -> None:
     source = numpy.arange(SIZE, dtype="u1").reshape(-1, 512)
     given.append(pinning.alloc(SIZE, device=DEVICE))
-    with pinning.Queue(DEVICE) as one, pinning.lock(source[:100], device=DEVICE):
+    with pinning.Queue(DEVICE) as one, pinning.lock(source[:20], device=DEVICE):
         pinning.copy_2d_async(given[0], 512, source, 512, 256, len(source), queue=one).wait()
     given[0].free()
 
@@ -198,7 +198,7 @@ def batch(given: Given) -> None:
     back = numpy.zeros_like(source)
     order = numpy.arange(len(source))[::-1]
     given.append(pinning.alloc(SIZE, device=DEVICE))
-    with pinning.Queue(DEVICE) as one, pinning.lock(source[:100], device=DEVICE):
+    with pinning.Queue(DEVICE) as one, pinning.lock(source[:20], device=DEVICE):
         pinning.copy_blocks(given[0], order, source, order, 512, queue=one)
         pinning.copy_batch(list(back[:10]), [given[0].ptr + 512 * row for row in range(10)], 512, queue=one)
         assert (back[:10] == source[:10]).all()

@@ -184,7 +184,8 @@ def test_a_child_of_a_fork_stages_with_threads_of_its_own() -> None:
 
     def there_and_back() -> None:
         with pinning.Queue("host") as queue, pinning.alloc(SIZE, MemoryKind.DEVICE, device="host") as there:
-            assert pinning.copy_async(there, array, queue=queue).path == "staged"
+            copy = pinning.copy_async(there, array, queue=queue)
+            assert copy.path == "staged", copy.reason
             pinning.copy(back, there, queue=queue)
         assert (back == array).all()
         back[:] = 0
