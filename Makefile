@@ -41,7 +41,7 @@ lint: $(VENV)/installed-for-tests
 clean:
 	rm -rf $(VENV)
 
-$(VENV)/bin/python:
+$(VENV)/made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "pinning needs Python 3.11 or newer, and $(PYTHON) is not; name another: make PYTHON=python3.12" >&2; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null || { \
@@ -50,16 +50,16 @@ $(VENV)/bin/python:
 	  echo "pinning needs the headers of $(PYTHON), such as: sudo apt-get install python3-dev" >&2; exit 1; }
 	@echo "Making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
+	@touch $@
 
-$(WHEEL): $(SOURCES) | $(VENV)/bin/python
-	@echo "Building pinning"
-	@rm -rf $@
-	@$(PIP) wheel --no-deps --wheel-dir $@ .
+$(WHEEL): $(SOURCES) tools/build_wheel.py | $(VENV)/made
+	@echo "Building pinning: some minutes, once"
+	@$(BIN)/python tools/build_wheel.py $@
 	@touch $@
 
 # Two steps, because pip leaves an installed package of the same version as it is.
 $(VENV)/installed: $(WHEEL)
-	@echo "Installing pinning$(EXTRAS)"
+	@echo "Installing pinning$(EXTRAS) and what it needs"
 	@$(PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
 	@$(PIP) install "$$(echo $(WHEEL)/*.whl)$(EXTRAS)"
 	@touch $@
