@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The page table for Python: a thin face of the C++ one. `PageTable` says what each method does."""
+"""The page table for Python: a thin face of the C++ one."""
 
 from cpython.long cimport PyLong_Check
 from cpython.number cimport PyNumber_Index
@@ -23,7 +23,24 @@ from pagetable.errors import AbsentError, OverlapError, RangeError
 
 
 cdef class Region:
-    """The half-open byte range ``[start, end)`` of one region."""
+    """Region(start, size, id)\n--\n\nThe half-open byte range ``[start, end)`` of one region.
+
+    Parameters
+    ----------
+    start, size, id : int
+        What the attributes say.
+
+    Attributes
+    ----------
+    start : int
+        The first byte's address.
+    size : int
+        Bytes.
+    end : int
+        One past the last byte's address, up to 2**64.
+    id : int
+        Small, unique among the regions in the table, used again after the region is removed.
+    """
 
     def __init__(self, uint64_t start, uint64_t size, int64_t id):
         self.start = start
@@ -96,6 +113,18 @@ cdef Region make(PageTable table, const CRegion& found):
 
 
 cdef class PageTable:
+    """PageTable(*, flat=True)\n--\n\nWhich region holds an address: disjoint half-open byte ranges of any alignment, anywhere below 2**64.
+
+    Lookups take no lock and may run in any number of threads while others insert and remove; each is answered as of
+    one instant. Insertions and removals take turns.
+
+    Parameters
+    ----------
+    flat : bool
+        False does without the table's large reservations of address space (128 GiB, none of it memory), as happens by
+        itself where the system refuses them. Lookups are then slower.
+    """
+
     def __cinit__(self, *, cbool flat=True):
         self.table = new CPageTable(flat)
 
@@ -106,6 +135,27 @@ cdef class PageTable:
         del self.table
 
     def insert(self, start, size):
+        """Add ``[start, start + size)`` (bytes).
+
+        Parameters
+        ----------
+        start : int
+            The first byte's address.
+        size : int
+            Bytes, at least 1.
+
+        Returns
+        -------
+        Region
+            As it is in the table.
+
+        Raises
+        ------
+        OverlapError
+            Any of its bytes is taken; nothing was changed.
+        RangeError
+            `size` is 0, or the range is not inside ``[0, 2**64)``.
+        """
         cdef uint64_t first = checked(start, "start")
         cdef uint64_t count = checked(size, "size")
         if count == 0:
@@ -126,6 +176,18 @@ cdef class PageTable:
         raise OverlapError(f"[{first:#x}, {int(first) + count:#x}) overlaps {taken[0]}; remove it first")
 
     def remove(self, region):
+        """Take out a region, given by itself or by its first address.
+
+        Parameters
+        ----------
+        region : Region or int
+            One of the table, or the address of its first byte.
+
+        Raises
+        ------
+        AbsentError
+            It is not in the table (a KeyError).
+        """
         cdef uint64_t start
         cdef optional[CRegion] removed
         if isinstance(region, Region):
@@ -141,6 +203,7 @@ cdef class PageTable:
     # An int outside [0, 2**64) is a fair question, whose answer is no.
 
     def find(self, address):
+        """The region that holds the byte at `address`."""
         cdef uint64_t at
         try:
             at = word(address)
@@ -150,6 +213,18 @@ cdef class PageTable:
         return wrap(self, dereference(found)) if found.has_value() else None
 
     def find_range(self, start, size):
+        """The region that holds every byte of ``[start, start + size)``; None when `size` is 0.
+
+        Parameters
+        ----------
+        start, size : int
+            Address and bytes.
+
+        Returns
+        -------
+        Region or None
+            None where no region holds all of them.
+        """
         cdef uint64_t at, count
         try:
             at = word(start)
@@ -171,6 +246,7 @@ cdef class PageTable:
         return self.table.size()
 
     def __iter__(self):
+        """All regions in ascending order, as of the call."""
         cdef vector[CRegion] found
         with nogil:
             found = self.table.regions()
@@ -178,6 +254,13 @@ cdef class PageTable:
         return iter([wrap(self, region) for region in found])
 
     def overlapping(self, start, size):
+        """Every region that shares a byte with ``[start, start + size)``, ascending.
+
+        Parameters
+        ----------
+        start, size : int
+            Address and bytes; 0 bytes share nothing.
+        """
         cdef uint64_t first = checked(start, "start")
         size = min(PyNumber_Index(size), 2**64 - int(first))
         if size == 2**64:  # one more than a word can say
@@ -192,6 +275,15 @@ cdef class PageTable:
         return [wrap(self, region) for region in found]
 
     def contains_many(self, addresses, sizes=None):
+        """For each address, whether a region holds it: all of its `sizes` bytes where given. Runs without the GIL.
+
+        Parameters
+        ----------
+        addresses : array_like of int, shape (n,)
+            uint64 without a copy.
+        sizes : array_like of int, shape (n,) or (), optional
+            Bytes.
+        """
         cdef const uint64_t[::1] at = words(addresses)
         cdef const uint64_t[::1] length
         cdef Py_ssize_t i, n = at.shape[0]
@@ -210,6 +302,13 @@ cdef class PageTable:
         return answers
 
     def find_many(self, addresses):
+        """For each address the id of the region that holds it, or -1; shape (n,). Runs without the GIL.
+
+        Parameters
+        ----------
+        addresses : array_like of int, shape (n,)
+            uint64 without a copy.
+        """
         cdef const uint64_t[::1] at = words(addresses)
         cdef Py_ssize_t i, n = at.shape[0]
         ids = numpy.empty(n, dtype=numpy.int64)
