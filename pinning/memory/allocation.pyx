@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""One piece of memory, its owner, its end, and which of them holds an address. The stub says what each method does.
+"""One piece of memory, its owner, its end, and which of them holds an address.
 
 All that changes here changes in C while the GIL is held, in steps between which no signal handler runs.
 """
@@ -128,6 +128,10 @@ cdef Allocation lookup(uint64_t ptr):
 
 
 def find(ptr, first=()):
+    """The allocation that holds the byte at an address, on these devices or else on any.
+
+    Addresses of different vendors' devices may be the same.
+    """
     cdef uint64_t address
     try:
         address = operator.index(ptr)
@@ -141,6 +145,7 @@ def find(ptr, first=()):
 
 
 def devices_used():
+    """The devices on which something has been allocated, in the order of their first use."""
     return [device for known in list(known_devices.values()) if (device := known()) is not None]
 
 
@@ -174,6 +179,31 @@ cdef int check_part_unlocked(Allocation part) except -1:
 
 
 cdef class Allocation:
+    """Memory of one kind, made by `alloc` or by a queue's ``alloc``; a context manager, which frees it at the end.
+
+    What is dropped without being freed warns (ResourceWarning) and is freed soon after. In a child process after fork
+    it counts as freed: memory belongs to the process that allocated it.
+
+    HOST and SHARED memory is a writable buffer of bytes: for `memoryview`, NumPy, ``torch.frombuffer``, DLPack. As long
+    as such a buffer is out the memory cannot be freed.
+
+    Attributes
+    ----------
+    ptr : int
+        The first byte's address: the host's of HOST memory, else the device's.
+    device_ptr : int
+        The same byte's address for `device`.
+    size, nbytes : int
+        Bytes, exactly as asked for.
+    kind : MemoryKind
+    context : Context
+        Who owns it.
+    device : MemoryDevice
+        Where it was allocated.
+    pool : Pool or None
+        Where it came from.
+    """
+
     def __init__(self):
         raise TypeError("an Allocation is had from pinning.alloc or from a queue's alloc")
 
@@ -218,10 +248,12 @@ cdef class Allocation:
 
     @property
     def read_only(self):
+        """Whether its pool promises that devices only read it."""
         return self.pool is not None and self.pool.read_only
 
     @property
     def freed(self):
+        """Whether it is freed, or of another process."""
         return not self.is_live()
 
     cdef bint is_live(self) noexcept:
@@ -230,6 +262,22 @@ cdef class Allocation:
     # ---- its end ----
 
     def free(self):
+        """Give the memory back. Work that was submitted elsewhere than in our queues must be done.
+
+        Raises
+        ------
+        InvalidRangeError
+            It is freed already.
+        StillInUseError
+            A queue still uses it, or a buffer of its bytes is out.
+        StillLockedError
+            Someone holds a lock in it.
+        VendorError
+            The vendor refused.
+
+        After any error but the first it is as before and can be freed again. In a child process after fork nothing
+        happens.
+        """
         if self.generation != process():
             return
         self.claim()

@@ -37,6 +37,8 @@ cdef enum:
 
 
 cdef class Backing:
+    """Devices that own memory together, and what they have allocated: what a `Context` is made of."""
+
     def __init__(self, devices):
         self.devices = tuple(devices)
         self.live = {}
@@ -116,6 +118,15 @@ cdef class Backing:
     # ---- for its owner ----
 
     def allocate(self, device, nbytes, kind, alignment=None, write_combined=False):
+        """Allocate on one of these devices.
+
+        Parameters
+        ----------
+        device : MemoryDevice
+            One of these.
+        nbytes, kind, alignment, write_combined
+            As for `pinning.alloc`.
+        """
         cdef uint64_t size = size_of(nbytes)
         aligned = ALIGNED if alignment is None else operator.index(alignment)
         if aligned < 1 or aligned & (aligned - 1):
@@ -129,6 +140,13 @@ cdef class Backing:
         return whole(self, device, number, size, aligned, write_combined)
 
     def close(self):
+        """Allocate nothing any more.
+
+        Raises
+        ------
+        StillInUseError
+            Something is still allocated, or being allocated.
+        """
         cdef dict live = self.present()
         if live:
             ((_, base), (length, kind)), *others = live.items()

@@ -62,16 +62,35 @@ class Context(Backing):
         alignment: int | None = None,
         write_combined: bool = False,
     ) -> Allocation:
-        """Allocate memory; see `pinning.alloc`. `device` is the context's first by default."""
+        """Allocate memory; see `pinning.alloc`. `device` is the context's first by default.
+
+        Parameters
+        ----------
+        nbytes, kind, alignment, write_combined
+            As for `pinning.alloc`.
+        device : Device or str, optional
+            One of the context; its first by default.
+        """
         on = self.devices[0] if device is None else self.member(device)
         return self.allocate(on, nbytes, kind, alignment, write_combined)
 
     def free(self, memory: Allocation | int) -> None:
-        """Free an allocation of this context; see `pinning.free`."""
+        """Free an allocation of this context; see `pinning.free`.
+
+        Parameters
+        ----------
+        memory : Allocation or int
+            What `alloc` has returned, or the address of its first byte.
+        """
         free(memory, self)
 
     def member(self, device: Device | str) -> MemoryDevice:
         """The device of this context that is given by itself or by name.
+
+        Parameters
+        ----------
+        device : Device or str
+            Itself, or its name.
 
         Raises
         ------

@@ -74,6 +74,14 @@ cdef int add_history(Before& before, Submitter queue, tuple events) except -1:
 
 
 cdef class PoolAllocation(Allocation):
+    """A block of a pool. Its `free` is one in the queue where it was allocated.
+
+    Attributes
+    ----------
+    queue : Queue
+        Where it was allocated.
+    """
+
     cdef int check_unused(self) except -1:
         points = uses(self)
         if points and not self.queue.closed:
@@ -104,6 +112,17 @@ cdef class Zeroes(Work):
 
 
 def free_in(Submitter queue not None, given, wait_for):
+    """Free in the order of a queue; see `Queue.free`.
+
+    Raises
+    ------
+    InvalidRangeError
+        It is freed already, or was not allocated in a queue.
+    StillLockedError
+        Someone holds a lock in it.
+    StillInUseError
+        A buffer of its bytes is out.
+    """
     if not isinstance(given, PoolAllocation):
         raise InvalidRangeError(f"{given!r} was not allocated in a queue: use its free(), once its work is over")
     cdef PoolAllocation allocation = given
@@ -124,6 +143,8 @@ def free_in(Submitter queue not None, given, wait_for):
 
 
 cdef class Store:
+    """What a pool has, and the giving out of it: all of `Pool` but its end."""
+
     def __init__(self, Backing context not None, kind, release_threshold, maximum_size, bint zero_initialize,
                  bint read_only):
         self.context = context
@@ -191,12 +212,22 @@ cdef class Store:
         return self.used_most
 
     def reset_high(self):
+        """Have the high watermarks begin again, with what is reserved and used now."""
         self.present()
         self.reserved_most, self.used_most = self.reserved_now, self.used_now
 
     # ---- allocating ----
 
     def alloc(self, Submitter queue not None, nbytes, wait_for=()):
+        """Allocate in a queue; see `Queue.alloc`.
+
+        Parameters
+        ----------
+        queue : Queue
+            Of a device of this pool's context.
+        nbytes, wait_for
+            As for `Queue.alloc`, which also says what is returned.
+        """
         cdef uint64_t size = size_of(nbytes)
         cdef tuple events = events_of(wait_for)
         queue.check()
@@ -420,6 +451,17 @@ cdef class Store:
         return 0
 
     def trim_to(self, nbytes):
+        """Give memory back until at most so many bytes are reserved, or what is left is in use or not over yet.
+
+        Raises
+        ------
+        InvalidRangeError
+            `nbytes` is negative.
+        StillLockedError
+            Someone holds a lock in memory that is free; the pool still has it.
+        VendorError
+            The vendor refused; the pool still has that memory.
+        """
         cdef uint64_t upto = bytes_of(nbytes, "the size to trim to")
         self.present()
         cdef list errors = []
@@ -428,6 +470,19 @@ cdef class Store:
             raise errors[0]
 
     def close(self):
+        """Give all memory back, once the frees are over; nothing can be allocated here afterwards.
+
+        Raises
+        ------
+        StillInUseError
+            Something is still allocated.
+        StillLockedError
+            Someone holds a lock in its memory.
+        VendorError
+            The vendor refused.
+
+        After an error the pool is open.
+        """
         self.present()
         if self.used_now or self.growing:
             raise StillInUseError(f"{self!r} has {self.used_now + self.growing} bytes in use: free them first")

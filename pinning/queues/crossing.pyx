@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""How a queue of one vendor waits for an event of another. The stub says how."""
+"""How a queue of one vendor waits for an event of another."""
 
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, NONE
@@ -18,14 +18,24 @@ cdef dict helpers = {}  # lanes, by id of the device, which they keep
 
 
 cdef class Crossing:
+    """A wait for an event of another vendor. The queue that waits keeps it until it is past."""
+
     cdef object signal
     cdef object wait
 
     def submit(self, queue, device):
+        """Have this queue wait. Raises what the vendor does."""
         self.wait = staging_of(device).wait(queue, self.signal)
 
 
 def crossing(Event event not None):
+    """A wait to be submitted to a queue of another vendor than the event's; None if the event is over.
+
+    Raises
+    ------
+    VendorError
+        The event's vendor refused to wait for it.
+    """
     device = event.queue.device
     cdef list kept = []  # by the helper too, until it has given the signal
     cdef Crossing crossing = Crossing.__new__(Crossing)
@@ -63,6 +73,7 @@ cdef Lane helper_of(object device):
 
 
 def close_idle_helpers():
+    """Give back the queues whose signals are all given."""
     cdef Lane helper
     for all_of in list(helpers.values()):
         for helper in list(all_of):

@@ -29,6 +29,7 @@ cdef class Event:
     cdef tuple sources  # unsettled events of the wait list
 
     cdef bint known_over(self)
+    cdef fail(self, error)
     cdef dict found(self)
     cdef bint _ask(self, bint block) except *
     cdef settle(self)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Events. The stub says what each method does."""
+"""Events."""
 
 cimport cython
 
@@ -21,6 +21,25 @@ cdef class Place:
 
 @cython.trashcan(True)  # each holds those that it waits for, and such a chain can be long
 cdef class Event:
+    """Event()\n--\n\nAn operation in a queue, to be waited for.
+
+    The vendor's event behind it is made when somebody needs it, and always so that it stands right after the
+    operation: when it is waited for, or when the next operation is submitted while this object is still there. An
+    `Event` that was dropped by then cost nothing.
+
+    It fails when its operation failed, or any that the wait list of its operation names. Operations before it in an
+    in-order queue that failed do not make it fail.
+
+    An `Event` that is made by calling the class is over already; see `over`.
+
+    Attributes
+    ----------
+    queue : Queue or None
+        What it was submitted to, if anything.
+    error : BaseException or None
+        Why it failed, as far as is known by now. To read it asks nobody.
+    """
+
     def __cinit__(self):
         self.sources = ()
         self.settled = True  # until it is submitted
@@ -30,6 +49,15 @@ cdef class Event:
 
     @classmethod
     def over(cls, queue=None, error=None):
+        """An event that is over from the start, perhaps because of an error. No vendor event is behind it.
+
+        Parameters
+        ----------
+        queue : Queue, optional
+            Whose it is said to be.
+        error : BaseException, optional
+            What it has failed with.
+        """
         cdef Event event = cls()
         event.queue = queue
         if error is not None:
@@ -38,14 +66,17 @@ cdef class Event:
 
     @property
     def point(self):
+        """Where it stands; None for one that was over from the start."""
         return None if self.line is None else point_at(self.line, self.position)
 
     @property
     def history(self):
+        """All that it comes after, itself included."""
         return history_of(self.found())
 
     @property
     def vendor_event(self):
+        """The vendor's event behind it, if there is one by now."""
         return None if self.place is None else self.place.vendor_event
 
     cdef dict found(self):
@@ -59,25 +90,48 @@ cdef class Event:
         return self.line is None or self.line.reached >= self.position
 
     def comes_after(self, point):
+        """Whether this operation starts only when the one at `point` is over, or is it; also if that is over by now."""
         return point in history_of(self.found())
 
-    def fail(self, error):
+    cdef fail(self, error):
+        """Have it fail with `error` once it is over. The first error stays."""
         if self.error is None:
             self.error = error
             self.traceback = error.__traceback__
 
     def done(self):
+        """Whether the operation is over.
+
+        Raises
+        ------
+        Exception
+            What went wrong, in this operation or in one of its wait list.
+        PinningError
+            The process has forked since.
+        """
         if not self.settled and not self._ask(block=False):
             return False
         self.raise_error()
         return True
 
     def wait(self):
+        """Block this thread until the operation is over; other threads run. Raises as `done`."""
         if not self.settled:
             self._ask(block=True)
         self.raise_error()
 
     def elapsed(self, Event since not None):
+        """Seconds between the end of the operation of `since` and the end of this one. Waits for both.
+
+        The times are those of the vendor's events, which stand right after their operations in the queue, but are
+        taken when the vendor gets there: an event that nobody had asked for until long after its operation was over
+        says so late. `Queue.record` takes the time at its place.
+
+        Raises
+        ------
+        PinningError
+            One of them was over from the start, or they are of different vendors.
+        """
         for event in (since, self):
             try:
                 (<Event>event).recorded()
@@ -173,6 +227,7 @@ cdef str vendor_of(Event event):
 
 
 def joined(events):
+    """All that something comes after which waits for these."""
     cdef dict found = {}
     cdef Event event
     for event in events:

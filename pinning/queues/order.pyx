@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What depends on what. The stub says what each class is for."""
+"""What depends on what."""
 
 from types import MappingProxyType
 
 
 cdef class Line:
+    """The operations of one in-order lane of a vendor, by position: 1, 2, 3 and so on.
+
+    Attributes
+    ----------
+    reached : int
+        The last position that is known to be over. It only grows.
+    ordered : bool
+        Whether each operation comes after all before it. In the lanes of an out-of-order queue they happen to run so,
+        and nobody may rely on it.
+    """
+
     def __init__(self, bint ordered):
         self.ordered = ordered
 
@@ -16,11 +27,24 @@ cdef class Line:
 
 
 cdef class Point:
+    """Where an operation stands: what is left of an `Event` for those who must know later whether it is over.
+
+    It holds neither the event nor the queue, and costs the vendor nothing.
+
+    Attributes
+    ----------
+    line : Line
+        The operations among which it stands.
+    position : int
+        Which of them it is: 1 for the first.
+    """
+
     def __init__(self):
         raise TypeError("a Point is had from an Event")
 
     @property
     def reached(self):
+        """Whether the operation is known to be over. Asks nobody: see `Queue.poll`."""
         return self.line.reached >= self.position
 
     def __eq__(self, other):
@@ -36,6 +60,12 @@ cdef class Point:
 
 
 cdef class History:
+    """All that an operation comes after, through queues and wait lists.
+
+    Of an in-order queue it has every operation up to a position; of an out-of-order queue single ones. What is known
+    to be over is in every history.
+    """
+
     def __init__(self):
         raise TypeError("a History is had from an Event or a Queue")
 
@@ -44,6 +74,7 @@ cdef class History:
 
     @property
     def positions(self):
+        """What it is made of, to be looked at by tests: how much it has grown."""
         return MappingProxyType(self.found)
 
 

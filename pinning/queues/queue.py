@@ -145,7 +145,15 @@ class Queue(Submitter):
         return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
 
     def free(self, allocation: Any, wait_for: Iterable[Event] = ()) -> Event:
-        """Give memory back to its pool, once all before this is over."""
+        """Give memory back to its pool, once all before this is over.
+
+        Parameters
+        ----------
+        allocation : Allocation
+            What `alloc` has returned.
+        wait_for : iterable of Event
+            What else must be over before, such as work of other queues on it.
+        """
         return self._pools.free_in(self, allocation, wait_for)
 
     def call(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
@@ -153,6 +161,13 @@ class Queue(Submitter):
 
         What it raises reaches the event, and the queue goes on. It must not wait for work of the device; it is called
         also when what it waits for has failed. If the event is dropped, an error goes to `sys.unraisablehook`.
+
+        Parameters
+        ----------
+        function : callable
+            Is called without arguments.
+        wait_for : iterable of Event
+            What must be over before.
         """
         if not callable(function):
             raise TypeError(f"a queue calls functions, and {function!r} is none")

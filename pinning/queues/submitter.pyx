@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""How operations find their lane of the vendor's, and what they wait for. The stub says what it is for."""
+"""How operations find their lane of the vendor's, and what they wait for."""
 
 from libc.stdint cimport uint64_t
 
@@ -36,6 +36,19 @@ cdef tuple events_of(object wait_for):
 
 
 cdef class Submitter:
+    """What a `Queue` is made of: lanes of the vendor, and one way to submit.
+
+    Each lane is a vendor's in-order queue. A queue in order has one; one out of order has a few, made as operations
+    come that find none idle.
+
+    Attributes
+    ----------
+    device : MemoryDevice
+        Whose queue it is.
+    closed : bool
+        Whether `close` was called; nothing can be submitted then.
+    """
+
     def __cinit__(self, *args, **kwargs):
         self.lanes = []
         self.before = self.past = NOTHING
@@ -62,14 +75,17 @@ cdef class Submitter:
 
     @property
     def order(self):
+        """``"in_order"`` or ``"out_of_order"``."""
         return "in_order" if self.ordered else "out_of_order"
 
     @property
     def moves_parts(self):
+        """Whether the vendor's queue has a kernel that copies many parts at once."""
         return getattr((<Lane>self.lanes[0]).vendor, "moves_parts", False)
 
     @property
     def waits_for_values(self):
+        """Whether the vendor's queues have `wait_value` and `write_value`, without which nothing can be staged."""
         cdef Lane lane = self.lanes[0]
         return lane.vendor.waits_for_values
 
@@ -79,6 +95,29 @@ cdef class Submitter:
             raise PinningError(f"{self!r} is closed; nothing can be submitted to it")
 
     def submit(self, work, wait_for=(), keep=(), kind=Event):
+        """Have `work` make its calls of the vendor's queue, in its turn.
+
+        Parameters
+        ----------
+        work : callable or None
+            Is called at once with the `VendorQueue` to submit to. None: only a point in the queue, which is reached
+            when the wait list is and, in order, all before it.
+        wait_for : iterable of Event
+            What must be over before. Any queue's, any vendor's.
+        keep : iterable
+            Objects that stay alive until the operation is over. They are let go of within a fraction of a second.
+        kind : callable
+            Makes the event: a subclass of `Event`, or anything that returns a new one.
+
+        Raises
+        ------
+        Exception
+            What `work` raised. `keep` is kept all the same: some of it may have been submitted.
+        VendorError
+            The vendor refused to wait or to record; nothing was submitted.
+        PinningError
+            The queue is closed, or the process has forked since.
+        """
         self.check()
         cdef Event event = Event.__new__(Event) if kind is Event else kind()
         return self.enqueue(event, work, wait_for, keep if type(keep) is tuple else tuple(keep))
@@ -164,6 +203,13 @@ cdef class Submitter:
         return not (self.ordered and covers(self.before, event.line, event.position))
 
     def wait_for(self, *events):
+        """Have all later work wait for these. If one fails, later work does not fail with it.
+
+        Parameters
+        ----------
+        *events : Event
+            Of any queue, of any vendor.
+        """
         self.check()
         if self.ordered:
             self.submit(None, events)
@@ -171,6 +217,7 @@ cdef class Submitter:
             self.barrier += self.waited_for(events)
 
     def record(self):
+        """An event after all work so far, whose vendor event is made now: it tells exact times."""
         cdef Event event
         cdef Lane lane
         self.check()
@@ -190,6 +237,13 @@ cdef class Submitter:
         return event
 
     def history(self, wait_for=()):
+        """All that an operation with this wait list would come after, if it were submitted now or later.
+
+        Parameters
+        ----------
+        wait_for : iterable of Event
+            The wait list.
+        """
         cdef dict found = self.before
         cdef Event wait
         cdef Lane lane
@@ -202,6 +256,7 @@ cdef class Submitter:
 
     @property
     def usable(self):
+        """Neither closed nor of a parent process."""
         return self.is_usable()
 
     cdef bint is_usable(self) noexcept:
@@ -223,6 +278,7 @@ cdef class Submitter:
         return True
 
     def share(self):
+        """The vendor's handle of the first lane. From now on its events are made at once, for others submit there."""
         self.check()
         cdef Lane lane = self.lanes[0]
         handle = lane.vendor.handle
@@ -230,6 +286,10 @@ cdef class Submitter:
         return handle
 
     def poll(self):
+        """Ask the vendor how far it has come, make that known, and let go of what is no longer needed.
+
+        Returns whether all that was submitted is over. Costs no event, and raises nothing of what the vendor says.
+        """
         check_process(self.generation)
         cdef bint over = True
         for lane in self.lanes:
@@ -237,6 +297,13 @@ cdef class Submitter:
         return over
 
     def done(self):
+        """Whether all that was submitted is over.
+
+        Raises
+        ------
+        VendorError
+            Work failed, and no event was there to tell.
+        """
         cdef Lane lane
         over = self.poll()
         for lane in self.lanes:
@@ -244,6 +311,7 @@ cdef class Submitter:
         return over
 
     def synchronize(self):
+        """Block this thread until all that was submitted by now is over; other threads run. Raises as `done`."""
         check_process(self.generation)
         first = None
         for lane in list(self.lanes):
@@ -255,6 +323,14 @@ cdef class Submitter:
             raise first
 
     def close(self):
+        """Wait until all work is over, and give the vendor's queue back. Again: nothing. Events stay valid.
+
+        Raises
+        ------
+        VendorError
+            Work failed, and no event was there to tell. Or the vendor refused to take the queue back; then it is
+            still open, unless the vendor refuses everything, as that of a lost device does.
+        """
         check_process(self.generation)
         cdef Lane lane
         if self.closed:
@@ -276,6 +352,7 @@ cdef class Submitter:
 
 
 def replace(where not None, key, old, new):
+    """Set an entry if it is still `old`, None for none, in one step; whether it was."""
     if where.get(key) is not old:
         return False
     where[key] = new

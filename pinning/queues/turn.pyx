@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Functions of Python that a vendor's queue calls. The stub says more."""
+"""Functions of Python that a vendor's queue calls."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
+
+from pinning.queues.event cimport Event
 
 import weakref
 
@@ -25,6 +27,11 @@ cdef extern from *:
 
 
 cdef class Turn:
+    """A Python function that a queue calls in its turn, as a C function for `VendorQueue.call`.
+
+    What the function raises goes to `event`, or where that is gone, to `sys.unraisablehook`.
+    """
+
     def __init__(self, function, event):
         self.python = function
         self.event = weakref.ref(event)
@@ -42,10 +49,10 @@ cdef class Turn:
         try:
             self.python()
         except BaseException as error:
-            event = self.event()
-            if event is None:
+            waiting = self.event()
+            if waiting is None:
                 raise
-            event.fail(error)
+            (<Event>waiting).fail(error)
 
     def __repr__(self):
         return f"<{self.python!r}, called by a queue; its event was dropped>"
