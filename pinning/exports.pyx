@@ -84,6 +84,17 @@ cdef Export export(object buffer, Bytes* found):
 
 
 def exported(buffer):
+    """The bytes of an object with the buffer protocol: address of the lowest, size, read only, owner, contiguous.
+
+    As long as the owner is referenced the object can be neither resized nor closed. The size may be 0.
+
+    Raises
+    ------
+    TypeError
+        It has no buffer protocol.
+    ValueError, BufferError
+        It gives no access.
+    """
     cdef Bytes found
     cdef Export owner = export(buffer, &found)
     return found.ptr, found.size, bool(found.read_only), owner, found.contiguous

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Owners of memory that stays registered when nobody has a lock of it. The stub says what each does."""
+"""Owners of memory that stays registered when nobody has a lock of it."""
 
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
@@ -98,6 +98,7 @@ cdef object root_of(object found):
 
 
 def look():
+    """Give back idle regions whose memory nobody else has any more, and let go of the owners of what is gone."""
     cdef Kept one
     cdef PinnedMap on
     cdef dict times = {}  # that an owner is kept, by several devices
@@ -131,16 +132,19 @@ cdef make_room(uint64_t size):
 
 
 def check(uint64_t size):
+    """Raise LockLimitError where so many bytes more cannot be locked, even if all that is idle went."""
     with nogil:
         budget.check(size)
 
 
 def figures():
+    """Limit, bytes locked, idle and pinned by others, and how many may be idle."""
     cdef Budget.Figures now = budget.figures()
     return now.limit, now.locked, now.idle, now.external, now.idle_limit
 
 
 def set_limits(uint64_t limit, uint64_t idle_limit):
+    """Set the most bytes that may be locked, and be idle; what is idle beyond that is given back."""
     try:
         with nogil:
             budget.set(limit, idle_limit)
@@ -149,6 +153,7 @@ def set_limits(uint64_t limit, uint64_t idle_limit):
 
 
 def give_back(uint64_t nbytes):
+    """Unlock what is idle, the longest idle first, until so many bytes are given back; how many that were."""
     cdef uint64_t given
     try:
         with nogil:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Locks for people: of any buffer, as handles that keep the buffer alive. The stub says what each does."""
+"""Locks for people: of any buffer, as handles that keep the buffer alive."""
 
 cimport cython
 from cpython.number cimport PyNumber_Index
@@ -207,6 +207,22 @@ cdef uint64_t positive(object value, str what) except 0:
 
 @cython.no_gc_clear
 cdef class Lock(Hold):
+    """One lock of one buffer. Made by `lock`; a context manager, which unlocks at the end.
+
+    While it is held the buffer's owner is kept alive, and cannot be resized or closed. A lock that is dropped while
+    held warns (ResourceWarning) and unlocks. In a child process after fork it is not held: page locks stay with the
+    parent.
+
+    Attributes
+    ----------
+    host_ptr, device_ptr : int
+        Where the buffer's first byte is, for the host and for the device.
+    size : int
+        Bytes.
+    device : Device
+        Where it is locked.
+    """
+
     def __init__(self):
         raise TypeError("a Lock is had from pinning.lock")
 
@@ -219,9 +235,17 @@ cdef class Lock(Hold):
 
     @property
     def region(self):
+        """The locked region that holds the buffer, perhaps larger than it; None once unlocked."""
         return self.map.find(self.host_ptr, self.size) if self.is_held() else None
 
     def unlock(self):
+        """Give up this lock; the last one of its region unlocks the memory. Nothing happens the second time.
+
+        Raises
+        ------
+        VendorError
+            The vendor refused; the lock is still held and can be unlocked again.
+        """
         self.give_up()
 
     cdef bint give_up(self) except *:
@@ -280,6 +304,62 @@ cdef class Lock(Hold):
 def lock(
     buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None, progress=None
 ):
+    """Lock a buffer's memory for a device, or count one more lock of memory that is locked already.
+
+    Before the device's vendor is called, the room is checked and the pages are brought into memory in pieces, so that
+    Ctrl-C works meanwhile and leaves nothing locked.
+
+    Parameters
+    ----------
+    buffer : object
+        What to lock: anything with the buffer protocol (bytes, bytearray, memoryview, mmap, array, NumPy arrays of any
+        strides), SharedMemory, CPU tensors, DLPack on the CPU, ``__array_interface__``, ``(address, size)``, or an
+        address with `size`. A view with gaps is locked from its lowest to its highest byte.
+    size : int, optional
+        Only the first `size` bytes.
+    device : Device or str, optional
+        Such as ``"cuda:0"``; the first that is not the host by default.
+    read_only : bool, optional
+        Whether the device may only read it; by default as the buffer and its mapping say.
+    piece : int, optional
+        Lock in pieces of so many bytes. A GPU stands still while memory is locked, about 25 ms a GiB: pieces bound
+        that. But other libraries' copies that cross a border between pieces then fail.
+    unit : int, optional
+        Lock in pieces of so many bytes' multiples, counted from the buffer's start: no copy of such a unit crosses a
+        border, whoever makes it. See `lock_async`, which does the same in the background.
+    stall_ms : float, optional
+        How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given.
+    coherent : bool, optional
+        Whether the host and a running kernel must see each other's writes. By default they do wherever the vendor has
+        that. True: refused where they do not. False: not needed, and coarse-grained, which may be faster, will do.
+    progress : callable, optional
+        ``progress(done, total)`` in bytes, while the pages are brought in.
+
+    Returns
+    -------
+    Lock
+        Keep it: dropping it unlocks.
+
+    Raises
+    ------
+    TypeError
+        It is no buffer.
+    InvalidRangeError
+        Empty, null, closed, freed or device memory.
+    PartialOverlapError
+        It shares bytes with a locked region without lying inside it.
+    StillLockedError
+        It overlaps a region that is half unlocked, because the vendor refused; unlock that again first. Or it is to be
+        coherent, and lies in a region that is not, or of which nobody knows.
+    PinningError
+        The device does not promise coherence, and it is required.
+    LockLimitError
+        Too much for this machine's limits.
+    PluginUnavailableError
+        There is no such device.
+    VendorError
+        The vendor refused.
+    """
     cdef Bytes found
     cdef Lock made = unlocked(buffer, size, &found)
     cdef PinnedMap on = map_of(device)
@@ -324,6 +404,7 @@ cdef str call_site():
 
 
 def make_ready(buffer, PinnedMap on not None, progress=None):
+    """What goes before a vendor's lock: see that there is room, and bring the pages in. Raises as `lock`."""
     bring_in(buffer.ptr, buffer.size, on, progress)
 
 
@@ -339,6 +420,22 @@ cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
 
 
 def unlock(buffer, *, device=None):
+    """Give up the youngest lock of a buffer: of exactly its bytes, or else of any in the same region.
+
+    Parameters
+    ----------
+    buffer : object
+        A `Lock`, anything that `lock` takes, or an address.
+    device : Device or str, optional
+        Where it is locked; anywhere by default.
+
+    Raises
+    ------
+    NotLockedError
+        It is not locked.
+    VendorError
+        The vendor refused; it is still locked.
+    """
     cdef Bytes found
     if isinstance(buffer, Lock):
         (<Lock>buffer).give_up()
@@ -379,6 +476,20 @@ cdef bint unlock_youngest(PinnedMap on, Bytes* found) except -1:
 
 @contextmanager
 def locked(*buffers, device=None, read_only=None, coherent=None):
+    """Lock several buffers for the length of a ``with`` block: all of them or none. Raises what `lock` does.
+
+    Parameters
+    ----------
+    *buffers : object
+        Each as for `lock`; an address goes in as a pair ``(address, size)``.
+    device, read_only, coherent
+        As for `lock`, for all of them.
+
+    Returns
+    -------
+    context manager
+        Which gives a tuple of one `Lock` for each.
+    """
     with ExitStack() as stack:
         yield tuple([
             stack.enter_context(lock(each, device=device, read_only=read_only, coherent=coherent)) for each in buffers
@@ -386,6 +497,22 @@ def locked(*buffers, device=None, read_only=None, coherent=None):
 
 
 def is_locked(buffer, size=None, *, device=None):
+    """Whether one locked region holds all of a buffer (or the bytes at an address), so that its copies are fast.
+
+    Parameters
+    ----------
+    buffer : object
+        Anything that `lock` takes, or an address.
+    size : int, optional
+        Bytes from its start; 1 by default where an address is given.
+    device : Device or str, optional
+        Where to look; in the maps of all devices by default.
+
+    Returns
+    -------
+    bool
+        Never an error for memory that nobody has locked.
+    """
     cdef Bytes found
     if not range_at(buffer, size, &found):
         return False
@@ -404,6 +531,22 @@ cdef PinnedMap map_with(uint64_t ptr, uint64_t size):
 
 
 def find(buffer, size=None, *, device=None):
+    """The locked region that holds all of a buffer, or all `size` bytes (1 by default) at an address.
+
+    Parameters
+    ----------
+    buffer : object
+        Anything that `lock` takes, or an address.
+    size : int, optional
+        Bytes from its start.
+    device : Device or str, optional
+        Where to look; in the maps of all devices by default.
+
+    Returns
+    -------
+    Region or None
+        As it is now; None where no region holds them all.
+    """
     cdef Bytes found
     if not range_at(buffer, size, &found):
         return None
@@ -423,11 +566,21 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
 
 
 def regions(device=None, *, idle=False):
+    """All locked regions of a device, or of all devices, in address order for each.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        Whose; of all devices by default.
+    idle : bool
+        Also what is registered though nobody has a lock of it, see `pinning.budget`.
+    """
     on_all = pinned_maps() if device is None else [map_of(device)]
     return [region for on in on_all for region in (on.overlapping(1, 2**64 - 1, idle=True) if idle else on)]
 
 
 def range_of(buffer, size=None):
+    """Address and bytes of a buffer, or of an address by itself: one byte, or `size`."""
     cdef Bytes found
     if kind_of(buffer).address:
         return int(buffer), 1 if size is None else size

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The pinned map for Python: a thin face of the C++ one. The stub says what each method does."""
+"""The pinned map for Python: a thin face of the C++ one."""
 
 cimport cython
 from cpython.number cimport PyNumber_Index
@@ -36,12 +36,43 @@ from pinning.lifecycle import Living, Part, at_exit, in_child
 
 
 cdef class Region:
+    """A locked region, as it was when asked for.
+
+    Attributes
+    ----------
+    start, end, size : int
+        The half-open byte range ``[start, end)`` that is locked.
+    whole : int
+        Bytes from `start` that the map keeps for it: `size`, but more while a lock in pieces goes on, or where it was
+        ended before its end because others had locked some of it.
+    device_ptr : int
+        Device-accessible address of `start`.
+    piece : int
+        Vendor calls have locked multiples of so many bytes; `size` when one call locked all.
+    references : int
+        Locks held. 0 for a registration that nobody has locked.
+    external : bool
+        Pinned by someone else, and so never unlocked by this map.
+    registered : bool
+        Entered by `PinnedMap.register`: external, and no lock keeps it there.
+    idle : bool
+        Given up by all and still registered with the vendor, see `pinning.budget`: no lookup shows it.
+    coherent : bool or None
+        Whether host and running kernel see each other's writes. None where nobody knows: the vendor promises nothing,
+        or someone else has pinned it and the vendor has both kinds.
+    device : Device
+    """
+
     @property
     def end(self):
         return int(self.start) + self.size
 
     @property
     def borders(self):
+        """Host addresses where one vendor registration may end and the next begin, which no single copy may cross.
+
+        Those of the whole lock, also where it is not locked yet.
+        """
         return tuple(range(int(self.start) + self.piece, int(self.start) + self.whole, self.piece))
 
     @property
@@ -52,9 +83,23 @@ cdef class Region:
         return self.start <= ptr < self.end
 
     def in_one_piece(self, ptr, size):
+        """Whether ``[ptr, ptr + size)``, inside the region, crosses none of the `borders`.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        """
         return (ptr - self.start) // self.piece == (ptr - self.start + size - 1) // self.piece
 
     def device_ptr_of(self, ptr):
+        """The device-accessible address of host address `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError
+            `ptr` is not in the region.
+        """
         if ptr not in self:
             raise InvalidRangeError(f"{ptr:#x} is not in {self!r}")
         return self.device_ptr + (ptr - self.start)
@@ -113,6 +158,7 @@ cdef Wish wish(object read_only, object coherent) except *:
 
 
 def watch_problem():
+    """Why the kernel does not tell which memory leaves; None where it does."""
     return process_watcher().problem().decode() or None
 
 
@@ -121,6 +167,32 @@ _POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": 
 
 @cython.no_gc_clear
 cdef class PinnedMap:
+    """PinnedMap(device, *, shared=False)\n--\n\nThe locked host memory of one device, counted.
+
+    Lookups take no lock. The device is called without one: a slow call delays neither lookups nor the locks of other
+    ranges, and threads that lock the same range at once make one call. After fork the child's map is empty.
+
+    Parameters
+    ----------
+    device : object
+        Anything with ``data_lock(ptr, size, read_only)``, ``data_unlock(ptr)`` and ``is_pinned_ptr(ptr)``, see
+        `pinning.plugin.Device`. What these raise reaches the caller unchanged. With ``coherence``, see
+        `pinning.plugin.CoarseDevice`, it says what locked memory can be.
+    shared : bool
+        Whether this is the map that native code of this process has under the device's name, see
+        ``<pinning/pinning.h>``: only for a `pinning.plugin.native.NativeDevice`. It lives as long as the process, and
+        `close` gives up the locks of Python's `Lock` handles alone.
+
+    Attributes
+    ----------
+    device : object
+        Whose memory it is.
+    closed : bool
+        Whether `close` was called; nothing can be locked then.
+    generation : int
+        How many forks lie between this process and the one that made the map.
+    """
+
     def __cinit__(self, device, *, bint shared=False):
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
             if not callable(getattr(device, method, None)):
@@ -164,6 +236,42 @@ cdef class PinnedMap:
             destroy(self.mapped, self.map, self.locker)
 
     def lock(self, ptr, size, read_only=None, *, piece=None, coherent=None):
+        """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes, of any alignment.
+        read_only : bool, optional
+            Whether the mapping may be read only; None when not known.
+        piece : int, optional
+            Bytes that one vendor call may take.
+        coherent : bool, optional
+            Whether host and running kernel must see each other's writes. True: required. None: wherever the vendor has
+            it. False: not needed, so that the lock is coarse-grained where the vendor has that.
+
+        Returns
+        -------
+        int
+            The device-accessible address of `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError
+            Null, empty, negative or past the top of the address space.
+        PartialOverlapError
+            It shares bytes with a region of this map without lying inside it; nothing was locked. Or the device says
+            that someone else has pinned a part of it.
+        StillLockedError
+            It overlaps a region that is half unlocked, because the device refused; unlock that again first. Or it is to
+            be coherent, and lies in a region that is not, or of which nobody knows.
+        PinningError
+            The map is closed, the pieces' device pointers are not contiguous, or coherence is required of a device that
+            does not promise it.
+
+        What the device raises comes through as well. After any error nothing has changed, unless the device also
+        refused to undo the pieces before the one that failed; these are then a half unlocked region.
+        """
         return self.hold(ptr, size, read_only, piece, coherent).device_ptr
 
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:
@@ -205,6 +313,15 @@ cdef class PinnedMap:
         return self.largest if size > self.largest and (piece == 0 or piece > self.largest) else piece
 
     def unlock(self, ptr):
+        """Count one lock less of the region around `ptr`; the last one unlocks it.
+
+        Raises
+        ------
+        NotLockedError
+            No lock is held there.
+
+        What the device raises comes through as well; the count is then as before, and `unlock` can be called again.
+        """
         cdef uint64_t at = word(ptr, "address")
         cdef CPinnedMap* map = self.map
         if not map.try_unlock(at):
@@ -215,6 +332,31 @@ cdef class PinnedMap:
                 unlock_orphans()
 
     def lock_mapped(self, ptr, size, policy, read_only=None):
+        """Lock a range that a runtime maps, as `policy` says; `pinning.lock_mapped` has the rules.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        policy : {"off", "on", "mandatory"}
+            Whether to lock, and whether it is an error when that fails.
+        read_only : bool, optional
+            Whether the memory cannot be written.
+
+        Returns
+        -------
+        int or None
+            The device-accessible address of `ptr`; None where it is not locked now.
+
+        Raises
+        ------
+        InvalidRangeError
+            Null, empty, negative or past the top of the address space.
+        PinningError
+            There is no such policy.
+
+        With the policy "mandatory" also what `lock` raises.
+        """
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
         if policy not in _POLICIES:
@@ -242,6 +384,7 @@ cdef class PinnedMap:
         return dereference(device_ptr) if device_ptr.has_value() else None
 
     def unlock_unmapped(self, ptr):
+        """Undo one `lock_mapped` of `ptr`, if it locked anything. What the device raises comes through; try again."""
         cdef uint64_t at = word(ptr, "address")
         cdef MappedLocks* mapped = self.mapped
         try:
@@ -251,6 +394,20 @@ cdef class PinnedMap:
             unlock_orphans()
 
     def hold_if_locked(self, ptr, size):
+        """One more lock of a range that is locked already, or that someone else has pinned; None where it is neither.
+
+        Of a region of others the vendor is asked whether it still is; one that is not leaves the map.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+
+        Raises
+        ------
+        PartialOverlapError
+            Only a part of the range is locked.
+        """
         cdef Hold hold = Hold.__new__(Hold)
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
@@ -259,6 +416,15 @@ cdef class PinnedMap:
         return None
 
     def refresh(self):
+        """Ask the device for each external region, and forget those that their owner has unpinned, even if locked.
+
+        Registrations are not asked for. What the device raises comes through; then nothing has changed.
+
+        Returns
+        -------
+        list of Region
+            Those forgotten, as they were.
+        """
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] gone
         cdef CRegion region
@@ -270,6 +436,10 @@ cdef class PinnedMap:
         return [wrap(region, self.device) for region in gone]
 
     def undo_left(self):
+        """Have the device unlock what was locked in memory that has left; returns once that is done.
+
+        A thread does so soon; who hands memory to the vendor as pageable cannot wait for that.
+        """
         cdef CPinnedMap* map = self.map
         try:
             with nogil:
@@ -278,6 +448,24 @@ cdef class PinnedMap:
             unlock_orphans()
 
     def register(self, ptr, size, device_ptr):
+        """Enter memory that its owner has pinned: found like any other, never unlocked by this map.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        device_ptr : int
+            The device-accessible address of `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError, PartialOverlapError
+            As for `lock`; any byte that is in the map already is an overlap.
+        StillLockedError
+            It overlaps a region that is half unlocked.
+        PinningError
+            The map is closed.
+        """
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
         cdef uint64_t device = word(device_ptr, "device pointer")
@@ -293,9 +481,30 @@ cdef class PinnedMap:
             self.check_open()
 
     def unregister(self, ptr):
+        """Take back the `register` of the region around `ptr`.
+
+        Raises
+        ------
+        NotLockedError
+            No registered region holds `ptr`.
+        StillLockedError
+            Someone holds a lock in it; nothing has changed.
+        """
         self.map.unregister(word(ptr, "address"))
 
     def find(self, ptr, size=1):
+        """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+
+        Returns
+        -------
+        Region or None
+            As it is now; None where no region holds all of them.
+        """
         cdef uint64_t first, count
         try:
             first = PyNumber_Index(ptr)
@@ -306,6 +515,20 @@ cdef class PinnedMap:
         return wrap(dereference(found), self.device) if found.has_value() else None
 
     def overlapping(self, ptr, size, *, bint idle=False):
+        """The regions that share bytes with ``[ptr, ptr + size)``, or will once all of them is locked.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        idle : bool
+            Also those that all have given up and that are still registered, see `pinning.budget`.
+
+        Returns
+        -------
+        list of Region
+            In address order and disjoint. One that comes or goes during the call is told perhaps.
+        """
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
         cdef CPinnedMap* map = self.map
@@ -331,6 +554,7 @@ cdef class PinnedMap:
         return self.map.size()
 
     def __iter__(self):
+        """All regions in address order, as `overlapping` tells of them."""
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] found
         with nogil:
@@ -339,6 +563,18 @@ cdef class PinnedMap:
         return iter([wrap(region, self.device) for region in found])
 
     def close(self, *, wait=True):
+        """Unlock everything, however often it is locked; the map then takes no more.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait for locks that other threads are in the middle of, or to leave them out.
+
+        Raises
+        ------
+        Exception
+            The first that the device raised. The other regions are unlocked; the map stays open.
+        """
         cdef CPinnedMap* map = self.map
         cdef cbool waits = wait
         if self.shared is not NULL:
@@ -403,6 +639,8 @@ cdef class PinnedMap:
 
 @cython.no_gc_clear
 cdef class Hold:
+    """One counted lock of a map, taken when made and given up by `unlock`, or when it is collected."""
+
     # In C, because Ctrl-C may raise between any two steps in Python: a lock just counted must have an owner already.
 
     def __init__(self, PinnedMap map not None, ptr, size, read_only, piece, coherent):
@@ -455,6 +693,10 @@ cdef class Hold:
 
     @property
     def held(self):
+        """Whether it is still locked by this handle, in this process.
+
+        Not so for memory that someone else had pinned, once the map knows that its owner has unpinned it.
+        """
         return self.is_held()
 
     cdef bint is_held(self) noexcept:
@@ -484,6 +726,10 @@ cdef class Hold:
         self.next_hold = self.previous_hold = NULL
 
     def unlock(self):
+        """Give it up; False when that has been done, or is being done by another thread.
+
+        Nothing is unlocked where its region has left the map, perhaps for another one at the same place.
+        """
         return self.give_up()
 
     cdef bint give_up(self) except *:
@@ -505,6 +751,10 @@ cdef class Hold:
         return True
 
     def drop(self, owner):
+        """Give it up from a destructor: now, or when the device call that this thread is in has ended.
+
+        `owner`, of the memory, is kept until then.
+        """
         # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
         # then the unlock waits until that call has ended.
         if device_calls > 0:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The staging engine: a thin face of <pinning/staging.hpp>. The stub says what each method does."""
+"""The staging engine: a thin face of <pinning/staging.hpp>."""
 
 from cpython.object cimport PyObject
 from cython.operator cimport dereference
@@ -25,6 +25,8 @@ adapters = WeakKeyDictionary()  # by queue that is not native
 
 
 class Limits(NamedTuple):
+    """How much of the machine staging may use; `pinning.copies.Costs` says what each is."""
+
     ring_bytes: int
     staging_bytes: int
     chunk_bytes: int
@@ -34,6 +36,7 @@ class Limits(NamedTuple):
 
 
 def default_limits():
+    """Those that suit the processors that this process may run on."""
     cdef StagingLimits limits
     return Limits(limits.ring_bytes, limits.device_bytes, limits.chunk_bytes, limits.threads, limits.to_device,
                   limits.to_host)
@@ -69,6 +72,11 @@ cdef VendorQueue* vendor_of(object queue) except NULL:
 
 
 cdef class Staged:
+    """A copy, a signal or a wait in a queue. Keep it until the queue's work is over.
+
+    When it is collected no thread touches the host's memory any more, even if the device is lost.
+    """
+
     def __init__(self):
         raise TypeError("what is staged is had from a Staging")
 
@@ -78,10 +86,13 @@ cdef class Staged:
             del staged
 
     def give(self):
+        """Of a signal: as if its queue had come to it."""
         self.staged.give()
 
 
 cdef class Block:
+    """Pinned memory of the host that is this object's until it is collected."""
+
     cdef CBlock* block
     cdef readonly uint64_t ptr
     cdef readonly uint64_t nbytes
@@ -91,6 +102,8 @@ cdef class Block:
 
 
 cdef class Staging:
+    """The rings of pinned memory of one device. One submission to a queue at a time, as everywhere."""
+
     def __cinit__(self, device):
         cdef unique_ptr[PinnedMemory] memory
         cdef unique_ptr[CStaging] made
@@ -120,6 +133,15 @@ cdef class Staging:
         return face
 
     def copy_to_device(self, queue, uint64_t there, uint64_t host, uint64_t size, costs, cbool early=False):
+        """Copy pageable memory. None where there is no pinned memory to do it with, or the queue waits for no values.
+
+        `early`: the bytes may be read before the copy's turn, for nothing that is submitted already writes them.
+
+        Raises
+        ------
+        VendorError
+            The vendor refused a step. What was submitted before it is done by then.
+        """
         cdef VendorQueue* vendor = vendor_of(queue)
         cdef StagingLimits limits = limits_of(costs)
         cdef unique_ptr[CStaged] staged
@@ -128,6 +150,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def copy_to_host(self, queue, uint64_t host, uint64_t there, uint64_t size, costs):
+        """The other way."""
         cdef VendorQueue* vendor = vendor_of(queue)
         cdef StagingLimits limits = limits_of(costs)
         cdef unique_ptr[CStaged] staged
@@ -136,6 +159,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def copy_in_host(self, queue, uint64_t dst, uint64_t src, uint64_t size, costs):
+        """Copy within the host's memory, in the queue's turn; the ranges may overlap. Raises as `copy_to_device`."""
         cdef VendorQueue* vendor = vendor_of(queue)
         cdef StagingLimits limits = limits_of(costs)
         cdef unique_ptr[CStaged] staged
@@ -144,6 +168,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def signal(self, queue):
+        """A signal that is given when the queue comes to it. Raises as `copy_to_device`."""
         cdef VendorQueue* vendor = vendor_of(queue)
         cdef unique_ptr[CStaged] staged
         with nogil:
@@ -151,6 +176,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def wait(self, queue, Staged signal not None):
+        """Have later work wait for a signal in a queue of any device, once for each; None if it was given already."""
         cdef VendorQueue* vendor = vendor_of(queue)
         cdef unique_ptr[CStaged] staged
         with nogil:
@@ -158,6 +184,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def borrow(self, uint64_t at_most, costs):
+        """Pinned memory of a ring, for whoever copies through it in its own way; None where there is none."""
         cdef StagingLimits limits = limits_of(costs)
         cdef unique_ptr[CBlock] got
         cdef Block block = Block.__new__(Block)
@@ -170,6 +197,7 @@ cdef class Staging:
         return block
 
     def trim(self):
+        """Give back what is idle; returns how many bytes."""
         cdef uint64_t freed
         with nogil:
             freed = self.staging.trim()
@@ -177,15 +205,18 @@ cdef class Staging:
 
     @property
     def empty(self):
+        """Whether it has no pinned memory."""
         return self.staging.empty()
 
 
 def staging_of(device):
+    """The one of this device."""
     known = stagings.get(id(device))
     return stagings.setdefault(id(device), Staging(device)) if known is None else known
 
 
 def trim_staging():
+    """Give the pinned memory of idle rings back, of all devices; returns how many bytes."""
     cdef uint64_t freed
     cdef Staging each
     with nogil:
