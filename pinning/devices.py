@@ -64,6 +64,11 @@ def devices() -> list[Device]:
 def device(name: str) -> Device:
     """The device of this name, such as ``"cuda:0"``; ``"cuda"`` is the first of its plugin.
 
+    Parameters
+    ----------
+    name : str
+        A plugin, and perhaps the index of one of its devices.
+
     Raises
     ------
     PluginUnavailableError
@@ -90,6 +95,11 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
     """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand.
 
     For a native device it is the map that native code of this process has under the device's name.
+
+    Parameters
+    ----------
+    on : Device or str, optional
+        By itself or by name.
 
     Raises
     ------

@@ -230,6 +230,13 @@ class Arena(Space):
     def device_ptr_of(self, ptr: int, size: int = 1, device: Device | str | None = None) -> int:
         """The address that bytes of it have for a device, the first by default. Waits until they are locked.
 
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes, inside the arena.
+        device : Device or str, optional
+            One of its devices; the first by default.
+
         Raises
         ------
         NotLockedError
@@ -285,7 +292,13 @@ class Arena(Space):
         return found
 
     def free(self, allocation: ArenaAllocation) -> None:
-        """Give an allocation of this arena back; see `ArenaAllocation.free`."""
+        """Give an allocation of this arena back; see `ArenaAllocation.free`.
+
+        Parameters
+        ----------
+        allocation : ArenaAllocation
+            What `allocate` has returned.
+        """
         if not isinstance(allocation, ArenaAllocation) or allocation.arena is not self:
             raise InvalidRangeError(f"{allocation!r} is not of {self!r}")
         allocation.free()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The memory of an arena and its name, each with an owner from the first moment on. The stub says what each does.
+"""The memory of an arena and its name, each with an owner from the first moment on.
 
 Python may be interrupted between any two steps; what is made and owned here is one step each.
 """
@@ -213,6 +213,11 @@ cdef object refused(int code, what):
 
 
 cdef class Segment:
+    """Memory that processes share, perhaps under the name of a file, with a shared lock (flock) of it.
+
+    Where it is the last that has one, `leave` and its destructor remove the name.
+    """
+
     cdef Shared shared
     cdef object __weakref__
 
@@ -224,6 +229,7 @@ cdef class Segment:
 
     @staticmethod
     def unnamed(uint64_t size, bint huge=False):
+        """New memory without a name (memfd), of the pool of huge pages if wanted."""
         cdef Segment made = Segment.__new__(Segment)
         cdef int code = made.shared.make_unnamed(size, huge)
         if code < 0:
@@ -232,6 +238,7 @@ cdef class Segment:
 
     @staticmethod
     def make(folder, path, uint64_t size):
+        """A new one, which has its name, its size and its lock in one step; None where the name is taken."""
         cdef Segment made = Segment.__new__(Segment)
         cdef bytes there = os.fsencode(folder)
         cdef bytes named = os.fsencode(path)
@@ -244,6 +251,7 @@ cdef class Segment:
 
     @staticmethod
     def join(path, bint wait=True):
+        """The one of this name; None where there is none. Without `wait` also where somebody is about to remove it."""
         cdef Segment made = Segment.__new__(Segment)
         cdef bytes named = os.fsencode(path)
         cdef const char* name = named
@@ -265,39 +273,63 @@ cdef class Segment:
 
     @property
     def abandoned(self):
+        """Whether nobody else had it when it was joined. Nobody can meanwhile: `take` it, `forget` it or `leave`."""
         return self.shared.abandoned
 
     def take(self):
+        """Let others join what was abandoned."""
         self.shared.take()
 
     @property
     def size(self):
+        """Bytes of the file."""
         return self.shared.size(False)
 
     @property
     def present(self):
+        """Bytes that are in memory."""
         return self.shared.size(True)
 
     @property
     def has_name(self):
+        """Whether others can still find it."""
         return self.shared.has_name()
 
     def fileno(self):
         return self.shared.file
 
     def forget(self):
+        """Leave, and leave the name as it is."""
         self.shared.path.clear()
         self.shared.leave()
 
     def leave(self):
+        """Give it up; the last one removes the name."""
         with nogil:
             self.shared.leave()
 
     def in_child(self):
+        """Have a lock of its own in a fork's child."""
         self.shared.in_child()
 
 
 cdef class Memory:
+    """Address space, and memory for the first bytes of it; with the locks of these, which go first.
+
+    Parameters
+    ----------
+    maximum : int
+        Bytes of address space, a multiple of `page`.
+    aligned : int
+        A power of two, of which its address is a multiple.
+    segment : Segment or None
+        Whose bytes it maps. Without one they are this process's alone, and a fork's child has none of them.
+    page : int
+        Bytes; of more than the system's pages for the pool of huge pages.
+    advice : int
+        For the kernel (madvise), or -1.
+    """
+
     cdef Mapped mapped
     cdef readonly Segment segment
     cdef readonly list holds
@@ -333,6 +365,7 @@ cdef class Memory:
 
     @property
     def size(self):
+        """Bytes that are memory."""
         return self.mapped.size
 
     @property
@@ -341,12 +374,14 @@ cdef class Memory:
 
     @property
     def here(self):
+        """Whether this process has it."""
         return self.is_here()
 
     cdef bint is_here(self) noexcept:
         return self.mapped.start is not NULL and (self.segment is not None or self.generation == process())
 
     def extend(self, uint64_t upto):
+        """Have memory for the first `upto` bytes; what is there stays. Raises OSError; then nothing has changed."""
         cdef int file = -1
         cdef int code
         cdef bint huge = self.page > <uint64_t>mmap.PAGESIZE
@@ -360,11 +395,13 @@ cdef class Memory:
             raise refused(code, "mmap")
 
     def unlock(self):
+        """Give up its locks. Raises VendorError; then it can be called again."""
         while self.holds:
             self.holds[-1].unlock()
             self.holds.pop()
 
     def release(self):
+        """Unlock it and give all back."""
         cdef bint alone = self.segment is None
         if self.is_here():
             if self.generation == process():

@@ -10,62 +10,27 @@ from pinning.memory import Allocation
 from pinning.plugin import Device
 
 class Space:
-    """The bytes of an arena, and who has been given which."""
-
     def _begin(self, memory: Memory, nbytes: int, unit: int) -> None: ...
-    def _give(self, offset: int, nbytes: int) -> None:
-        """Have bytes allocated from; nothing happens the second time."""
-
+    def _give(self, offset: int, nbytes: int) -> None: ...
     def _take(self, size: int, alignment: int | None, device: Device) -> ArenaAllocation | None: ...
-    def _claim(self) -> None:
-        """Have nothing begin any more; raises StillInUseError."""
-
+    def _claim(self) -> None: ...
     def _unclaim(self) -> None: ...
     def _check(self) -> None: ...
     @property
-    def _own(self) -> bool:
-        """Whether this is the process that made it."""
-
+    def _own(self) -> bool: ...
     @property
-    def nbytes(self) -> int:
-        """Bytes, exactly as asked for."""
-
+    def nbytes(self) -> int: ...
     @property
-    def ptr(self) -> int:
-        """The host's address of the first byte."""
-
+    def ptr(self) -> int: ...
     @property
-    def allocated(self) -> int:
-        """Bytes that allocations have."""
-
+    def allocated(self) -> int: ...
     @property
-    def available(self) -> int:
-        """Bytes that are left for allocations."""
-
+    def available(self) -> int: ...
     @property
-    def largest_available(self) -> int:
-        """Bytes of the largest stretch that is left."""
-
+    def largest_available(self) -> int: ...
     def asarray(
         self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = "u1", offset: int = 0
-    ) -> NDArray[Any]:
-        """Its bytes as an array, without a copy. As long as that lives the arena cannot be closed.
-
-        Parameters
-        ----------
-        shape : int or tuple of int, optional
-            In elements; all that there are by default.
-        dtype : dtype, optional
-            Of an element, bytes by default.
-        offset : int, optional
-            Of the first element, in bytes.
-
-        Raises
-        ------
-        InvalidRangeError
-            There is not so much, or it is closed.
-        """
-
+    ) -> NDArray[Any]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -73,21 +38,10 @@ class Space:
     def __dlpack__(self, **how: Any) -> Any: ...
 
 class ArenaAllocation(Allocation):
-    """Some of an arena's bytes, had by `Arena.allocate`. It is HOST memory, and freed by the rules of `pinning.alloc`.
-
-    Attributes
-    ----------
-    arena : Arena
-        Whose bytes they are; it cannot be closed before this is freed.
-    """
-
     @property
     def arena(self) -> Arena: ...
     @property
-    def device_ptr(self) -> int:
-        """The first byte's address for `device`. Waits until it is locked; raises what `Arena.device_ptr_of` does."""
-
+    def device_ptr(self) -> int: ...
     def asarray(
         self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = "u1", offset: int = 0
-    ) -> NDArray[numpy.generic]:
-        """Its bytes as an array, without a copy; see `Arena.asarray`. As long as that lives this cannot be freed."""
+    ) -> NDArray[numpy.generic]: ...

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What of an arena is whose. The stub says what each method does.
+"""What of an arena is whose.
 
 All that changes here changes in C while the GIL is held, in steps between which no signal handler runs.
 """
@@ -37,6 +37,8 @@ cdef enum:
 
 
 cdef class Space:
+    """The bytes of an arena, and who has been given which."""
+
     cdef Extents* extents
     cdef object memory_  # what keeps the bytes
     cdef uint64_t start, bytes, grain
@@ -58,6 +60,7 @@ cdef class Space:
         self.shut = False
 
     def _give(self, uint64_t offset, uint64_t nbytes):
+        """Have bytes allocated from; nothing happens the second time."""
         if offset < self.given_upto:
             return
         self.extents.add(self.start + offset, nbytes)
@@ -90,6 +93,7 @@ cdef class Space:
         return made
 
     def _claim(self):
+        """Have nothing begin any more; raises StillInUseError."""
         if self.allocations:
             raise StillInUseError(f"{self!r} has {self.allocations} allocations, of {self.taken} bytes: free them first")
         if self.exports:
@@ -106,27 +110,33 @@ cdef class Space:
 
     @property
     def _own(self):
+        """Whether this is the process that made it."""
         return self.generation == process()
 
     @property
     def nbytes(self):
+        """Bytes, exactly as asked for."""
         return self.bytes
 
     @property
     def ptr(self):
+        """The host's address of the first byte."""
         self._check()
         return self.start
 
     @property
     def allocated(self):
+        """Bytes that allocations have."""
         return self.taken
 
     @property
     def available(self):
+        """Bytes that are left for allocations."""
         return self.given - self.taken
 
     @property
     def largest_available(self):
+        """Bytes of the largest stretch that is left."""
         return self.extents.largest()
 
     # ---- its bytes ----
@@ -154,6 +164,22 @@ cdef class Space:
         return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)
 
     def asarray(self, shape=None, dtype="u1", offset=0):
+        """Its bytes as an array, without a copy. As long as that lives the arena cannot be closed.
+
+        Parameters
+        ----------
+        shape : int or tuple of int, optional
+            In elements; all that there are by default.
+        dtype : dtype, optional
+            Of an element, bytes by default.
+        offset : int, optional
+            Of the first element, in bytes.
+
+        Raises
+        ------
+        InvalidRangeError
+            There is not so much, or it is closed.
+        """
         return array_of(self, shape, dtype, offset)
 
     def __reduce__(self):
@@ -162,6 +188,14 @@ cdef class Space:
 
 @cython.no_gc_clear
 cdef class ArenaAllocation(Allocation):
+    """Some of an arena's bytes, had by `Arena.allocate`. It is HOST memory, and freed by the rules of `pinning.alloc`.
+
+    Attributes
+    ----------
+    arena : Arena
+        Whose bytes they are; it cannot be closed before this is freed.
+    """
+
     cdef ExtentPointer extent_
     cdef Space space
 
@@ -181,10 +215,18 @@ cdef class ArenaAllocation(Allocation):
 
     @property
     def device_ptr(self):
+        """The first byte's address for `device`. Waits until it is locked; raises what `Arena.device_ptr_of` does."""
         self.check_bytes()
         return self.space.device_ptr_of(self.extent.ptr, self.extent.size, self.device)
 
     def asarray(self, shape=None, dtype="u1", offset=0):
+        """Its bytes as an array, without a copy; see `Arena.asarray`. As long as that lives this cannot be freed.
+
+        Parameters
+        ----------
+        shape, dtype, offset
+            As for `Arena.asarray`.
+        """
         return array_of(self, shape, dtype, offset)
 
     cdef int check_unlocked(self) except -1:

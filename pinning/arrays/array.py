@@ -171,6 +171,7 @@ class DeviceArray(View):
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802
+        """The view with the dimensions in the opposite order."""
         return self.transpose()
 
     def squeeze(self, axis: int | tuple[int, ...] | None = None) -> DeviceArray:

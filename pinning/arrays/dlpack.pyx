@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Capsules of DLPack, made and opened. The stub says more.
+"""Capsules of DLPack, made and opened.
 
 In C, because whoever takes a tensor may give it back from a thread that Python does not know, or when Python has ended.
 """
@@ -69,6 +69,21 @@ cdef const char* VERSIONED = "dltensor_versioned"
 
 
 class Tensor(NamedTuple):
+    """What is in a capsule.
+
+    Attributes
+    ----------
+    ptr : int
+        Address of the first element.
+    shape, strides : tuple of int
+        Strides in elements; None for those of an array in C order.
+    code, bits, lanes : int
+        The type of its elements, as DLPack has them.
+    read_only : bool
+    owner : object
+        As long as this is referenced the memory stays.
+    """
+
     ptr: int
     shape: tuple
     strides: object
@@ -110,6 +125,7 @@ cdef void drop_capsule(object capsule) noexcept:
 
 
 def make_capsule(owner, ptr, device, code, bits, shape, strides, bint versioned, bint read_only, bint copied):
+    """A capsule with a tensor that keeps `owner`; of the protocol with versions, 1.0, or of the one before."""
     cdef int32_t ndim = len(shape)
     cdef Strided tensor
     tensor.data = <void*><uintptr_t>ptr
@@ -160,6 +176,15 @@ cdef class Managed:
 
 
 def take_capsule(capsule):
+    """Open a capsule; nobody can open it again.
+
+    Raises
+    ------
+    BufferError
+        It has been opened already, or is of a version that is not known here.
+    TypeError
+        It is no capsule.
+    """
     cdef Managed managed = Managed.__new__(Managed)
     cdef Strided* tensor
     cdef Versioned* versioned

@@ -14,7 +14,21 @@ from pinning.queues import Queue
 
 
 class View:
-    """Where the elements of an array are, and whose memory that is."""
+    """Where the elements of an array are, and whose memory that is.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The number of elements in each dimension.
+    dtype : numpy.dtype
+        What each element is.
+    ndim : int
+        The number of dimensions.
+    device : MemoryDevice
+        Whose memory it is.
+    read_only : bool
+        Whether the elements cannot be written.
+    """
 
     __slots__ = ("__weakref__", "_buffer", "_layout")
 

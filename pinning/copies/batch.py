@@ -90,7 +90,18 @@ def copy_batch(
     queue: Queue | object | None = None,
     engine: Engine = "auto",
 ) -> Copy:
-    """`copy_batch_async`, and wait until it is done."""
+    """`copy_batch_async`, and wait until it is done.
+
+    Parameters
+    ----------
+    dsts, srcs, sizes, queue, engine
+        As for `copy_batch_async`, which also says what is raised.
+
+    Returns
+    -------
+    Copy
+        It is over.
+    """
     done = copy_batch_async(dsts, srcs, sizes, queue, (), engine)
     done.wait()
     return done
@@ -148,7 +159,18 @@ def explain_batch(
     queue: Queue | object | None = None,
     engine: Engine = "auto",
 ) -> BatchPlan:
-    """How `copy_batch_async` would move these now; nothing is copied. Raises what `copy_batch_async` does."""
+    """How `copy_batch_async` would move these now; nothing is copied. Raises what `copy_batch_async` does.
+
+    Parameters
+    ----------
+    dsts, srcs, sizes, queue, engine
+        As for `copy_batch_async`.
+
+    Returns
+    -------
+    BatchPlan
+        How many parts and bytes go which way, and why.
+    """
     _check_engine(engine)
     if len(dsts) == 1 and engine != "kernel":
         dst, src, size = _one(dsts, srcs, sizes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""A thin face of the batches of <pinning/batch.hpp>. The stub says more."""
+"""A thin face of the batches of <pinning/batch.hpp>."""
 
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
@@ -62,6 +62,7 @@ class KernelLimits(NamedTuple):
 
 
 def default_limits():
+    """From how many items on, and to how many bytes of one, a kernel moves them."""
     cdef BatchLimits limits
     return KernelLimits(limits.kernel_from_items, limits.kernel_to_bytes)
 
@@ -70,6 +71,32 @@ cdef dict ENGINES = {"auto": Engine.automatic, "copy": Engine.copy, "kernel": En
 
 
 cdef class BatchWork:
+    """Work for a queue. Until it is collected it holds the locks of all locked memory that it copies.
+
+    Parameters
+    ----------
+    device : NativeDevice
+    on : PinnedMap
+        Of the same device.
+    dsts, srcs : array of uint64
+        Addresses, one of each for an item, and at least one.
+    sizes : array of uint64
+        Bytes of each item, or of all of them.
+    engine : {"auto", "copy", "kernel"}
+    has_kernel : bool
+        Whether its queue moves parts.
+    costs : Costs
+
+    Raises
+    ------
+    InvalidRangeError
+        An item is empty, no range, or runs out of the device's memory; the message names it.
+    PinningError
+        A kernel is asked for, and there is none.
+    VendorError
+        The vendor refused to say whose memory an address is.
+    """
+
     cdef Batch* batch
 
     def __cinit__(self, NativeDevice device not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
@@ -93,11 +120,14 @@ cdef class BatchWork:
 
     @property
     def written(self):
+        """The start and the size of a range in which all destinations lie."""
         cdef const Parts* parts = &self.batch.parts()
         return parts.written, parts.written_end - parts.written
 
     @property
     def counts(self):
+        """How many parts go by ``"kernel"``, by ``"engine"``, ``"to_device"`` and ``"to_host"`` from and into pageable
+        memory, and ``"on_host"``."""
         cdef const Parts* parts = &self.batch.parts()
         return {
             "kernel": parts.by_kernel.size(),
@@ -109,6 +139,7 @@ cdef class BatchWork:
 
     @property
     def sizes(self):
+        """Bytes of each of these."""
         cdef const Parts* parts = &self.batch.parts()
         return {
             "kernel": bytes_of(parts.by_kernel.begin(), parts.by_kernel.end()),
@@ -120,9 +151,12 @@ cdef class BatchWork:
 
     @property
     def plain(self):
+        """How many parts of pageable memory the vendor has copied itself, because there was no ring for them, or one
+        small part."""
         return self.batch.plain()
 
     def __call__(self, NativeQueue queue not None):
+        """Submit all parts. After an error what was submitted before is over."""
         cdef VendorQueue* vendor = queue.vendor
         with nogil:
             self.batch.submit(vendor[0])

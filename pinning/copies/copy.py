@@ -85,6 +85,17 @@ def copy_2d_async(
 ) -> Copy:
     """Copy `height` rows of `width` bytes, whose starts are `dst_pitch` and `src_pitch` bytes apart.
 
+    Parameters
+    ----------
+    dst, src : object
+        As in `copy_async`.
+    dst_pitch, src_pitch : int
+        Bytes from the start of a row to that of the next; at least `width`.
+    width, height : int
+        Bytes of a row, and the number of rows.
+    queue, wait_for
+        As in `copy_async`.
+
     Raises
     ------
     InvalidRangeError

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Copies and fills. The stub says what each does.
+"""Copies and fills.
 
 The common copy is one call of the vendor's, and what is done here for it, once for each copy, costs less than that call.
 All others are planned in Python.
@@ -47,6 +47,37 @@ cdef str last_reason = None
 
 
 def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_order="stream"):
+    """Copy bytes, in a queue; return once the copy is submitted.
+
+    The memory of both ends is kept alive until it is done. Later work in the queue sees the data. A copy on the path
+    ``"plain"`` blocks the caller while the vendor reads or writes pageable memory.
+
+    Parameters
+    ----------
+    dst, src : object
+        Each an `Allocation`, a `Lock` that is held, anything that `pinning.lock` takes and whose bytes are contiguous,
+        an object with ``__cuda_array_interface__`` or DLPack's C exchange API, such as a torch tensor, or an address of
+        host or device memory (with `nbytes`).
+    nbytes : int, optional
+        How many; by default all, and then both ends must have the same size.
+    queue : Queue or object with ``__cuda_stream__``, optional
+        By default the default queue of the device whose memory is an end.
+    wait_for : iterable of Event, optional
+        What must be over before.
+    src_access_order : {"stream", "any"}
+        When the source may be read, as CUDA has it. ``"stream"``: not before the copy's turn. ``"any"``: at once, for
+        nothing before the copy writes it, or who does is not waited for; that lets copies of pageable memory in a row
+        overlap. Where the queue's pending work cannot write the source, they overlap anyhow.
+
+    Raises
+    ------
+    TypeError
+        An end is no buffer.
+    InvalidRangeError
+        The sizes differ, an end is too small, is read only, or its bytes are scattered.
+    VendorError
+        The vendor refused. What fails later reaches the `Copy`.
+    """
     cdef Submitter on = None if queue is None else queue_of(queue)
     cdef object preferred = None if on is None else on.device
     cdef End to = resolve_end(dst, preferred)
@@ -67,12 +98,36 @@ def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_ord
 
 
 def copy(dst, src, nbytes=None, queue=None):
+    """`copy_async`, and wait until it is done.
+
+    Parameters
+    ----------
+    dst, src, nbytes, queue
+        As for `copy_async`, which also says what is raised.
+
+    Returns
+    -------
+    Copy
+        It is over.
+    """
     cdef Event done = copy_async(dst, src, nbytes, queue)
     done.wait()
     return done
 
 
 def explain(dst, src, nbytes=None, queue=None):
+    """Which path `copy_async` would take now, and why; nothing is copied. Raises what `copy_async` does.
+
+    Parameters
+    ----------
+    dst, src, nbytes, queue
+        As for `copy_async`.
+
+    Returns
+    -------
+    Plan
+        Its `path` and `reason`, and the `steps` of which it is made.
+    """
     cdef Submitter on = None if queue is None else queue_of(queue)
     cdef object preferred = None if on is None else on.device
     cdef End to = resolve_end(dst, preferred)
@@ -150,6 +205,28 @@ cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
 
 
 def fill(dst, value, nbytes=None, queue=None, wait_for=()):
+    """Fill memory of a device or of the host with a value, in a queue.
+
+    Parameters
+    ----------
+    dst : object
+        As in `copy_async`.
+    value : int or bytes
+        A byte, as an integer between 0 and 255, NumPy's too; or 1, 2 or 4 bytes that are repeated.
+    nbytes : int, optional
+        A multiple of the value's length; all of `dst` by default.
+    queue : Queue or object with ``__cuda_stream__``, optional
+        By default the default queue of the device whose memory it is.
+    wait_for : iterable of Event
+        What must be over before.
+
+    Raises
+    ------
+    InvalidRangeError
+        The value is no byte, has another length, or does not fit a whole number of times.
+    TypeError
+        It is a float.
+    """
     pattern = pattern_of(value)
     cdef unsigned width = len(pattern)
     cdef Submitter on = None if queue is None else queue_of(queue)

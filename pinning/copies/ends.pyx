@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The two ends of a copy. The stub says what each is.
+"""The two ends of a copy.
 
 Whose memory an address is, our own tables know of what we have allocated or locked. Only for the rest vendors are asked.
 """
@@ -38,6 +38,22 @@ cdef object TOP = 1 << 64
 @cython.freelist(64)
 @cython.no_gc_clear
 cdef class End:
+    """One end of a copy.
+
+    Attributes
+    ----------
+    ptr : int
+        Its first byte: the host's address of host memory, else the device's.
+    size : int or None
+        Bytes; None for a bare address.
+    device : MemoryDevice or None
+        Whose memory it is; None for the host's.
+    read_only : bool
+        Whether it may not be written.
+    owner : object
+        What keeps the memory alive; None where the caller does.
+    """
+
     def __init__(self, ptr, size, device, bint read_only, owner):
         self.ptr, self.bytes = ptr, 0 if size is None else size
         self.device, self.read_only, self.owner = device, read_only, owner
@@ -52,6 +68,24 @@ cdef class End:
 
 
 def end_of(buffer, preferred=None):
+    """Find out what one end of a copy is.
+
+    Parameters
+    ----------
+    buffer : object
+        An `Allocation`, a `Lock` that is held, anything that `pinning.lock` takes and that has no gaps, an object with
+        DLPack's C exchange API or ``__cuda_array_interface__``, or an address of host or device memory. An `End` is
+        itself.
+    preferred : Device, optional
+        Whose memory an address is when several devices know it.
+
+    Raises
+    ------
+    InvalidRangeError
+        Freed, unlocked, empty or null; or its bytes do not follow one another.
+    TypeError
+        It is no buffer.
+    """
     return resolve_end(buffer, preferred)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What copies put into queues. The stub says more."""
+"""What copies put into queues."""
 
 cimport cython
 from libc.stdint cimport uint64_t
@@ -35,15 +35,25 @@ cdef void count_bytes(Way way, uint64_t size) noexcept:
 
 
 def count_moved(path, uint64_t size):
+    """Note that so many bytes have been submitted on a path; `copy_async` does so itself where it is one call."""
     count_bytes(<Way><int>WAYS[path], size)
 
 
 def bytes_moved():
+    """Bytes that copies of this process have been submitted for, by path."""
     return {path: page.moved[<int>way].load() for path, way in WAYS.items()}
 
 
 cdef class Copy(Event):
-    pass
+    """A copy under way: an `Event` that also says how the bytes travel.
+
+    Attributes
+    ----------
+    path : Path
+        ``"direct"``, ``"staged"``, ``"lock"`` or ``"plain"``.
+    reason : str
+        Why.
+    """
 
 
 @cython.final
@@ -87,6 +97,7 @@ cdef class PlannedCopy(Work):
 
 
 def submit_planned(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None):
+    """As `Queue.submit`, of calls that write nothing but so many bytes at `dst`."""
     cdef PlannedCopy work = PlannedCopy.__new__(PlannedCopy)
     work.calls, work.kept = calls, keep
     work.written, work.written_size = dst, size

@@ -82,7 +82,18 @@ def copy_file(
     nbytes: int | None = None,
     queue: Queue | object | None = None,
 ) -> FileCopy:
-    """`copy_file_async`, and wait until the bytes are there. Raises what that does, and what its event fails with."""
+    """`copy_file_async`, and wait until the bytes are there. Raises what that does, and what its event fails with.
+
+    Parameters
+    ----------
+    dst, path, offset, nbytes, queue
+        As for `copy_file_async`.
+
+    Returns
+    -------
+    FileCopy
+        It is over.
+    """
     copy = copy_file_async(dst, path, offset, nbytes, queue)
     try:
         copy.wait()

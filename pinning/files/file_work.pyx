@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Open files, and what copies from and to them put into queues. The stub says more."""
+"""Open files, and what copies from and to them put into queues."""
 
 cimport cython
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
@@ -44,6 +44,22 @@ cdef enum:
 
 
 cdef class OpenFile:
+    """A regular file that copies read or write. It is closed when this is, and no copy uses it any more.
+
+    Parameters
+    ----------
+    path : path-like
+    create : bool
+        Make a new file, and write it.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened.
+    FileError
+        It is a folder, a pipe or a device.
+    """
+
     cdef shared_ptr[CFile] file  # null once it is closed
     cdef readonly str path
 
@@ -80,9 +96,11 @@ cdef class OpenFile:
 
     @property
     def nbytes(self):
+        """How long it is now."""
         return os.fstat(self.fileno()).st_size
 
     def look_for_cold(self, uint64_t offset, uint64_t nbytes):
+        """From now on read past the page cache what of these bytes is not in it, if the disk allows that."""
         self.fileno()
         with nogil:
             self.file.get().read_past_cache(offset, nbytes)
@@ -208,6 +226,26 @@ cdef class FileWork(Work):
 
 def copy_parts(Submitter queue not None, OpenFile file not None, parts, *, bint in_device, bint writes=False, wait_for=(),
                keep=(), early=None):
+    """Copy between parts of a file and parts of memory, as one piece of work.
+
+    Parameters
+    ----------
+    parts : iterable of (int, int, int)
+        Where to, where from, and how many bytes; the file's end of each is an offset in it, and these ascend.
+    in_device : bool
+        Whether the memory is the device's of the queue, and not the host's.
+    writes : bool
+        Whether the file is written.
+    keep : iterable
+        What keeps the memory alive.
+    early : bool, optional
+        Whether the file may be read before the copy's turn; by default where nothing that is pending could write it.
+
+    Raises
+    ------
+    VendorError
+        The vendor refused a step. What was submitted before it is done by then.
+    """
     cdef FileWork work = FileWork.__new__(FileWork)
     cdef FileCopy copy = FileCopy.__new__(FileCopy)
     cdef Outcome outcome = Outcome.__new__(Outcome)

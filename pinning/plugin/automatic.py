@@ -37,5 +37,11 @@ class AutomaticLocking:
         return self._locks_mapped.lock_mapped(self, buffer, size)
 
     def unlock_unmapped(self, buffer: object) -> None:
-        """Undo one `lock_mapped` of a buffer with this address, if it locked anything."""
+        """Undo one `lock_mapped` of a buffer with this address, if it locked anything.
+
+        Parameters
+        ----------
+        buffer : object
+            As for `lock_mapped`.
+        """
         self._locks_mapped.unlock_unmapped(self, buffer)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Vendors that are native: a thin face of <pinning/vendor.hpp>. The stub says what each method does."""
+"""Vendors that are native: a thin face of <pinning/vendor.hpp>."""
 
 from cpython.exc cimport PyErr_CheckSignals
 from cython.operator cimport dereference
@@ -24,6 +24,29 @@ cdef tuple _KINDS_BY_NUMBER = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SH
 
 
 cdef class NativeDevice:
+    """NativeDevice(name, *args, **kwargs)\n--\n\nA device whose vendor is implemented in libpinning, for a plugin to derive its devices from.
+
+    Its locking, its memory and its queues are those of ``<pinning/vendor.hpp>``; a map over it is the one that native
+    code of this process has. No call holds the GIL, and none can be interrupted half way.
+
+    Parameters
+    ----------
+    name : str
+        In full, such as ``"cuda:0"``.
+    *args, **kwargs
+        For the ``__init__`` of a class that derives from it.
+
+    Raises
+    ------
+    PluginUnavailableError
+        There is no such device, or its driver does not start.
+
+    Attributes
+    ----------
+    name : str
+        As given.
+    """
+
     def __cinit__(self, str name, *args, **kwargs):
         cdef string full = name.encode()
         self.name = name
@@ -32,6 +55,7 @@ cdef class NativeDevice:
 
     @property
     def handle(self):
+        """The vendor's own handle of the device, such as a ``ur_device_handle_t``; 0 where there is none."""
         cdef uintptr_t handle
         with nogil:
             handle = self.vendor.native_handle()
@@ -39,6 +63,10 @@ cdef class NativeDevice:
 
     @property
     def context(self):
+        """The vendor's handle of the context in which it locks and allocates, or the pool that it allocates from.
+
+        0 where there is none.
+        """
         cdef uintptr_t context
         with nogil:
             context = self.vendor.native_context()
@@ -46,6 +74,7 @@ cdef class NativeDevice:
 
     @property
     def problems(self):
+        """What is wrong with the vendor's installation although it works."""
         cdef vector[string] problems
         with nogil:
             problems = self.vendor.problems()
@@ -53,14 +82,17 @@ cdef class NativeDevice:
 
     @property
     def largest_lock(self):
+        """Bytes that one `data_lock` can take."""
         return self.vendor.largest_lock()
 
     @property
     def coherence(self):
+        """What locked memory can be: True for coherent, False for coarse-grained."""
         cdef Grains grains = self.vendor.grains()
         return frozenset(([True] if grains.fine else []) + ([False] if grains.coarse else []))
 
     def data_lock(self, uint64_t ptr, uint64_t size, read_only=None, coherent=True):
+        """Lock ``[ptr, ptr + size)`` and return its device pointer; see `pinning.plugin.Device`."""
         cdef Wish wish
         cdef uint64_t device_ptr
         wish.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
@@ -76,10 +108,12 @@ cdef class NativeDevice:
         return device_ptr
 
     def data_unlock(self, uint64_t ptr):
+        """Undo the `data_lock` of the range that starts at `ptr`. After an error it is still locked."""
         with nogil:
             self.vendor.unlock(ptr)
 
     def is_pinned_ptr(self, uint64_t ptr):
+        """The pinned range around `ptr`, whoever pinned it, as far as the vendor can tell."""
         cdef optional[Pinned] found
         with nogil:
             found = self.vendor.is_pinned(ptr)
@@ -88,6 +122,7 @@ cdef class NativeDevice:
         return PinnedInfo(dereference(found).base, dereference(found).size, dereference(found).device_ptr)
 
     def allocate(self, uint64_t size, kind=MemoryKind.DEVICE):
+        """Exactly `size` bytes; see `pinning.plugin.MemoryDevice`."""
         cdef CMemoryKind asked = <CMemoryKind><int>_KINDS[kind]
         cdef uint64_t ptr
         with nogil:
@@ -95,17 +130,20 @@ cdef class NativeDevice:
         return ptr
 
     def allocate_write_combined(self, uint64_t size):
+        """As `allocate` of kind HOST, of memory that the host's caches do not hold where the vendor has that."""
         cdef uint64_t ptr
         with nogil:
             ptr = self.vendor.allocate(size, CMemoryKind.host, True)
         return ptr
 
     def free(self, uint64_t ptr, kind=MemoryKind.DEVICE):
+        """Give back what `allocate` returned for this kind. After an error it is still allocated."""
         cdef CMemoryKind asked = <CMemoryKind><int>_KINDS[kind]
         with nogil:
             self.vendor.free(ptr, asked)
 
     def memory_info(self, uint64_t ptr):
+        """The allocation or registration around `ptr`, whoever made it."""
         cdef optional[CMemoryInfo] found
         with nogil:
             found = self.vendor.memory_info(ptr)
@@ -116,20 +154,24 @@ cdef class NativeDevice:
         return MemoryInfo(kind, dereference(found).base, dereference(found).size, None if device < 0 else device)
 
     def copy(self, uint64_t dst, uint64_t src, uint64_t size):
+        """Copy `size` bytes in either direction, and wait until it is done."""
         with nogil:
             self.vendor.copy(dst, src, size)
 
     def synchronize(self):
+        """Wait until all work submitted to this device is done."""
         with nogil:
             self.vendor.synchronize()
 
     def make_queue(self):
+        """A new in-order queue."""
         cdef unique_ptr[VendorQueue] made
         with nogil:
             made = self.vendor.make_queue()
         return wrap_queue(made.release())
 
     def adopt_queue(self, uintptr_t handle):
+        """The in-order queue that someone else made, by the vendor's handle; it is not closed by us."""
         cdef unique_ptr[VendorQueue] made
         with nogil:
             made = self.vendor.adopt_queue(handle)
@@ -148,6 +190,8 @@ cdef NativeQueue wrap_queue(VendorQueue* vendor):
 
 
 cdef class NativeQueue:
+    """An in-order queue of a `NativeDevice`: a `pinning.plugin.VendorQueue`, whose methods it has."""
+
     def __init__(self):
         raise TypeError("a NativeQueue is had from a device's make_queue or adopt_queue")
 
@@ -166,6 +210,7 @@ cdef class NativeQueue:
 
     @property
     def moves_parts(self):
+        """Whether the device has a kernel that copies many parts at once."""
         return self.vendor.moves_parts()
 
     def copy(self, uint64_t dst, uint64_t src, uint64_t size):
@@ -198,6 +243,7 @@ cdef class NativeQueue:
             self.vendor.write_value(address, value)
 
     def write_then_wait(self, uint64_t written, uint32_t value, uint64_t awaited, uint32_t reached):
+        """`write_value` and then `wait_value`, by one call where the vendor has one for both."""
         with nogil:
             self.vendor.write_then_wait(written, value, awaited, reached)
 
@@ -236,6 +282,8 @@ cdef class NativeQueue:
 
 
 cdef class NativeEvent:
+    """A point in a `NativeQueue`: a `pinning.plugin.VendorEvent`, whose methods it has."""
+
     def __init__(self):
         raise TypeError("a NativeEvent is had from a queue's record")
 
