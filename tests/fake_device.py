@@ -14,7 +14,7 @@ from pinning.plugin import AutomaticLocking, LockLimit, PinnedInfo
 
 LOCKED_OFFSET = 1 << 44
 FOREIGN_OFFSET = 2 << 44
-WAIT = 30  # seconds after which a test that waits has failed
+WAIT = 60  # seconds after which a test that waits has failed
 
 
 class Call(NamedTuple):

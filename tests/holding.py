@@ -28,7 +28,7 @@ class Held:
 
     def _hold(self, _: Any) -> None:
         self.begun.set()
-        self._released.wait(60)
+        self._released.wait(600)
         self._ended.set()
 
     def release(self) -> None:

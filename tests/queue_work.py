@@ -38,4 +38,4 @@ def program(text: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONFAULTHANDLER": "1"}
     prelude = "import os, sys, threading, time\nimport pinning\nfrom pinning.queues import Queue\n"
     command = [sys.executable, "-X", "dev", "-c", prelude + textwrap.dedent(text)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

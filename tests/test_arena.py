@@ -390,7 +390,7 @@ def test_what_a_user_may_lock_is_looked_at_first() -> None:
         with pytest.raises(LockLimitError, match="RLIMIT_MEMLOCK"):
             Arena(2 << 20, "host")
         with Arena(PAGE, "host", grow=4 << 20) as arena:
-            arena.wait(timeout=30)
+            arena.wait(timeout=WAIT)
             with pytest.raises(LockLimitError, match="RLIMIT_MEMLOCK"):
                 arena.grow(2 << 20)
 

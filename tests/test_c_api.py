@@ -36,7 +36,7 @@ def child(scene: str) -> str:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     command = [sys.executable, "-P", "-W", "error", "-c", program + scene]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -52,7 +52,7 @@ class Pinning:
             preexec_fn=None if memlock is None else _ordinary_user(memlock),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert not list(self.temporary.iterdir())
         assert not {path for path in set(_SHARED_MEMORY.iterdir()) - segments if path.name.startswith("psm_")}

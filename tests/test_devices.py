@@ -222,7 +222,7 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == ("7\n", "")
 
 
@@ -232,7 +232,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def run_program(text: str, *before: str) -> str:
     command = [*before, sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OPENBLAS_NUM_THREADS": "1"}
-    program = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    program = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert program.returncode == 0, program.stderr
     return program.stdout
 

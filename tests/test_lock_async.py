@@ -339,12 +339,14 @@ def test_what_others_use_of_a_cancelled_lock_stays(device: FakeDevice, buffer: n
 
 
 def test_the_map_is_closed_meanwhile(device: FakeDevice, buffer: np.ndarray) -> None:
+    pinned = pinning.pinned_map(device)
     with device.stopping("data_lock", start(buffer) + PIECE) as gate:
         pending = pinning.lock_async(buffer, device=device, piece=PIECE)
         waiting = pinning.lock_async(np.ones(10, np.uint8), device=device)
         assert gate.reached.wait(WAIT)
-        closing = Background(pinning.pinned_map(device).close)
-        closing.join(0.02)
+        closing = Background(pinned.close)
+        while "closed" not in repr(pinned) and closing.is_alive():
+            closing.join(0.001)
         gate.open()
         closing.result()
     for each in (pending, waiting):
@@ -437,8 +439,8 @@ def test_ctrl_c_ends_the_wait_and_not_the_lock(device: FakeDevice, buffer: np.nd
         assert gate.reached.wait(WAIT)
         main = threading.main_thread().ident
         assert main is not None
-        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
             pending.wait(timeout=WAIT)
         gate.open()
     pending.wait(timeout=WAIT).unlock()

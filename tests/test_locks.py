@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import pinning
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, CoarseFakeDevice, FakeDevice
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, CoarseFakeDevice, FakeDevice
 from pinning import (
     InvalidRangeError,
     LockLimit,
@@ -400,7 +400,7 @@ def test_two_threads_that_unlock_one_buffer_take_two_locks(device: FakeDevice) -
     lock = pinning.lock(values, device=device)
     with device.stopping("data_unlock", lock.host_ptr) as gate:
         first = Background(lambda: pinning.unlock(values, device=device))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         second = Background(lambda: pinning.unlock(values, device=device))
         twice = Background(lock.unlock)
         twice.result()
@@ -499,7 +499,7 @@ def test_a_lock_dropped_inside_the_devices_own_code_is_unlocked_after_it(device:
                 return super().data_lock(ptr, size, read_only)
 
         def data_unlock(self, ptr: int) -> None:
-            assert self.mutex.acquire(timeout=5)
+            assert self.mutex.acquire(timeout=WAIT)
             self.mutex.release()
             super().data_unlock(ptr)
 
@@ -622,7 +622,7 @@ def test_ctrl_c_inside_the_vendor_call_leaves_nothing_locked(device: FakeDevice,
         device.fail(KeyboardInterrupt(), calls_before=0 if method == "data_lock" else 1)
         lock = pinning.lock(bytearray(100), device=device)
         lock.unlock()
-        threading.Event().wait(5)  # in data_unlock it is raised again once that has been settled
+        threading.Event().wait(WAIT)  # in data_unlock it is raised again once that has been settled
     assert device.locked == {}
     assert lock is None or not lock.held
 

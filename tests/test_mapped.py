@@ -14,7 +14,7 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, Call, FakeDevice
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, FakeDevice
 from pinning import InvalidRangeError, LockLimit, LockLimitError, PartialOverlapError, PinningError, VendorError
 from pinning.map import watch_problem
 
@@ -286,7 +286,7 @@ def test_the_vendor_is_asked_without_the_map_in_hand(device: FakeDevice) -> None
     pinned = pinning.PinnedMap(device)
     with device.stopping("is_pinned_ptr", BASE) as gate:
         mapping = Background(lambda: pinned.lock_mapped(BASE, SIZE, "off"))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         Background(lambda: pinned.lock(BASE + SIZE, SIZE)).result()
         same = Background(lambda: pinned.lock(BASE, SIZE))
         threading.Event().wait(0.05)

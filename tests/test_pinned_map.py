@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, Background, Call, CoarseFakeDevice, FakeDevice
+from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, CoarseFakeDevice, FakeDevice
 from pinning import (
     AlreadyPinnedError,
     InvalidRangeError,
@@ -529,11 +529,11 @@ def test_what_has_come_back_while_the_vendor_was_asked_stays(device: FakeDevice,
     device.foreign.clear()
     with device.stopping("is_pinned_ptr", BASE) as gate:
         asking = Background(pinned.refresh if asks == "refresh" else lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         pinned.unlock(BASE)  # the old region goes by itself, and nobody waits for the vendor
         with device.stopping("data_lock", BASE) as locking_gate:
             locking = Background(lambda: pinned.lock(BASE, SIZE))
-            assert locking_gate.reached.wait(5)
+            assert locking_gate.reached.wait(WAIT)
         locking.result()
         gate.open()
     assert asking.result() == ([] if asks == "refresh" else BASE + LOCKED_OFFSET)
@@ -546,7 +546,7 @@ def test_asking_whether_it_is_still_pinned_delays_nothing(device: FakeDevice, pi
     pinned.lock(BASE, SIZE)
     with device.stopping("is_pinned_ptr", BASE) as gate:
         asking = Background(lambda: pinned.lock(BASE, 8))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
 
         def the_rest() -> None:
             assert pinned.find(BASE) is not None
@@ -568,7 +568,7 @@ def test_threads_that_lock_parts_of_what_someone_else_has_pinned_anew(device: Fa
     parts = [BASE + part * SIZE // 8 for part in range(8)]
     with device.stopping("is_pinned_ptr", BASE) as gate:
         threads = [Background(lambda ptr=ptr: pinned.lock(ptr, 64)) for ptr in parts]  # type: ignore[misc]
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         let_others_run()
     assert [thread.result() for thread in threads] == [ptr + FOREIGN_OFFSET for ptr in parts]
     old.unlock()
@@ -827,7 +827,7 @@ def test_close_goes_on_when_the_vendor_refuses_and_can_be_tried_again(device: Fa
 def test_two_threads_that_lock_one_range_make_one_vendor_call(device: FakeDevice, pinned: PinnedMap) -> None:
     with device.stopping("data_lock", BASE) as gate:
         first = Background(lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         second = Background(lambda: pinned.lock(BASE, SIZE))
         inside = Background(lambda: pinned.lock(BASE + 8, 8))
         let_others_run()
@@ -851,7 +851,7 @@ def test_a_slow_vendor_call_delays_nothing_else(device: FakeDevice, pinned: Pinn
         pinned.lock(BASE, SIZE)
     with device.stopping(method, BASE) as gate:
         slow = Background(lambda: pinned.lock(BASE, SIZE) if method == "data_lock" else pinned.unlock(BASE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
 
         def the_rest() -> None:
             assert pinned.find(other) is not None
@@ -874,7 +874,7 @@ def test_a_slow_vendor_call_delays_nothing_else(device: FakeDevice, pinned: Pinn
 def test_who_waits_for_a_lock_that_fails_tries_it(device: FakeDevice, pinned: PinnedMap) -> None:
     with device.stopping("data_lock", BASE) as gate:
         first = Background(lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         same = Background(lambda: pinned.lock(BASE, SIZE))
         let_others_run()
         gate.open(refusal())
@@ -889,7 +889,7 @@ def test_who_waits_for_a_lock_that_fails_tries_it(device: FakeDevice, pinned: Pi
 def test_an_overlap_waits_to_see_whether_it_is_one(device: FakeDevice, pinned: PinnedMap, fails: bool) -> None:
     with device.stopping("data_lock", BASE) as gate:
         first = Background(lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         straddling = Background(lambda: pinned.lock(BASE + 1, SIZE))
         registering = Background(lambda: pinned.register(BASE - 1, 2, 1))
         let_others_run()
@@ -914,7 +914,7 @@ def test_lock_while_the_last_unlock_is_under_way(device: FakeDevice, pinned: Pin
     pinned.lock(BASE, SIZE)
     with device.stopping("data_unlock", BASE) as gate:
         unlocking = Background(lambda: pinned.unlock(BASE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         locking = Background(lambda: pinned.lock(BASE, SIZE))
         let_others_run()
         assert locking.is_alive()
@@ -934,7 +934,7 @@ def test_unlock_while_another_thread_unlocks(device: FakeDevice, pinned: PinnedM
     pinned.lock(BASE, SIZE)
     with device.stopping("data_unlock", BASE) as gate:
         first = Background(lambda: pinned.unlock(BASE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         second = Background(lambda: pinned.unlock(BASE))
         let_others_run()
         assert second.is_alive()
@@ -951,7 +951,7 @@ def test_close_while_another_thread_locks(device: FakeDevice, pinned: PinnedMap,
     pinned.lock(BASE + SIZE, SIZE)
     with device.stopping("data_lock", BASE) as gate:
         locking = Background(lambda: pinned.lock(BASE, SIZE))
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
         closing = Background(lambda: pinned.close(wait=wait))
         if not wait:
             closing.result()
@@ -993,8 +993,8 @@ def test_threads_that_lock_parts_of_what_someone_else_has_pinned(device: FakeDev
     parts = [BASE + part * 64 for part in range(8)]
     with device.stopping("data_lock", BASE) as gate, device.stopping("is_pinned_ptr", BASE + 64) as second_gate:
         threads = [Background(lambda ptr=ptr: pinned.lock(ptr, 64)) for ptr in parts]  # type: ignore[misc]
-        assert gate.reached.wait(5)
-        assert second_gate.reached.wait(5)
+        assert gate.reached.wait(WAIT)
+        assert second_gate.reached.wait(WAIT)
     assert [thread.result() for thread in threads] == [ptr + FOREIGN_OFFSET for ptr in parts]
     (region,) = pinned
     assert (region.start, region.size, region.references, region.external) == (BASE, SIZE, len(parts), True)

@@ -190,8 +190,8 @@ def test_ctrl_c_during_close_leaves_the_queue_open() -> None:
     go = threading.Event()
     queue = Queue(HOST)
     event = queue.call(lambda: go.wait(WAIT))
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         queue.close()
     assert not queue.closed
     go.set()

@@ -65,7 +65,7 @@ def top(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from pinning.cli import app; app(prog_name='pinning')", "top"]
     environment = {**os.environ, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
     command += map(str, arguments)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def seen(pid: int) -> Any:

@@ -103,6 +103,6 @@ print("locked", flush=True)
 )
 def test_a_process_ends_with_locks_held(locking: Device, end: str) -> None:
     command = [sys.executable, "-P", "-W", "error::ResourceWarning", "-c", PROGRAM + end, locking.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "locked\n"), done.stderr
     assert "Error" not in done.stderr and "rror:" not in done.stderr, done.stderr

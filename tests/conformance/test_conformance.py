@@ -42,7 +42,7 @@ Build = Callable[[str], Path]
 
 def run_suite(vendor: str, configuration: str, folder: Path, *more: str) -> None:
     environment = VENDORS[vendor].driver.environment(folder, configuration)
-    print(run_pytest(*SUITE, "--device", f"{vendor}:0", *more, environment=environment, timeout=300))
+    print(run_pytest(*SUITE, "--device", f"{vendor}:0", *more, environment=environment))
 
 
 @pytest.mark.parametrize(("vendor", "configuration"), VARIANTS)
@@ -62,14 +62,14 @@ def test_the_cpu_of_unified_runtime_says_that_it_locks_no_memory() -> None:
     if not (CPU.exists() and (CPU.parent / "libur_adapter_opencl.so.0").exists()):
         pytest.skip("needs the CPU of Unified Runtime: pip install 'pinning[ur-cpu]'")
     environment = {**os.environ, "OCL_ICD_FILENAMES": str(CPU), "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}
-    print(run_pytest(*SUITE, "--device", "ur:0", "--refuses", environment=environment, timeout=300))
+    print(run_pytest(*SUITE, "--device", "ur:0", "--refuses", environment=environment))
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_every_call_failing_at_every_point(build: Build, vendor: str) -> None:
     environment = VENDORS[vendor].driver.environment(build(vendor), VENDORS[vendor].configuration)
     faults = Path(__file__).parent / "standin_faults.py"
-    run_pytest(faults, environment={**environment, "CONFORMANCE_VENDOR": vendor}, timeout=300)
+    run_pytest(faults, environment={**environment, "CONFORMANCE_VENDOR": vendor})
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

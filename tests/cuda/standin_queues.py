@@ -731,7 +731,7 @@ queue.wait_value(word, 5)  # never
 plugin.device(1).adopt_queue(0).record()
 {end}
 """
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=60)
+    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
     assert child.stderr == ""
     assert child.returncode == (-9 if "kill" in end else 0)
 

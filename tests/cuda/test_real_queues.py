@@ -502,7 +502,7 @@ queue = gpu.make_queue()
 """
     # Python 3.12 warns of any fork of a process with threads, and the driver has threads.
     command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", begin + program]
-    child = subprocess.run(command, text=True, capture_output=True, timeout=120)
+    child = subprocess.run(command, text=True, capture_output=True, timeout=300)
     assert (child.returncode, child.stderr) == (0, "")
     return child.stdout
 

@@ -20,7 +20,9 @@ from standins.libcuda import DRIVER
 
 def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
     """What `program` prints, in an interpreter of its own."""
-    child = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True, timeout=60)
+    child = subprocess.run(
+        [sys.executable, "-c", program], env=environment, text=True, capture_output=True, timeout=300
+    )
     assert child.returncode == 0, child.stderr
     return child.stdout
 

@@ -551,5 +551,5 @@ cycle.append(cycle)
 plugin.device(1).adopt_queue(0).record()
 {end}
 """
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=60)
+    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
     assert (child.stderr, child.returncode) == ("", 0)

@@ -20,7 +20,7 @@ from standins.libhip import DRIVER
 def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
     """What `program` prints, in an interpreter of its own."""
     command = [sys.executable, "-P", "-c", program]
-    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
     assert child.returncode == 0, child.stderr
     return child.stdout
 

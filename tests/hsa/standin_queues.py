@@ -646,7 +646,7 @@ try:
 except VendorError as error:
     print(error)
 """
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=60)
+    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
     assert re.search(r"pthread_create failed: EAGAIN.*close queues", child.stdout), child.stderr
 
 
@@ -709,7 +709,7 @@ queue.copy(there, source, 4)
 events.append(queue.record())
 {end}
 """
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=60)
+    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
     assert child.stderr == ""
     assert child.returncode == (-9 if "kill" in end else 0)
 

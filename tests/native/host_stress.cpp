@@ -97,7 +97,7 @@ void fork_once(std::mt19937& chance) {
   auto const event = queue->record();
   pid_t const child = fork();
   if (child == 0) {
-    alarm(60);
+    alarm(600);
     host().after_fork();
     try {
       queue->record();

@@ -129,7 +129,9 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
         }
         munmap(own, size);
       });
-      std::this_thread::sleep_for(time);
+      for (Trial const trial(time); trial.goes_on(all_seen > 0);) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
       stop = true;
     }
     cycles = all_cycles, seen = all_seen;

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 
-def run_pytest(*arguments: str | Path, environment: Mapping[str, str], timeout: int = 120) -> str:
+def run_pytest(*arguments: str | Path, environment: Mapping[str, str], timeout: int = 540) -> str:
     """What ``pytest *arguments`` prints in a process with this environment; its failures are the caller's.
 
     A stand-in's tests live in files named standin_*.py, which pytest does not collect by itself::

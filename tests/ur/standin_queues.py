@@ -493,5 +493,5 @@ cycle = [queue, queue.record()]
 cycle.append(cycle)
 {end}
 """
-    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=60)
+    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
     assert (child.stderr, child.returncode) == ("", 0)
