@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -112,6 +113,36 @@ def test_copies_are_counted_by_path(program: Program) -> None:
     program("there = pinning.alloc(1000, device='host'); held.append(pinning.lock(array[:1000], device='host'))")
     program("[pinning.copy(there, array[:1000]) for _ in range(3)]")
     assert seen(program.pid)["moved"]["direct"] == 3000
+
+
+def test_batches_are_counted_by_path(program: Program) -> None:
+    program("there = pinning.alloc(8192, device='host'); held.append(pinning.lock(array[:8192], device='host'))")
+    program("other = np.zeros(8192, np.uint8)")
+    program("pinning.copy_batch([there, other], [array[:1000], array[:500]], [1000, 500])")
+    program("pinning.copy_blocks(other, [0, 1, 2], array[:8192], [2, 1, 0], 100)")
+    # What lies between two arrays of the host is copied by threads.
+    assert seen(program.pid)["moved"] == {"direct": 1000, "staged": 800, "lock": 0, "plain": 0}
+
+
+def test_files_are_counted(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(700_000))
+    program("there = pinning.alloc(700_000, device='host'); held.append(pinning.lock(array[:100], device='host'))")
+    program(f"pinning.copy_file(there, {str(tmp_path / 'file')!r}).wait()")
+    assert seen(program.pid)["moved"] == {"direct": 0, "staged": 700_000, "lock": 0, "plain": 0}
+
+
+def test_the_budget_and_what_is_idle(program: Program) -> None:
+    program("before = pinning.budget().used; pinning.budget(before + (1 << 30), idle=True)")
+    program("kept = np.zeros(3 << 12, np.uint8); pinning.lock(kept, device='host').unlock()")
+    program("held.append(pinning.lock(array[:4096], device='host'))")
+    now = seen(program.pid)
+    assert (now["budget"]["used"], now["budget"]["idle"]) == (now["locked"], 3 << 12) == (4 << 12, 3 << 12)
+    shown = top(program.pid, "--once").stdout
+    assert ": 16 KiB used, 12 KiB of it idle" in shown, shown
+    program("pinning.give_back_idle()")
+    assert seen(program.pid)["budget"]["idle"] == 0
+    program("pinning.pinned_map('host').register(1 << 40, 4096, 1 << 40)")
+    assert seen(program.pid)["budget"]["external"] == 4096
 
 
 def test_a_child_of_fork_has_a_page_of_its_own(program: Program) -> None:

@@ -1,8 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The vendor's calls of a batch.
+#include <numeric>
 #include <pinning/batch.hpp>
+#include <pinning/status_page.hpp>
 
 namespace pinning {
+
+namespace {
+
+std::uint64_t bytes_of(Items const& items) noexcept {
+  if (items.size_step == 0) return items.count * items.sizes[0];
+  return std::accumulate(items.sizes, items.sizes + items.count, std::uint64_t{0});
+}
+
+std::uint64_t bytes_of(std::vector<Part> const& parts) noexcept {
+  std::uint64_t bytes = 0;
+  for (Part const& part : parts) bytes += part.size;
+  return bytes;
+}
+
+}  // namespace
 
 Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
              BatchLimits const& limits)
@@ -10,7 +27,8 @@ Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine eng
       limits_(limits),
       dst_places_(on, device),
       src_places_(on, device),
-      parts_(*staging_.lists()) {
+      parts_(*staging_.lists()),
+      bytes_(bytes_of(items)) {
   if (engine == Engine::kernel && !has_kernel) {
     throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
   }
@@ -27,6 +45,7 @@ Batch::~Batch() = default;
 void Batch::submit(VendorQueue& queue) {
   try {
     submit_all(queue);
+    count();
   } catch (...) {
     try {
       queue.synchronize();
@@ -56,6 +75,15 @@ void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> 
   }
   queue.copy_batch(parts.data(), parts.size());
   plain_ += parts.size();
+  plain_bytes_ += bytes_of(parts);
+}
+
+/// For `pinning top`. Of what is locked only the sum is known, without a look at each part.
+void Batch::count() const noexcept {
+  std::uint64_t const pageable = bytes_of(parts_.to_device) + bytes_of(parts_.to_host) + bytes_of(parts_.on_host);
+  if (bytes_ != pageable) count_moved(CopyPath::direct, bytes_ - pageable);
+  if (pageable != plain_bytes_) count_moved(CopyPath::staged, pageable - plain_bytes_);
+  if (plain_bytes_ != 0) count_moved(CopyPath::plain, plain_bytes_);
 }
 
 }  // namespace pinning

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <pinning/status_page.hpp>
 #include <thread>
 #include <utility>
 
@@ -366,6 +367,7 @@ bool CopyThreads::move(Piece const& piece) const noexcept {
       std::memcpy(block, host, size);  // the device reads it from the cache, and soon it is written again
     }
   });
+  if (transfer.file && !transfer.file.outcome->has_failed()) count_moved(CopyPath::staged, piece.size);
   return piece.watch && minor_faults() - before > few_faults;
 }
 

@@ -69,6 +69,7 @@ struct Book {
       if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED) {
         for (std::uint32_t i = 0; i < StatusPage::paths; ++i) page->moved[i] += moved[i];
         page->version = 1;
+        process_budget().show();
         page->slot_count = StatusPage::slots;
         page->process = static_cast<std::uint64_t>(getpid());
         page->begun = now();

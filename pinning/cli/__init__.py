@@ -117,7 +117,7 @@ def top(
     """Show what processes have locked, whose it is, and how their copies go; also of a process that hangs."""
 
     def look() -> list[status.Status]:
-        return [status.status_of(each) for each in (status.processes() if pid is None else [pid])]
+        return status.all_status() if pid is None else [status.status_of(pid)]
 
     try:
         if json:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 _NAME = "/memfd:pinning-status"
 _MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 1
-_HEAD = struct.Struct("=QIIQq4QQQQ")
+_HEAD = struct.Struct("=QIIQq4QQQQ5Q")
+_NO_LIMIT = 2**64 - 1
 _SLOT = struct.Struct("=QQq24s48s160s")
 _SLOTS_AT = 256
 PATHS = ("direct", "staged", "lock", "plain")
@@ -49,6 +50,30 @@ class Locked(NamedTuple):
     site: str
 
 
+class Used(NamedTuple):
+    """The process's budget; bytes.
+
+    Attributes
+    ----------
+    limit : int or None
+        How many may be locked; None where there is no limit.
+    used : int
+        How many are, or are being locked: of all devices and maps, with what is idle.
+    idle : int
+        Registered still, though nobody has a lock of them.
+    external : int
+        Pinned by others, as far as maps know.
+    idle_limit : int or None
+        How many may be idle; None where there is no limit of their own.
+    """
+
+    limit: int | None
+    used: int
+    idle: int
+    external: int
+    idle_limit: int | None
+
+
 @dataclass(frozen=True)
 class Status:
     """What one process has locked at an instant.
@@ -60,13 +85,14 @@ class Status:
     time, since : float
         When it was read, and when the process first locked something; seconds since 1970.
     locked : int
-        Bytes that are locked, of all devices.
+        Bytes that vendors have locked, of all devices; with what is idle.
+    budget : Used
     registrations : int
         How many there have been, those that are over too.
     unlisted : int
         How many of those held do not stand in `ranges`.
     moved : dict of str to int
-        Bytes that were copied so far, by path.
+        Bytes that were copied so far, by path: counted as a copy is submitted, those of files as they are moved.
     ranges : list of Locked
         By device and address.
     """
@@ -76,6 +102,7 @@ class Status:
     time: float
     since: float
     locked: int
+    budget: Used
     registrations: int
     unlisted: int
     moved: dict[str, int]
@@ -94,7 +121,7 @@ def status_of(pid: int) -> Status:
     magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
     if magic != _MAGIC or version != _VERSION:
         raise NoStatusError(f"process {pid} runs a version of pinning whose page this one does not know")
-    locked, registrations, unlisted = figures[4:]
+    locked, registrations, unlisted, limit, used, idle, external, idle_limit = figures[4:]
     listed = page[_SLOTS_AT : _SLOTS_AT + slots * _SLOT.size]
     found = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
     return Status(
@@ -103,6 +130,7 @@ def status_of(pid: int) -> Status:
         time.time(),
         since / 1e9,
         locked,
+        Used(_limit(limit), used, idle, external, _limit(idle_limit)),
         registrations,
         unlisted,
         dict(zip(PATHS, figures[:4], strict=True)),
@@ -110,15 +138,13 @@ def status_of(pid: int) -> Status:
     )
 
 
-def processes() -> list[int]:
-    """Those whose page can be read."""
+def all_status() -> list[Status]:
+    """Of all processes whose page can be read, by their number."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(NoStatusError):
-                _descriptor(int(folder.name))
-                found.append(int(folder.name))
-    return sorted(found)
+    for pid in sorted(int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()):
+        with suppress(NoStatusError):
+            found.append(status_of(pid))
+    return found
 
 
 def _descriptor(pid: int) -> Path:
@@ -150,6 +176,10 @@ def _command(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
+
+
+def _limit(figure: int) -> int | None:
+    return None if figure == _NO_LIMIT else figure
 
 
 def _text(field: bytes) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from pinning.cli.output import table
-from pinning.cli.status import PATHS, Status
+from pinning.cli.status import PATHS, Status, Used
 from pinning.cli.units import size
 
 _SHOWN = 30  # ranges, the largest
@@ -35,11 +35,13 @@ def watch(look: Callable[[], Sequence[Status]], details: bool, seconds: float, t
 
 
 def _overview(processes: Sequence[Status]) -> RenderableType:
-    shown = table("PID", "Locked", "Ranges", "Copied", "Since", "Command")
+    shown = table("PID", "Locked", "Idle", "Budget", "Copied", "Since", left=0)
+    shown.expand = True
+    shown.add_column("Command", ratio=1, no_wrap=True, overflow="ellipsis")  # what room is left
     for each in processes:
-        ranges, moved = str(len(each.ranges) + each.unlisted), size(sum(each.moved.values()))
-        command = Text(each.command[:50], overflow="ellipsis")
-        shown.add_row(str(each.pid), size(each.locked), ranges, moved, _ago(each.time - each.since), command)
+        command, since = Text(each.command.replace("\n", " ")), _ago(each.time - each.since)
+        figures = size(each.locked), size(each.budget.idle), _limit(each.budget), size(sum(each.moved.values()))
+        shown.add_row(str(each.pid), *figures, since, command)
     return shown if processes else Text("No process of yours has locked anything by pinning.")
 
 
@@ -47,7 +49,9 @@ def _details(status: Status, before: Status | None) -> RenderableType:
     head = Text.from_markup(
         f"[bold]{status.pid}[/]  {escape(status.command[:80])}\n"
         f"[bold]{size(status.locked)}[/] locked in {len(status.ranges) + status.unlisted} ranges; "
-        f"{status.registrations} registrations in {_ago(status.time - status.since)}"
+        f"{status.registrations} registrations in {_ago(status.time - status.since)}\n"
+        f"budget {_limit(status.budget)}: {size(status.budget.used)} used, "
+        f"[bold]{size(status.budget.idle)}[/] of it idle{_external(status.budget)}"
     )
     copies = table("Copied", "Bytes", "Now")
     for path in PATHS:
@@ -61,6 +65,14 @@ def _details(status: Status, before: Status | None) -> RenderableType:
     left = len(status.ranges) + status.unlisted - min(len(status.ranges), _SHOWN)
     more = [Text(f"and {left} more")] if left else []
     return Group(head, Text(), copies, Text(), ranges, *more)
+
+
+def _limit(budget: Used) -> str:
+    return "none" if budget.limit is None else size(budget.limit)
+
+
+def _external(budget: Used) -> str:
+    return f"; {size(budget.external)} pinned by others" if budget.external else ""
 
 
 def _rate(now: Status, before: Status, path: str) -> int:

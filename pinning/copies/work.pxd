@@ -15,7 +15,7 @@ cdef class Copy(Event):
 cdef enum Way:  # in the order of `Path`
     way_direct, way_staged, way_lock, way_plain
 
-cdef void count_bytes(Way way, uint64_t size) noexcept
+cdef void count_bytes(Way way, uint64_t size) noexcept nogil
 
 
 cdef class DirectCopy(Work):

@@ -30,7 +30,7 @@ cdef extern from "<atomic>" nogil:
 cdef StatusPage* page = &status_page()  # the same for good
 
 
-cdef void count_bytes(Way way, uint64_t size) noexcept:
+cdef void count_bytes(Way way, uint64_t size) noexcept nogil:
     page.moved[<int>way].add(size, relaxed)
 
 

@@ -14,7 +14,7 @@ from libcpp.vector cimport vector
 from posix.fcntl cimport O_CREAT, O_EXCL, O_NOCTTY, O_NONBLOCK, O_RDONLY, O_RDWR, open
 from posix.stat cimport S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, fstat, struct_stat
 
-from pinning.copies.work cimport Copy
+from pinning.copies.work cimport Copy, count_bytes, way_plain
 from pinning.plugin.native cimport Part, VendorQueue
 from pinning.queues.lane cimport Lane, Work
 from pinning.queues.submitter cimport Submitter
@@ -209,6 +209,8 @@ cdef class FileWork(Work):
                     if not outcome.has_failed():
                         queue.copy(part.dst + at, <uint64_t>block.data(), count)
                         queue.synchronize()
+                if not outcome.has_failed():
+                    count_bytes(way_plain, count)
                 at += count
         return 0
 

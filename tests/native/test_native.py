@@ -28,12 +28,16 @@ VARIANTS = {
     "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS"],
 }
 # What is compiled into a program besides its source: the library too is to be sanitized.
-COPIES = sorted(map(str, (HERE.parents[1] / "native" / "copies").glob("*.cpp")))
+COPIES = [
+    *sorted(map(str, (HERE.parents[1] / "native" / "copies").glob("*.cpp"))),
+    *[str(path) for path in LIBPINNING if path.stem in ("budget", "status_page")],  # which count what they move
+]
 HOST = [str(path) for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks")]
+ALL = sorted({*map(str, LIBPINNING), *COPIES})
 WITH = {
-    "c_api_stress": [*map(str, sorted(LIBPINNING)), *COPIES, "-ldl"],
+    "c_api_stress": [*ALL, "-ldl"],
     "host_stress": [*HOST, *COPIES],
-    "out_of_memory": [*map(str, sorted(LIBPINNING)), *COPIES, "-ldl"],
+    "out_of_memory": [*ALL, "-ldl"],
     "staging_stress": COPIES,
     "watch_stress": [str(HERE.parents[1] / "native" / "watch" / "watch.cpp")],
 }

@@ -234,13 +234,15 @@ class Batch {
  private:
   void submit_all(VendorQueue& queue);
   void stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> const& parts);
+  void count() const noexcept;
 
   Staging& staging_;
   BatchLimits const limits_;
   Places dst_places_, src_places_;
   Parts parts_;
   std::vector<std::unique_ptr<Staged>> staged_;  // goes first
-  std::uint64_t plain_ = 0;
+  std::uint64_t plain_ = 0, plain_bytes_ = 0;
+  std::uint64_t const bytes_;  // of all items
 };
 
 }  // namespace pinning

@@ -85,7 +85,13 @@ class Budget {
     std::uint64_t idle_limit;  // 0 where nothing is kept idle
   };
 
-  Budget() = default;
+  /// Where others read the figures while they change: each is as it was a moment ago.
+  struct Shown {
+    std::atomic<std::uint64_t> limit, locked, idle, external, idle_limit;
+  };
+
+  /// `shown`, which must outlive the budget, is kept up to date.
+  explicit Budget(Shown* shown = nullptr) noexcept : shown_(shown) {}
   Budget(Budget const&) = delete;
 
   Figures figures() const noexcept { return {limit_, locked_, idle_, external_, idle_limit_}; }
@@ -95,6 +101,7 @@ class Budget {
   void set(std::uint64_t limit, std::uint64_t idle_limit) {
     limit_ = limit;
     idle_limit_ = idle_limit;
+    show();
     give_back_excess();
   }
 
@@ -124,10 +131,19 @@ class Budget {
     }
   }
   /// Of what was reserved, bytes that are not locked (any more).
-  void give_up(std::uint64_t size) noexcept { locked_ -= size; }
+  void give_up(std::uint64_t size) noexcept {
+    locked_ -= size;
+    show();
+  }
 
-  void enter_external(std::uint64_t size) noexcept { external_ += size; }
-  void leave_external(std::uint64_t size) noexcept { external_ -= size; }
+  void enter_external(std::uint64_t size) noexcept {
+    external_ += size;
+    show();
+  }
+  void leave_external(std::uint64_t size) noexcept {
+    external_ -= size;
+    show();
+  }
 
   /// Whether a region of this size may be kept idle; `give_back_excess` then makes up for it.
   bool keeps(std::uint64_t size) const noexcept { return size <= idle_limit_; }
@@ -136,8 +152,14 @@ class Budget {
     std::uint64_t const idle = idle_, most = idle_limit_;
     return size <= most && idle <= most - size && fits(locked_, 0);
   }
-  void enter_idle(std::uint64_t size) noexcept { idle_ += size; }
-  void leave_idle(std::uint64_t size) noexcept { idle_ -= size; }
+  void enter_idle(std::uint64_t size) noexcept {
+    idle_ += size;
+    show();
+  }
+  void leave_idle(std::uint64_t size) noexcept {
+    idle_ -= size;
+    show();
+  }
   bool has_excess() const noexcept {
     std::uint64_t const idle = idle_;
     return idle != 0 && (idle > idle_limit_ || !fits(locked_, 0));
@@ -187,12 +209,28 @@ class Budget {
   /// In a child of fork, where nothing is locked and no map is there yet; the mutex may be held by a thread that is not.
   void begin_anew() noexcept {
     std::uint64_t const limit = limit_, idle_limit = idle_limit_;
-    new (this) Budget;
+    new (this) Budget(shown_);
     limit_ = limit;
     idle_limit_ = idle_limit;
+    show();
+  }
+
+  /// Brings what is shown up to date. Of several threads each looks again after its store: the last one has the last word.
+  void show() noexcept {
+    if (shown_ != nullptr) {
+      show(shown_->limit, limit_);
+      show(shown_->locked, locked_);
+      show(shown_->idle, idle_);
+      show(shown_->external, external_);
+      show(shown_->idle_limit, idle_limit_);
+    }
   }
 
  private:
+  static void show(std::atomic<std::uint64_t>& shown, std::atomic<std::uint64_t> const& figure) noexcept {
+    for (std::uint64_t now = figure; shown != now; now = figure) shown = now;
+  }
+
   bool fits(std::uint64_t locked, std::uint64_t size) const noexcept {
     std::uint64_t const limit = limit_, external = external_;
     return limit == unlimited || (external <= limit && locked <= limit - external && size <= limit - external - locked);
@@ -205,7 +243,10 @@ class Budget {
   bool try_reserve(std::uint64_t size) noexcept {
     std::uint64_t locked = locked_;
     while (fits(locked, size)) {
-      if (locked_.compare_exchange_weak(locked, locked + size)) return true;
+      if (locked_.compare_exchange_weak(locked, locked + size)) {
+        show();
+        return true;
+      }
     }
     return false;
   }
@@ -264,6 +305,7 @@ class Budget {
     return text;
   }
 
+  Shown* shown_;
   std::atomic<std::uint64_t> limit_ = unlimited, idle_limit_ = 0;
   std::atomic<std::uint64_t> locked_ = 0, idle_ = 0, external_ = 0;
   std::atomic<std::uint64_t> last_ = 0;

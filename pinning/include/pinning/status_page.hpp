@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "budget.hpp"
 #include "locker.hpp"
 #include "pinning.h"
 
@@ -14,7 +15,7 @@ namespace pinning {
 /// Lies in a memfd named "pinning-status" of the process, which others find under /proc/PID/fd and may read while it
 /// hangs. Readers copy it: words change under them, a slot whose `start` has changed meanwhile is left out.
 ///
-/// pinning/status/page.py reads it by these offsets.
+/// pinning/cli/status.py reads it by these offsets.
 struct StatusPage {
   static constexpr std::uint64_t the_magic = 0x0031'4e49'5049'4e50;  // "PNIPIN1"
   static constexpr std::uint32_t slots = 4096, paths = 4;
@@ -35,13 +36,21 @@ struct StatusPage {
   std::int64_t begun;                       // nanoseconds since 1970
   std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, lock, plain
   std::atomic<std::uint64_t> locked, calls, unlisted;  // bytes locked; locks of vendors so far; locks without a slot
-  std::uint64_t reserved[21];
+  Budget::Shown budget;                                // that of the process
+  std::uint64_t reserved[16];
   Slot slot[slots];
 };
-static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, slot) == 256);
+static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 88 && offsetof(StatusPage, slot) == 256);
 
 /// This process's. Before its first lock it is in memory that nobody else sees.
 PINNING_API StatusPage& status_page() noexcept;
+
+/// How bytes travel, in the order of `moved`.
+enum class CopyPath : std::uint8_t { direct, staged, lock, plain };
+
+inline void count_moved(CopyPath path, std::uint64_t size) noexcept {
+  status_page().moved[static_cast<int>(path)].fetch_add(size, std::memory_order_relaxed);
+}
 
 /// Whose memory a range is, and where in the program it was locked, for the locks in it. Cut to what has room.
 PINNING_API void describe_in_status(Address start, std::uint64_t size, char const* owner, char const* site) noexcept;
