@@ -302,6 +302,30 @@ def test_a_dropped_arena_warns_and_is_closed(device: FakeDevice) -> None:
     assert device.locked == {}
 
 
+def test_two_threads_may_close_it(device: FakeDevice) -> None:
+    """Neither unmaps it before the other has unlocked it."""
+    arena = Arena(SIZE, device)
+    arena.wait(timeout=WAIT)
+    failed: list[object] = []
+
+    def close() -> None:
+        try:
+            arena.close()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=close, daemon=True) for _ in range(2)]
+    with device.stopping("data_unlock", arena.ptr) as gate:
+        threads[0].start()
+        assert gate.reached.wait(WAIT)
+        threads[1].start()
+        threads[1].join(0.1)
+        assert not arena.closed
+    for thread in threads:
+        thread.join(WAIT)
+    assert arena.closed and failed == [] and not any(thread.is_alive() for thread in threads)
+
+
 def test_it_is_not_copied(device: FakeDevice) -> None:
     with Arena(SIZE, device) as arena:
         with pytest.raises(TypeError):

@@ -15,6 +15,7 @@ from pinning.queues.lane cimport process
 
 import mmap
 import os
+import threading
 
 cdef extern from *:
     """
@@ -336,12 +337,14 @@ cdef class Memory:
     cdef readonly uint64_t page
     cdef int advice
     cdef long generation
+    cdef object ending  # two threads may be at it: nothing is unmapped before its locks have gone
 
     def __init__(self, uint64_t maximum, uint64_t aligned, Segment segment, uint64_t page, int advice):
         if self.mapped.start is not NULL:
             raise TypeError("Memory is made once")
         self.segment, self.page, self.advice, self.holds = segment, page, advice, []
         self.generation = process()
+        self.ending = threading.RLock()
         cdef int code = self.mapped.reserve(maximum, aligned)
         if code < 0:
             raise refused(code, "mmap")
@@ -402,10 +405,17 @@ cdef class Memory:
 
     def release(self):
         """Unlock it and give all back."""
+        if self.generation != process():
+            self.unmap()
+            return
+        with self.ending:
+            if self.is_here():
+                self.unlock()
+            self.unmap()
+
+    cdef unmap(self):
         cdef bint alone = self.segment is None
         if self.is_here():
-            if self.generation == process():
-                self.unlock()
             with nogil:
                 self.mapped.release(alone)
         if self.segment is not None:
