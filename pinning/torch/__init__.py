@@ -8,7 +8,8 @@
 - ``pins``: `pin` and `unpin`, these storages locked in place;
 - ``move``: `to`, everything of a module or collection in one batch;
 - ``offload``: `offload`, a module whose weights stay in the host and stream through the GPU;
-- ``host``: `pin_memory`, locked copies of exactly the size needed.
+- ``host``: `pin_memory`, locked copies of exactly the size needed;
+- ``collate`` and ``slots``: `Collate`, batches of a DataLoader in locked memory that its workers write to.
 """
 
 try:
@@ -16,9 +17,10 @@ try:
 except ImportError as error:
     raise ImportError(f"pinning.torch needs PyTorch 2.1 or newer ({error}); pip install torch") from error
 
+from pinning.torch.collate import Collate
 from pinning.torch.host import pin_memory
 from pinning.torch.move import to
 from pinning.torch.offload import Offload, offload
 from pinning.torch.pins import Pin, pin, unpin
 
-__all__ = ["Offload", "Pin", "offload", "pin", "pin_memory", "to", "unpin"]
+__all__ = ["Collate", "Offload", "Pin", "offload", "pin", "pin_memory", "to", "unpin"]

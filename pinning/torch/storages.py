@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -48,14 +50,16 @@ def tensors_within(collection: object) -> Iterator[torch.Tensor]:
             yield from tensors_within(each)
 
 
-def replaced(holder: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure of mappings, lists and tuples with other tensors; what else is in it as it is."""
-    if isinstance(holder, torch.Tensor):
+def replaced(holder: Any, replace: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:
+    """The same structure of dicts, lists and tuples with others for its tensors, or for what is of a `kind`."""
+    if isinstance(holder, kind):
         return replace(holder)
-    if isinstance(holder, dict):
-        return type(holder)((key, replaced(each, replace)) for key, each in holder.items())
+    if isinstance(holder, (dict, UserDict)):
+        copied = copy(holder)  # for what else it has, such as a defaultdict's factory
+        copied.update({key: replaced(each, replace, kind) for key, each in holder.items()})
+        return copied
     if isinstance(holder, (list, tuple)):
-        made = [replaced(each, replace) for each in holder]
+        made = [replaced(each, replace, kind) for each in holder]
         return type(holder)(*made) if hasattr(holder, "_fields") else type(holder)(made)
     return holder
 

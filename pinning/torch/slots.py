@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a locked arena: one process gives them out, others fill them, and it has them back after their last use."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import multiprocessing
+import os
+import struct
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing import reduction
+from queue import SimpleQueue
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from pinning.arena import Arena
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.lifecycle import later
+from pinning.plugin import Device
+
+Ticket = tuple[int, int]  # a slot, and how often it was given out before
+_TICKET = struct.Struct("QQ")  # read and written by the kernel as a whole
+_MOST = 256  # slots, so that writing a ticket never waits, in the smallest pipe that there is
+
+_living: WeakValueDictionary[tuple[int, int], Slots] = WeakValueDictionary()
+_serials = itertools.count()
+_END = -1
+
+
+class Slots:
+    """So many blocks of so many bytes, locked in the process that makes it, its owner.
+
+    Who gets a ticket from the pipe has the slot. A process that is no owner writes in the book that it has it, and in
+    the book's file it locks a byte of its own as long as it lives: so what dies with it comes back by `miss`.
+    """
+
+    _owner = 0
+    _arena: Arena | None = None
+    _dropped: SimpleQueue[int | None] | None = None
+
+    def __init__(self, nbytes: int, count: int, device: Device | str | None) -> None:
+        if nbytes < 1 or not 1 <= count <= _MOST:
+            raise InvalidRangeError(
+                f"{count} batches of {nbytes} bytes: of bytes there must be at least 1, of batches 1 to {_MOST}"
+            )
+        self._owner, self.key = os.getpid(), (os.getpid(), next(_serials))
+        self.nbytes, self.missed = nbytes, 0
+        self._step = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._arena = Arena(self._step * count, device, unit=self._step, shared=True)
+        try:
+            self._arena.wait()
+        except BaseException:
+            self._arena.close()
+            raise
+        self._memory = self._arena.asarray()
+        self._book = _File(os.memfd_create("pinning-slots"))
+        os.ftruncate(self._book.number, 8 * count)
+        self._takers: NDArray[numpy.int64] = numpy.frombuffer(mmap.mmap(self._book.number, 8 * count), "i8")
+        self._lives = 0  # the process whose byte of the book is locked
+        tickets, returns = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._tickets, self._returns = _File(tickets), _File(returns)
+        self._gate = _Gate(self._takers, self._returns)
+        self._changing = threading.Lock()  # between `receive` and `miss`
+        if torch.cuda.is_available() and not all(each.name.startswith("host:") for each in self._arena.devices):
+            torch.cuda.init()  # before that torch calls nothing pinned
+            self._dropped = SimpleQueue()
+            arguments = self._dropped, self._gate, max(1, count // 2)
+            threading.Thread(target=_settle, args=arguments, name="pinning slots", daemon=True).start()
+        for slot in range(count):
+            self._gate.give(slot)
+        _living[self.key] = self
+
+    # ---- in any process ----
+
+    @property
+    def owned(self) -> bool:
+        return os.getpid() == self._owner
+
+    @property
+    def can_send(self) -> bool:
+        """Whether this is a process that its owner has started."""
+        parent = multiprocessing.parent_process()
+        return parent is not None and parent.pid == self._owner
+
+    def take(self) -> Ticket | None:
+        """A slot, or None where all are out; never waits."""
+        if not self.owned and self._lives != os.getpid():
+            fcntl.lockf(self._book.number, fcntl.LOCK_EX, 1, os.getpid())
+            self._lives = os.getpid()
+        try:
+            slot, serial = _TICKET.unpack(os.read(self._tickets.number, _TICKET.size))
+        except BlockingIOError:
+            return None
+        if not self.owned:
+            self._takers[slot] = os.getpid()
+        return slot, serial
+
+    def put_back(self, ticket: Ticket) -> None:
+        """Give back what nothing was written to, or nothing that anybody has seen."""
+        self._takers[ticket[0]] = 0
+        os.write(self._returns.number, _TICKET.pack(*ticket))
+
+    def bytes_of(self, ticket: Ticket) -> NDArray[numpy.uint8]:
+        start = ticket[0] * self._step
+        return self._memory[start : start + self.nbytes]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that its owner starts; by any other way it cannot be had."""
+        multiprocessing.context.assert_spawning(self)
+        assert self._arena is not None
+        files = {name: reduction.DupFd(getattr(self, name).number) for name in ("_book", "_tickets", "_returns")}
+        plain = {"nbytes": self.nbytes, "_step": self._step, "_owner": self._owner, "key": self.key}
+        return {**plain, **files, "_arena": reduction.DupFd(self._arena.fileno()), "_takers": self._takers.size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        count = state["_takers"]
+        for name in ("_book", "_tickets", "_returns"):
+            state[name] = _File(state[name].detach())
+        arena = state["_arena"].detach()
+        self.__dict__.update(state)
+        self._memory = numpy.frombuffer(mmap.mmap(arena, self._step * count), "u1")
+        os.close(arena)
+        self._takers = numpy.frombuffer(mmap.mmap(self._book.number, 8 * count), "i8")
+        self._lives = 0
+
+    # ---- in the owner ----
+
+    def receive(self, ticket: Ticket) -> Block:
+        """Have what another process has written to a slot.
+
+        Raises
+        ------
+        PinningError
+            That process was dead, and its slots are given to others.
+        """
+        slot, serial = ticket
+        with self._changing:
+            if self._gate.given[slot] != serial + 1:
+                raise PinningError(f"the worker that made this batch, process {self._takers[slot]}, has died")
+            block = Block(self, ticket)
+            self._takers[slot] = 0
+        return block
+
+    def miss(self) -> None:
+        """A batch has found no room. Have back what dead processes had, and soon what was dropped."""
+        self.missed += 1
+        with self._changing:
+            for slot in numpy.flatnonzero(self._takers).tolist():
+                if not self._is_alive(int(self._takers[slot])):
+                    self._gate.give(slot)
+        if self._dropped is not None:
+            self._dropped.put(None)
+
+    def _is_alive(self, process: int) -> bool:
+        try:
+            fcntl.lockf(self._book.number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, process)
+        except OSError:
+            return True
+        fcntl.lockf(self._book.number, fcntl.LOCK_UN, 1, process)
+        return False
+
+    def drop(self, slot: int) -> None:
+        """Nobody has its tensors any more. Runs in destructors: nothing here waits."""
+        if self._dropped is not None:
+            self._dropped.put(slot)
+        else:
+            self._gate.give(slot)
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not self.owned:
+            return
+        if self._dropped is not None:
+            self._dropped.put(_END)
+        self.__dict__.pop("_memory", None)
+        if self._arena is not None:
+            later(self._arena._close)
+
+
+class _File:
+    """A descriptor, which is closed with the last who has it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self.number)
+
+
+class _Gate:
+    """Gives slots out, each time with the next number, by which a batch of a process that has died is known."""
+
+    def __init__(self, takers: NDArray[numpy.int64], returns: _File) -> None:
+        self._takers, self._returns = takers, returns
+        self.given = [0] * takers.size  # how often each was
+
+    def give(self, slot: int) -> None:
+        self._takers[slot] = 0
+        self.given[slot] += 1
+        os.write(self._returns.number, _TICKET.pack(slot, self.given[slot] - 1))
+
+
+class Block:
+    """A slot that has a batch; it is dropped with the last array of its bytes."""
+
+    def __init__(self, slots: Slots, ticket: Ticket) -> None:
+        memory = slots.bytes_of(ticket)
+        self.__array_interface__ = {**memory.__array_interface__, "shape": memory.shape}
+        self._slot = ticket[0]
+        self._slots = slots
+
+    def __del__(self) -> None:
+        slots = self.__dict__.get("_slots")
+        if slots is not None and slots.owned and not sys.is_finalizing():
+            slots.drop(self._slot)
+
+
+def slots_of(key: tuple[int, int]) -> Slots | None:
+    """Those of this process that have a key."""
+    found = _living.get(key)
+    return found if found is not None and found.owned else None
+
+
+def _settle(dropped: SimpleQueue[int | None], gate: _Gate, enough: int) -> None:
+    """Give slots out again after the work that the GPUs had by then: when they are enough, or are wanted (None)."""
+    waiting: list[int] = []
+    while (slot := dropped.get()) != _END:
+        if slot is not None:
+            waiting.append(slot)
+        if waiting and (slot is None or len(waiting) >= enough):
+            with suppress(RuntimeError):  # a GPU that has failed gives nothing back
+                _wait_for_gpus()
+                for each in waiting:
+                    gate.give(each)
+            waiting.clear()
+
+
+def _wait_for_gpus() -> None:
+    for index in range(torch.cuda.device_count()):
+        if torch._C._cuda_hasPrimaryContext(index):
+            torch.cuda.synchronize(index)
