@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Raises an exception at one bytecode of ours after another, and sees that all is as it was: a program of its own.
 
-    every_bytecode.py SCENARIO EXCEPTION FIRST STEP      at bytecodes FIRST, FIRST + STEP, ...; prints what went wrong
+    every_bytecode.py EXCEPTION FIRST STEP SCENARIO...      at bytecodes FIRST, FIRST + STEP, ...; prints what is wrong
 
 A scenario of interrupted.py is done as often as it has bytecodes. Afterwards the user gives back what he was given,
 whatever was raised elsewhere is given back by its destructor, and the pages that the kernel has locked, the regions of
 the map, the pool's figures and the threads are what they were before; then the same once more, undisturbed, works.
+
+The kernel takes milliseconds to tell the mappings, so these are compared after a group of bytecodes. A mapping that is
+lost stays lost, and so shows then; which bytecode it was is found out by doing the group once more, singly.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import pinning_host
 from interrupted import differences, give_back, on_the_way_of, prepare, state, works_again
 
 HANG = 120.0  # seconds, after which a scenario has stopped for good
+GROUP = 32  # bytecodes
+MOST = 2  # problems of one scenario: each may take a minute to be sure of
 OURS = tuple(str(Path(package.__file__).parent) for package in (pinning, pinning_host))
 
 
@@ -49,43 +54,83 @@ class Injection:
         return self.step
 
 
-def main(name: str, error: type[BaseException], first: int, step: int) -> None:
-    warnings.simplefilter("ignore")
-    sys.unraisablehook = lambda _: None  # Python tells of what is raised in a destructor, and goes on
-    scenario = prepare(name)
-    gc.disable()  # so that the same is done each time
-    faulthandler.dump_traceback_later(HANG, exit=True)  # by a thread of its own
-    before = state()
-    at, wrong, points = first, 0, 0
-    while True:
+class Disturbed:
+    """A scenario that is interrupted at one bytecode after another."""
+
+    def __init__(self, name: str, error: type[BaseException]) -> None:
+        self.name, self.error = name, error
+        faulthandler.dump_traceback_later(HANG, exit=True)  # by a thread of its own
+        self.scenario = prepare(name)
+        self.before = state()
+        self.wrong = 0
+
+    def at(self, number: int, whole: bool) -> Injection:
+        """Do it, interrupted at the bytecode of this number, if it has so many; and say what is not as before."""
         faulthandler.dump_traceback_later(HANG, exit=True)
-        injection, given, problems = Injection(at, error), [], []
+        injection, given, problems = Injection(number, self.error), [], []
         sys.settrace(injection)
         try:
-            scenario(given)
-        except error:
+            self.scenario(given)
+        except self.error:
             pass
         except BaseException as other:
             if not injection.where:
                 raise
-            if not on_the_way_of(error, other):
+            if not on_the_way_of(self.error, other):
                 problems.append(f"raises {other!r} instead")
         finally:
             sys.settrace(None)
-        if not injection.where:
-            break
-        points += 1
-        problems += give_back(given)
-        problems += differences(before)
-        problems += works_again(scenario, given)
+        if injection.where:
+            problems += give_back(given)
+            problems += differences(self.before, whole)
+            problems += works_again(self.scenario, given)
+            self.tell(f"{number} {injection.where}", problems)
+        return injection
+
+    def group(self, first: int, step: int) -> Injection:
+        """Do it at some bytecodes, and compare all afterwards: a leak does not go away. If there is one, go back."""
+        numbers = range(first, first + GROUP * step, step)
+        for number in numbers:
+            injection = self.at(number, whole=False)
+            if not injection.where:
+                break
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        found = differences(self.before)
+        if found:
+            self.before, wrong = state(), self.wrong
+            for each in numbers:
+                self.at(each, whole=True)
+            if self.wrong == wrong:
+                self.tell(f"{first} to {number}, in none of them alone", found)
+        return injection
+
+    def tell(self, where: str, problems: list[str]) -> None:
         for problem in problems:
-            wrong += 1
-            print(f"{at} {injection.where}: {problem}", flush=True)
-        at += step
+            self.wrong += 1
+            print(f"{self.name} {where}: {problem}", flush=True)
+        if problems:
+            self.before = state()  # each is told once
+        if self.wrong >= MOST:
+            sys.exit("enough is wrong, the rest is not tried")
+
+
+def main(error: type[BaseException], first: int, step: int, names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None  # Python tells of what is raised in a destructor, and goes on
+    points = wrong = 0
+    for name in names:
+        gc.enable()
+        disturbed = Disturbed(name, error)
+        gc.disable()  # so that the same is done each time
+        at = first
+        while (injection := disturbed.group(at, step)).where:
+            at += GROUP * step
+        points += len(range(first, injection.seen + 1, step))
+        wrong += disturbed.wrong
     faulthandler.cancel_dump_traceback_later()
-    print(f"{points} of {injection.seen} bytecodes, {wrong} problems", flush=True)
+    print(f"{points} bytecodes, {wrong} problems", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], {"KeyboardInterrupt": KeyboardInterrupt, "MemoryError": MemoryError}[sys.argv[2]],
-         int(sys.argv[3]), int(sys.argv[4]))  # fmt: skip
+    main({"KeyboardInterrupt": KeyboardInterrupt, "MemoryError": MemoryError}[sys.argv[1]],
+         int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])  # fmt: skip

@@ -29,7 +29,7 @@ from standins.libcuda import DRIVER, left
 WAIT = 60.0  # seconds, for what destructors leave to threads
 DEVICE = os.environ.get("INTERRUPTED", "host:0")
 SIZE = 3 << 13  # bytes: what is locked at once has room where 64 KiB may be locked
-FOLDER = Path(tempfile.mkdtemp())
+FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm"))  # where no disk is waited for
 atexit.register(shutil.rmtree, FOLDER)
 
 Given = list[Any]  # what the user has been given, youngest last
@@ -311,7 +311,7 @@ def prepare(name: str) -> Scenario:
     """The scenario, done a few times: what is imported and made once is there."""
     costs = pinning.copies.costs
     costs.stage_to_device = costs.stage_to_host = SIZE if name == "copy_staged" else 2 * SIZE
-    costs.threads = 2
+    costs.ring_bytes, costs.threads = 4 << 20, 2  # the smallest, which is there soonest
     with pinning.lock(bytearray(1), device=DEVICE):
         pass  # what the first lock makes is there, where a scenario's own may be cancelled before it has locked
     for _ in range(3):
@@ -320,11 +320,12 @@ def prepare(name: str) -> Scenario:
     later(started.set)
     started.wait(WAIT)
     gc.collect()
+    gc.freeze()  # so that later collections are quick: they look at what is made from here on
     return SCENARIOS[name]
 
 
-def state() -> dict[str, object]:
-    """What leaks would show in."""
+def state(whole: bool = True) -> dict[str, object]:
+    """What leaks would show in; the mappings, which the kernel takes longest to tell, only where it is to be whole."""
     arrays.synchronize(DEVICE)
     pinning.copies.trim_staging()
     pools = [pinning.pools.default_pool(pinning.device(DEVICE), kind) for kind in MemoryKind]
@@ -336,12 +337,13 @@ def state() -> dict[str, object]:
         "regions": [(region.start, region.size) for region in pinning.pinned_map(DEVICE)],
         "in pools": [(pool.used, pool.reserved) for pool in pools],
         "named arenas": [path.name for path in Path("/dev/shm").glob(f"*.interrupted-{os.getpid()}")],
-        "arenas' memory": arenas_mapped(),
         "threads": int(figures["Threads"]),
         "Python's threads": threading.active_count(),
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
         "unfinished files": [each.name for each in FOLDER.iterdir() if each.name.endswith(".part")],
     }
+    if whole:
+        found["arenas' memory"] = arenas_mapped()
     if DEVICE != "host:0":
         found |= {"registered": DRIVER.standin(Path(os.devnull)).registrations(), **left()}
     return found
@@ -349,9 +351,8 @@ def state() -> dict[str, object]:
 
 def arenas_mapped() -> int:
     """Mappings that a fork's child has not (``dc``), and those with names."""
-    text = Path("/proc/self/smaps").read_text()
-    flags = [line.split() for line in text.splitlines() if line.startswith("VmFlags:")]
-    return sum("dc" in each for each in flags) + text.count("pinning-arena")
+    text = Path("/proc/self/smaps").read_bytes()
+    return text.count(b" dc ") + text.count(b"pinning-arena")
 
 
 def give_back(given: Given) -> list[str]:
@@ -390,17 +391,16 @@ def on_the_way_of(error: type[BaseException], other: BaseException | None) -> bo
     return other is not None and (isinstance(other, error) or on_the_way_of(error, other.__context__))
 
 
-def differences(before: dict[str, object]) -> list[str]:
-    end = time.monotonic() + WAIT
+def differences(before: dict[str, object], whole: bool = True) -> list[str]:
+    end, pause = time.monotonic() + WAIT, 0.001
     while True:
-        now = state()
-        found = [
-            f"{name}: {before[name]} before, {now[name]} now" for name in before if not_as_before(before, now, name)
-        ]
+        now = state(whole)
+        found = [f"{name}: {before[name]} before, {now[name]} now" for name in now if not_as_before(before, now, name)]
         if not found or time.monotonic() > end:
             return found
         gc.collect()  # what was dropped may be a cycle
-        time.sleep(0.001)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def not_as_before(before: dict[str, object], now: dict[str, object], name: str) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends itself SIGINT at random moments of a scenario, and sees that all is as it was: a program of its own.
 
-    under_signals.py SCENARIO SIGNALS SEED      prints what went wrong
+    under_signals.py SIGNALS SEED SCENARIO...      prints what went wrong
 
 The kernel sends the signals, so they come in the middle of C code and of calls of the vendor too; Ctrl-C is raised
 where Python gets round to it. After each the user gives back what he was given.
@@ -22,6 +22,7 @@ from interrupted import Given, differences, give_back, on_the_way_of, prepare, s
 
 HANG = 120.0  # seconds, after which a scenario has stopped for good
 EACH = 16  # signals after which all is compared
+MOST = 2  # problems: each may take a minute to be sure of
 
 
 class Timer:
@@ -44,9 +45,8 @@ class Timer:
             raise OSError(ctypes.get_errno(), "no timer")
 
 
-def main(name: str, signals: int, seed: int) -> None:
-    warnings.simplefilter("ignore")
-    sys.unraisablehook = lambda _: None  # Python tells of what is raised in a destructor, and goes on
+def interrupt(name: str, signals: int, seed: int) -> int:
+    """Do it until so many signals came; the number of problems."""
     came, armed = 0, False
 
     def raise_once(number: int, frame: FrameType | None) -> None:
@@ -87,10 +87,23 @@ def main(name: str, signals: int, seed: int) -> None:
             problems += works_again(scenario, given)
         for problem in problems:
             wrong += 1
-            print(f"{came}: {problem}", flush=True)
+            print(f"{name} {came}: {problem}", flush=True)
+        if problems:
+            before = state()  # each is told once
+        if wrong >= MOST:
+            sys.exit("enough is wrong, the rest is not tried")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print(f"{name}: {interrupted} of {came} signals interrupted", file=sys.stderr)
+    return wrong
+
+
+def main(signals: int, seed: int, names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None  # Python tells of what is raised in a destructor, and goes on
+    wrong = sum(interrupt(name, signals, seed) for name in names)
     faulthandler.cancel_dump_traceback_later()
-    print(f"{interrupted} of {came} signals interrupted, {wrong} problems", flush=True)
+    print(f"{signals} signals each, {wrong} problems", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
