@@ -108,6 +108,8 @@ class CudaDevice : public VendorDevice {
   std::uint64_t largest_lock() const noexcept override { return std::uint64_t{256} << 30; }
 
   Grains grains() const noexcept override { return {.fine = true}; }  // the driver knows no other host memory
+  Siblings* siblings() noexcept override { return &siblings_of<CudaDevice>(); }
+  void after_fork() override { siblings_of<CudaDevice>().begin_anew(); }
 
   // ---- memory ----
 

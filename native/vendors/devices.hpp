@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <pinning/siblings.hpp>
 #include <pinning/vendor.hpp>
 #include <string>
 

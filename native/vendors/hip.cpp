@@ -71,6 +71,8 @@ class HipDevice : public VendorDevice {
   }
 
   Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
+  Siblings* siblings() noexcept override { return &siblings_of<HipDevice>(); }
+  void after_fork() override { siblings_of<HipDevice>().begin_anew(); }
 
   // ---- memory ----
 

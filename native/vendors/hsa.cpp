@@ -98,6 +98,8 @@ class HsaDevice : public VendorDevice {
   }
 
   Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
+  Siblings* siblings() noexcept override { return &siblings_of<HsaDevice>(); }
+  void after_fork() override { siblings_of<HsaDevice>().begin_anew(); }
 
   // ---- memory ----
 

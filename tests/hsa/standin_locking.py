@@ -135,8 +135,10 @@ def test_two_devices_share_one_lock(standin: StandIn) -> None:
         assert second.device_ptr == first.device_ptr
         assert first.region is not None
         assert second.region is not None
-        assert (first.region.external, second.region.external) == (False, True)
+        assert (first.region.external, second.region.external) == (False, False)
         assert len(standin.calls("hsa_amd_memory_lock_to_pool")) == 1
+        first.unlock()
+        assert standin.calls("hsa_amd_memory_unlock") == [], "the other has it still"
     assert len(standin.calls("hsa_amd_memory_unlock")) == 1
 
 

@@ -44,6 +44,8 @@ struct Grains {
   Grain only() const noexcept { return fine == coarse ? Grain::unknown : fine ? Grain::fine : Grain::coarse; }
 };
 
+class Siblings;
+
 /// The bytes from `start` to before `end`.
 struct Span {
   Address start, end;
@@ -71,6 +73,9 @@ class Locker {
 
   /// Always the same answer, and quickly.
   virtual Grains grains() const noexcept { return {}; }
+
+  /// The maps of all devices that what this one locks is locked for; null where it is for this one alone.
+  virtual Siblings* siblings() noexcept { return nullptr; }
 
   /// Called in a child process after fork, where nothing is locked any more and no other thread runs; another thread
   /// may have been in the midst of anything.

@@ -15,6 +15,14 @@ namespace pinning {
 /// from the end of the one before.
 using PieceEnds = std::vector<std::uint64_t>;
 
+/// What the vendor has locked of a region, and the locker that it did it for.
+struct Registered {
+  PieceEnds ends;
+  Locker* by = nullptr;
+
+  std::uint64_t bytes() const noexcept { return ends.empty() ? 0 : ends.back(); }
+};
+
 /// Unlocks one piece, from `ptr` on; the memory in `gone` is not there any more.
 inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) {
   if (gone) {
@@ -24,10 +32,11 @@ inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) 
   }
 }
 
-/// Unlocks the pieces, the last one first; `ends` keeps those that are still locked.
-inline void unlock_pieces(Locker& locker, Address ptr, PieceEnds& ends, std::optional<Span> gone) {
+/// Unlocks the pieces of what is registered from `ptr` on, the last one first; it keeps those that are still locked.
+inline void unlock_pieces(Address ptr, Registered& registered, std::optional<Span> gone) {
+  PieceEnds& ends = registered.ends;
   while (!ends.empty()) {
-    unlock_piece(locker, ptr + (ends.size() > 1 ? ends[ends.size() - 2] : 0), gone);
+    unlock_piece(*registered.by, ptr + (ends.size() > 1 ? ends[ends.size() - 2] : 0), gone);
     ends.pop_back();
   }
 }

@@ -22,6 +22,7 @@
 #include "locker.hpp"
 #include "pieces.hpp"
 #include "region.hpp"
+#include "siblings.hpp"
 #include "watcher.hpp"
 
 namespace pinning {
@@ -37,16 +38,21 @@ namespace pinning {
 ///
 /// A region given up by all may stay registered, *idle*: the next lock inside it makes no vendor call. `find` and the like
 /// do not show it, and it gives way: to a lock that overlaps it otherwise, and to the budget.
+///
+/// What a sibling has registered is entered as it is there, and *shared*: the last map that has it calls the vendor, by the
+/// locker that has locked it. An idle region of a sibling's moves over. The siblings' mutex is taken before `mutex_`.
 class PinnedMap final : private Tenant, private Budget::Keeper {
  public:
   /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher memory that leaves is noticed only where
   /// somebody calls `left`. `undone_by_watcher`: it calls `undo_left` from a thread of its own. Without a budget it has one
-  /// of its own, without a limit, that keeps nothing idle.
+  /// of its own, without a limit, that keeps nothing idle, and no siblings.
   explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool undone_by_watcher = false, Budget* budget = nullptr)
       : locker_(locker),
         watcher_(watcher),
         own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
-        budget_(budget == nullptr ? *own_ : *budget) {
+        budget_(budget == nullptr ? *own_ : *budget),
+        siblings_(budget == nullptr ? nullptr : locker.siblings()) {
+    if (siblings_ != nullptr) siblings_->join(*this);
     if (watcher_ != nullptr) watcher_->add(*this, undone_by_watcher);
     budget_.join(*this);
   }
@@ -59,6 +65,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       clear();
     } catch (...) {
     }
+    if (siblings_ != nullptr) siblings_->leave(*this);
     if (watcher_ != nullptr) watcher_->remove(*this);
   }
 
@@ -319,7 +326,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
  private:
   using Id = pagetable::Id;
-  using AllEnds = std::map<Id, PieceEnds>;
+  using AllRegistered = std::map<Id, Registered>;
 
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
@@ -358,7 +365,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     Address start;
     std::uint64_t size;
     std::exception_ptr& refused;  // what the vendor said where it would not unlock what it has locked
-    AllEnds::node_type ends{};  // of the pieces that the vendor has locked; none before the first
+    AllRegistered::node_type ends{};  // of the pieces that the vendor has locked; none before the first
     bool ours = true;           // else others have locks in it, and may take it away any time
     std::uint64_t reserved = 0;  // bytes of the budget
   };
@@ -444,8 +451,21 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
         if (first->contains(ptr, size)) refuse_inside(*first);
         refuse(ptr, size, *first);
       }
-      Id const id = enter(ptr, size, pieces != nullptr ? pieces->unit() : 0);
-      guard.unlock();
+      std::uint64_t const unit = pieces != nullptr ? pieces->unit() : 0;
+      Id id;
+      if (siblings_ != nullptr && siblings_->several()) {
+        guard.unlock();
+        auto entered = enter_among_siblings(ptr, size, unit, wish.grain, confirmed);
+        if (entered && entered->registered) return share(*entered, ptr);
+        if (!entered) {
+          guard.lock();
+          continue;
+        }
+        id = entered->id;
+      } else {
+        id = enter(ptr, size, unit);
+        guard.unlock();
+      }
       Attempt attempt{id, ptr, size, undo_refused};
       if (pieces != nullptr) {
         Watching watching(*this, ptr, size);
@@ -567,6 +587,11 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
         record.references.store(references - 1, std::memory_order_release);
       } else if ((flags & external) != 0) {
         leave(region->start);
+      } else if ((flags & Record::shared) != 0) {
+        settle_as(record, State::leaving);
+        if (leave_to_siblings(guard, *region, record)) return true;
+        settle_as(record, record.has_left() ? State::left : State::locked);
+        continue;  // nobody else has it
       } else if (make_idle(*region, record)) {
         guard.unlock();
         if (budget_.has_excess()) budget_.give_back_excess();
@@ -591,6 +616,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       record.references.store(references - 1, std::memory_order_release);
       return true;
     }
+    if ((record.flags.load(std::memory_order_relaxed) & Record::shared) != 0) return false;
     return budget_.has_room_to_keep(region->size) && make_idle(*region, record);
   }
 
@@ -859,7 +885,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// After `take_back` the entry goes, unless the vendor has refused to unlock some of it; then an `unlock` can try again.
   void abandon(Attempt& attempt) noexcept {
     if (!attempt.ours) return;
-    if (!attempt.ends || attempt.ends.mapped().empty()) return leave(attempt.start);
+    if (!attempt.ends || attempt.ends.mapped().ends.empty()) return leave(attempt.start);
     Record& record = table_.value(attempt.id);
     record.references.store(1, std::memory_order_release);
     ends_.insert(std::move(attempt.ends));
@@ -886,11 +912,11 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// Has the vendor lock a region, one piece after another.
   Hold lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) {
     {
-      AllEnds one;  // made first: once something is locked nothing may fail
-      one.try_emplace(attempt.id);
+      AllRegistered one;  // made first: once something is locked nothing may fail
+      one.try_emplace(attempt.id).first->second.by = &locker_;
       attempt.ends = one.extract(attempt.id);
     }
-    PieceEnds& ends = attempt.ends.mapped();
+    PieceEnds& ends = attempt.ends.mapped().ends;
     budget_.reserve(attempt.size);
     attempt.reserved = attempt.size;
     Address device_ptr = 0;
@@ -935,7 +961,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       settle_as(record, now);
     }
     if (now == State::locked) {
-      if (attempt.ends.mapped().size() > 1) ends_.insert(std::move(attempt.ends));
+      if (attempt.ends.mapped().ends.size() > 1) ends_.insert(std::move(attempt.ends));
       return hold_of(attempt.id, attempt.start, attempt.start);
     }
     if ((record.flags.load(std::memory_order_relaxed) & ending) == 0) return std::nullopt;
@@ -957,7 +983,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
         attempt.ours = others == 0;
         if (!attempt.ours) {  // else it is still found just now, and whoever finds it is told of its last lock
           record.references.store(others, std::memory_order_release);
-          give_up_all_but(bytes_of(attempt.ends), attempt);
+          give_up_all_but(attempt.ends.mapped().bytes(), attempt);
           ends_.insert(std::move(attempt.ends));
         }
         settle_as(record, attempt.ours ? State::leaving : State::locked);
@@ -966,18 +992,14 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       gone = gone_of(attempt.start, record);
     }
     try {
-      unlock_pieces(locker_, attempt.start, attempt.ends.mapped(), gone);
+      unlock_pieces(attempt.start, attempt.ends.mapped(), gone);
     } catch (...) {
       attempt.refused = std::current_exception();
     }
-    give_up_all_but(bytes_of(attempt.ends), attempt);
-    return attempt.ends.mapped().empty();
+    give_up_all_but(attempt.ends.mapped().bytes(), attempt);
+    return attempt.ends.mapped().ends.empty();
   }
 
-  /// That the vendor has locked of them.
-  static std::uint64_t bytes_of(AllEnds::node_type const& ends) noexcept {
-    return ends.mapped().empty() ? 0 : ends.mapped().back();
-  }
   void give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept {
     if (attempt.reserved > bytes) budget_.give_up(std::exchange(attempt.reserved, bytes) - bytes);
   }
@@ -995,29 +1017,30 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     unlock_claimed(guard, region, record, before, idle);
   }
 
-  /// The same for one that is leaving already; its bytes.
+  /// The same for one that is leaving already; the bytes that are locked no more.
   std::uint64_t unlock_claimed(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record,
                                State before, bool idle) {
-    AllEnds::node_type kept = ends_.extract(region.id);
-    std::uint64_t const bytes = kept ? bytes_of(kept) : region.size;
+    if (leave_to_siblings(guard, region, record)) return 0;
+    AllRegistered::node_type kept = ends_.extract(region.id);
+    std::uint64_t const bytes = kept ? kept.mapped().bytes() : region.size;
     auto const gone = gone_of(region.start, record);
     guard.unlock();
     try {
       Budget::Unlocking const unlocking(budget_);
       try {
         if (kept) {
-          unlock_pieces(locker_, region.start, kept.mapped(), gone);
+          unlock_pieces(region.start, kept.mapped(), gone);
         } else {
           unlock_piece(locker_, region.start, gone);
         }
       } catch (...) {
-        if (kept) budget_.give_up(bytes - bytes_of(kept));
+        if (kept) budget_.give_up(bytes - kept.mapped().bytes());
         throw;
       }
       budget_.give_up(bytes);
     } catch (...) {
       guard.lock();
-      std::uint64_t const left = kept ? bytes_of(kept) : region.size;
+      std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
       bool const as_before = left == bytes && !record.has_left();
       ends_.insert(std::move(kept));
       if (idle) {
@@ -1038,6 +1061,204 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     return pinned ? pinned : locker_.is_pinned(ptr + (size - 1));
   }
 
+  // ---- siblings: without the mutex, but where it is given ----
+
+  /// What a sibling has of a range that is to be entered here.
+  struct Found {
+    enum class What : std::uint8_t { nothing, changing, idle_in_the_way, registered } what = What::nothing;
+    Address start = 0;
+    std::uint64_t size = 0, piece = 0;
+    Grain grain = Grain::unknown;
+    bool idle = false;
+    AllRegistered::node_type registered{};
+  };
+
+  /// For a sibling that is about to enter the range, and has claimed that. What it is to share is marked so. Throws what a
+  /// lock of the range here would, where the region is in its way.
+  Found tell(Address ptr, std::uint64_t size) {
+    using What = Found::What;
+    std::lock_guard const guard(mutex_);
+    for (auto const& region : table_.overlapping(ptr, size)) {
+      Record& record = table_.value(region.id);
+      State const state = record.state.load(std::memory_order_relaxed);
+      bool const grows_elsewhere = state == State::growing && !region.contains(ptr, size);
+      if ((record.in_transit() && !grows_elsewhere) || state == State::left) return {.what = What::changing};
+      if (is_external(record)) continue;
+      auto const known = ends_.find(region.id);
+      std::uint64_t const held = known != ends_.end() ? known->second.bytes() : region.size;
+      if (region.start < ptr && ptr - region.start >= held) continue;  // it was cut short before that
+      bool const contained = pagetable::Region{region.start, held, 0}.contains(ptr, size);
+      if (record.is_idle() && !(contained && state == State::idle)) {
+        return {.what = What::idle_in_the_way, .start = region.start};
+      }
+      if (!contained || state == State::half_unlocked) refuse(ptr, size, region);
+      AllRegistered one;
+      one.try_emplace(Id{}, known != ends_.end() ? known->second : Registered{{held}, &locker_});
+      record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::shared, std::memory_order_release);
+      return {.what = What::registered,
+              .start = region.start,
+              .size = held,
+              .piece = record.piece.load(std::memory_order_relaxed),
+              .grain = record.grain.load(std::memory_order_relaxed),
+              .idle = state == State::idle,
+              .registered = one.extract(one.begin())};
+    }
+    return {};
+  }
+
+  /// Whether it shares what is registered from there on.
+  bool shares(Address start) {
+    std::lock_guard const guard(mutex_);
+    auto const region = table_.find(start, [](Record const&) {});
+    return region && region->start == start &&
+           (table_.value(region->id).flags.load(std::memory_order_relaxed) & Record::shared) != 0;
+  }
+
+  /// Waits for what is changing in the range.
+  void wait_for_change(Address ptr, std::uint64_t size) {
+    Unwatching const afterwards(*this);
+    std::unique_lock guard(mutex_);
+    settle(guard, ptr, size);
+  }
+
+  /// A region that was entered; with what a sibling has registered there, its bounds are those.
+  struct Entered {
+    Id id;
+    Address start;
+    Grain grain = Grain::unknown;
+    AllRegistered::node_type registered{};
+  };
+
+  /// `enter` where siblings are; nothing where the caller must begin anew.
+  std::optional<Entered> enter_among_siblings(Address ptr, std::uint64_t size, std::uint64_t unit, Grain wish,
+                                              std::uint64_t& confirmed) {
+    Siblings::Claim claim(*siblings_);
+    for (PinnedMap* const each : claim.maps()) {
+      if (each == this) continue;
+      Found found = each->tell(ptr, size);
+      switch (found.what) {
+        case Found::What::nothing: continue;
+        case Found::What::changing: {
+          Siblings::Visit const visit(claim, *each);
+          each->wait_for_change(ptr, size);
+          return std::nullopt;
+        }
+        case Found::What::idle_in_the_way: {
+          Siblings::Visit const visit(claim, *each);
+          each->give_back_idle(found.start);
+          return std::nullopt;
+        }
+        case Found::What::registered: break;
+      }
+      if (!suits(found.grain, wish)) {
+        if (!found.idle) throw not_fine(found.start, found.size, found.grain);
+        Siblings::Visit const visit(claim, *each);
+        each->give_back_idle(found.start);
+        return std::nullopt;
+      }
+      std::unique_lock guard(mutex_);
+      if (first_overlapping(found.start, found.size)) {
+        claim.end();
+        make_way(guard, ptr, size, found, confirmed);
+        return std::nullopt;
+      }
+      Entered entered{enter(found.start, found.size, found.piece), found.start, found.grain, std::move(found.registered)};
+      table_.value(entered.id).flags.store(Record::shared, std::memory_order_release);
+      guard.unlock();
+      entered.registered.key() = entered.id;
+      if (found.idle) move_over(claim, *each, found.start);
+      return entered;
+    }
+    std::lock_guard const guard(mutex_);
+    if (first_overlapping(ptr, size)) return std::nullopt;
+    return Entered{enter(ptr, size, unit), ptr};
+  }
+
+  /// What a sibling has idle is this map's now.
+  static void move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept {
+    try {
+      Siblings::Visit const visit(claim, sibling);
+      sibling.give_back_idle(start);  // which calls no vendor now
+    } catch (std::bad_alloc const&) {  // it is idle there all the same
+    }
+  }
+
+  /// For what a sibling has around the range, where something here is in its way.
+  void make_way(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size, Found const& found,
+                std::uint64_t& confirmed) {
+    if (!settle(guard, found.start, found.size)) return;
+    auto const first = first_overlapping(found.start, found.size);
+    if (!first || first->contains(ptr, size) || evict(guard, *first) || confirm(guard, *first, confirmed)) return;
+    refuse(found.start, found.size, *first);
+  }
+
+  /// The lock of a range in what was entered with a sibling's registration.
+  Hold share(Entered& entered, Address ptr) {
+    Address const start = entered.start;
+    Registered const& registered = entered.registered.mapped();
+    std::uint64_t const size = registered.bytes();
+    try {
+      Watching watching(*this, start, size);
+      Address const device_ptr = device_ptr_of(start, registered);
+      std::lock_guard const guard(mutex_);
+      watching.becomes(entered.id);
+      if (table_.value(entered.id).has_left()) refuse_left(start, size);
+      ends_.insert(std::move(entered.registered));
+      publish(entered.id, {device_ptr, 1, Record::shared, entered.grain}, size);
+      return hold_of(entered.id, start, ptr);
+    } catch (...) {
+      std::unique_lock guard(mutex_);
+      auto const region = table_.find(start, [](Record const&) {});
+      Record& record = table_.value(entered.id);
+      record.references.store(1, std::memory_order_release);
+      ends_.insert(std::move(entered.registered));
+      settle_as(record, State::leaving);
+      try {
+        unlock_claimed(guard, *region, record, State::half_unlocked, false);
+      } catch (...) {  // it is half unlocked
+        guard.unlock();
+      }
+      throw;
+    }
+  }
+
+  /// Of what a sibling has registered, as this map's vendor says.
+  Address device_ptr_of(Address start, Registered const& registered) {
+    Address device_ptr = 0;
+    std::uint64_t begin = 0;
+    for (std::uint64_t const end : registered.ends) {
+      auto const pinned = locker_.is_pinned(start + begin);
+      if (!pinned || pinned->base != start + begin) {
+        throw AlreadyPinned(describe(start, registered.bytes()) + " is locked for another device, and this one's driver "
+                            "does not know of it; unlock it there first");
+      }
+      if (begin == 0) device_ptr = pinned->device_ptr;
+      if (pinned->device_ptr != device_ptr + begin) throw NotContiguous();
+      begin = end;
+    }
+    return device_ptr;
+  }
+
+  /// Where siblings have the region too it goes without a vendor call, which is theirs to make. It is leaving already; the
+  /// mutex is released meanwhile.
+  bool leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
+    if ((record.flags.load(std::memory_order_relaxed) & Record::shared) == 0) return false;
+    guard.unlock();
+    Siblings::Claim claim(*siblings_);
+    auto const& maps = claim.maps();
+    bool const theirs = std::any_of(maps.begin(), maps.end(),
+                                    [&](PinnedMap* each) { return each != this && each->shares(region.start); });
+    guard.lock();
+    if (theirs) {
+      ends_.erase(region.id);
+      leave(region.start);
+    } else {
+      std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
+      record.flags.store(flags & ~Record::shared, std::memory_order_release);
+    }
+    return theirs;
+  }
+
   struct Unwatched {
     Address start;
     std::uint64_t size;
@@ -1049,10 +1270,11 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   std::atomic<bool> any_unwatched_ = false;
   std::unique_ptr<Budget> const own_;
   Budget& budget_;
+  Siblings* const siblings_;
   pagetable::PageTable<Record> table_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;
-  AllEnds ends_;  // of regions of several pieces, for the last unlock
+  AllRegistered ends_;  // of regions of several pieces, or registered by siblings, for the last unlock
   struct Idle {
     Address start;
     std::uint64_t bytes;

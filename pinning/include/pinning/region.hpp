@@ -74,6 +74,7 @@ struct Record {
   static constexpr std::uint8_t ending = 8;       // no more pieces are to be locked
   static constexpr std::uint8_t watched = 16;     // the map's watcher tells of memory that leaves
   static constexpr std::uint8_t kept = 32;        // the last unlock makes it idle
+  static constexpr std::uint8_t shared = 64;      // siblings may have it too
 
   std::atomic<Address> device_ptr;
   std::atomic<std::uint64_t> piece;  // 0: one call

@@ -66,6 +66,7 @@ class PINNING_API ListedLocker : public Locker {
   void forget(Address ptr, Span gone) override;
   std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
   Grains grains() const noexcept override { return calls_.grains(); }
+  Siblings* siblings() noexcept override { return calls_.siblings(); }
   void after_fork() override { calls_.after_fork(); }
 
  private:

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Maps of devices for which one registration of the vendor's counts.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace pinning {
+
+class PinnedMap;
+
+/// The maps of a vendor that locks memory for all its devices at once: what one of them has registered is locked for the
+/// others too. It is one region, of the same bounds, in each map where somebody has a lock of it, and the last of them has
+/// the vendor undo it.
+///
+/// Locks: `mutex_` is held while a map looks at what the others have and enters, or takes out, a region accordingly. A
+/// map's mutex nests inside it. No vendor is called under it, and nobody waits. Where there is one map it is not taken.
+class Siblings {
+ public:
+  void join(PinnedMap& map) {
+    std::lock_guard const guard(mutex_);
+    maps_.push_back(&map);
+    several_ = maps_.size() > 1;
+  }
+  /// Waits for visitors.
+  void leave(PinnedMap& map) noexcept {
+    std::unique_lock guard(mutex_);
+    std::erase(maps_, &map);
+    several_ = maps_.size() > 1;
+    visit_ended_.wait(guard, [&] { return std::find(visited_.begin(), visited_.end(), &map) == visited_.end(); });
+  }
+
+  bool several() const noexcept { return several_; }
+
+  class Visit;
+  /// Meanwhile no sibling enters anything, or takes out what it shares.
+  class Claim {
+   public:
+    explicit Claim(Siblings& siblings) : siblings_(siblings), guard_(siblings.mutex_) {}
+    std::vector<PinnedMap*> const& maps() const noexcept { return siblings_.maps_; }
+    void end() { guard_.unlock(); }
+
+   private:
+    friend Visit;
+    Siblings& siblings_;
+    std::unique_lock<std::mutex> guard_;
+  };
+
+  /// Ends the claim, and keeps one of its maps from being destroyed.
+  class Visit {
+   public:
+    Visit(Claim& claim, PinnedMap& map) : siblings_(claim.siblings_), map_(map) {
+      siblings_.visited_.push_back(&map);
+      claim.end();
+    }
+    ~Visit() {
+      std::lock_guard const guard(siblings_.mutex_);
+      siblings_.visited_.erase(std::find(siblings_.visited_.begin(), siblings_.visited_.end(), &map_));
+      siblings_.visit_ended_.notify_all();
+    }
+    Visit(Visit const&) = delete;
+
+   private:
+    Siblings& siblings_;
+    PinnedMap& map_;
+  };
+
+  /// In a child of fork, before the first map is there; the mutex may be held by a thread that is not.
+  void begin_anew() noexcept { new (this) Siblings; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable visit_ended_;
+  std::vector<PinnedMap*> maps_;
+  std::vector<PinnedMap*> visited_;  // once for each visit
+  std::atomic<bool> several_ = false;
+};
+
+/// Those of all devices of one class. Never destroyed, like their maps.
+template <class Device>
+Siblings& siblings_of() noexcept {
+  alignas(Siblings) static unsigned char room[sizeof(Siblings)];
+  static Siblings& only = *new (room) Siblings;
+  return only;
+}
+
+}  // namespace pinning

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several GPUs: one registration for all of them, whoever locks and unlocks, in whatever order.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import pinning
+from c_api import Map
+from child_process import run_in_child
+from pinning import Lock, NotLockedError, PartialOverlapError, PinnedMap, PinningError
+from standins.libcuda import DRIVER
+from standins.standin import StandIn
+
+NAMES = ["cuda:0", "cuda:1", "cuda:2"]
+SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
+UNIT = 4096
+
+
+def range_of(array: numpy.ndarray) -> tuple[int, int]:
+    return array.ctypes.data, array.nbytes
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_the_last_device_unregisters(standin: StandIn, order: tuple[int, ...]) -> None:
+    array = numpy.zeros(5 * UNIT, "u1")
+    used = pinning.budget().used
+    locks = [pinning.lock(array, device=name) for name in NAMES]
+    assert [lock.device_ptr for lock in locks] == [array.ctypes.data + SHIFT] * 3
+    assert len(standin.calls("cuMemHostRegister")) == 1
+    assert pinning.budget().used == used + array.nbytes, "it counts once"
+    for which in order:
+        assert standin.registrations() == {range_of(array)}
+        region = pinning.find(array, device=NAMES[which])
+        assert region is not None
+        assert not region.external
+        locks[which].unlock()
+        assert not pinning.is_locked(array, device=NAMES[which])
+    assert standin.registrations() == set()
+    assert pinning.budget().used == used
+
+
+def test_views_of_what_another_device_has_locked(standin: StandIn) -> None:
+    array = numpy.zeros(16 * UNIT, "u1")
+    whole = pinning.lock(array, device="cuda:0")
+    views = [pinning.lock(array[at : at + UNIT], device="cuda:1") for at in range(0, array.nbytes, UNIT)]
+    assert len(standin.calls("cuMemHostRegister")) == 1
+    assert len(pinning.regions("cuda:1")) == 1
+    with pytest.raises(PartialOverlapError, match=f"{array.ctypes.data:#x}"):
+        pinning.lock((array.ctypes.data + UNIT, array.nbytes), device="cuda:2")
+    whole.unlock()
+    with pytest.raises(NotLockedError):
+        pinning.unlock(array, device="cuda:0")
+    for view in views:
+        assert standin.registrations() == {range_of(array)}
+        assert view.held
+        view.unlock()
+
+
+def test_a_copy_to_each_of_two_devices_is_direct(standin: StandIn) -> None:
+    array = numpy.arange(UNIT, dtype="u4")
+    with (
+        pinning.alloc(array.nbytes, device="cuda:0") as first,
+        pinning.alloc(array.nbytes, device="cuda:1") as second,
+        pinning.locked(array, device="cuda:0"),
+        pinning.locked(array, device="cuda:1"),
+    ):
+        copies = [pinning.copy_async(there, array) for there in (first, second)]
+        assert [copy.path for copy in copies] == ["direct", "direct"]
+        for copy in copies:
+            copy.wait()
+    for name in NAMES:
+        pinning.queues.default_queue(pinning.device(name)).close()
+
+
+def test_locked_from_c_too(standin: StandIn) -> None:
+    array = numpy.zeros(5 * UNIT, "u1")
+    native = Map("cuda:1")
+    lock = pinning.lock(array, device="cuda:0")
+    assert native.lock(array.ctypes.data + 10, 20) == array.ctypes.data + 10 + SHIFT
+    lock.unlock()
+    assert standin.registrations() == {range_of(array)}
+    native.unlock(array.ctypes.data)
+    assert standin.registrations() == set()
+
+
+def test_in_the_background_on_two_devices_at_once(standin: StandIn) -> None:
+    array = numpy.zeros(64 << 20, "u1")
+    pending = [pinning.lock_async(array, device=name, unit=UNIT) for name in NAMES[:2]]
+    locks = [each.wait(timeout=60) for each in pending]
+    pieces = standin.registrations()
+    assert sum(size for _, size in pieces) == array.nbytes
+    borders = [pinning.regions(name)[0].borders for name in NAMES[:2]]
+    assert borders[0] == borders[1]
+    locks[0].unlock()
+    assert standin.registrations() == pieces
+    locks[1].unlock()
+
+
+def test_what_is_idle_moves_to_the_device_that_wants_it(standin: StandIn) -> None:
+    array = numpy.zeros(5 * UNIT, "u1")
+    pinning.budget(1 << 30)
+    try:
+        for name in NAMES * 2:
+            pinning.lock(array, device=name).unlock()
+            assert pinning.budget().idle == array.nbytes
+        assert len(standin.calls("cuMemHostRegister")) == 1
+    finally:
+        pinning.budget(1.0, idle=False)
+    assert standin.registrations() == set()
+
+
+def test_threads_on_different_devices(standin: StandIn) -> None:
+    array = numpy.zeros(5 * UNIT, "u1")
+    wrong = []
+
+    def work(name: str) -> None:
+        for _ in range(200):
+            with pinning.locked(array, device=name):
+                if standin.registrations() != {range_of(array)}:
+                    wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in NAMES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_child_has_none_of_it(standin: StandIn) -> None:
+    array = numpy.zeros(5 * UNIT, "u1")
+
+    def child() -> None:
+        assert [pinning.regions(name) for name in NAMES] == [[], [], []]
+        for name in NAMES:
+            with pytest.raises(PinningError):  # CUDA is not to be used there
+                pinning.lock(array, device=name)
+
+    with pinning.locked(array, device="cuda:0"), pinning.locked(array, device="cuda:1"):
+        run_in_child(child)
+        assert standin.registrations() == {range_of(array)}
+
+
+class SiblingsMachine(RuleBasedStateMachine):
+    """Random locks through the maps of three devices, and through maps that go, against what should be registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.standin = DRIVER.standin(Path())
+        self.arrays = [numpy.zeros((1 + index) * UNIT, "u1") for index in range(3)]
+        self.locks: list[tuple[Lock, int, str]] = []
+        self.maps: list[tuple[PinnedMap, int]] = []
+        self.used = pinning.budget().used
+
+    def teardown(self) -> None:
+        for lock, _, _ in self.locks:
+            lock.unlock()
+        for own, _ in self.maps:
+            own.close()
+        assert self.standin.registrations() == set()
+        assert pinning.budget().used == self.used
+
+    def registered(self) -> set[int]:
+        return {array for _, array, _ in self.locks} | {array for _, array in self.maps}
+
+    @rule(name=st.sampled_from(NAMES), array=st.integers(0, 2), at=st.integers(0, 99), size=st.integers(1, 100))
+    def lock(self, name: str, array: int, at: int, size: int) -> None:
+        whole = self.arrays[array]
+        view = whole[at : at + size] if array in self.registered() else whole
+        self.locks.append((pinning.lock(view, device=name), array, name))
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        lock, _, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
+        assert lock.held
+        lock.unlock()
+
+    @rule(name=st.sampled_from(NAMES), array=st.integers(0, 2))
+    def a_map_of_its_own(self, name: str, array: int) -> None:
+        own = PinnedMap(pinning.device(name))
+        own.lock(*range_of(self.arrays[array]))
+        self.maps.append((own, array))
+
+    @precondition(lambda self: self.maps)
+    @rule()
+    def that_goes(self) -> None:
+        own, _ = self.maps.pop()
+        own.close()
+
+    @rule(name=st.sampled_from(NAMES), array=st.integers(0, 2))
+    def across(self, name: str, array: int) -> None:
+        if array in self.registered():
+            ptr, size = range_of(self.arrays[array])
+            with pytest.raises(PartialOverlapError):
+                pinning.lock((ptr + 1, size), device=name)
+
+    @invariant()
+    def as_it_should_be(self) -> None:
+        arrays = [self.arrays[array] for array in self.registered()]
+        assert self.standin.registrations() == {range_of(array) for array in arrays}
+        assert pinning.budget().used == self.used + sum(array.nbytes for array in arrays)
+        for name in NAMES:
+            held = {self.arrays[array].ctypes.data for _, array, device in self.locks if device == name}
+            assert {region.start for region in pinning.regions(name)} == held
+            assert not any(region.external for region in pinning.regions(name))
+
+
+SiblingsMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestSiblings = SiblingsMachine.TestCase
