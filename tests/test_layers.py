@@ -24,7 +24,13 @@ OURS = {"pagetable", "pinning", *PLUGINS}
 NEUTRAL = {"numpy", "psutil", "rich", "typer", "click", "matplotlib", "cython", "libc", "libcpp", "cpython"}
 
 # Each brings pinning into one library. They import that, and no other part of ours imports them.
-INTEGRATIONS = {"pinning.cuda_core": "cuda", "pinning.cupy": "cupy", "pinning.numba": "numba", "pinning.torch": "torch"}
+INTEGRATIONS = {
+    "pinning.cuda_core": "cuda",
+    "pinning.cupy": "cupy",
+    "pinning.numba": "numba",
+    "pinning.ray": "ray",
+    "pinning.torch": "torch",
+}
 # Each makes one library's arrays, and imports that where it is called; others may import them.
 ADAPTERS = {"pinning/files/of_cupy.py": "cupy", "pinning/files/of_torch.py": "torch"}
 TESTING = {"pytest", "hypothesis"}  # and these in the conformance suite, which no other part imports
