@@ -347,6 +347,7 @@ class FakeQueue:
     def copy(self, dst: int, src: int, size: int) -> None:
         real = self.device.real
         touches = (real(dst, size), size), (real(src, size), size)
+        self._check_borders(touches)
         self._submit(Step("copy", lambda: ctypes.memmove(touches[0][0], touches[1][0], size), touches))
 
     def copy_2d(self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, height: int) -> None:
@@ -358,6 +359,7 @@ class FakeQueue:
 
         sizes = [(height - 1) * pitch + width for pitch in (dst_pitch, src_pitch)]
         touches = (real(dst, width), sizes[0]), (real(src, width), sizes[1])
+        self._check_borders(touches)
         self._submit(Step("copy_2d", run, touches))
 
     def fill(self, ptr: int, value: bytes, count: int) -> None:
@@ -413,6 +415,14 @@ class FakeQueue:
         self.closed = True
         if not self.adopted:
             self.device.queues_alive -= 1
+
+    def _check_borders(self, touches: tuple[tuple[int, int], ...]) -> None:
+        """A vendor refuses what begins in locked memory and ends elsewhere, or the other way round."""
+        for ptr, size in touches:
+            for start, length in list(self.device.locked.items()):
+                inside = start <= ptr and ptr + size <= start + length
+                if ptr < start + length and start < ptr + size and not inside:
+                    self.device.wrong.append(f"a copy of {size} bytes at {ptr:#x} across {length} locked at {start:#x}")
 
     def _submit(self, step: Step) -> None:
         if not self._submitting.acquire(blocking=False):

@@ -764,6 +764,21 @@ def test_pinned_nested_and_overlapping(far: FarDevice) -> None:
     assert far.locked == {}
 
 
+def test_strided_copies_across_the_borders_of_locks(far: FarDevice) -> None:
+    """The device refuses what begins in locked memory and ends elsewhere; see `FakeQueue`."""
+    rows = numpy.zeros((10, 8))
+    wide = numbers(10, 16)
+    there = arrays.to_device(wide, device=far)
+    with arrays.pinned(rows[:5], device=far), arrays.pinned(rows, device=far):
+        for part in (slice(None, 8), slice(None, None, 2)):
+            there[:, part].copy_to_host(rows)
+            assert (rows == wide[:, part]).all()
+            rows += 1
+            there[:, part] = wide[:, part] = rows
+            assert same(there, wide)
+        there[:, :8].copy().copy_to_host(rows)
+
+
 def test_pinned_while_others_lock_and_unlock_overlapping_parts() -> None:
     array = numpy.zeros(1 << 18, "u1")
     rounds = 400

@@ -16,6 +16,7 @@ import pytest
 
 import pinning
 from fake_memory import FakeMemoryDevice
+from limits import needs_room_to_lock
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
 from pinning.copies import Path, costs, trim_staging
 
@@ -180,6 +181,7 @@ def test_where_no_memory_can_be_pinned_copies_are_plain(
 
 
 def test_a_child_of_a_fork_stages_with_threads_of_its_own() -> None:
+    needs_room_to_lock(4 << 20)  # for the ring
     array, back = noise(SIZE), numpy.zeros(SIZE, numpy.uint8)
 
     def there_and_back() -> None:

@@ -19,8 +19,8 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, WAIT, Background, FakeDevice
+from limits import needs_room_to_lock
 from pinning import NotLockedError, PinnedMap
-from pinning_host import kernel
 
 BASE, SIZE = 0x10000, 0x1000
 
@@ -326,7 +326,7 @@ def test_exit_of_a_child_leaves_the_parents_locks_alone(leave: str) -> None:
 
 def test_exit_with_memory_of_the_host_locked() -> None:
     program = run_program("""
-        kept = [pinning.lock(mmap.mmap(-1, 1 << 16), device="host") for _ in range(5)]
+        kept = [pinning.lock(mmap.mmap(-1, 4096), device="host") for _ in range(5)]
         atexit._run_exitfuncs()
         print(locked_kib(), [lock.held for lock in kept])
     """)
@@ -334,12 +334,6 @@ def test_exit_with_memory_of_the_host_locked() -> None:
 
 
 # ---- Ctrl-C ----
-
-
-def needs_room_to_lock(size: int) -> None:
-    limit = kernel.lock_limit()
-    if limit is not None and limit[0] - limit[2] < size:
-        pytest.skip(f"needs to lock {size >> 20} MiB; RLIMIT_MEMLOCK is {limit[0] >> 20} MiB")
 
 
 @pytest.mark.parametrize("after", [0.02, 0.1])
@@ -393,9 +387,9 @@ def test_ctrl_c_at_any_moment_leaves_nothing_locked() -> None:
     "once",
     [
         "with pinning.lock(buffer, device='host'): pass",
-        "pinned.lock(at, 1 << 16); pinned.unlock(at)",
-        "pinning.alloc(1 << 16, pinning.MemoryKind.HOST, device='host').free()",
-        "pinning.alloc(1 << 16, device='host').free()",
+        "pinned.lock(at, 1 << 13); pinned.unlock(at)",
+        "pinning.alloc(1 << 13, pinning.MemoryKind.HOST, device='host').free()",
+        "pinning.alloc(1 << 13, device='host').free()",
     ],
 )
 def test_thousands_of_signals(once: str) -> None:
@@ -409,7 +403,7 @@ def test_thousands_of_signals(once: str) -> None:
                 armed = False  # what cleans up is let alone
                 raise KeyboardInterrupt
 
-        buffer = mmap.mmap(-1, 1 << 16)
+        buffer = mmap.mmap(-1, 1 << 13)
         at, pinned = pinning.buffers.resolve(buffer).ptr, pinning.pinned_map("host")
         for _ in range(3):
             {once}

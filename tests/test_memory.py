@@ -676,16 +676,16 @@ def test_the_child_drops_its_parents_memory_in_silence(fake: FakeMemoryDevice) -
 @kinds
 def test_exit_with_memory_left(kind: MemoryKind) -> None:
     done = program(f"""
-        memory = pinning.alloc(1 << 16, pinning.MemoryKind.{kind.name}, device="host")
+        memory = pinning.alloc(1 << 12, pinning.MemoryKind.{kind.name}, device="host")
         queue = Queue("host")
-        other, event = queue.alloc(1 << 16, pinning.MemoryKind.{kind.name})
+        other, event = queue.alloc(1 << 12, pinning.MemoryKind.{kind.name})
         print(memory.size + other.size)
         pool = pinning.Pool(memory.context)
         queue.free(pool.alloc(queue, 1)[0])
         modules = [sys.modules[name] for name in ("pinning.memory.allocation", "pinning.pools.pool")]
         threading.kept = memory, other, pool, modules  # goes when these modules' names are gone
     """)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{1 << 17}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{1 << 13}\n", "")
 
 
 # ---- devices that a program makes ----
