@@ -8,9 +8,10 @@ WHEEL := $(VENV)/wheel
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
   $(shell find pagetable pinning plugins pytest_pinning native -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
+COMMA := ,
 # The CUDA plugin needs NVIDIA's bindings where there is a driver for them to bind.
 DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
-EXTRAS := $(if $(DRIVER)$(wildcard /usr/lib/wsl/lib/libcuda.so.1),[cuda])
+EXTRAS := [cli$(if $(DRIVER)$(wildcard /usr/lib/wsl/lib/libcuda.so.1),$(COMMA)cuda)]
 
 # Intel's OpenCL for CPUs, as in TEST_EXTRAS=test,plot,ur-cpu, is the one vendor's driver that needs no GPU; but 0.7 GB.
 TEST_EXTRAS := test,plot

@@ -119,6 +119,7 @@ __all__ = [
     "WriteCombiningDevice",
     "alloc",
     "budget",
+    "cmake_dir",
     "copy",
     "copy_2d_async",
     "copy_async",
@@ -147,6 +148,7 @@ __all__ = [
     "memory_connection",
     "memory_info",
     "pinned_map",
+    "pkgconfig_dir",
     "plugins",
     "regions",
     "save_file",
@@ -175,3 +177,13 @@ def include_dirs() -> list[Path]:
 def library_dirs() -> list[Path]:
     """The folder to give a linker for ``-lpinning``, and to a program's run path."""
     return [Path(_native.__file__).parent / "lib"]  # beside the native modules, wherever they are
+
+
+def cmake_dir() -> Path:
+    """The folder to give CMake's ``find_package(pinning)`` as ``pinning_DIR``."""
+    return library_dirs()[0] / "cmake" / "pinning"
+
+
+def pkgconfig_dir() -> Path:
+    """The folder to put into ``PKG_CONFIG_PATH``, for ``pkg-config --cflags --libs pinning``."""
+    return library_dirs()[0] / "pkgconfig"

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from standins.standin import MissingError
 MIB = 1 << 20
 _CAP_IPC_LOCK, _PR_CAPBSET_DROP = 14, 24
 _SHARED_MEMORY = Path("/dev/shm")
+WITHOUT_CLI = "import sys; sys.modules['typer'] = sys.modules['rich'] = None"
 
 
 class Pinning:
@@ -40,7 +42,7 @@ class Pinning:
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.CompletedProcess[str]:
         """`first` is Python that runs before the command; `memlock` makes it an ordinary user with that limit."""
-        program = f"{first}\nfrom pinning.cli import app\napp(prog_name='pinning')"
+        program = f"{first}\nfrom pinning.command import main\nmain()"
         environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
         environment.update(variables)
         if python_path:
@@ -173,6 +175,34 @@ def test_demo_cleans_up_after(
     report = pinning.json("demo", "--device", "host", variables=variables, exit_code=exit_code)
     assert report["ok"] is False
     assert report["error"].startswith(message)
+
+
+@pytest.mark.parametrize("option", ["--version", "--cmake-dir", "--pkgconfig-dir"])
+@pytest.mark.parametrize("first", ["", WITHOUT_CLI], ids=["with typer and rich", "without"])
+def test_what_builds_ask_for_needs_no_command(option: str, first: str, pinning: Pinning) -> None:
+    done = pinning(option, first=first)
+    assert done.returncode == 0, done.stderr
+    answer = done.stdout.strip()
+    if option == "--version":
+        assert re.fullmatch(r"pinning \d+\.\d+\.\d+", answer)
+    else:
+        assert {path.suffix for path in Path(answer).iterdir()} == {".cmake" if option == "--cmake-dir" else ".pc"}
+    assert option in pinning.text("--help")
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["run", "--", "true"], []], ids=" ".join)
+def test_commands_say_what_to_install(pinning: Pinning, command: list[str]) -> None:
+    assert "pip install 'pinning[cli]'" in pinning.text(*command, first=WITHOUT_CLI, exit_code=1)
+
+
+def test_python_m_pinning_is_pinning() -> None:
+    run = [sys.executable, "-m", "pinning", "doctor", "--help"]
+    assert "Usage: pinning doctor" in subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+
+def test_commands_complete_themselves(pinning: Pinning) -> None:
+    words = {"_PINNING_COMPLETE": "complete_bash", "COMP_WORDS": "pinning do", "COMP_CWORD": "1"}
+    assert pinning(variables=words).stdout.split() == ["doctor"]
 
 
 def test_an_unknown_device_is_said(pinning: Pinning) -> None:

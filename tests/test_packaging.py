@@ -56,6 +56,9 @@ def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package:
         "pinning/lib/libpinning.so",
         "pinning/lib/libpinning.so.0",
         "pinning/lib/libpinning_omp.so",
+        "pinning/lib/cmake/pinning/pinning-config.cmake",
+        "pinning/lib/cmake/pinning/pinning-config-version.cmake",
+        "pinning/lib/pkgconfig/pinning.pc",
         "pinning/map.pxd",
         "pinning/map.pyi",
         *(f"{package}/py.typed" for package in sorted(PACKAGES)),
@@ -77,7 +80,7 @@ def test_the_wheel_has_nothing_else(content: dict[str, str]) -> None:
     assert tops == PACKAGES | {f"pinning-{PROJECT['version']}.dist-info"}
     kinds = {PurePosixPath(name).suffix for name in content if ".dist-info/" not in name}
     # And so no generated .cpp.
-    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".so", ".0", ".typed"}
+    assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".pc", ".so", ".0", ".typed"}
 
 
 def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
@@ -86,13 +89,13 @@ def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("pinning", PROJECT["version"])
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == PROJECT["requires-python"]
-    extras = {"conformance", "cuda", "cuda-core", "hip", "numba", "plot", "ray", "test", "ur", "ur-cpu"}
+    extras = {"cli", "conformance", "cuda", "cuda-core", "hip", "numba", "plot", "ray", "test", "ur", "ur-cpu"}
     assert extras == set(metadata.get_all("Provides-Extra", []))
     assert content[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_text()
     assert "Root-Is-Purelib: false" in content[f"{info}/WHEEL"]
     entry_points = ConfigParser()
     entry_points.read_string(content[f"{info}/entry_points.txt"])
-    assert dict(entry_points["console_scripts"]) == {"pinning": "pinning.cli:app"}
+    assert dict(entry_points["console_scripts"]) == {"pinning": "pinning.command:main"}
     assert dict(entry_points["pinning.plugins"]) == {vendor: f"pinning_{vendor}:plugin" for vendor in VENDORS}
     assert dict(entry_points["pytest11"]) == {"pinning": "pytest_pinning"}
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +20,11 @@ from pinning.cli import doctor as examining
 from pinning.cli import run as running
 from pinning.cli.machine import for_the_shell
 from pinning.cli.output import console, print_json, progress_bar, say_error
+from pinning.command import ANSWERS
 from pinning.plugin import Device
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Lock host memory for devices, and know what is locked.",
@@ -135,10 +134,13 @@ def top(
 
 @app.callback(invoke_without_command=True)
 def main(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    cmake_dir: Annotated[bool, typer.Option("--cmake-dir", help="For find_package: -Dpinning_DIR=...")] = False,
+    pkgconfig_dir: Annotated[bool, typer.Option("--pkgconfig-dir", help="For PKG_CONFIG_PATH.")] = False,
 ) -> None:
-    if show_version:
-        typer.echo(f"pinning {version('pinning')}")
+    asked = {"--version": version, "--cmake-dir": cmake_dir, "--pkgconfig-dir": pkgconfig_dir}
+    for option in (name for name, given in asked.items() if given):
+        typer.echo(ANSWERS[option]())
         raise typer.Exit
 
 
