@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pinning`` and ``python -m pinning``: the command line, and what builds ask for, which needs nothing installed besides."""
+"""``pinning`` and ``python -m pinning``: the command line, and what builds ask for, which needs no extra."""
 
 import sys
 from collections.abc import Callable
