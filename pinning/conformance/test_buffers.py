@@ -36,18 +36,18 @@ def test_bytes(locking: Device, made: Callable[[bytes], bytes]) -> None:
 
 
 def test_an_array_and_parts_of_it(locking: Device) -> None:
-    array = numpy.arange(10_000)
+    array = numpy.arange(4000)
     with pinning.lock(array, device=locking) as whole:
-        for part in (array[::2], array[::-1], array[5000:], array[-1:]):
+        for part in (array[::2], array[::-1], array[2000:], array[-1:]):
             with pinning.lock(part, device=locking) as lock:
                 assert lock.device_ptr - whole.device_ptr == lock.host_ptr - whole.host_ptr
-    assert (array == numpy.arange(10_000)).all()
+    assert (array == numpy.arange(4000)).all()
 
 
 def test_many_buffers_at_once(locking: Device) -> None:
-    arrays = [numpy.full(size, 7, numpy.uint8) for size in (1, 100, 5000, 100_000)]
+    arrays = [numpy.full(size, 7, numpy.uint8) for size in (1, 100, 5000, 20_000)]
     with pinning.locked(*arrays, device=locking) as locks:
-        assert [lock.size for lock in locks] == [1, 100, 5000, 100_000]
+        assert [lock.size for lock in locks] == [1, 100, 5000, 20_000]
     assert all((array == 7).all() for array in arrays)
 
 

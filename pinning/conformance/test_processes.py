@@ -85,11 +85,11 @@ def test_a_child_locks_for_itself_or_is_told_that_it_cannot(locking: Device) -> 
 PROGRAM = """
 import sys, threading, pinning
 device = pinning.device(sys.argv[1])
-buffer = bytearray(100_000)
+buffer = bytearray(10_000)
 kept = pinning.lock(buffer, device=device)
 pinning.pinned_map(device).lock(kept.host_ptr + 10, 20)
 own = pinning.PinnedMap(device)
-other = bytearray(100_000)
+other = bytearray(10_000)
 lock = pinning.lock(other, device=device)
 ptr = lock.host_ptr
 lock.unlock()
