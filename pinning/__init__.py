@@ -45,6 +45,7 @@ from pinning.errors import (
     PinningError,
     PluginUnavailableError,
     PoolLimitError,
+    RegistrarError,
     StillInUseError,
     StillLockedError,
     VendorError,
@@ -52,7 +53,7 @@ from pinning.errors import (
 from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
 from pinning.limits import Budget, budget, give_back_idle
 from pinning.locks import Lock, find, is_locked, lock, locked, regions, unlock
-from pinning.map import PinnedMap, Region
+from pinning.map import PinnedMap, Region, Registrar
 from pinning.mapped import lock_mapped, unlock_unmapped
 from pinning.memory import Allocation, AllocationInfo, Context, alloc, free, memory_connection, memory_info
 from pinning.plugin import (
@@ -113,6 +114,8 @@ __all__ = [
     "PoolLimitError",
     "Queue",
     "Region",
+    "Registrar",
+    "RegistrarError",
     "StillInUseError",
     "StillLockedError",
     "VendorError",
@@ -158,7 +161,7 @@ __all__ = [
 
 
 # Each is imported when it is first asked for, with the library that it is for.
-_ON_DEMAND = {"cuda_core", "cupy", "numba", "ray", "torch"}
+_ON_DEMAND = {"cuda_core", "cupy", "nixl", "numba", "ray", "torch"}
 
 
 def __getattr__(name: str) -> object:

@@ -49,6 +49,11 @@ class FileFormatError(PinningError, ValueError):
     """A file is not what its format says; the message names the file, what is wrong, and where."""
 
 
+class RegistrarError(PinningError, RuntimeError):
+    """A registrar of a map refused a region, or did not give one back; the message names it, and ``__cause__`` is what
+    it raised."""
+
+
 class VendorError(PinningError, RuntimeError):
     """A vendor's call failed.
 

@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from cpython.object cimport PyObject
 
-from pinning.native cimport CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonLocker, SharedMap
+from pinning.native cimport CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonLocker, PythonRegistrar, SharedMap
 from pinning.plugin.native cimport Grain, Wish
 
 
@@ -31,6 +31,7 @@ cdef class PinnedMap:
     cdef uint64_t largest
     cdef bint fine
     cdef bint coarse
+    cdef list registrars
     cdef object __weakref__
     cdef readonly object device
     cdef readonly bint closed
@@ -38,12 +39,22 @@ cdef class PinnedMap:
 
     cdef _make(self)
     cdef _let_go(self)
+    cdef _remove_registrars(self)
     cdef give_back(self, uint64_t start)  # what is idle there
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
     # In `pieces`, or where that is null in those of so many bytes.
     cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *
     cdef check_open(self)
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
+
+
+cdef class Registrar:
+    cdef readonly PinnedMap map
+    cdef readonly str name
+    cdef object on_register
+    cdef object on_unregister
+    cdef PythonRegistrar* native  # null once it is removed
+    cdef long generation
 
 
 cdef Wish wish(object read_only, object coherent) except *

@@ -20,6 +20,8 @@ from pinning.native cimport (
     MappedLocks,
     Pieces,
     PythonLocker,
+    PythonRegistrar,
+    add_registrar,
     destroy,
     device_calls,
     process_budget,
@@ -31,7 +33,7 @@ from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
 from collections import deque
 from contextlib import suppress
 
-from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError
+from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.lifecycle import Living, Part, at_exit, in_child
 
 
@@ -201,6 +203,7 @@ cdef class PinnedMap:
         self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
         coherence = getattr(device, "coherence", ())
         self.fine, self.coarse = True in coherence, False in coherence
+        self.registrars = []
         if shared:
             if not isinstance(device, NativeDevice):
                 raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
@@ -492,6 +495,76 @@ cdef class PinnedMap:
         """
         self.map.unregister(word(ptr, "address"))
 
+    def add_registrar(self, register, unregister, *, piece=None, name=None):
+        """Have someone else know of all memory that this map locks, such as a network library.
+
+        From now on `register` is called once for each region: before the first lock of it is had, and for the regions that
+        are locked already now. `unregister` is called after its last lock was given up, before the vendor unlocks it. A
+        region that stays registered while it is idle stays so here as well. Of what others have pinned, or `register` has
+        entered, nobody is told.
+
+        Parameters
+        ----------
+        register : callable
+            ``register(ptr, size)`` with the host address and the bytes of a region, or of a piece of it. What it returns
+            is given to `unregister`. Called from any thread, with no lock held; it must not lock in the same range.
+        unregister : callable
+            ``unregister(handle)``. When it raises, the region stays as it was, and is unlocked by the next try.
+        piece : int, optional
+            The most bytes of one call.
+        name : str, optional
+            By which errors call it; by default that of `register`.
+
+        Returns
+        -------
+        Registrar
+            To be removed again. It stays until then, or until the map is closed.
+
+        Raises
+        ------
+        RegistrarError
+            `register` has raised. All regions are undone, and it is not added. A lock raises it too, undone likewise:
+            the registrars before it, and the vendor's lock.
+        InvalidRangeError
+            `piece` is 0, negative or too large.
+        PinningError
+            The map is closed.
+        """
+        for what, function in (("register", register), ("unregister", unregister)):
+            if not callable(function):
+                raise TypeError(f"{what} is {function!r}, which cannot be called")
+        cdef uint64_t each = 0 if piece is None else word(piece, "piece")
+        if piece is not None and each == 0:
+            raise InvalidRangeError("piece 0 registers nothing; give at least one byte, or None for whole regions")
+        self.check_open()
+        cdef Registrar made = Registrar.__new__(Registrar)
+        made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, self.generation
+        made.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
+        cdef CPinnedMap* map = self.map
+        self.registrars.append(made)  # first, so that it lives
+        try:
+            with nogil:
+                made.native = add_registrar(dereference(map), <PyObject*>made, each)
+        except BaseException:
+            self.registrars = [other for other in self.registrars if other is not made]
+            raise
+        finally:
+            unlock_orphans()
+        if self.closed:  # meanwhile
+            made.remove()
+            self.check_open()
+        return made
+
+    cdef _remove_registrars(self):
+        first_error = None
+        for each in list(self.registrars):
+            try:
+                each.remove()
+            except BaseException as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
     def find(self, ptr, size=1):
         """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0.
 
@@ -578,7 +651,10 @@ cdef class PinnedMap:
         cdef CPinnedMap* map = self.map
         cdef cbool waits = wait
         if self.shared is not NULL:
-            self._let_go()
+            try:
+                self._let_go()
+            finally:
+                self._remove_registrars()
             self.closed = True
             return
         self.closed = True  # first, so that nobody locks meanwhile
@@ -588,6 +664,7 @@ cdef class PinnedMap:
         except BaseException:
             self.closed = False
             raise
+        self._remove_registrars()
 
     cdef _let_go(self):
         # Only what Python holds: the map and the other locks in it are the native code's that has made it.
@@ -621,6 +698,7 @@ cdef class PinnedMap:
         # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
         cdef CPinnedMap* parents = self.map
         self.holds = NULL
+        self.registrars = []
         self._make()
         self.generation += 1
         if self.shared is NULL:
@@ -635,6 +713,62 @@ cdef class PinnedMap:
     def __repr__(self):
         name = getattr(self.device, "name", self.device)
         return f"<PinnedMap of {name}: {'closed' if self.closed else f'{len(self)} regions'}>"
+
+
+@cython.no_gc_clear
+cdef class Registrar:
+    """Someone who knows of all memory that a map locks; had from `PinnedMap.add_registrar`.
+
+    Attributes
+    ----------
+    map : PinnedMap
+    name : str
+    """
+
+    def __init__(self):
+        raise TypeError("a Registrar is had from a map's add_registrar")
+
+    def _add(self, ptr, size):
+        try:
+            return self.on_register(ptr, size)
+        except Exception as error:
+            raise RegistrarError(
+                f"the registrar {self.name} refused [{ptr:#x}, {ptr + size:#x}) ({size} bytes): {error}"
+            ) from error
+
+    def _remove(self, handle):
+        try:
+            self.on_unregister(handle)
+        except Exception as error:
+            raise RegistrarError(f"the registrar {self.name} did not give {handle!r} back: {error}") from error
+
+    def remove(self):
+        """Take back all that it was told; nothing the second time, nor in a child of fork.
+
+        Raises
+        ------
+        RegistrarError
+            The first that `unregister` has raised; all others were called, and it is removed all the same.
+        """
+        cdef PythonRegistrar* native = self.native
+        cdef CPinnedMap* map = self.map.map
+        if native is NULL or self.generation != self.map.generation:
+            return
+        self.native = NULL  # first, so that of two threads only one removes it
+        try:
+            with nogil:
+                map.remove_registrar(dereference(native))
+        finally:
+            self.map.registrars = [other for other in self.map.registrars if other is not self]
+            unlock_orphans()
+
+    def __dealloc__(self):
+        if self.native is not NULL:
+            self.native.let_go()
+
+    def __repr__(self):
+        removed = self.native is NULL or self.generation != self.map.generation
+        return f"<Registrar {self.name} of {self.map!r}{', removed' if removed else ''}>"
 
 
 @cython.no_gc_clear

@@ -11,7 +11,7 @@ from libcpp.vector cimport vector
 from pinning.plugin.native cimport Access, Grain, Locker, VendorDevice, Wish, raise_in_python
 
 
-cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
+cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
     int device_calls
 
     enum class LockMapped "pinning::LockMapped":
@@ -65,6 +65,9 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
     cppclass Pieces "pinning::Pieces":
         pass
 
+    cppclass PythonRegistrar:
+        void let_go() noexcept
+
     cppclass CPinnedMap "pinning::PinnedMap":
         CPinnedMap(Locker& locker, Watcher* watcher, bool undone_by_watcher, Budget* budget) except +
         void abandon() noexcept
@@ -91,6 +94,7 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         vector[CRegion] regions(bool idle_too) except +raise_in_python
         vector[CRegion] overlapping(uint64_t ptr, uint64_t size, bool idle_too) except +raise_in_python
         void clear(bool wait) except +raise_in_python
+        void remove_registrar(PythonRegistrar& registrar) except +raise_in_python
 
     cppclass MappedLocks "pinning::MappedLocks":
         MappedLocks(CPinnedMap& map) except +
@@ -100,6 +104,10 @@ cdef extern from "<pinning/python_locker.hpp>" namespace "pinning" nogil:
         void unlock_unmapped(uint64_t ptr) except +raise_in_python
 
     void destroy(MappedLocks* mapped, CPinnedMap* map, PythonLocker* locker) noexcept
+
+
+cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
+    PythonRegistrar* add_registrar(CPinnedMap& map, PyObject* registrar, uint64_t piece) except +raise_in_python
 
 
 cdef extern from "<pinning/paced_pieces.hpp>" namespace "pinning" nogil:

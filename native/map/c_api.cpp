@@ -2,6 +2,7 @@
 // <pinning/pinning.h>: arguments checked, exceptions turned into statuses, and all else is the map's.
 #include "c_arguments.hpp"
 #include "c_locker.hpp"
+#include "c_registrar.hpp"
 #include "../vendors/devices.hpp"
 
 namespace {
@@ -100,6 +101,27 @@ pinning_status pinning_lock_mapped(pinning_map* map, void* ptr, size_t size, pin
 
 pinning_status pinning_unlock_unmapped(pinning_map* map, void const* ptr) noexcept {
   return guarded([&] { given(map).mapped->unlock_unmapped(word(ptr)); });
+}
+
+pinning_status pinning_add_registrar(pinning_map* map, pinning_registrar const* registrar) noexcept {
+  return guarded([&] {
+    if (registrar == nullptr || registrar->add == nullptr || registrar->remove == nullptr) {
+      throw InvalidArgument("a registrar needs its two functions, and one of them or all is null");
+    }
+    given(map).map->add_registrar(std::make_unique<pinning::CRegistrar>(*registrar));
+  });
+}
+
+pinning_status pinning_remove_registrar(pinning_map* map, void const* self) noexcept {
+  return guarded([&] {
+    auto& registrars = *given(map).map;
+    auto* const found = registrars.find_registrar([&](pinning::Registrar& each) {
+      auto const* const ours = dynamic_cast<pinning::CRegistrar*>(&each);
+      return ours != nullptr && ours->self() == self;
+    });
+    if (found == nullptr) throw InvalidArgument("no registrar of this map has that `self`");
+    registrars.remove_registrar(*found);
+  });
 }
 
 pinning_status pinning_get_budget(pinning_budget* budget) noexcept {

@@ -210,6 +210,53 @@ static void others(pinning_map *map) {
   EXPECT(count(map) == 0);
 }
 
+static struct book {
+  char *start;
+  size_t size;
+  int calls;
+  pinning_status refuse;
+} book;
+
+static pinning_status book_add(void *self, void *ptr, size_t size, void **known_as) {
+  struct book *ours = self;
+  EXPECT(vendor.locked.base);  // the vendor comes first
+  ++ours->calls;
+  if (ours->refuse) return pinning_fail(ours->refuse, "the book is full");
+  ours->start = ptr;
+  ours->size = size;
+  *known_as = ours;
+  return PINNING_OK;
+}
+static pinning_status book_remove(void *self, void *known_as) {
+  EXPECT(self == known_as && vendor.locked.base);
+  ((struct book *)self)->start = NULL;
+  return PINNING_OK;
+}
+
+static void registrars(pinning_map *map) {
+  const pinning_registrar registrar = {&book, "library", 0, book_add, book_remove}, hollow = {0};
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(map, NULL));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(map, &hollow));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_add_registrar(NULL, &registrar));
+  GIVES(PINNING_INVALID_ARGUMENT, pinning_remove_registrar(map, &book));
+  GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
+  GIVES(PINNING_OK, pinning_add_registrar(map, &registrar));
+  EXPECT(book.start == memory && book.size == 100);
+  GIVES(PINNING_OK, pinning_lock(map, memory + 50, 10, NULL));
+  GIVES(PINNING_OK, pinning_unlock(map, memory));
+  EXPECT(book.start == memory && book.calls == 1);
+  GIVES(PINNING_OK, pinning_unlock(map, memory));
+  EXPECT(!book.start && !vendor.locked.base);
+  book.refuse = PINNING_LOCK_LIMIT;
+  GIVES(PINNING_LOCK_LIMIT, pinning_lock(map, memory, 100, NULL));
+  SAYS("the registrar library refused: the book is full");
+  EXPECT(!vendor.locked.base && count(map) == 0);
+  GIVES(PINNING_OK, pinning_remove_registrar(map, &book));
+  GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));
+  GIVES(PINNING_OK, pinning_unlock(map, memory));
+  EXPECT(book.calls == 2);
+}
+
 static void mappings(pinning_map *map) {
   void *device = memory;
   GIVES(PINNING_OK, pinning_lock_mapped(map, memory, 100, PINNING_OFF, &device));
@@ -300,6 +347,7 @@ int main(void) {
   locks(map);
   refusals(map);
   others(map);
+  registrars(map);
   mappings(map);
   copies(map);
   GIVES(PINNING_OK, pinning_lock(map, memory, 100, NULL));

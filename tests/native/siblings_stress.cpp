@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maps of several devices of one vendor, for all of which it locks memory at once: threads that lock, unlock and keep idle
-// at random, within a budget, in pieces too, with maps that come and go and a vendor that refuses and keeps account; and
-// the cases that must come out one way: siblings_stress [SECONDS] [SEED]
+// at random, within a budget, in pieces too, with maps and registrars that come and go, and a vendor and registrars that
+// refuse and keep account; and the cases that must come out one way: siblings_stress [SECONDS] [SEED]
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -124,6 +124,61 @@ class Device : public pinning::Locker {
   Vendor& vendor_;
   std::atomic<Address> stopped_at = 0;
   std::atomic<bool> arrived = false;
+};
+
+/// Knows ranges that the vendor has locked, and no others.
+class Book : public pinning::Registrar {
+ public:
+  explicit Book(Vendor& vendor, std::uint64_t piece = 0, int refuse_after = -1)
+      : refuse_after(refuse_after), vendor_(vendor), piece_(piece) {}
+  ~Book() override { expect(known_.empty(), "a registrar goes when it knows nothing"); }
+
+  std::uint64_t piece() const noexcept override { return piece_; }
+  void* add(Address ptr, std::uint64_t size) override {
+    expect(vendor_.has(ptr, size), "what it is told of is locked");
+    expect(piece_ == 0 || size <= piece_, "it is told in the pieces that it wants");
+    std::lock_guard const guard(mutex_);
+    if (refuse_after >= 0 && refuse_after-- == 0) throw Refused("add");
+    auto const next = known_.lower_bound(ptr);
+    expect(next == known_.end() || next->first >= ptr + size, "it is told once");
+    known_[ptr] = size;
+    ++told;
+    return reinterpret_cast<void*>(ptr);
+  }
+  void remove(void* known_as) override {
+    auto const ptr = reinterpret_cast<Address>(known_as);
+    std::lock_guard const guard(mutex_);
+    if (refuse_removals > 0 && refuse_removals-- > 0) throw Refused("remove");
+    auto const found = known_.find(ptr);
+    expect(found != known_.end(), "it forgets what it knows");
+    expect(vendor_.has(ptr, found->second) || goes, "and before the vendor unlocks it");
+    known_.erase(found);
+  }
+  bool knows(Address ptr, std::uint64_t size) {
+    std::lock_guard const guard(mutex_);
+    for (Address at = ptr; at < ptr + size;) {
+      auto next = known_.upper_bound(at);
+      if (next == known_.begin()) return false;
+      --next;
+      if (at - next->first >= next->second) return false;
+      at = next->first + next->second;
+    }
+    return true;
+  }
+  std::size_t count() {
+    std::lock_guard const guard(mutex_);
+    return known_.size();
+  }
+
+  int refuse_after;
+  std::atomic<int> refuse_removals = 0, told = 0;
+  std::atomic<bool> goes = false;  // who removes it does not wait for those that unlock
+
+ private:
+  Vendor& vendor_;
+  std::uint64_t const piece_;
+  std::mutex mutex_;
+  std::map<Address, std::uint64_t> known_;
 };
 
 struct Scene {
@@ -305,6 +360,63 @@ void memory_leaves() {
   expect(scene.vendor.locks == 2 && scene.budget.figures().locked == 0x1000, "the vendor has forgotten what was there");
 }
 
+Book& add(PinnedMap& map, Vendor& vendor, std::uint64_t piece = 0, int refuse_after = -1) {
+  auto made = std::make_unique<Book>(vendor, piece, refuse_after);
+  Book& book = *made;
+  map.add_registrar(std::move(made));
+  return book;
+}
+
+void registrars_are_told() {
+  Scene scene;
+  scene.a.lock(0x1000, 100);
+  Book &first = add(scene.a, scene.vendor), &second = add(scene.a, scene.vendor, 40), &other = add(scene.b, scene.vendor);
+  expect(first.count() == 1 && second.count() == 3 && other.count() == 0, "of what is locked, in pieces");
+  for (int i = 0; i < 100; ++i) scene.a.lock(0x1000 + i, 1);
+  scene.b.lock(0x1000 + 10, 10);
+  expect(first.told == 1 && second.told == 3 && other.told == 1, "once for each region");
+  expect(other.knows(0x1000, 100), "also of what a sibling has registered");
+  for (int i = 0; i < 101; ++i) scene.a.unlock(0x1000);
+  expect(first.count() == 0 && second.count() == 0 && other.count() == 1, "until the last lock of their map");
+  scene.b.unlock(0x1000);
+  expect(other.count() == 0 && scene.vendor.ranges.empty(), "they forget first, and then the vendor unlocks");
+
+  scene.budget.set(1000, 1000);
+  scene.a.unlock(scene.a.lock(0x1000, 100), true);
+  scene.a.lock(0x1000, 100);
+  expect(first.told == 2 && first.count() == 1, "they know what is idle");
+  scene.a.lock(0x2000, 100, {}, 30);
+  expect(first.knows(0x2000, 100) && first.count() == 2, "a region that is locked in pieces is one to them");
+  scene.a.remove_registrar(first);
+  scene.a.clear();
+  expect(second.count() == 0, "nothing is left");
+}
+
+void registrars_refuse() {
+  Scene scene;
+  Book& first = add(scene.a, scene.vendor);
+  Book& second = add(scene.a, scene.vendor, 10, 3);
+  expect(throws<Refused>([&] { scene.a.lock(0x1000, 100); }), "what a registrar throws reaches the caller");
+  expect(first.count() == 0 && second.count() == 0 && scene.vendor.ranges.empty() && !scene.a.find(0x1000),
+         "everything is undone");
+  expect(scene.budget.figures().locked == 0, "and counts no more");
+  Hold const hold = scene.a.lock(0x1000, 100);
+  second.refuse_removals = 1;
+  expect(throws<Refused>([&] { scene.a.unlock(hold); }), "what it does not forget stays");
+  expect(scene.a.holds(hold) && scene.a.find(0x1000) && scene.vendor.has(0x1000, 100), "as before");
+  expect(scene.a.unlock(hold) && scene.vendor.ranges.empty(), "until it does");
+
+  scene.a.lock(0x1000, 100);
+  scene.a.lock(0x2000, 100);
+  expect(throws<Refused>([&] { add(scene.a, scene.vendor, 60, 3); }), "one that refuses what is locked already");
+  expect(first.count() == 2, "is not added");
+  scene.b.lock(0x1000, 100);
+  Book& third = add(scene.c, scene.vendor, 0, 0);
+  expect(throws<Refused>([&] { scene.c.lock(0x1000, 100); }), "nor is what a sibling has registered");
+  expect(third.count() == 0 && !scene.c.find(0x1000) && scene.vendor.has(0x1000, 100), "shared");
+  scene.c.lock(0x1000, 100);
+}
+
 void churn(std::chrono::duration<double> time, unsigned seed) {
   constexpr Address base = 0x1000;
   constexpr std::uint64_t space = 64;
@@ -313,6 +425,8 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
   scene.budget.set(96, seed % 3 == 0 ? 0 : 48);
   std::array<PinnedMap*, 3> const maps{&scene.a, &scene.b, &scene.c};
   std::array<Address, 3> const offsets{scene.gpu0.offset, scene.gpu1.offset, scene.gpu2.offset};
+  std::array<Book*, 3> const books{&add(scene.a, scene.vendor, seed % 5), &add(scene.b, scene.vendor),
+                                   &add(scene.c, scene.vendor, 3)};
   auto const end = std::chrono::steady_clock::now() + time;
   auto const work = [&](unsigned number) {
     std::mt19937 random(16 * seed + number);
@@ -344,7 +458,9 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
         Hold const hold = maps[which]->lock(ptr, size, {}, random() % 3 == 0 ? 5 : 0);
         held.emplace_back(which, hold, size);
         expect(hold.device_ptr == ptr + offsets[which], "the address is the device's own");
-        expect(maps[which]->find(ptr, size).has_value(), "what is locked is found");
+        auto const region = maps[which]->find(ptr, size);
+        expect(region.has_value(), "what is locked is found");
+        expect(region->size != region->whole || books[which]->knows(ptr, size), "registrars know what is locked");
       } catch (pinning::PartialOverlap const&) {
       } catch (pinning::StillLocked const&) {
       } catch (pinning::LockLimit const&) {
@@ -355,6 +471,16 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
   };
   std::array<std::thread, 4> threads;
   for (unsigned i = 0; i < threads.size(); ++i) threads[i] = std::thread(work, i);
+  for (std::mt19937 random(seed); std::chrono::steady_clock::now() < end;) {
+    PinnedMap& map = *maps[random() % 3];
+    try {
+      Book& book = add(map, scene.vendor, 1 + random() % 20, random() % 3 == 0 ? random() % 8 : -1);
+      book.goes = true;
+      std::this_thread::yield();
+      map.remove_registrar(book);
+    } catch (Refused const&) {
+    }
+  }
   for (auto& thread : threads) thread.join();
   scene.vendor.refuse_one_in = 0;
   for (PinnedMap* map : maps) map->clear();
@@ -377,6 +503,8 @@ int main(int argc, char** argv) {
   refusals();
   a_map_that_goes();
   memory_leaves();
+  registrars_are_told();
+  registrars_refuse();
   for (unsigned round = 0; round < 6; ++round) churn(time / 6, 6 * seed + round);
   std::puts("all right");
 }

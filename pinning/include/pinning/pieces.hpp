@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "locker.hpp"
+#include "registrar.hpp"
 
 namespace pinning {
 
@@ -15,13 +16,39 @@ namespace pinning {
 /// from the end of the one before.
 using PieceEnds = std::vector<std::uint64_t>;
 
-/// What the vendor has locked of a region, and the locker that it did it for.
+/// What the vendor has locked of a region, the locker that it did it for, and who was told.
 struct Registered {
   PieceEnds ends;
   Locker* by = nullptr;
+  std::vector<Registration> registrations{};
 
   std::uint64_t bytes() const noexcept { return ends.empty() ? 0 : ends.back(); }
+  bool has(Registrar const& registrar) const noexcept {
+    return std::any_of(registrations.begin(), registrations.end(),
+                       [&](auto const& each) { return each.with == &registrar; });
+  }
 };
+
+/// Tells a registrar of what is registered from `ptr` on, in as many pieces as it wants. When it throws, `registered` has
+/// those that it knows.
+inline void tell_registrar(Registrar& registrar, Address ptr, Registered& registered) {
+  std::uint64_t const size = registered.bytes(), most = registrar.piece() == 0 ? size : registrar.piece();
+  registered.registrations.reserve(registered.registrations.size() + (size - 1) / most + 1);
+  for (std::uint64_t at = 0; at < size; at += most) {
+    registered.registrations.push_back({&registrar, registrar.add(ptr + at, std::min(most, size - at))});
+    ++registrar.uses;
+  }
+}
+
+/// Takes back what registrars were told, the last first; it keeps those that still know.
+inline void untell(std::vector<Registration>& registrations) {
+  while (!registrations.empty()) {
+    Registrar& registrar = *registrations.back().with;
+    registrar.remove(registrations.back().known_as);
+    registrations.pop_back();
+    --registrar.uses;
+  }
+}
 
 /// Unlocks one piece, from `ptr` on; the memory in `gone` is not there any more.
 inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) {
@@ -32,8 +59,10 @@ inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) 
   }
 }
 
-/// Unlocks the pieces of what is registered from `ptr` on, the last one first; it keeps those that are still locked.
+/// Unlocks the pieces of what is registered from `ptr` on, the last one first, when nobody else knows of them; it keeps
+/// those that are still locked.
 inline void unlock_pieces(Address ptr, Registered& registered, std::optional<Span> gone) {
+  untell(registered.registrations);
   PieceEnds& ends = registered.ends;
   while (!ends.empty()) {
     unlock_piece(*registered.by, ptr + (ends.size() > 1 ? ends[ends.size() - 2] : 0), gone);

@@ -39,6 +39,8 @@ namespace pinning {
 /// A region given up by all may stay registered, *idle*: the next lock inside it makes no vendor call. `find` and the like
 /// do not show it, and it gives way: to a lock that overlaps it otherwise, and to the budget.
 ///
+/// Registrars are told of each region once all of it is locked, and forget it before the vendor unlocks any of it.
+///
 /// What a sibling has registered is entered as it is there, and *shared*: the last map that has it calls the vendor, by the
 /// locker that has locked it. An idle region of a sibling's moves over. The siblings' mutex is taken before `mutex_`.
 class PinnedMap final : private Tenant, private Budget::Keeper {
@@ -183,6 +185,79 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
                         std::to_string(held) + " time(s); unlock it first");
     }
     leave(region->start);
+  }
+
+  /// From now on `registrar` knows of every region that this map locks, also of those that it has locked: from before the
+  /// call that locks it ends, until after the last unlock has begun. (Not of what others have pinned.) Throws what the
+  /// registrar throws: then it was told of nothing.
+  void add_registrar(std::unique_ptr<Registrar> registrar) {
+    Registrar& added = *registrar;
+    {
+      std::lock_guard const guard(mutex_);
+      registrars_.push_back(std::move(registrar));
+      any_registrars_ = true;
+    }
+    try {
+      Unwatching const afterwards(*this);
+      std::unique_lock guard(mutex_);
+      for (auto const& range : table_.regions()) tell_of(guard, range, added);
+    } catch (...) {
+      try {
+        remove_registrar(added);
+      } catch (std::exception const&) {  // its first error says more
+      }
+      throw;
+    }
+  }
+
+  /// Takes back all that it was told, and destroys it. Throws its first error when all is done: it is gone all the same.
+  void remove_registrar(Registrar& registrar) {
+    std::unique_ptr<Registrar> removed;
+    std::exception_ptr first_error;
+    std::unique_lock guard(mutex_);
+    auto const found = std::find_if(registrars_.begin(), registrars_.end(),
+                                    [&](auto const& each) { return each.get() == &registrar; });
+    if (found == registrars_.end()) return;
+    removed = std::move(*found);
+    registrars_.erase(found);
+    any_registrars_ = !registrars_.empty();
+    for (;;) {
+      std::vector<Registration> known;
+      for (auto& [id, registered] : ends_) {
+        auto& all = registered.registrations;
+        auto const theirs =
+            std::stable_partition(all.begin(), all.end(), [&](auto const& each) { return each.with != &registrar; });
+        known.insert(known.end(), theirs, all.end());
+        all.erase(theirs, all.end());
+      }
+      if (known.empty() && registrar.uses == 0) break;
+      if (known.empty()) {  // by who locks or unlocks just now
+        settled_.wait(guard);
+        continue;
+      }
+      guard.unlock();
+      for (; !known.empty(); known.pop_back()) {
+        try {
+          registrar.remove(known.back().known_as);
+        } catch (...) {
+          if (!first_error) first_error = std::current_exception();
+        }
+        --registrar.uses;
+      }
+      guard.lock();
+    }
+    guard.unlock();
+    if (first_error) std::rethrow_exception(first_error);
+  }
+
+  /// The first registrar for which `matches` is true; null where there is none.
+  template <class Matches>
+  Registrar* find_registrar(Matches&& matches) {
+    std::lock_guard const guard(mutex_);
+    for (auto const& each : registrars_) {
+      if (matches(*each)) return each.get();
+    }
+    return nullptr;
   }
 
   /// The region that holds every byte of [ptr, ptr + size). Takes no lock and writes nothing. After a call that has made
@@ -589,7 +664,10 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
         leave(region->start);
       } else if ((flags & Record::shared) != 0) {
         settle_as(record, State::leaving);
-        if (leave_to_siblings(guard, *region, record)) return true;
+        if (siblings_have(guard, *region, record)) {
+          unlock_claimed(guard, *region, record, State::locked, false);
+          return true;
+        }
         settle_as(record, record.has_left() ? State::left : State::locked);
         continue;  // nobody else has it
       } else if (make_idle(*region, record)) {
@@ -928,6 +1006,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       if (held == 0) device_ptr = piece_ptr;
       if (piece_ptr != device_ptr + held) throw NotContiguous();
       held += bytes;
+      if (held == attempt.size) tell_all(attempt.start, attempt.ends.mapped());
       auto const hold = grow(attempt, {.device_ptr = device_ptr, .references = 1, .grain = wish.grain}, held);
       pieces.locked(held);
       if (hold) return *hold;
@@ -961,7 +1040,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       settle_as(record, now);
     }
     if (now == State::locked) {
-      if (attempt.ends.mapped().ends.size() > 1) ends_.insert(std::move(attempt.ends));
+      Registered const& registered = attempt.ends.mapped();
+      if (registered.ends.size() > 1 || !registered.registrations.empty()) ends_.insert(std::move(attempt.ends));
       return hold_of(attempt.id, attempt.start, attempt.start);
     }
     if ((record.flags.load(std::memory_order_relaxed) & ending) == 0) return std::nullopt;
@@ -1020,12 +1100,15 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// The same for one that is leaving already; the bytes that are locked no more.
   std::uint64_t unlock_claimed(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record,
                                State before, bool idle) {
-    if (leave_to_siblings(guard, region, record)) return 0;
     AllRegistered::node_type kept = ends_.extract(region.id);
     std::uint64_t const bytes = kept ? kept.mapped().bytes() : region.size;
+    std::size_t const registrations = kept ? kept.mapped().registrations.size() : 0;
     auto const gone = gone_of(region.start, record);
+    bool const shared = (record.flags.load(std::memory_order_relaxed) & Record::shared) != 0;
     guard.unlock();
     try {
+      if (kept) untell(kept.mapped().registrations);
+      if (shared && leave_to_siblings(guard, region, record)) return 0;
       Budget::Unlocking const unlocking(budget_);
       try {
         if (kept) {
@@ -1041,7 +1124,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     } catch (...) {
       guard.lock();
       std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
-      bool const as_before = left == bytes && !record.has_left();
+      bool const as_before = left == bytes && !record.has_left() &&
+                             (registrations == 0 || kept.mapped().registrations.size() == registrations);
       ends_.insert(std::move(kept));
       if (idle) {
         if (!as_before) record.references.store(0, std::memory_order_release);
@@ -1093,7 +1177,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       }
       if (!contained || state == State::half_unlocked) refuse(ptr, size, region);
       AllRegistered one;
-      one.try_emplace(Id{}, known != ends_.end() ? known->second : Registered{{held}, &locker_});
+      Registered& registered = one.try_emplace(Id{}, Registered{{held}, &locker_}).first->second;
+      if (known != ends_.end()) registered = {known->second.ends, known->second.by};
       record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::shared, std::memory_order_release);
       return {.what = What::registered,
               .start = region.start,
@@ -1195,11 +1280,12 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// The lock of a range in what was entered with a sibling's registration.
   Hold share(Entered& entered, Address ptr) {
     Address const start = entered.start;
-    Registered const& registered = entered.registered.mapped();
+    Registered& registered = entered.registered.mapped();
     std::uint64_t const size = registered.bytes();
     try {
       Watching watching(*this, start, size);
       Address const device_ptr = device_ptr_of(start, registered);
+      tell_all(start, registered);
       std::lock_guard const guard(mutex_);
       watching.becomes(entered.id);
       if (table_.value(entered.id).has_left()) refuse_left(start, size);
@@ -1239,24 +1325,100 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     return device_ptr;
   }
 
-  /// Where siblings have the region too it goes without a vendor call, which is theirs to make. It is leaving already; the
-  /// mutex is released meanwhile.
-  bool leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
-    if ((record.flags.load(std::memory_order_relaxed) & Record::shared) == 0) return false;
+  bool siblings_have(Siblings::Claim& claim, Address start) {
+    auto const& maps = claim.maps();
+    return std::any_of(maps.begin(), maps.end(), [&](PinnedMap* each) { return each != this && each->shares(start); });
+  }
+  void shares_no_more(Record& record) noexcept {
+    std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
+    record.flags.store(flags & ~Record::shared, std::memory_order_release);
+  }
+
+  /// Whether siblings have a region too that is leaving; else it is shared no more. The mutex is released meanwhile.
+  bool siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
     guard.unlock();
     Siblings::Claim claim(*siblings_);
-    auto const& maps = claim.maps();
-    bool const theirs = std::any_of(maps.begin(), maps.end(),
-                                    [&](PinnedMap* each) { return each != this && each->shares(region.start); });
+    bool const theirs = siblings_have(claim, region.start);
+    guard.lock();
+    if (!theirs) shares_no_more(record);
+    return theirs;
+  }
+
+  /// Where siblings have a region too that is leaving it goes, with the mutex taken: the vendor call is theirs to make.
+  bool leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record) {
+    Siblings::Claim claim(*siblings_);
+    bool const theirs = siblings_have(claim, region.start);
     guard.lock();
     if (theirs) {
-      ends_.erase(region.id);
       leave(region.start);
     } else {
-      std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
-      record.flags.store(flags & ~Record::shared, std::memory_order_release);
+      shares_no_more(record);
+      guard.unlock();
     }
     return theirs;
+  }
+
+  // ---- registrars: without the mutex, but where it is given ----
+
+  /// Those that are there, and stay meanwhile.
+  class Told {
+   public:
+    explicit Told(PinnedMap& map) {
+      std::lock_guard const guard(map.mutex_);
+      all.reserve(map.registrars_.size());
+      for (auto const& each : map.registrars_) {
+        ++each->uses;
+        all.push_back(each.get());
+      }
+    }
+    ~Told() {
+      for (Registrar* const each : all) --each->uses;
+    }
+    Told(Told const&) = delete;
+
+    std::vector<Registrar*> all;
+  };
+
+  /// Tells all registrars of a region that is in transit; `registered` has those that know, also when one of them throws.
+  void tell_all(Address start, Registered& registered) {
+    if (!any_registrars_) return;
+    Told const told(*this);
+    for (Registrar* const each : told.all) tell_registrar(*each, start, registered);
+  }
+
+  /// Tells one of a region of before, if it does not know. The mutex is released meanwhile, and a lock of the region held.
+  void tell_of(std::unique_lock<std::mutex>& guard, pagetable::Region const& range, Registrar& registrar) {
+    while (!settle(guard, range.start, range.size)) {
+    }
+    auto const region = table_.find(range.start, [](Record const&) {});
+    if (!region || *region != range) return;
+    Record& record = table_.value(region->id);
+    if (is_external(record)) return;
+    auto known = ends_.find(region->id);
+    if (known != ends_.end() && known->second.has(registrar)) return;
+    bool const was_idle = record.state.load(std::memory_order_relaxed) == State::idle;
+    auto const hold = count_one_more(region->start, 1, Grain::unknown, none);
+    if (!hold) return;
+    Registered told{{record.held.load(std::memory_order_relaxed)}, &locker_};
+    guard.unlock();
+    std::exception_ptr refused;
+    try {
+      tell_registrar(registrar, region->start, told);
+    } catch (...) {
+      refused = std::current_exception();
+    }
+    guard.lock();
+    try {
+      known = ends_.try_emplace(region->id, Registered{told.ends, told.by}).first;
+      auto& all = known->second.registrations;
+      all.insert(all.end(), told.registrations.begin(), told.registrations.end());
+    } catch (std::bad_alloc const&) {
+      refused = std::current_exception();
+    }
+    guard.unlock();
+    unlock(*hold, was_idle);
+    guard.lock();
+    if (refused) std::rethrow_exception(refused);
   }
 
   struct Unwatched {
@@ -1274,7 +1436,9 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   pagetable::PageTable<Record> table_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;
-  AllRegistered ends_;  // of regions of several pieces, or registered by siblings, for the last unlock
+  AllRegistered ends_;  // of regions of several pieces, shared by siblings or known to registrars: for the last unlock
+  std::vector<std::unique_ptr<Registrar>> registrars_;
+  std::atomic<bool> any_registrars_ = false;
   struct Idle {
     Address start;
     std::uint64_t bytes;

@@ -142,6 +142,36 @@ PINNING_API pinning_status pinning_lock_mapped(pinning_map *map, void *ptr, size
 /* When the mapping of `ptr` ends: gives up one lock that `pinning_lock_mapped` of this address has taken, if any. */
 PINNING_API pinning_status pinning_unlock_unmapped(pinning_map *map, const void *ptr) PINNING_NOEXCEPT;
 
+/* ---- who else is to know of what is locked ---- */
+
+/*
+ * Such as a network library that has its own registration of the same memory. The functions are called from any thread,
+ * several at a time, with no lock held; they must not lock in the range that they are called for. A status other than
+ * PINNING_OK, with `pinning_fail` for its text, reaches whoever locks or unlocks.
+ */
+typedef struct pinning_registrar {
+  void *self;       /* given to both; no two registrars of one map have the same */
+  const char *name; /* for errors; may be null */
+  size_t piece;     /* the most bytes that `add` takes at once; 0: any */
+  /* Registers memory that is locked; `known_as` gets what `remove` is to be given. */
+  pinning_status (*add)(void *self, void *ptr, size_t size, void **known_as);
+  /* Undoes that, before the memory is unlocked. When it fails, it is called again by the next try to unlock. */
+  pinning_status (*remove)(void *self, void *known_as);
+} pinning_registrar;
+
+/*
+ * From now on each region is added once, before its first lock is had, and removed after its last was given up; those that
+ * are locked already are added now. Not what others have pinned. Where `add` fails, all is undone: of this call, or of the
+ * lock that wanted it. The structure is copied.
+ */
+PINNING_API pinning_status pinning_add_registrar(pinning_map *map, const pinning_registrar *registrar) PINNING_NOEXCEPT;
+
+/*
+ * Removes all that the registrar with this `self` was told of, and calls it no more afterwards. PINNING_INVALID_ARGUMENT
+ * where there is none. The error of its `remove` is returned when all is done; it has gone all the same.
+ */
+PINNING_API pinning_status pinning_remove_registrar(pinning_map *map, const void *self) PINNING_NOEXCEPT;
+
 /* ---- the budget of the process ---- */
 
 /* Bytes, over the maps of all devices. */

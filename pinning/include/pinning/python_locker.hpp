@@ -10,6 +10,17 @@ namespace pinning {
 /// How many calls of Python devices this thread is in the middle of.
 inline thread_local int device_calls = 0;
 
+/// A call of somebody's Python code, with the GIL: one more in `device_calls`.
+class PythonCall {
+ public:
+  PythonCall() { ++device_calls; }
+  ~PythonCall() { --device_calls; }
+  PythonCall(PythonCall const&) = delete;
+
+ private:
+  Gil const gil_;
+};
+
 /// A device object with `data_lock`, `data_unlock`, `is_pinned_ptr`, and perhaps `coherence`. Only threads of Python's
 /// call it: a map over it is private to Python.
 class PythonLocker : public Locker {
@@ -24,7 +35,7 @@ class PythonLocker : public Locker {
   }
 
   Address lock(Address ptr, std::uint64_t size, Wish wish) override {
-    Call const during;
+    PythonCall const during;
     PyObject* const read_only = wish.access == Access::unknown     ? Py_None
                                 : wish.access == Access::read_only ? Py_True
                                                                    : Py_False;
@@ -47,7 +58,7 @@ class PythonLocker : public Locker {
   }
 
   void unlock(Address ptr) override {
-    Call const during;
+    PythonCall const during;
     PyObject* answer = call("data_unlock", ptr);
     if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
       // Ctrl-C struck in Python code around the vendor's call: before or after it, nobody knows. A second try settles
@@ -65,7 +76,7 @@ class PythonLocker : public Locker {
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {
-    Call const during;
+    PythonCall const during;
     PyObject* const answer = call("is_pinned_ptr", ptr);
     if (answer == nullptr) throw_raised();
     if (answer == Py_None) {
@@ -84,17 +95,6 @@ class PythonLocker : public Locker {
   Grains grains() const noexcept override { return grains_; }
 
  private:
-  /// With the GIL, and one more in `device_calls`.
-  class Call {
-   public:
-    Call() { ++device_calls; }
-    ~Call() { --device_calls; }
-    Call(Call const&) = delete;
-
-   private:
-    Gil const gil_;
-  };
-
   PyObject* call(char const* method, Address ptr) {
     return PyObject_CallMethod(device_, method, "K", static_cast<unsigned long long>(ptr));
   }

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "python_locker.hpp"
+
+namespace pinning {
+
+/// An object with `_add(ptr, size)`, which returns what `_remove` is given.
+class PythonRegistrar : public Registrar {
+ public:
+  /// `registrar` is borrowed, as the device of a `PythonLocker` is; it calls `let_go` before it goes. The GIL is held.
+  PythonRegistrar(PyObject* registrar, std::uint64_t piece) noexcept : registrar_(registrar), piece_(piece) {}
+
+  void let_go() noexcept { registrar_ = nullptr; }
+
+  std::uint64_t piece() const noexcept override { return piece_; }
+
+  void* add(Address ptr, std::uint64_t size) override {
+    PythonCall const during;
+    if (registrar_ == nullptr) return Py_NewRef(Py_None);
+    PyObject* const known_as = PyObject_CallMethod(registrar_, "_add", "KK", static_cast<unsigned long long>(ptr),
+                                                   static_cast<unsigned long long>(size));
+    if (known_as == nullptr) throw_raised();
+    return known_as;
+  }
+
+  void remove(void* known_as) override {
+    PythonCall const during;
+    auto* const known = static_cast<PyObject*>(known_as);
+    if (registrar_ != nullptr) {
+      PyObject* answer = PyObject_CallMethod(registrar_, "_remove", "O", known);
+      if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+        // As for a device's `data_unlock`: a second call settles whether the first one worked.
+        PyErr_Clear();
+        answer = PyObject_CallMethod(registrar_, "_remove", "O", known);
+        if (answer == nullptr) {
+          PyErr_Clear();
+          answer = Py_NewRef(Py_None);
+        }
+        PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), PyExc_KeyboardInterrupt);
+      }
+      if (answer == nullptr) throw_raised();
+      Py_DECREF(answer);
+    }
+    Py_DECREF(known);
+  }
+
+ private:
+  PyObject* registrar_;  // null once it has gone
+  std::uint64_t const piece_;
+};
+
+/// Hands the map a registrar that it destroys. The GIL is not held.
+inline PythonRegistrar* add_registrar(PinnedMap& map, PyObject* registrar, std::uint64_t piece) {
+  auto made = std::make_unique<PythonRegistrar>(registrar, piece);
+  PythonRegistrar* const added = made.get();
+  map.add_registrar(std::move(made));
+  return added;
+}
+
+}  // namespace pinning

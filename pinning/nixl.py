@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL agents that know of all host memory that a map locks.
+
+    memory = pinning.nixl.AgentMemory(agent)    # a nixl_agent
+    with memory.lock(tensors) as locked:        # each allocation locked and registered once, however many views
+        agent.initialize_xfer("WRITE", locked.descs(), there, "peer")
+
+Nothing of NIXL is imported: the agent is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy
+from numpy.typing import ArrayLike, NDArray
+
+from pinning.buffers import resolve
+from pinning.devices import pinned_map
+from pinning.errors import InvalidRangeError, NotLockedError, PinningError
+from pinning.locks import lock as lock_buffer
+from pinning.plugin import Device
+
+__all__ = ["AgentMemory", "Locked"]
+
+Rows = NDArray[numpy.uint64]
+
+
+class Locked:
+    """Buffers that are locked and registered with the agent, until `unlock` or the end of a ``with`` block.
+
+    Attributes
+    ----------
+    memory : AgentMemory
+    rows : numpy.ndarray
+        Of shape (buffers, 3), uint64: address, bytes and device id of each buffer, in the order given.
+    allocations : int
+        How many locks that took.
+    """
+
+    def __init__(self, memory: AgentMemory, rows: Rows, locks: ExitStack, allocations: int) -> None:
+        self.memory, self.rows, self.allocations = memory, rows, allocations
+        self._locks = locks
+
+    def descs(self) -> Any:
+        """The agent's descriptor list of all the buffers, for a transfer."""
+        return self.memory.agent.get_xfer_descs(self.rows, self.memory.mem_type)
+
+    def unlock(self) -> None:
+        """Give the locks up; nothing the second time."""
+        self._locks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.unlock()
+
+
+class AgentMemory:
+    """A NIXL agent to which all memory is known that a map locks: registered by the first lock, until after the last.
+
+    Parameters
+    ----------
+    agent : nixl_agent
+        Or what has its methods `register_memory`, `deregister_memory` and `get_xfer_descs`. Threads that lock at once
+        call them at once.
+    device : Device or str, optional
+        Whose map it is; by default the default device's.
+    mem_type : str
+        What the agent calls memory of the host.
+    backends : sequence of str
+        Of the agent, to register with; all that take such memory when there are none.
+    device_id : int
+        What stands in the third column of descriptors.
+
+    Attributes
+    ----------
+    agent : nixl_agent
+    mem_type : str
+    map : PinnedMap
+
+    Raises
+    ------
+    RegistrarError
+        The agent refuses memory that is locked already.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        device: Device | str | None = None,
+        *,
+        mem_type: str = "DRAM",
+        backends: Sequence[str] = (),
+        device_id: int = 0,
+    ) -> None:
+        self.agent, self.mem_type, self.map = agent, mem_type, pinned_map(device)
+        self._backends, self._device_id = list(backends), device_id
+        name = f"NIXL agent {getattr(agent, 'name', '')}".rstrip()
+        self._registrar = self.map.add_registrar(self._register, self._unregister, name=name)
+
+    def _register(self, ptr: int, size: int) -> object:
+        rows = numpy.array([[ptr, size, self._device_id]], numpy.uint64)
+        return self.agent.register_memory(rows, self.mem_type, self._backends)
+
+    def _unregister(self, descs: object) -> None:
+        self.agent.deregister_memory(descs, self._backends)
+
+    def lock(self, buffers: Iterable[object]) -> Locked:
+        """Lock buffers, and with that register them: of all views of one allocation the allocation, once.
+
+        Parameters
+        ----------
+        buffers : iterable
+            NumPy arrays, CPU tensors, and all else that `pinning.lock` takes. Of what says nothing of its allocation
+            the buffer itself is locked, or what covers all of these that overlap.
+
+        Returns
+        -------
+        Locked
+            With their descriptors.
+
+        Raises
+        ------
+        NotLockedError
+            Others have pinned some of it, so that the map does not register it.
+        Exception
+            What `pinning.lock` raises. After any error none of them is locked.
+        """
+        kept = list(buffers)
+        rows, allocations = _allocations(kept)
+        with ExitStack() as locks:
+            locks.callback(kept.clear)  # last, when nothing is locked any more
+            for each in allocations:
+                locks.enter_context(lock_buffer(each.buffer, device=self.map.device))
+            return Locked(self, self.rows(rows[:, 0], rows[:, 1]), locks.pop_all(), len(allocations))
+
+    def rows(self, addresses: ArrayLike, sizes: ArrayLike) -> Rows:
+        """Descriptors of ranges that are registered, such as the blocks of a cache.
+
+        Parameters
+        ----------
+        addresses : array_like of int
+            Where each begins.
+        sizes : array_like of int
+            Bytes of each, or of all.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of shape (ranges, 3), uint64: address, bytes, device id; for `get_xfer_descs` of the agent.
+
+        Raises
+        ------
+        NotLockedError
+            A range is not, or not wholly, in memory that this agent knows of; the message says which.
+        InvalidRangeError
+            A range is empty, or addresses and sizes do not go together.
+        """
+        starts = numpy.asarray(addresses, numpy.uint64).reshape(-1)
+        lengths = numpy.asarray(sizes, numpy.uint64)
+        if lengths.ndim and lengths.shape != starts.shape:
+            raise InvalidRangeError(f"{starts.size} addresses have {lengths.size} sizes; give one size, or as many")
+        rows = numpy.empty((starts.size, 2), numpy.uint64)
+        rows[:, 0], rows[:, 1] = starts, lengths
+        if not rows[:, 1].all():
+            raise InvalidRangeError(f"range {int(rows[:, 1].argmin())} has 0 bytes; each needs at least one")
+        known = self.registered
+        index = numpy.searchsorted(known[:, 0], starts, "right").astype(numpy.int64) - 1
+        inside = index >= 0
+        offset = starts[inside] - known[index[inside], 0]
+        room = known[index[inside], 1]
+        inside[inside] = (offset < room) & (rows[inside, 1] <= room - offset)
+        if not inside.all():
+            first = int(inside.argmin())
+            ptr, size = map(int, rows[first])
+            raise NotLockedError(
+                f"range {first}, [{ptr:#x}, {ptr + size:#x}), is in no memory that {self._registrar.name} knows of: "
+                "lock it first, as a whole; what others have pinned is for them to register"
+            )
+        return self._with_ids(rows)
+
+    @property
+    def registered(self) -> Rows:
+        """What the agent knows of by this, as rows of address, bytes and device id, ascending."""
+        regions = [(each.start, each.size) for each in self.map if not each.external and each.size == each.whole]
+        return self._with_ids(numpy.array(regions, numpy.uint64).reshape(-1, 2))
+
+    def close(self) -> None:
+        """Deregister everything; what is locked stays locked. Nothing the second time."""
+        self._registrar.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _with_ids(self, rows: Rows) -> Rows:
+        ids = numpy.full((len(rows), 1), self._device_id, numpy.uint64)
+        return numpy.hstack([rows, ids])
+
+
+class _Allocation(NamedTuple):
+    start: int
+    size: int
+    buffer: object
+
+
+def _allocations(buffers: list[object]) -> tuple[Rows, list[_Allocation]]:
+    """Address and size of each buffer, and what holds them all: ascending, none overlapping."""
+    spans: list[tuple[int, int]] = []
+    found: dict[tuple[int, int], _Allocation] = {}
+    roots: dict[int, _Allocation | None] = {}  # by the id of what has views
+    for buffer in buffers:
+        ptr, size = span = _span(buffer)
+        spans.append(span)
+        root = _root(buffer)
+        if id(root) not in roots:
+            roots[id(root)] = _whole(root)
+        whole = roots[id(root)]
+        if whole is None or not (whole.start <= ptr and ptr + size <= whole.start + whole.size):
+            whole = _Allocation(ptr, size, buffer)
+        found.setdefault((whole.start, whole.size), whole)
+    merged: list[_Allocation] = []
+    for each in sorted(found.values(), key=lambda each: (each.start, -each.size)):
+        last = merged[-1] if merged else None
+        if last is None or each.start >= last.start + last.size:
+            merged.append(each)
+        elif each.start + each.size > last.start + last.size:
+            size = each.start + each.size - last.start
+            merged[-1] = _Allocation(last.start, size, (last.start, size))
+    return numpy.array(spans, numpy.uint64).reshape(-1, 2), merged
+
+
+def _span(buffer: object) -> tuple[int, int]:
+    if type(buffer) is numpy.ndarray and buffer.flags.c_contiguous and buffer.nbytes:
+        return buffer.__array_interface__["data"][0], buffer.nbytes
+    view = resolve(buffer)
+    return view.ptr, view.size
+
+
+def _root(buffer: object) -> object:
+    while isinstance(buffer, numpy.ndarray) and isinstance(buffer.base, numpy.ndarray):
+        buffer = buffer.base
+    return buffer
+
+
+def _whole(buffer: object) -> _Allocation | None:
+    """The allocation that a buffer is of; None where it does not say."""
+    if isinstance(buffer, numpy.ndarray):
+        for owner in (buffer.base, buffer):
+            try:
+                view = resolve(owner)
+            except (TypeError, PinningError):  # a base that is no buffer, or gives none
+                continue
+            return _Allocation(view.ptr, view.size, owner)
+    elif callable(storage_of := getattr(buffer, "untyped_storage", None)):  # a tensor of torch
+        storage = storage_of()
+        ptr, size = storage.data_ptr(), storage.nbytes()
+        return _Allocation(ptr, size, (ptr, size))
+    return None

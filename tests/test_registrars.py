@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registrars: who else is told of what a map locks, once for each region, all or none."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import LOCKED_OFFSET, FakeDevice
+from pinning import InvalidRangeError, PinnedMap, PinningError, RegistrarError, VendorError
+
+BASE = 0x10000
+
+
+class Book:
+    """Knows what it was told of, and refuses after so many calls."""
+
+    def __init__(self, device: FakeDevice | None = None) -> None:
+        self.known: dict[int, int] = {}
+        self.calls = 0
+        self.device = device
+        self.refuse_after = self.refuse_removals = -1
+
+    def register(self, ptr: int, size: int) -> int:
+        self.calls += 1
+        self.refuse_after -= 1
+        if self.refuse_after == -1:
+            raise OSError("no room in the card")
+        if self.device is not None:
+            assert any(base <= ptr and ptr + size <= base + whole for base, whole in self.device.locked.items())
+        assert ptr not in self.known
+        self.known[ptr] = size
+        return ptr
+
+    def unregister(self, ptr: int) -> None:
+        self.refuse_removals -= 1
+        if self.refuse_removals == -1:
+            raise OSError("busy")
+        if self.device is not None:
+            assert any(base <= ptr < base + whole for base, whole in self.device.locked.items())
+        del self.known[ptr]
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def on(device: FakeDevice) -> PinnedMap:
+    return PinnedMap(device)
+
+
+def test_once_for_each_region_until_its_last_lock(on: PinnedMap, device: FakeDevice) -> None:
+    books = [Book(device), Book(device)]
+    registrars = [on.add_registrar(book.register, book.unregister) for book in books]
+    for at in range(50):
+        on.lock(BASE, 1000) if at == 0 else on.lock(BASE + at, 10)
+    assert [(book.known, book.calls) for book in books] == [({BASE: 1000}, 1)] * 2
+    for _ in range(49):
+        on.unlock(BASE)
+    assert [book.known for book in books] == [{BASE: 1000}] * 2
+    on.unlock(BASE)
+    assert [book.known for book in books] == [{}, {}]
+    registrars[0].remove()
+    on.lock(BASE, 10)
+    assert [book.calls for book in books] == [1, 2]
+    on.close()
+    assert books[1].known == {}
+
+
+def test_in_the_pieces_that_it_wants(on: PinnedMap) -> None:
+    book = Book()
+    on.add_registrar(book.register, book.unregister, piece=300)
+    on.lock(BASE, 1000, piece=128)
+    assert book.known == {BASE: 300, BASE + 300: 300, BASE + 600: 300, BASE + 900: 100}
+    on.unlock(BASE)
+    assert book.known == {}
+
+
+@pytest.mark.parametrize("refuse_after", [0, 1, 3])
+def test_a_registrar_that_refuses_any_piece_undoes_all(on: PinnedMap, device: FakeDevice, refuse_after: int) -> None:
+    first, second = Book(device), Book(device)
+    on.add_registrar(first.register, first.unregister)
+    on.add_registrar(second.register, second.unregister, piece=300, name="the card")
+    second.refuse_after = refuse_after
+    with pytest.raises(RegistrarError, match=r"the card.*no room in the card") as refused:
+        on.lock(BASE, 1000)
+    assert isinstance(refused.value.__cause__, OSError)
+    assert (first.known, second.known, device.locked, len(on)) == ({}, {}, {}, 0)
+    on.lock(BASE, 1000)
+    assert len(second.known) == 4
+    on.close()
+
+
+def test_a_vendor_that_refuses_tells_nobody(on: PinnedMap, device: FakeDevice) -> None:
+    book = Book()
+    on.add_registrar(book.register, book.unregister)
+    device.fail(VendorError("fakeCall", 1, "FAKE"))
+    with pytest.raises(VendorError):
+        on.lock(BASE, 1000)
+    assert book.calls == 0
+
+
+def test_a_registrar_that_does_not_give_back(on: PinnedMap, device: FakeDevice) -> None:
+    book = Book(device)
+    on.add_registrar(book.register, book.unregister, name="the card")
+    on.lock(BASE, 1000)
+    book.refuse_removals = 0
+    with pytest.raises(RegistrarError, match=r"the card.*busy"):
+        on.unlock(BASE)
+    assert on.find(BASE, 1000) is not None
+    assert device.locked == {BASE: 1000}
+    on.unlock(BASE)
+    assert (book.known, device.locked) == ({}, {})
+
+
+def test_what_is_locked_already_is_told_at_once(on: PinnedMap, device: FakeDevice) -> None:
+    on.lock(BASE, 1000)
+    on.lock(BASE + 5000, 100)
+    device.foreign[BASE + 9000] = 100
+    on.lock(BASE + 9000, 50)  # external
+    on.register(BASE + 10000, 100, 1)
+    book = Book()
+    registrar = on.add_registrar(book.register, book.unregister)
+    assert book.known == {BASE: 1000, BASE + 5000: 100}
+    registrar.remove()
+    assert book.known == {}
+    assert "removed" in repr(registrar)
+    registrar.remove()
+    refusing = Book()
+    refusing.refuse_after = 1
+    with pytest.raises(RegistrarError):
+        on.add_registrar(refusing.register, refusing.unregister)
+    assert refusing.known == {}
+    on.unlock(BASE)
+    assert refusing.calls == 2
+    on.close()
+
+
+def test_what_is_idle_stays_known(device: FakeDevice) -> None:
+    book, array = Book(device), numpy.zeros(10_000, "u1")
+    registrar = pinning.pinned_map(device).add_registrar(book.register, book.unregister)
+    pinning.budget(1 << 30, idle=True)
+    try:
+        for _ in range(3):
+            pinning.lock(array, device=device).unlock()
+        assert (book.calls, len(book.known)) == (1, 1)
+        pinning.give_back_idle()
+        assert book.known == {}
+    finally:
+        pinning.budget(1.0, idle=False)
+        registrar.remove()
+
+
+def test_bad_arguments(on: PinnedMap) -> None:
+    with pytest.raises(TypeError, match="register is 3"):
+        on.add_registrar(3, print)  # type: ignore[arg-type]
+    for piece in (0, -1, 1 << 64):
+        with pytest.raises(InvalidRangeError, match="piece"):
+            on.add_registrar(print, print, piece=piece)
+    on.close()
+    with pytest.raises(PinningError, match="closed"):
+        on.add_registrar(print, print)
+
+
+def test_ctrl_c_in_a_registrar_undoes_the_lock(on: PinnedMap, device: FakeDevice) -> None:
+    def interrupted(ptr: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    first = Book(device)
+    on.add_registrar(first.register, first.unregister)
+    registrar = on.add_registrar(interrupted, print)
+    with pytest.raises(KeyboardInterrupt):
+        on.lock(BASE, 1000)
+    assert (first.known, device.locked) == ({}, {})
+    registrar.remove()
+
+
+def test_a_dropped_map_and_its_registrars_go(device: FakeDevice) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.map = PinnedMap(device)
+            self.book = Book(device)
+            self.registrar = self.map.add_registrar(self.register, self.book.unregister)  # a cycle
+
+        def register(self, ptr: int, size: int) -> object:
+            return self.book.register(ptr, size)
+
+    owner = Owner()
+    owner.map.lock(BASE, 1000)
+    book = owner.book
+    del owner
+    gc.collect()
+    assert (book.known, device.locked) == ({}, {})
+
+
+def test_threads_that_lock_while_registrars_come_and_go(on: PinnedMap, device: FakeDevice) -> None:
+    stay, stop = Book(), threading.Event()
+    on.add_registrar(stay.register, stay.unregister)
+
+    def work(number: int) -> None:
+        ptr = BASE + number * 5000
+        while not stop.is_set():
+            on.lock(ptr, 1000)
+            assert ptr in stay.known
+            on.unlock(ptr)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        book = Book()
+        on.add_registrar(book.register, book.unregister).remove()
+        assert book.known == {}
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert (stay.known, device.locked) == ({}, {})
+
+
+def test_a_child_tells_nobody() -> None:
+    book, array = Book(), numpy.zeros(4096, "u1")
+    on = pinning.pinned_map("host:0")
+    registrar = on.add_registrar(book.register, book.unregister)
+    with pinning.locked(array, device="host:0"):
+        before = dict(book.known)
+
+        def child() -> None:
+            with pinning.locked(array, device="host:0"):
+                assert book.calls == 1
+            registrar.remove()
+            assert book.known == before
+
+        run_in_child(child)
+        assert book.known == before
+    assert book.known == {}
+    registrar.remove()
+
+
+def test_nothing_is_left_at_exit() -> None:
+    program = """
+import numpy, pinning
+array = numpy.zeros(4096, "u1")
+pinning.pinned_map("host:0").add_registrar(lambda ptr, size: print("registered", size), lambda _: print("unregistered"))
+lock = pinning.lock(array, device="host:0")
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout.split()) == (0, ["registered", "4096", "unregistered"]), run.stderr
+
+
+def test_device_addresses_are_as_without(on: PinnedMap) -> None:
+    on.add_registrar(lambda ptr, size: None, lambda handle: None)
+    assert on.lock(BASE, 100) == BASE + LOCKED_OFFSET
+    on.close()
