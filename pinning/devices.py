@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinning.belongings import One
 from pinning.errors import PluginUnavailableError
 from pinning.map import PinnedMap
-from pinning.plugin import ENTRY_POINT_GROUP, Device, Plugin
+from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
 from pinning.plugin.native import NativeDevice
 
 HOST = "host"
+_log = logging.getLogger(__name__)
 
 # A child that is forked while another thread imports a plugin would wait for that import for ever.
 _loading = threading.RLock()
@@ -53,7 +55,18 @@ def plugins() -> tuple[PluginReport, ...]:
     """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once."""
     with _loading:
         found = [_report(entry.name, entry.load) for entry in _entries()]
-    return tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
+    reports = tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
+    if not any(report.devices for report in reports if report.name != HOST):
+        for hardware, problem in unused(reports):
+            _log.warning("the host is the default device, though there is %s here: %s", hardware, problem)
+    return reports
+
+
+def unused(reports: tuple[PluginReport, ...]) -> list[tuple[str, str]]:
+    """What is in the machine, and why its plugin does not find it; nothing that another plugin finds."""
+    there = [(report, _hardware(report.plugin)) for report in reports]
+    used = {hardware for report, hardware in there if report.devices}
+    return [(hardware, report.problem or "") for report, hardware in there if hardware and hardware not in used]
 
 
 def devices() -> list[Device]:
@@ -91,6 +104,13 @@ def default_device() -> Device:
     return next((each for each in found if getattr(each, "can_lock", True)), found[-1])
 
 
+def default_memory_device() -> MemoryDevice:
+    """The first device that is not the host, can lock memory and has queues, or else the host."""
+    found: list[Any] = devices()
+    able = (each for each in found if getattr(each, "can_lock", True) and hasattr(each, "make_queue"))
+    return next(able, found[-1])  # type: ignore[no-any-return]
+
+
 def pinned_map(on: Device | str | None = None) -> PinnedMap:
     """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand.
 
@@ -115,6 +135,13 @@ def pinned_maps() -> list[PinnedMap]:
 
 
 _maps = One(lambda device: PinnedMap(device, shared=isinstance(device, NativeDevice)))
+
+
+def _hardware(plugin: Plugin | None) -> str | None:
+    try:
+        return plugin.hardware() if isinstance(plugin, DetectingPlugin) else None
+    except Exception:  # of whatever kind: a plugin may be anybody's
+        return None
 
 
 def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:

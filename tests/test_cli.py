@@ -127,6 +127,7 @@ def test_demo_fits_itself_to_an_ordinary_users_limit(pinning: Pinning) -> None:
     assert 0 < sum(row["locked"] for row in report["buffers"]) <= 8 * MIB
     assert max(row["size"] for row in report["buffers"]) >= 256 * MIB
     said = pinning.text("demo", "--device", "host", memlock=8 * MIB)
+    assert "No GPU was used" in said
     assert "RLIMIT_MEMLOCK lets this process lock 8 MiB" in said
     assert "sudo prlimit --memlock=unlimited --pid $$" in said
 
@@ -323,6 +324,15 @@ def test_doctor_shows_the_warnings_of_a_plugin_without_devices(pinning: Pinning,
     said = pinning.text("doctor", python_path=python_path)
     assert "it finds no device (libacme.so.1 4.2)" in said
     assert "! two drivers are installed: remove [one]" in said
+
+
+def test_doctor_says_how_hardware_that_is_not_used_comes_into_use(pinning: Pinning, tmp_path: Path) -> None:
+    count = "(_ for _ in ()).throw(PluginUnavailableError('libacme.so.1 is missing: pip install acme'))"
+    program = (
+        ACME.replace("DEVICES", count).replace("LIBRARY", "") + '    hardware = staticmethod(lambda: "an Acme GPU")\n'
+    )
+    advice = pinning.json("doctor", python_path=announce(tmp_path, "acme", program))["advice"]
+    assert {"why": "an Acme GPU is not used: libacme.so.1 is missing", "command": "pip install acme"} in advice
 
 
 @pytest.mark.parametrize("error", ["PluginUnavailableError('install Acme')", "OSError('gone')"])

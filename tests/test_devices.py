@@ -167,6 +167,48 @@ def test_a_device_that_cannot_lock_is_no_default(install: Install, can_lock: boo
     assert (pinning.default_device().name == "aaa:0") is can_lock
 
 
+def test_a_device_that_only_locks_is_the_default_of_locks_alone(install: Install) -> None:
+    install("aaa", SOUND.format(name="aaa", count=1))
+    assert pinning.default_device().name == "aaa:0"
+    array = numpy.ones(100)
+    with pinning.lock(array) as lock, pinning.Queue() as queue:
+        assert lock.device.name == "aaa:0"
+        assert queue.device.name != "aaa:0"
+        there, _ = queue.alloc(array.nbytes)
+        pinning.copy(there, array)
+        back = numpy.zeros_like(array)
+        pinning.copy(back, there)
+        assert (back == array).all()
+        queue.free(there)
+
+
+DETECTING = (
+    UNAVAILABLE
+    + """
+    @staticmethod
+    def hardware():
+        return "a Gone GPU"
+"""
+)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_hardware_that_is_not_used_is_told_of_once(
+    install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, used: bool
+) -> None:
+    install("gone", DETECTING)
+    if used:
+        install("acme", SOUND.format(name="acme", count=1))
+    module = sys.modules["pinning.devices"]
+    entries = [entry for entry in module._entries() if entry.name not in VENDORS]
+    monkeypatch.setattr(module, "_entries", lambda: tuple(entries))
+    for _ in range(2):
+        pinning.devices()
+    said = [record.getMessage() for record in caplog.records]
+    expected = "the host is the default device, though there is a Gone GPU here: " + (report_of("gone").problem or "")
+    assert said == ([] if used else [expected])
+
+
 @pytest.mark.parametrize("name", ["host:1", "nothing", "nothing:0", "", "host:0:0", "host:x"])
 def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(PluginUnavailableError, match="host:0") as caught:

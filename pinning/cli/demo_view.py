@@ -11,6 +11,7 @@ from rich.table import Table
 from pinning.cli.demo import DemoReport
 from pinning.cli.output import BAD, GOOD, heading, table
 from pinning.cli.units import duration, pointer, rate, size
+from pinning.devices import HOST
 
 
 def show(report: DemoReport, to: Console) -> None:
@@ -19,6 +20,8 @@ def show(report: DemoReport, to: Console) -> None:
     if report.fit.limited_by:
         to.print(f"\n[yellow]Fitted to this machine:[/] {escape(report.fit.limited_by)}.")
         to.print(f"To lock more: [bold]{escape(report.fit.remedy)}[/]")
+    if report.device.partition(":")[0] == HOST:
+        to.print("\n[yellow]No GPU was used:[/] pinning doctor says what keeps each plugin from one.")
     parts: list[tuple[str, RenderableType, str]] = [
         ("Four buffers, locked", _buffers(report), "every buffer is locked"),
         ("Their regions", _regions(report), ""),

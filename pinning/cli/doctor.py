@@ -17,6 +17,7 @@ from pinning.arena.names import abandoned, path_of
 from pinning.buffers import resolve
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
+from pinning.devices import unused
 from pinning.map import watch_problem
 from pinning.plugin import DescribedPlugin, Device, Library, LockLimit
 from pinning.populate import huge_page_mode
@@ -105,7 +106,7 @@ def run() -> DoctorReport:
         huge_pages=huge_page_mode(),
         numa_nodes=len(numa.nodes()),
         unwatched=watch_problem(),
-        advice=[*_limits(rows), *_memory(groups), *_places(rows), *_segments(), *_pages()],
+        advice=[*_unused(), *_limits(rows), *_memory(groups), *_places(rows), *_segments(), *_pages()],
     )
 
 
@@ -142,6 +143,12 @@ def _device(device: Device, default: bool) -> DeviceRow:
         lock_limit(device),
         numa.node_of(device),
     )
+
+
+def _unused() -> Iterator[Advice]:
+    for hardware, problem in unused(pinning.plugins()):
+        why, colon, remedy = problem.rpartition(": ")
+        yield Advice(f"{hardware} is not used: {why}" if colon else f"{hardware} is not used", remedy)
 
 
 def _limits(rows: list[DeviceRow]) -> Iterator[Advice]:

@@ -14,8 +14,8 @@ from pinning.copies.plan import Path, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import holds, submit
 from pinning.copies.work import Copy, count_moved, submit_planned
-from pinning.devices import default_device
-from pinning.errors import InvalidRangeError, PinningError
+from pinning.devices import default_memory_device
+from pinning.errors import InvalidRangeError
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
 from pinning.staging import staging_of
@@ -115,7 +115,7 @@ def copy_2d_async(
         if end.ptr + spans > 1 << 64:
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
     _refuse_read_only(to)
-    on = on or default_queue(to.device or origin.device or _default())
+    on = on or default_queue(to.device or origin.device or default_memory_device())
     host_pitch = src_pitch if to.device is not None else dst_pitch
     chosen, held = _held_plan(to, origin, host_pitch * (height - 1) + width, on, stages=False)
     borders = [step.dst - to.ptr for step in chosen.steps[1:]]
@@ -189,10 +189,3 @@ def _queue(queue: object) -> Queue | None:
 
 def _device(queue: Queue | None) -> MemoryDevice | None:
     return None if queue is None else queue.device
-
-
-def _default() -> MemoryDevice:
-    device = default_device()
-    if not isinstance(device, MemoryDevice):
-        raise PinningError(f"{device.name} has no queues to copy in; name a queue of another device")
-    return device

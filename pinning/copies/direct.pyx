@@ -29,9 +29,9 @@ from numbers import Integral, Real
 from pinning.copies.copy import copy_planned
 from pinning.copies.costs import costs
 from pinning.copies.plan import Path, plan, too_small
-from pinning.devices import default_device
-from pinning.errors import InvalidRangeError, PinningError
-from pinning.plugin import MemoryDevice, host_work
+from pinning.devices import default_memory_device
+from pinning.errors import InvalidRangeError
+from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
 from pinning.queues.queue import _defaults
 
@@ -292,9 +292,7 @@ cdef Submitter default_of(End to, End origin):
     """`default_queue`, without asking whether the device has queues every time."""
     device = to.device if to.device is not None else origin.device
     if device is None:
-        device = default_device()
-        if not isinstance(device, MemoryDevice):
-            raise PinningError(f"{device.name} has no queues to copy in; name a queue of another device")
+        device = default_memory_device()
     cdef PyObject* known = PyDict_GetItem(defaults, <uint64_t><void*>device)
     if known is not NULL:
         known = PyWeakref_GetObject(<object>known)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
-from pinning.devices import default_device
+from pinning.devices import default_memory_device
 from pinning.devices import device as device_of_name
 from pinning.errors import FileError, FileFormatError, PinningError
 from pinning.files.copy import is_host
@@ -209,7 +209,7 @@ def _ranges(tensors: list[TensorInfo], places: list[int], base: int) -> Iterator
 def _device(device: Any, queue: Queue | None) -> MemoryDevice:
     found: Any = device
     if device is None:
-        found = default_device() if queue is None else queue.device
+        found = default_memory_device() if queue is None else queue.device
     elif not isinstance(device, Device):
         name = str(device)  # torch.device too
         found = device_of_name("host" if name.partition(":")[0] == "cpu" else name)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pinning.belongings import One
-from pinning.devices import default_device
+from pinning.devices import default_memory_device
 from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.memory.allocation import Allocation, find
@@ -207,7 +207,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
 
 def default_context(device: Device | str | None = None) -> Context:
     """The context of one device alone, the same each time; of the default device when None."""
-    found = default_device() if device is None else device_of_name(device) if isinstance(device, str) else device
+    found = default_memory_device() if device is None else device_of_name(device) if isinstance(device, str) else device
     return _default_contexts.of(found)
 
 

@@ -30,7 +30,7 @@ from pinning.plugin.memory import (
     WriteCombiningDevice,
 )
 from pinning.plugin.queues import VendorEvent, VendorQueue
-from pinning.plugin.vendor import ENTRY_POINT_GROUP, DescribedPlugin, Library, Plugin
+from pinning.plugin.vendor import ENTRY_POINT_GROUP, DescribedPlugin, DetectingPlugin, Library, Plugin
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -38,6 +38,7 @@ __all__ = [
     "CoarseDevice",
     "CopyDevice",
     "DescribedPlugin",
+    "DetectingPlugin",
     "Device",
     "Library",
     "LimitedDevice",

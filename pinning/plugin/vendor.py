@@ -41,6 +41,14 @@ class Library(NamedTuple):
 
 
 @runtime_checkable
+class DetectingPlugin(Protocol):
+    """A plugin that sees, without the vendor's software, that the vendor's hardware is in the machine."""
+
+    def hardware(self) -> str | None:
+        """What there is, such as ``"an NVIDIA GPU"``, so that it is said where it is not used; None: nothing."""
+
+
+@runtime_checkable
 class DescribedPlugin(Protocol):
     """A plugin that tells ``pinning doctor`` more."""
 

@@ -225,7 +225,7 @@ def as_queue(queue: object, device: Device | str | None = None) -> Queue:
 def _memory_device(device: Device | str | None) -> MemoryDevice:
     on: Any = device
     if device is None or isinstance(device, str):
-        on = devices.default_device() if device is None else devices.device(device)
+        on = devices.default_memory_device() if device is None else devices.device(device)
     if not callable(getattr(on, "make_queue", None)):
         raise PinningError(f"{getattr(on, 'name', on)} has no queues; its plugin offers locks only")
     return on  # type: ignore[no-any-return]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pinning.errors import PluginUnavailableError
 from pinning.plugin import Library
@@ -48,6 +49,10 @@ class CudaPlugin:
         if index not in self._devices:
             self._devices.setdefault(index, CudaDevice(f"cuda:{index}", index))
         return self._devices[index]
+
+    def hardware(self) -> str | None:
+        """An NVIDIA GPU, where the kernel has given this process's machine or container the file of one."""
+        return "an NVIDIA GPU" if any(Path("/dev").glob("nvidia[0-9]*")) else None
 
     def library(self) -> Library:
         """The driver, with the version of CUDA that it is for.

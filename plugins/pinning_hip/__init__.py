@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pinning.errors import PluginUnavailableError
 from pinning.plugin import Library
@@ -46,6 +47,10 @@ class HipPlugin:
         if index not in self._devices:
             self._devices.setdefault(index, HipDevice(f"hip:{index}", index))
         return self._devices[index]
+
+    def hardware(self) -> str | None:
+        """An AMD GPU, where the kernel has given this machine or container the file that ROCm opens."""
+        return "an AMD GPU" if Path("/dev/kfd").exists() else None
 
     def library(self) -> Library:
         """The runtime and its version, which is that of HIP and not of ROCm. It needs no GPU.

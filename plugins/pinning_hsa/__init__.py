@@ -7,6 +7,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 
 from pinning.errors import PluginUnavailableError
 from pinning.plugin import Library
@@ -48,6 +49,10 @@ class HsaPlugin:
         if not 0 <= index < len(devices):
             raise PluginUnavailableError(f"there is no hsa:{index}: this process sees {len(devices)}, from hsa:0 on")
         return devices[index]
+
+    def hardware(self) -> str | None:
+        """An AMD GPU, where the kernel has given this machine or container the file that ROCm opens."""
+        return "an AMD GPU" if Path("/dev/kfd").exists() else None
 
     def library(self) -> Library:
         """The runtime, with the version of HSA that it provides.
