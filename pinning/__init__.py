@@ -161,7 +161,7 @@ __all__ = [
 
 
 # Each is imported when it is first asked for, with the library that it is for.
-_ON_DEMAND = {"cuda_core", "cupy", "nixl", "numba", "ray", "torch"}
+_ON_DEMAND = {"cuda_core", "cupy", "dask", "nixl", "numba", "ray", "torch"}
 
 
 def __getattr__(name: str) -> object:

@@ -27,6 +27,7 @@ NEUTRAL = {"numpy", "psutil", "rich", "typer", "click", "matplotlib", "cython", 
 INTEGRATIONS = {
     "pinning.cuda_core": "cuda",
     "pinning.cupy": "cupy",
+    "pinning.dask": "distributed",
     "pinning.numba": "numba",
     "pinning.ray": "ray",
     "pinning.torch": "torch",

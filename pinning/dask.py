@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dask: what workers receive from one another lies in locked memory.
+
+    client.register_plugin(pinning.dask.LockedFrames(4 << 30))
+
+Nothing changes in tasks. Blocks of ``dask.array`` and columns of ``dask.dataframe`` that came over the network go to
+the GPU at the locked rate.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import numpy
+
+from pinning.arena import Arena, ArenaAllocation
+from pinning.devices import default_device
+from pinning.devices import device as device_of_name
+from pinning.errors import PinningError
+from pinning.limits import budget
+from pinning.plugin import Device, MemoryDevice
+
+try:
+    import distributed
+    from distributed.comm import tcp
+    from distributed.protocol import utils
+except ImportError as error:
+    raise ImportError(f"pinning.dask needs distributed ({error}); pip install 'pinning[dask]'") from error
+
+_log = logging.getLogger("pinning.dask")
+_HOOKED = "host_array"  # which makes the memory for a frame that is received, or put together of several
+
+
+class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
+    """Has frames that a worker receives allocated in an arena, which is locked once, in the background.
+
+    What finds no room there is allocated as ever. The workers' table of the dashboard then has `locked_bytes`. A worker
+    that cannot have the arena, or cannot lock it, says so in its log and works as before.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of the arena; each process has one.
+    device : str, optional
+        For which it is locked. By default the first GPU that a worker has; others do nothing.
+    smallest : int
+        Bytes; smaller frames are allocated as ever.
+    """
+
+    name = "pinning"
+
+    def __init__(self, nbytes: int, device: str | None = None, smallest: int = 1 << 16) -> None:
+        self.nbytes, self.device, self.smallest = nbytes, device, smallest
+
+    def setup(self, worker: Any) -> None:
+        """Called by the worker."""
+        try:
+            begun = _begin(self.nbytes, self.device, self.smallest)
+        except PinningError as error:
+            _log.warning("frames are not locked, so they are copied as ever: %s", error)
+            return
+        if begun:
+            worker.metrics["locked_bytes"] = _locked_bytes
+
+    def teardown(self, worker: Any) -> None:
+        """Called by the worker. What tasks still have stays locked."""
+        if worker.metrics.pop("locked_bytes", None) is not None:
+            _end()
+
+
+class _Frames:
+    """An arena, and a thread that gives back to it what is dropped once the device has done its work."""
+
+    def __init__(self, arena: Arena, device: Device, smallest: int) -> None:
+        self._arena, self._device, self._smallest = arena, device, smallest
+        self._dropped: SimpleQueue[ArenaAllocation | None] = SimpleQueue()
+        self._enough = 0 if device.name.startswith("host:") else arena.nbytes // 4
+        self._closing = self._failed = False
+        threading.Thread(target=self._settle, name="pinning dask", daemon=True).start()
+
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Memory for a frame, or None."""
+        if nbytes < self._smallest or self._failed or self._closing:
+            return None
+        try:
+            return numpy.asarray(_Frame(self._arena.allocate(nbytes), self._dropped)).data
+        except PinningError:
+            self._dropped.put(None)  # what was dropped is wanted
+            return None
+
+    def close(self) -> None:
+        """Close the arena, as soon as nobody has a frame of it."""
+        self._closing = True
+        self._dropped.put(None)
+
+    def _settle(self) -> None:
+        try:
+            self._arena.wait()
+        except PinningError as error:
+            self._failed = True
+            _log.warning("frames are not locked, so they are copied as ever: %s", error)
+        waiting: list[ArenaAllocation] = []
+        while not self._closing or self._arena.allocated:
+            block = self._dropped.get()
+            if block is not None:
+                waiting.append(block)
+            # Copies that were begun before it was dropped may still be under way.
+            if waiting and (block is None or self._closing or sum(each.nbytes for each in waiting) >= self._enough):
+                with suppress(PinningError):
+                    if isinstance(self._device, MemoryDevice):
+                        self._device.synchronize()
+                    while waiting:
+                        waiting.pop().free()
+        del block
+        with suppress(PinningError):
+            self._arena.close()
+
+
+class _Frame:
+    """Memory of a frame; it is dropped with the last view of it."""
+
+    def __init__(self, block: ArenaAllocation, dropped: SimpleQueue[ArenaAllocation | None]) -> None:
+        self._block, self._dropped = block, dropped
+        self.__array_interface__ = {
+            "shape": (block.nbytes,),
+            "typestr": "|u1",
+            "data": (block.ptr, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._dropped.put(self._block)  # which waits for nobody
+
+
+_users = 0  # workers of this process
+_frames: _Frames | None = None
+_before: Callable[[int], memoryview] = utils.host_array
+_changing = threading.Lock()
+
+
+def _host_array(n: int) -> memoryview:
+    frames = _frames
+    found = None if frames is None else frames.allocate(n)
+    return _before(n) if found is None else found
+
+
+def _begin(nbytes: int, name: str | None, smallest: int) -> bool:
+    """Have frames allocated in an arena; False where there is nothing to lock for."""
+    global _users, _frames
+    device = default_device() if name is None else device_of_name(name)
+    if name is None and device.name.startswith("host:"):
+        return False
+    with _changing:
+        if _frames is None:
+            _frames = _Frames(Arena(nbytes, device), device, smallest)
+            tcp.host_array = utils.host_array = _host_array
+        _users += 1
+    return True
+
+
+def _end() -> None:
+    global _users, _frames
+    with _changing:
+        _users -= 1
+        if _users == 0 and _frames is not None:
+            tcp.host_array = utils.host_array = _before
+            frames, _frames = _frames, None
+            frames.close()
+
+
+def _locked_bytes(worker: Any) -> int:
+    return budget().used

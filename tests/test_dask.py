@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pinning.dask`: what of a worker's memory for frames is locked, and when it is had back."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy
+import pytest
+
+import pinning
+from fake_device import FakeDevice
+from pinning import VendorError
+
+pytest.importorskip("distributed", reason="needs Dask: pip install 'pinning[dask]'")
+
+from pinning import dask as of_dask
+
+MINUTE = 60
+SIZE = 1 << 16
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.metrics: dict[str, object] = {}
+
+
+def soon(what: Callable[[], object]) -> None:
+    end = time.monotonic() + MINUTE
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def locked(frame: memoryview) -> bool:
+    return pinning.is_locked(frame, device="host:0")
+
+
+def test_frames_are_locked_while_a_worker_has_the_plugin() -> None:
+    before = of_dask.utils.host_array
+    plugin, workers = of_dask.LockedFrames(4 * SIZE, "host:0"), [Worker(), Worker()]
+    for worker in workers:
+        plugin.setup(worker)
+    frame = of_dask.tcp.host_array(SIZE)
+    assert frame.nbytes == SIZE and frame.format == "B" and not frame.readonly
+    soon(partial(locked, frame))
+    merged = of_dask.utils.host_array_from_buffers([bytes(SIZE), bytearray(b"1" * SIZE)])
+    assert locked(merged) and merged[-1] == ord("1")
+    assert not locked(of_dask.tcp.host_array(SIZE - 1)), "what is small is not worth it"
+    assert workers[0].metrics["locked_bytes"](workers[0]) >= 4 * SIZE  # type: ignore[operator]
+
+    plugin.teardown(workers[0])
+    assert of_dask.tcp.host_array is not before
+    plugin.teardown(workers[1])
+    assert of_dask.tcp.host_array is of_dask.utils.host_array is before
+    assert workers[0].metrics == workers[1].metrics == {}
+    array = numpy.frombuffer(frame, "u1")
+    del merged, frame
+    gc.collect()
+    assert pinning.is_locked(array, device="host:0"), "what somebody has stays"
+    at = array.ctypes.data
+    del array
+    soon(lambda: pinning.find(at, device="host:0") is None)
+
+
+def test_what_is_dropped_comes_back_and_what_finds_no_room_is_plain() -> None:
+    plugin, worker = of_dask.LockedFrames(4 * SIZE, "host:0"), Worker()
+    plugin.setup(worker)
+    kept = [of_dask.tcp.host_array(SIZE) for _ in range(4)]
+    soon(lambda: all(map(locked, kept)))
+    assert not locked(of_dask.tcp.host_array(SIZE))
+    kept.clear()
+    soon(lambda: locked(of_dask.tcp.host_array(SIZE)))
+    plugin.teardown(worker)
+
+
+class SlowDevice(FakeDevice):
+    """Is done with its work when it is told to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = threading.Event()
+
+
+def test_what_the_device_may_still_read_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SlowDevice()
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        assert device.done.wait(MINUTE)
+
+    device.synchronize = wait  # type: ignore[attr-defined]
+    monkeypatch.setattr(of_dask, "MemoryDevice", SlowDevice)
+    frames = of_dask._Frames(pinning.Arena(2 * SIZE, device), device, SIZE)
+    first = frames.allocate(SIZE)
+    assert first is not None and frames.allocate(2 * SIZE) is None
+    at = numpy.frombuffer(first, "u1").ctypes.data
+    del first
+    assert waits.wait(MINUTE)
+    second, third = frames.allocate(SIZE), frames.allocate(SIZE)
+    assert second is not None and numpy.frombuffer(second, "u1").ctypes.data != at and third is None
+    device.done.set()
+    soon(lambda: frames.allocate(SIZE) is not None)
+    frames.close()
+    del second
+    gc.collect()
+    soon(lambda: device.locked == {})
+
+
+def test_a_lock_that_is_refused_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    device = FakeDevice()
+    device.fail(VendorError("fakeRegister", 2, "FAKE_OUT_OF_MEMORY"))
+    frames = of_dask._Frames(pinning.Arena(SIZE, device), device, SIZE)
+    soon(lambda: caplog.records)
+    assert "FAKE_OUT_OF_MEMORY" in caplog.text and frames.allocate(SIZE) is None
+    frames.close()
+
+
+def test_a_worker_that_cannot_have_the_arena_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "pinning.dask")
+    before, worker = of_dask.tcp.host_array, Worker()
+    for plugin in (of_dask.LockedFrames(1 << 50, "host:0"), of_dask.LockedFrames(SIZE, "none:0")):
+        plugin.setup(worker)
+        plugin.teardown(worker)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert of_dask.tcp.host_array is before and worker.metrics == {}
+
+
+def test_with_dask_itself(tmp_path: Path) -> None:
+    with pinning.lock(bytearray(5 << 20), device="host:0"):
+        pass  # or it is skipped
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "with_dask.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=8 * MINUTE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dask: all right" in done.stdout
