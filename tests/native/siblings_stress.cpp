@@ -417,6 +417,32 @@ void registrars_refuse() {
   scene.c.lock(0x1000, 100);
 }
 
+/// Undoes all locks of its map while it is told of one.
+struct Clearing : pinning::Registrar {
+  Clearing(PinnedMap& map, int& known) : map(map), known(known) {}
+  void* add(Address, std::uint64_t) override {
+    ++known;
+    map.clear();
+    return nullptr;
+  }
+  void remove(void*) override { --known; }
+
+  PinnedMap& map;
+  int& known;
+};
+
+void a_region_goes_while_a_registrar_is_told_of_it() {
+  Scene scene;
+  int known = 0;
+  scene.a.lock(0x1000, 100, {}, 40);
+  scene.a.add_registrar(std::make_unique<Clearing>(scene.a, known));
+  expect(known == 0 && scene.vendor.ranges.empty(), "it knows nothing of what has gone");
+  Book& book = add(scene.b, scene.vendor);
+  scene.b.lock(0x1000, 50);
+  scene.b.unlock(0x1000);
+  expect(book.told == 1 && scene.vendor.ranges.empty(), "nor does the next region");
+}
+
 void churn(std::chrono::duration<double> time, unsigned seed) {
   constexpr Address base = 0x1000;
   constexpr std::uint64_t space = 64;
@@ -505,6 +531,7 @@ int main(int argc, char** argv) {
   memory_leaves();
   registrars_are_told();
   registrars_refuse();
+  a_region_goes_while_a_registrar_is_told_of_it();
   for (unsigned round = 0; round < 6; ++round) churn(time / 6, 6 * seed + round);
   std::puts("all right");
 }

@@ -50,6 +50,18 @@ inline void untell(std::vector<Registration>& registrations) {
   }
 }
 
+/// The same of what nobody will try again: those that refuse are forgotten.
+inline void untell_for_good(std::vector<Registration>& registrations) noexcept {
+  while (!registrations.empty()) {
+    try {
+      untell(registrations);
+    } catch (...) {
+      --registrations.back().with->uses;
+      registrations.pop_back();
+    }
+  }
+}
+
 /// Unlocks one piece, from `ptr` on; the memory in `gone` is not there any more.
 inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) {
   if (gone) {

@@ -1408,14 +1408,19 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       refused = std::current_exception();
     }
     guard.lock();
-    try {
-      known = ends_.try_emplace(region->id, Registered{told.ends, told.by}).first;
-      auto& all = known->second.registrations;
-      all.insert(all.end(), told.registrations.begin(), told.registrations.end());
-    } catch (std::bad_alloc const&) {
-      refused = std::current_exception();
+    auto const now = table_.find(region->start, [](Record const&) {});
+    if (now && serial_of(*now) == hold->serial && Record::is_shown(record.state.load(std::memory_order_relaxed))) {
+      try {
+        known = ends_.try_emplace(region->id, Registered{told.ends, told.by}).first;
+        auto& all = known->second.registrations;
+        all.insert(all.end(), told.registrations.begin(), told.registrations.end());
+        told.registrations.clear();
+      } catch (std::bad_alloc const&) {
+        refused = std::current_exception();
+      }
     }
     guard.unlock();
+    untell_for_good(told.registrations);  // where it has gone meanwhile
     unlock(*hold, was_idle);
     guard.lock();
     if (refused) std::rethrow_exception(refused);
