@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 # The source tree's packages lack the native modules: only the installed ones are to be found.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo doctor bench test lint clean
+.PHONY: demo doctor bench test test-slow test-all lint clean
 
 demo: $(VENV)/installed
 	@$(BIN)/pinning demo
@@ -33,7 +33,13 @@ bench: $(VENV)/installed
 	@$(BIN)/pinning bench
 
 test: $(VENV)/installed-for-tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m "not slow"
+
+# Each is a program of its own, and so they can run side by side.
+test-slow: $(VENV)/installed-for-tests
+	@$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 4 --dist worksteal
+
+test-all: test test-slow
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check

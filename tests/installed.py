@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -44,7 +45,11 @@ def run(*command: str | Path, folder: Path) -> str:
 
 @cache
 def wheel() -> Path:
-    """Built once a session, as ``pip wheel .`` does."""
+    """What `make` has built, if nothing has changed since; else built once a session, as ``pip wheel .`` does."""
+    made = ROOT / ".venv" / "wheel"
+    current = Path(sys.prefix) == made.parent and shutil.which("make") is not None
+    if current and subprocess.run(["make", "-q", ".venv/wheel"], cwd=ROOT, capture_output=True).returncode == 0:
+        return next(made.glob("*.whl"))
     folder = _folder("wheel")
     pip("wheel", "-q", "--no-deps", *no_isolation("scikit-build-core>=0.11", "cython>=3.1"), "-w", folder, ROOT)
     (built,) = folder.glob("*.whl")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C and want of memory at any moment: nothing is lost, nothing stays locked, and the next call works.
 
-At a sample of the bytecodes, and of signals at random moments, other ones each day; at all bytecodes and thousands of
-moments where CI is set, or INTERRUPT_OFTEN. On the host, and on the stand-in for the NVIDIA driver.
+At a sample of the bytecodes, and of signals at random moments, other ones each day; the slow tests try all bytecodes
+and thousands of moments. On the host, and on the stand-in for the NVIDIA driver.
 """
 
 from __future__ import annotations
@@ -20,18 +20,13 @@ from standins.libcuda import DRIVER
 from standins.standin import MissingError
 
 HERE = Path(__file__).parent
-OFTEN = bool(os.environ.get("CI") or os.environ.get("INTERRUPT_OFTEN"))
-STEP = 1 if OFTEN else 61
-SIGNALS = 300 if OFTEN else 16
+STEP = 61  # of so many bytecodes, a sample has one
 TODAY = int(time.time()) // 86400
 
 TIMEOUT = 600.0  # seconds; a program gives up by itself after two minutes without progress
 ENOUGH = 3  # programs that fail
 
-# Where little is tried, one process does it all.
-ALL = [[each] for each in SCENARIOS] if OFTEN else [list(SCENARIOS)]
 NOT_ON_THE_HOST = ["copy_staged", "copy_often", "batch", "copy_file", "save_and_load"]
-ALL_OF_THE_DEVICE = [[each] for each in NOT_ON_THE_HOST] if OFTEN else [NOT_ON_THE_HOST]
 
 Environment = dict[str, str]
 failed: list[str] = []
@@ -64,28 +59,39 @@ def run(environment: Environment, program: str, *arguments: object) -> None:
     failed.pop()
 
 
-def named(scenarios: list[str]) -> str:
-    return scenarios[0] if OFTEN else "all"
+pytestmark = pytest.mark.timeout(TIMEOUT + 60)
+errors = pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError"])
+devices = pytest.mark.parametrize("device", ["host", "standin"])
 
 
-@pytest.mark.timeout(TIMEOUT + 60)
-@pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError"])
-@pytest.mark.parametrize("scenarios", ALL, ids=named)
-def test_raised_at_any_bytecode(host: Environment, scenarios: list[str], error: str) -> None:
-    run(host, "every_bytecode.py", error, 1 + TODAY % STEP, STEP, *scenarios)
+@errors
+@devices
+def test_raised_at_some_bytecodes(request: pytest.FixtureRequest, device: str, error: str) -> None:
+    scenarios = SCENARIOS if device == "host" else NOT_ON_THE_HOST
+    run(request.getfixturevalue(device), "every_bytecode.py", error, 1 + TODAY % STEP, STEP, *scenarios)
 
 
-@pytest.mark.timeout(TIMEOUT + 60)
-@pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError"])
-@pytest.mark.parametrize("scenarios", ALL_OF_THE_DEVICE, ids=named)
-def test_raised_at_any_bytecode_of_paths_that_the_host_has_not(
-    standin: Environment, scenarios: list[str], error: str
-) -> None:
-    run(standin, "every_bytecode.py", error, 1 + TODAY % STEP, STEP, *scenarios)
+@devices
+def test_signals_at_some_moments(request: pytest.FixtureRequest, device: str) -> None:
+    run(request.getfixturevalue(device), "under_signals.py", 16, TODAY, *SCENARIOS)
 
 
-@pytest.mark.timeout(TIMEOUT + 60)
-@pytest.mark.parametrize("device", ["host", "standin"])
-@pytest.mark.parametrize("scenarios", ALL, ids=named)
-def test_signals_at_any_moment(request: pytest.FixtureRequest, device: str, scenarios: list[str]) -> None:
-    run(request.getfixturevalue(device), "under_signals.py", SIGNALS, TODAY, *scenarios)
+@pytest.mark.slow
+@errors
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_raised_at_any_bytecode(host: Environment, scenario: str, error: str) -> None:
+    run(host, "every_bytecode.py", error, 1, 1, scenario)
+
+
+@pytest.mark.slow
+@errors
+@pytest.mark.parametrize("scenario", NOT_ON_THE_HOST)
+def test_raised_at_any_bytecode_of_paths_that_the_host_has_not(standin: Environment, scenario: str, error: str) -> None:
+    run(standin, "every_bytecode.py", error, 1, 1, scenario)
+
+
+@pytest.mark.slow
+@devices
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_signals_at_any_moment(request: pytest.FixtureRequest, device: str, scenario: str) -> None:
+    run(request.getfixturevalue(device), "under_signals.py", 300, TODAY, scenario)

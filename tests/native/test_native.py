@@ -6,11 +6,13 @@ Each program prints one line and takes its seconds and its seed as arguments, so
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,26 +31,27 @@ VARIANTS = {
 }
 # What is compiled into a program besides its source: the library too is to be sanitized.
 COPIES = [
-    *sorted(map(str, (HERE.parents[1] / "native" / "copies").glob("*.cpp"))),
-    *[str(path) for path in LIBPINNING if path.stem in ("budget", "status_page")],  # which count what they move
+    *sorted((HERE.parents[1] / "native" / "copies").glob("*.cpp")),
+    *[path for path in LIBPINNING if path.stem in ("budget", "status_page")],  # which count what they move
 ]
-HOST = [str(path) for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks")]
-ALL = sorted({*map(str, LIBPINNING), *COPIES})
+HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks")]
+ALL = sorted({*LIBPINNING, *COPIES})
 WITH = {
-    "c_api_stress": [*ALL, "-ldl"],
+    "c_api_stress": ALL,
     "host_stress": [*HOST, *COPIES],
-    "out_of_memory": [*ALL, "-ldl"],
+    "out_of_memory": ALL,
     "staging_stress": COPIES,
-    "watch_stress": [str(HERE.parents[1] / "native" / "watch" / "watch.cpp")],
+    "watch_stress": [HERE.parents[1] / "native" / "watch" / "watch.cpp"],
 }
 EMPTY_PROGRAM = "int main() {}"
 
+pytestmark = pytest.mark.timeout(1800)  # the sanitized library alone may take minutes to compile
 Command = list[str]
 
 
 def output(command: Command) -> tuple[int, str]:
     """Exit status of `command` and all it said. Its time is limited against hangs alone: a machine may be slow."""
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1700)
     return run.returncode, run.stdout
 
 
@@ -79,50 +82,89 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
     if shutil.which(CXX) is None:
         pytest.skip(f"no C++ compiler: {CXX} is not on the PATH")
     launchers: dict[str, Command] = {}
+    # What xdist's processes have in common: each compiles what no other does.
+    shared = tmp_path_factory.getbasetemp()
+    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "native"
+    shared.mkdir(exist_ok=True)
 
     def build(program: str, variant: str) -> Command:
-        directory = tmp_path_factory.mktemp(f"{program}-{variant}")
         if variant not in launchers:
-            launchers[variant] = launcher(variant, directory)
-        binary = directory / program
-        sources = [str(HERE / f"{program}.cpp"), *WITH.get(program, [])]
-        status, said = output([CXX, *FLAGS, *VARIANTS[variant], *sources, "-o", str(binary)])
-        assert status == 0, said
+            launchers[variant] = launcher(variant, tmp_path_factory.mktemp(variant))
+        sources = [HERE / f"{program}.cpp", *WITH.get(program, [])]
+        binary = shared / f"{program}-{variant}"
+        with lock(binary) as made:
+            if not made:
+                objects = [str(each) for each in compiled(sources, variant, shared)]
+                status, said = output([CXX, "-pthread", *VARIANTS[variant], *objects, "-ldl", "-o", str(binary)])
+                assert status == 0, said
         return [*launchers[variant], str(binary)]
 
     return build
 
 
+def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
+    """The object files of sources, which any programs of this variant can be linked of."""
+    objects = {source: folder / f"{source.parent.name}-{source.stem}-{variant}.o" for source in sources}
+    for wait in (False, True):  # first what nobody is at
+        for source, target in objects.items():
+            with lock(target, wait) as made:
+                if made is False:
+                    status, said = output([CXX, *FLAGS, *VARIANTS[variant], "-c", str(source), "-o", f"{target}.part"])
+                    assert status == 0, said
+                    Path(f"{target}.part").rename(target)
+    return list(objects.values())
+
+
+@contextmanager
+def lock(target: Path, wait: bool = True) -> Iterator[bool | None]:
+    """Have a file to oneself that is to be made; whether it is there, and None where somebody else is at it."""
+    with Path(f"{target}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+        else:
+            yield target.exists()
+
+
+def is_slow(program: str, variant: str) -> bool:
+    """Whether it takes a while to compile: sanitized, or with sources of the library."""
+    return variant != "plain" or program in WITH
+
+
 @pytest.mark.parametrize(
     ("program", "variant", "arguments"),
     [
-        ("page_table_model", "plain", ["3", "1"]),
-        ("page_table_model", "plain", ["2", "2", str(512 << 20)]),  # under `ulimit -v`
-        ("page_table_model", "address", ["3", "3"]),
-        ("page_table_schedules", "plain", ["12", "1"]),
-        ("page_table_stress", "plain", ["6", "1"]),
-        ("page_table_stress", "thread", ["12", "2"]),
-        ("page_table_stress", "address", ["10", "3"]),
-        ("pinned_map_stress", "plain", ["1", "1"]),
-        ("pinned_map_stress", "thread", ["3", "2"]),
-        ("pinned_map_stress", "address", ["2", "3"]),
-        ("siblings_stress", "plain", ["1", "1"]),
-        ("siblings_stress", "thread", ["3", "2"]),
-        ("siblings_stress", "address", ["2", "3"]),
-        ("watch_stress", "plain", ["2", "1", "forks"]),
-        ("watch_stress", "thread", ["3", "2"]),
-        ("watch_stress", "address", ["2", "3"]),
-        ("staging_stress", "plain", ["3", "1"]),
-        ("staging_stress", "thread", ["6", "2"]),
-        ("staging_stress", "address", ["4", "3"]),
-        ("c_api_stress", "plain", ["2", "1"]),
-        ("c_api_stress", "thread", ["3", "2"]),
-        ("c_api_stress", "address", ["2", "3"]),
-        ("move_parts", "plain", ["2", "1"]),  # no sanitizer knows its coroutines
-        ("out_of_memory", "plain", []),
-        ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator bears forks beside threads
-        ("host_stress", "thread", ["3", "2"]),
-        ("host_stress", "address", ["2", "3"]),
+        pytest.param(*each, marks=pytest.mark.slow if is_slow(*each[:2]) else ())
+        for each in (
+            ("page_table_model", "plain", ["3", "1"]),
+            ("page_table_model", "plain", ["2", "2", str(512 << 20)]),  # under `ulimit -v`
+            ("page_table_model", "address", ["3", "3"]),
+            ("page_table_schedules", "plain", ["12", "1"]),
+            ("page_table_stress", "plain", ["6", "1"]),
+            ("page_table_stress", "thread", ["12", "2"]),
+            ("page_table_stress", "address", ["10", "3"]),
+            ("pinned_map_stress", "plain", ["1", "1"]),
+            ("pinned_map_stress", "thread", ["3", "2"]),
+            ("pinned_map_stress", "address", ["2", "3"]),
+            ("siblings_stress", "plain", ["1", "1"]),
+            ("siblings_stress", "thread", ["3", "2"]),
+            ("siblings_stress", "address", ["2", "3"]),
+            ("watch_stress", "plain", ["2", "1", "forks"]),
+            ("watch_stress", "thread", ["3", "2"]),
+            ("watch_stress", "address", ["2", "3"]),
+            ("staging_stress", "plain", ["3", "1"]),
+            ("staging_stress", "thread", ["6", "2"]),
+            ("staging_stress", "address", ["4", "3"]),
+            ("c_api_stress", "plain", ["2", "1"]),
+            ("c_api_stress", "thread", ["3", "2"]),
+            ("c_api_stress", "address", ["2", "3"]),
+            ("move_parts", "plain", ["2", "1"]),  # no sanitizer knows its coroutines
+            ("out_of_memory", "plain", []),
+            ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator bears forks beside threads
+            ("host_stress", "thread", ["3", "2"]),
+            ("host_stress", "address", ["2", "3"]),
+        )
     ],
 )
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:
