@@ -32,7 +32,7 @@ def range_of(array: numpy.ndarray) -> tuple[int, int]:
     return array.ctypes.data, array.nbytes
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_the_last_device_unregisters(standin: StandIn, order: tuple[int, ...]) -> None:
     array = numpy.zeros(5 * UNIT, "u1")
     used = pinning.budget().used

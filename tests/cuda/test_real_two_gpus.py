@@ -36,7 +36,7 @@ def is_pinned(array: numpy.ndarray) -> bool:
     return answers.pop()
 
 
-@pytest.mark.parametrize(("first", "gone"), itertools.product((0, 1), repeat=2))
+@pytest.mark.parametrize(("first", "gone"), list(itertools.product((0, 1), repeat=2)))
 def test_an_array_stays_registered_until_both_have_unlocked_it(first: int, gone: int) -> None:
     array, back = noise(64 * MIB), numpy.zeros(64 * MIB, numpy.uint8)
     locks = {which: pinning.lock(array, device=NAMES[which]) for which in (first, 1 - first)}
