@@ -65,6 +65,7 @@ def _copies(report: BenchReport, axes: Axes) -> None:
     axes.set_xticks(sizes, [size(each) for each in sizes], rotation=30, fontsize="small")
     axes.minorticks_off()
     if sizes:
+        axes.set_ylim(top=1.4 * axes.get_ylim()[1])  # room for the legend
         axes.legend(frameon=False, fontsize="small", loc="upper left")
 
 
