@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import struct
 import sys
+import termios
 import threading
 from contextlib import suppress
 from multiprocessing import reduction
@@ -72,7 +73,7 @@ class Slots:
         if torch.cuda.is_available() and not all(each.name.startswith("host:") for each in self._arena.devices):
             torch.cuda.init()  # before that torch calls nothing pinned
             self._dropped = SimpleQueue()
-            arguments = self._dropped, self._gate, max(1, count // 2)
+            arguments = self._dropped, self._gate
             threading.Thread(target=_settle, args=arguments, name="pinning slots", daemon=True).start()
         for slot in range(count):
             self._gate.give(slot)
@@ -202,6 +203,12 @@ class _Gate:
         self._takers, self._returns = takers, returns
         self.given = [0] * takers.size  # how often each was
 
+    @property
+    def free(self) -> int:
+        """How many slots wait to be taken."""
+        there = fcntl.ioctl(self._returns.number, termios.FIONREAD, bytes(4))
+        return int.from_bytes(there, sys.byteorder) // _TICKET.size
+
     def give(self, slot: int) -> None:
         self._takers[slot] = 0
         self.given[slot] += 1
@@ -229,13 +236,13 @@ def slots_of(key: tuple[int, int]) -> Slots | None:
     return found if found is not None and found.owned else None
 
 
-def _settle(dropped: SimpleQueue[int | None], gate: _Gate, enough: int) -> None:
-    """Give slots out again after the work that the GPUs had by then: when they are enough, or are wanted (None)."""
+def _settle(dropped: SimpleQueue[int | None], gate: _Gate) -> None:
+    """Give slots out again after the work that the GPUs had by then: when as many wait for that as are free."""
     waiting: list[int] = []
     while (slot := dropped.get()) != _END:
         if slot is not None:
             waiting.append(slot)
-        if waiting and (slot is None or len(waiting) >= enough):
+        if waiting and (slot is None or len(waiting) >= gate.free):
             with suppress(RuntimeError):  # a GPU that has failed gives nothing back
                 _wait_for_gpus()
                 for each in waiting:
