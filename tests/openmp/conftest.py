@@ -13,6 +13,7 @@ sys.path.extend([str(HERE), str(HERE.parent)])
 
 from programs import MissingClangError, compile_program  # noqa: E402
 
+from limits import needs_room_to_lock  # noqa: E402
 from standins.libcuda import DRIVER  # noqa: E402
 from standins.standin import MissingError  # noqa: E402
 
@@ -35,7 +36,8 @@ class Programs:
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """Compiles an OpenMP program for the CPU's devices."""
+    """Compiles an OpenMP program for the CPU's devices, whose memory is to be locked."""
+    needs_room_to_lock(8 << 20)
     return Programs(tmp_path_factory.mktemp("programs"))
 
 
