@@ -11,7 +11,7 @@ from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes, Export, export
 from pinning.map cimport PinnedMap
-from pinning.native cimport Budget, CRegion, process_budget
+from pinning.native cimport Budget, CRegion, process_budget, process_watcher
 
 import mmap
 from contextlib import suppress
@@ -71,6 +71,9 @@ cdef bint keeps(PinnedMap on, uint64_t ptr, object owner) except -1:
         return False
     if found.ptr != start or found.size != size:
         return False
+    if type(root) is mmap.mmap and not found.read_only:  # `madvise` takes its pages away, whoever has exported it
+        if not dereference(region).watched and not process_watcher().hears_of_calls():
+            return False
     one.map, one.start, one.size, one.root = ref(on), start, size, root
     kept[key] = one
     watch.wake()

@@ -296,6 +296,8 @@ cdef class Lock(Hold):
 
     def __repr__(self):
         state = "" if self.is_held() else ", unlocked"
+        if state and self.counted and not self.map.closed and self.generation == self.map.generation:
+            state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
         device = getattr(self.map.device, "name", self.map.device)
         end = int(self.host_ptr) + self.size
         return f"<Lock of [{self.host_ptr:#x}, {end:#x}), {self.size} bytes, on {device}{state}>"

@@ -164,6 +164,11 @@ def watch_problem():
     return process_watcher().problem().decode() or None
 
 
+def hears_of_calls():
+    """Whether a preloaded library tells the maps when the program makes memory leave, by calls of libc."""
+    return process_watcher().hears_of_calls()
+
+
 _POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": <int>LockMapped.mandatory}
 
 

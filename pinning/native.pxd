@@ -33,6 +33,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         uint32_t references
         bool external
         bool registered
+        bool watched
         bool idle
         Grain grain
 
@@ -40,6 +41,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
 
     cppclass Watcher:
         string problem() except +
+        bool hears_of_calls() noexcept
 
     Watcher& process_watcher() except +
 

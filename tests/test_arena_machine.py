@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import pinning
 from fake_device import FakeDevice
+from machine_steps import steps
 from pinning import Arena, ArenaAllocation, PoolLimitError, StillInUseError, StillLockedError, VendorError
 from pinning.lifecycle import catch_up
 
@@ -160,6 +160,4 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArenaMachine = ArenaMachine.TestCase
-TestArenaMachine.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestArenaMachine.settings = steps(1600)

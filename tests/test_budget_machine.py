@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import numpy
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import pinning
 from fake_device import FakeDevice
+from machine_steps import steps
 from pinning import Lock, LockLimitError, VendorError
 
 UNIT = 4096
@@ -185,7 +185,5 @@ class BudgetMachine(RuleBasedStateMachine):
                 assert device.wrong == []
 
 
-BudgetMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+BudgetMachine.TestCase.settings = steps(2400)
 TestBudget = BudgetMachine.TestCase

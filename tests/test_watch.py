@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import ctypes
+import json
 import mmap
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,62 +17,20 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import FakeDevice
+from leaving import LARGE, SIZE, WAYS, libc, pages, stale_after, unmapped, unmapped_in_part
+from pinning.cli.run import library
 from pinning.map import watch_problem
 
-SIZE = 16 * mmap.PAGESIZE
 CYCLES = int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
-READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-FIXED = 0x10
-DONTNEED = 4
-MAYMOVE = 1
-
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-libc.mmap.restype = ctypes.c_void_p
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-libc.mremap.restype = ctypes.c_void_p
-libc.malloc.argtypes = [ctypes.c_size_t]
-libc.malloc.restype = ctypes.c_void_p
-libc.free.argtypes = [ctypes.c_void_p]
 
 watched = pytest.mark.skipif(
     watch_problem() is not None, reason=f"the kernel does not tell of memory that leaves: {watch_problem()}"
 )
 
 
-def pages(at: int | None = None, flags: int = ANONYMOUS, file: int = -1) -> int:
-    ptr: int = libc.mmap(at, SIZE, READ_WRITE, flags | (0 if at is None else FIXED), file, 0)
-    assert ptr != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
-    ctypes.memset(ptr, 1, SIZE)
-    return ptr
-
-
-def unmapped(ptr: int) -> None:
-    assert libc.munmap(ptr, SIZE) == 0
-
-
-def unmapped_in_part(ptr: int) -> None:
-    assert libc.munmap(ptr + mmap.PAGESIZE, mmap.PAGESIZE) == 0
-
-
-def replaced(ptr: int) -> None:
-    pages(ptr)
-
-
-def moved(ptr: int) -> None:
-    there = libc.mremap(ptr, SIZE, 64 * SIZE, MAYMOVE)
-    assert there != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
-    assert libc.munmap(there, 64 * SIZE) == 0
-
-
-def discarded(ptr: int) -> None:
-    assert libc.madvise(ptr, SIZE, DONTNEED) == 0, os.strerror(ctypes.get_errno())
-
-
-WAYS: list[Callable[[int], None]] = [unmapped, unmapped_in_part, replaced, moved, discarded]
+filters = pytest.mark.skipif(
+    os.uname().machine not in ("x86_64", "aarch64"), reason="the filter knows the system calls of x86-64 and AArch64"
+)
 # A device that locks nothing for the kernel, as a GPU does; the host's mlock would forbid some of these.
 ways = pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
 
@@ -132,7 +89,7 @@ def test_shared_memory(device: FakeDevice) -> None:
 
 @watched
 def test_a_large_block_of_malloc(device: FakeDevice) -> None:
-    ptr = libc.malloc(64 << 20)
+    ptr = libc.malloc(LARGE)
     lock = pinning.lock((ptr, 1000), device=device)
     libc.free(ptr)
     assert not lock.held
@@ -194,58 +151,66 @@ def test_a_child_of_fork_watches_for_itself(device: FakeDevice) -> None:
 
 
 @watched
-def test_cycles_beside_readers_and_others_that_lock(device: FakeDevice) -> None:
-    stale: list[str] = []
-
-    def cycle(number: int) -> None:
-        for i in range(CYCLES):
-            ptr = pages()
-            lock = pinning.lock((ptr, SIZE), device=device)
-            if lock.region is None or lock.region.references != 1:
-                stale.append(f"{i}: counted on a region of memory that has gone: {lock.region}")
-            leave = WAYS[(i + number) % len(WAYS)]
-            leave(ptr)
-            if lock.held:
-                stale.append(f"{i}: held after {leave.__name__}")
-            lock.unlock()
-            if leave not in (unmapped, moved):
-                unmapped(ptr)
-
-    def read() -> None:
-        while not done.is_set():
-            for region in pinning.regions(device):
-                pinning.is_locked((region.start, region.size), device=device)
-
-    done = threading.Event()
-    workers = [threading.Thread(target=cycle, args=(number,)) for number in range(2)]
-    reader = threading.Thread(target=read)
-    for thread in (*workers, reader):
-        thread.start()
-    for thread in workers:
-        thread.join()
-    done.set()
-    reader.join()
-    assert stale == []
+def test_cycles_beside_readers_copies_and_others_that_lock(device: FakeDevice) -> None:
+    assert stale_after(CYCLES, device) == []
     pinning.pinned_map(device).undo_left()
     assert device.locked == {}
 
 
-FORBIDDEN = """
-import ctypes, struct
-libc = ctypes.CDLL(None, use_errno=True)
-NR, ALLOW, EPERM = 323, 0x7FFF0000, 0x00050001
-code = b"".join(struct.pack("HBBI", *each) for each in [
-    (0x20, 0, 0, 0),        # load the system call's number
-    (0x15, 0, 1, NR),       # userfaultfd?
-    (0x06, 0, 0, EPERM),
-    (0x06, 0, 0, ALLOW),
-])
-buffer = ctypes.create_string_buffer(code)
-class Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-program = Program(4, ctypes.addressof(buffer))
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(program)) == 0
+def run_forbidden(*arguments: str, **variables: str) -> str:
+    """What a Python program says where the kernel refuses userfaultfd."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), **variables}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, env=environment, timeout=3600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@filters
+@pytest.mark.parametrize("preloaded", [True, False])
+def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
+    """Where the tool's library is preloaded nothing is stale. Else nothing tells, as the documentation says."""
+    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
+    cycles = str(CYCLES if preloaded else 10)
+    said = json.loads(run_forbidden(str(Path(__file__).parent / "leaving.py"), "forbidden", cycles, **variables))
+    assert "seccomp" in said["problem"]
+    assert said["preloaded"] == preloaded
+    if preloaded:
+        assert said["stale"] == 0, said["first"]
+        assert said["locked"] == 0
+    else:
+        assert said["stale"] > 0, "then docs/semantics.md says too little"
+
+
+@filters
+@pytest.mark.parametrize(
+    ("preloaded", "said"), [(True, "noticed where the program calls libc"), (False, "not noticed: the kernel refuses")]
+)
+def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: bool, said: str) -> None:
+    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
+    look = "import leaving; leaving.forbid_userfaultfd(); from pinning.cli import app; app(['doctor'])"
+    text = " ".join(run_forbidden("-c", look, COLUMNS="100", **variables).split())
+    assert said in text
+    assert "seccomp" in text
+
+
+@filters
+def test_a_mapping_that_nothing_watches_is_not_kept_idle() -> None:
+    """Its owner may discard its pages, exported or not; nobody may those of a bytearray."""
+    found = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){IDLE}")
+    assert found.split() == ["0", "4096", "4096"]
+
+
+IDLE = """
+import mmap, pinning
+from fake_device import FakeDevice
+device = FakeDevice()
+pinning.budget(1.0)
+for buffer in (mmap.mmap(-1, 4096), bytearray(4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)):
+    pinning.lock(buffer, device=device).unlock()
+    print(pinning.budget().idle)
+    pinning.give_back_idle()
 """
 WITHOUT = """
 import numpy, pinning
@@ -258,12 +223,11 @@ print(problem)
 """
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the filter names the system call of x86-64")
+@filters
 def test_where_the_kernel_forbids_it_locks_work_and_it_is_said_why() -> None:
-    done = subprocess.run([sys.executable, "-c", FORBIDDEN + WITHOUT], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "userfaultfd: Operation not permitted" in done.stdout
-    assert "seccomp" in done.stdout
+    said = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){WITHOUT}")
+    assert "userfaultfd: Operation not permitted" in said
+    assert "seccomp" in said
 
 
 def test_it_can_be_switched_off() -> None:
@@ -271,3 +235,11 @@ def test_it_can_be_switched_off() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "PINNING_WATCH=0 is set\n"
+
+
+def test_pinning_run_watches_a_program_without_openmp() -> None:
+    program = "import numpy, pinning, pinning.map; pinning.lock(numpy.ones(1), device='host').unlock()"
+    command = [sys.executable, "-c", "from pinning.cli import app; app(prog_name='pinning')", "run", "--"]
+    command += [sys.executable, "-c", f"{program}; print(pinning.map.hears_of_calls())"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

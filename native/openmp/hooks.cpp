@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions by which a program gives memory back, or gets other pages at the same addresses. Where this library is
 // loaded before libc, by LD_PRELOAD or link order, the program calls these. What is locked there is unlocked first: a
-// device goes on using the old pages of a lock whose memory has gone, and nobody notices.
+// device goes on using the old pages of a lock whose memory has gone, and nobody notices. And the maps of the process are
+// told, whoever has locked in them: so their locks end with their memory where the kernel tells of nothing.
 //
 // libc's own calls, such as those by which `free` unmaps, do not come here. So `free` itself does, and what makes threads,
 // whose stacks libc unmaps.
@@ -15,12 +16,14 @@
 #include <threads.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
 #include <memory>
 #include <new>
+#include <pinning/watcher.hpp>
 
 #include "stacks.hpp"
 #include "tool.hpp"
@@ -80,6 +83,16 @@ void find(char const* name, Function*& function) {
   find("sbrk", next.sbrk);
 }
 
+/// Who tells the maps; null until this library is loaded, where it was not loaded first, and with PINNING_WATCH=0.
+std::atomic<pinning::Watcher*> maps;
+
+[[gnu::constructor]] void hear() {
+  if (!pinning::omp::frees_are_seen()) return;
+  pinning::Watcher& watcher = pinning::process_watcher();
+  watcher.hear_of_calls();
+  if (watcher.hears_of_calls()) maps.store(&watcher, std::memory_order_release);
+}
+
 Next const& libc() {
   if (next.sbrk == nullptr) [[unlikely]] look_up();
   return next;
@@ -96,16 +109,36 @@ void goes(Tool& tool, Range const& range) noexcept {
   errno = error;
 }
 
-void goes(Range const& range) noexcept {
+void goes(pinning::Watcher& watcher, Range const& range) noexcept {
+  if (Inside::now()) return;
+  int const error = errno;
+  watcher.leaves(range.start, range.size());
+  errno = error;
+}
+
+void goes_for_tool(Range const& range) noexcept {
   Tool* const tool = Tool::running();
   if (tool != nullptr && tool->may_meet(range)) goes(*tool, range);
 }
 
+/// Of the pages that the range touches.
+void goes(Range const& range) noexcept {
+  goes_for_tool(range);
+  pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
+  if (watcher == nullptr || range.empty()) return;
+  static Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
+  Address const last = (range.end - 1) | (page - 1);
+  Range const pages{range.start & -page, last == ~Address{0} ? last : last + 1};
+  if (watcher->may_meet(pages.start, pages.end)) goes(*watcher, pages);
+}
+
 void block_goes(void* ptr) noexcept {
   Tool* const tool = Tool::running();
-  if (tool == nullptr || ptr == nullptr) return;
+  pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
+  if ((tool == nullptr && watcher == nullptr) || ptr == nullptr) return;
   Range const block = range_of(ptr, malloc_usable_size(ptr));
-  if (tool->may_meet(block)) [[unlikely]] goes(*tool, block);
+  if (tool != nullptr && tool->may_meet(block)) [[unlikely]] goes(*tool, block);
+  if (watcher != nullptr && watcher->may_meet(block.start, block.end)) [[unlikely]] goes(*watcher, block);
 }
 
 /// The mapping that starts at an address, as shmdt takes it.
@@ -122,14 +155,12 @@ Range mapping_at(Address start) {
   return {start, start + 1};
 }
 
-/// What gives pages back, or is refused where they are locked, as it is not without this library.
-bool takes_pages(int advice) noexcept {
+/// What gives pages back.
+bool discards(int advice) noexcept {
   switch (advice) {
     case MADV_DONTNEED:
     case MADV_FREE:
     case MADV_REMOVE:
-    case 20:   // MADV_COLD
-    case 21:   // MADV_PAGEOUT
     case 24:   // MADV_DONTNEED_LOCKED
     case 102:  // MADV_GUARD_INSTALL
       return true;
@@ -138,24 +169,35 @@ bool takes_pages(int advice) noexcept {
   }
 }
 
+/// That, and what is refused where they are locked, as it is not without this library.
+bool takes_pages(int advice) noexcept {
+  constexpr int cold = 20, pageout = 21;  // MADV_COLD, MADV_PAGEOUT
+  return discards(advice) || advice == cold || advice == pageout;
+}
+
+bool anybody_hears() noexcept {
+  return Tool::running() != nullptr || maps.load(std::memory_order_acquire) != nullptr;
+}
+
 void advised(void* ptr, size_t size, int advice) noexcept {
-  if (takes_pages(advice)) goes(range_of(ptr, size));
+  if (discards(advice)) return goes(range_of(ptr, size));
+  if (takes_pages(advice)) goes_for_tool(range_of(ptr, size));
 }
 
 void advised(iovec const* ranges, size_t count, int advice) noexcept {
-  if (Tool::running() == nullptr || !takes_pages(advice)) return;
-  for (size_t i = 0; i < count; ++i) goes(range_of(ranges[i].iov_base, ranges[i].iov_len));
+  if (!anybody_hears() || !takes_pages(advice)) return;
+  for (size_t i = 0; i < count; ++i) advised(ranges[i].iov_base, ranges[i].iov_len, advice);
 }
 
 void shared_memory_comes(int id, void const* ptr, int flags) noexcept {
   shmid_ds facts;
-  if (Tool::running() == nullptr || (flags & SHM_REMAP) == 0 || shmctl(id, IPC_STAT, &facts) != 0) return;
+  if (!anybody_hears() || (flags & SHM_REMAP) == 0 || shmctl(id, IPC_STAT, &facts) != 0) return;
   auto const page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   goes(range_of(ptr, (facts.shm_segsz + page - 1) / page * page));
 }
 
 void shared_memory_goes(void const* ptr) noexcept {
-  if (Tool::running() != nullptr && !Inside::now()) goes(mapping_at(reinterpret_cast<Address>(ptr)));
+  if (anybody_hears() && !Inside::now()) goes(mapping_at(reinterpret_cast<Address>(ptr)));
 }
 
 void heap_ends(Address end, Address before) noexcept {

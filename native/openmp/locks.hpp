@@ -62,6 +62,7 @@ class Locks : public Tenant {
   /// vendor is told by libpinning's map.
   std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override;
   void undo_left() override {}
+  bool may_have(Address ptr, std::uint64_t size) const noexcept override { return may_meet({ptr, ptr + size}); }
   /// False where no lock shares bytes with the range. Takes no mutex.
   bool may_meet(Range const& range) const noexcept {
     return range.start < high_.load(std::memory_order_acquire) && low_.load(std::memory_order_acquire) < range.end;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <pinning/watcher.hpp>
 #include <string>
 
 #include "output.hpp"
@@ -69,6 +70,7 @@ void at_exit(int status, void*) {
   std::string const loaded = runtime();
   // A shell, or another program that starts programs: these speak for themselves.
   if (loaded.empty() && (!is_the_run || has_had_children())) return;
+  if (!wanted && process_watcher().was_asked()) return;  // it locks by itself, and is told here of memory that leaves
   say("the tool was never started, and nothing was locked: " + reason(loaded));
   if (!mandatory || status != 0) return;
   std::fflush(nullptr);

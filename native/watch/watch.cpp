@@ -2,13 +2,18 @@
 // The kernel's userfaultfd tells which memory leaves: who unmaps, moves or discards watched memory waits in that call
 // until it has been read here.
 //
-// Two threads. The reader waits for nobody and neither allocates nor frees: whoever it waited for might be waiting for it
+// Where the program's own calls of libc are seen (native/openmp/hooks.cpp), `leaves` tells of what they make leave, before
+// they do: on the thread that calls, or, where somebody has a lock of the tenant's, perhaps that thread itself, by another.
+//
+// Two threads, or three. The reader waits for nobody and neither allocates nor frees: whoever it waited for might be waiting for it
 // in munmap. The undoer does what may take long, such as a vendor's calls. Both start when something is watched first,
-// take no signals and never end.
+// take no signals and never end. Where calls are seen there is the teller too.
 //
 // Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards who watches which pages,
 // and what the kernel was told of them; the reader does not take it. `tenants_mutex_` guards the list of tenants; who
-// holds it neither allocates nor frees, nor calls the kernel. The reader calls `try_left` with it.
+// holds it neither allocates nor frees, nor calls the kernel. The reader calls `try_left` with it. Who may hold neither
+// walks the list without, counted in `walkers_`, for which `remove` waits. `posted_lock_` is taken last, for a look at a
+// list.
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <linux/userfaultfd.h>
@@ -48,6 +53,9 @@ Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
 /// Each range splits mappings, of which a process may have 65 530 by default.
 constexpr std::size_t most_ranges = 16'384;
 
+/// So often a thread that makes memory leave tries to tell a tenant: then whoever has its lock may be waiting for it.
+constexpr int most_tries = 1000;
+
 bool switched_off() {
   char const* const value = std::getenv("PINNING_WATCH");
   return value != nullptr && std::strcmp(value, "0") == 0;
@@ -75,27 +83,43 @@ class Watch : public Watcher {
   void add(Tenant& tenant, bool undone_by_thread) noexcept override {
     std::lock_guard const guard(tenants_mutex_);
     tenant.undone_by_thread_ = undone_by_thread;
-    tenant.next_ = tenants_;
+    tenant.next_ = tenants_.load();
     tenants_ = &tenant;
   }
 
   void remove(Tenant& tenant) noexcept override {
     std::unique_lock guard(tenants_mutex_);
-    Tenant** link = &tenants_;
-    while (*link != nullptr && *link != &tenant) link = &(*link)->next_;
+    std::atomic<Tenant*>* link = &tenants_;
+    while (*link != nullptr && *link != &tenant) link = &link->load()->next_;
     if (*link == nullptr) return;  // in a child of fork, one of the parent's
-    *link = tenant.next_;
+    *link = tenant.next_.load();
     while (tenant.undoing_) {
       guard.unlock();
       sched_yield();
       guard.lock();
     }
+    guard.unlock();
+    while (walkers_ != 0) sched_yield();
+  }
+
+  void hear_of_calls() noexcept override {
+    if (!switched_off()) hears_of_calls_ = true;
+  }
+
+  void leaves(Address ptr, std::uint64_t size) noexcept override {
+    if (size == 0 || ptr + (size - 1) < ptr) return;
+    Range const range{ptr, ptr + size};
+    bool wants_undo = false;
+    if (!told_all(range, wants_undo, most_tries)) post(range);
+    if (wants_undo) wake(undo_wanted_);
   }
 
   bool watch(Address ptr, std::uint64_t size) noexcept override {
     if (size == 0 || ptr + (size - 1) < ptr) return false;
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
     std::lock_guard const guard(ranges_mutex_);
+    low_ = std::min(low_.load(), ptr);
+    high_ = std::max(high_.load(), ptr + (size - 1) + 1);
     if (!started() || ranges_ == most_ranges || end <= start) return false;
     try {
       pages_.add(start, end);
@@ -123,7 +147,7 @@ class Watch : public Watcher {
   /// the reader has raised `unheard_`. Then whether the reader is done. See docs/concurrency.md.
   bool settled() noexcept override {
     int const file = open_file_.load(std::memory_order_acquire);
-    if (file < 0) return true;
+    if (file < 0) return !unheard();
     uffdio_zeropage nothing{};  // of no bytes: refused, with EAGAIN while a change is under way
     bool const changing = ioctl(file, UFFDIO_ZEROPAGE, &nothing) != 0 && errno == EAGAIN;
     return !changing && !unheard();
@@ -138,9 +162,11 @@ class Watch : public Watcher {
   /// In a child of fork, where neither thread is, and the file is the parent's.
   void begin_anew() noexcept {
     int const file = open_file_.load(std::memory_order_relaxed);
+    bool const hears_of_calls = hears_of_calls_;
     if (identity_.is_of(file)) close(file);
     static_assert(noexcept(new (this) Watch));
     new (this) Watch;  // the old one may have been in the midst of anything, and is not destroyed
+    hears_of_calls_ = hears_of_calls;
   }
 
  private:
@@ -166,6 +192,11 @@ class Watch : public Watcher {
       problem_ = "PINNING_WATCH=0 is set";
       return;
     }
+    if (hears_of_calls()) {
+      start_thread([this] { undo(); });
+      start_thread([this] { tell_posted(); });
+      teller_ = true;
+    }
     file_ = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
     if (file_ < 0) {
       problem_ = std::string("the kernel refuses userfaultfd: ") + std::strerror(errno) +
@@ -178,7 +209,7 @@ class Watch : public Watcher {
       return;
     }
     identity_ = FileIdentity(file_);
-    start_thread([this] { undo(); });
+    if (!hears_of_calls()) start_thread([this] { undo(); });
     start_thread([this, file = file_] { read(file); });
     reads_.wait(false, std::memory_order_acquire);
     open_file_.store(file_, std::memory_order_release);
@@ -207,7 +238,7 @@ class Watch : public Watcher {
       pollfd ready{file, POLLIN, 0};
       if (poll(&ready, 1, -1) < 0) continue;
       if ((ready.revents & POLLIN) == 0) stop();
-      unheard_.store(true, std::memory_order_seq_cst);  // before the first read, which lets the caller of munmap go on
+      unheard_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets the caller of munmap go on
       take(file);
       bool wants_undo = false;
       {
@@ -223,11 +254,8 @@ class Watch : public Watcher {
         }
       }
       heard_ = 0;
-      unheard_.store(false, std::memory_order_seq_cst);
-      if (wants_undo) {
-        undo_wanted_.fetch_add(1, std::memory_order_release);
-        undo_wanted_.notify_one();
-      }
+      unheard_.fetch_sub(1, std::memory_order_seq_cst);
+      if (wants_undo) wake(undo_wanted_);
     }
   }
 
@@ -266,6 +294,79 @@ class Watch : public Watcher {
     for (;;) pause();
   }
 
+  // ---- calls that are seen ----
+
+  /// While it lives, no tenant of the list goes.
+  class Walk {
+   public:
+    explicit Walk(Watch& watch) noexcept : watch_(watch) { ++watch_.walkers_; }
+    ~Walk() { --watch_.walkers_; }
+    Walk(Walk const&) = delete;
+
+   private:
+    Watch& watch_;
+  };
+
+  /// False where a tenant could not be told; `tries` 0: as often as it takes.
+  bool told_all(Range range, bool& wants_undo, int tries) noexcept {
+    Walk const walk(*this);
+    std::uint64_t const size = range.end - range.start;
+    for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
+      if (!tenant->may_have(range.start, size)) continue;
+      for (int tried = 1;; ++tried) {
+        if (auto const wish = tenant->try_left(range.start, size)) {
+          wants_undo |= *wish;
+          break;
+        }
+        if (tried == tries) return false;
+        sched_yield();
+      }
+    }
+    return true;
+  }
+
+  /// For the teller. Until it has told all, everybody waits who would rely on something.
+  void post(Range range) noexcept {
+    if (!teller_) return;  // there was no thread for it
+    lock_posted();
+    if (posted_count_ < posted_.size()) {
+      ++unheard_;
+      posted_[posted_count_++] = range;
+    } else {
+      Range& last = posted_.back();
+      last = {std::min(last.start, range.start), std::max(last.end, range.end)};
+    }
+    posted_lock_.clear(std::memory_order_release);
+    wake(tell_wanted_);
+  }
+
+  void lock_posted() noexcept {
+    while (posted_lock_.test_and_set(std::memory_order_acquire)) sched_yield();
+  }
+
+  [[noreturn]] void tell_posted() noexcept {
+    for (std::uint32_t done = 0;;) {
+      tell_wanted_.wait(done, std::memory_order_acquire);
+      done = tell_wanted_.load(std::memory_order_acquire);
+      for (;;) {
+        lock_posted();
+        bool const any = posted_count_ != 0;
+        Range const range = any ? posted_[--posted_count_] : Range{};
+        posted_lock_.clear(std::memory_order_release);
+        if (!any) break;
+        bool wants_undo = false;
+        told_all(range, wants_undo, 0);
+        --unheard_;
+        if (wants_undo) wake(undo_wanted_);
+      }
+    }
+  }
+
+  static void wake(std::atomic<std::uint32_t>& word) noexcept {
+    word.fetch_add(1, std::memory_order_release);
+    word.notify_one();
+  }
+
   // ---- the undoer ----
 
   [[noreturn]] void undo() noexcept {
@@ -296,11 +397,18 @@ class Watch : public Watcher {
   std::size_t ranges_ = 0;
 
   std::mutex tenants_mutex_;
-  Tenant* tenants_ = nullptr;
+  std::atomic<Tenant*> tenants_ = nullptr;
+  std::atomic<int> walkers_ = 0;
 
   std::atomic<int> open_file_ = -1;
   std::atomic_flag reads_;  // the reader has its own table of files
   std::atomic<std::uint32_t> undo_wanted_ = 0;
+
+  std::atomic<bool> teller_ = false;
+  std::atomic_flag posted_lock_;
+  std::array<Range, 64> posted_;
+  std::size_t posted_count_ = 0;
+  std::atomic<std::uint32_t> tell_wanted_ = 0;
 
   // The reader's own.
   std::array<Range, 1024> ranges_heard_;

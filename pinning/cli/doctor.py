@@ -18,7 +18,7 @@ from pinning.buffers import resolve
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
 from pinning.devices import unused
-from pinning.map import watch_problem
+from pinning.map import hears_of_calls, watch_problem
 from pinning.plugin import DescribedPlugin, Device, Library, LockLimit
 from pinning.populate import huge_page_mode
 from pinning.room import Room, cgroup_memory, system_memory
@@ -79,7 +79,8 @@ class DoctorReport:
     control_groups: list[Room]
     huge_pages: str
     numa_nodes: int
-    unwatched: str | None  # why memory that leaves while it is locked is not noticed
+    unwatched: str | None  # why the kernel does not tell of memory that leaves while it is locked
+    preloaded: bool  # whether calls of libc that make it leave are seen
     advice: list[Advice]
 
     @property
@@ -106,6 +107,7 @@ def run() -> DoctorReport:
         huge_pages=huge_page_mode(),
         numa_nodes=len(numa.nodes()),
         unwatched=watch_problem(),
+        preloaded=hears_of_calls(),
         advice=[*_unused(), *_limits(rows), *_memory(groups), *_places(rows), *_segments(), *_pages()],
     )
 

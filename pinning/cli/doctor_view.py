@@ -82,10 +82,17 @@ def _machine(report: DoctorReport) -> Table:
         shown.add_row("control group", "no memory limit")
     shown.add_row("budget", escape(_budget(report)))
     shown.add_row("NUMA", f"{report.numa_nodes} nodes" if report.numa_nodes > 1 else "one node")
-    seen = "noticed at once (userfaultfd)" if report.unwatched is None else f"not noticed: {escape(report.unwatched)}"
-    shown.add_row("memory freed while locked", seen)
+    shown.add_row("memory freed while locked", escape(_seen(report)))
     shown.add_row("huge pages", f"{_HUGE_PAGES.get(report.huge_pages, '')} ({report.huge_pages})")
     return shown
+
+
+def _seen(report: DoctorReport) -> str:
+    if report.unwatched is None:
+        return "noticed at once (userfaultfd)"
+    if report.preloaded:
+        return f"noticed where the program calls libc (preloaded), not where it asks the kernel: {report.unwatched}"
+    return f"not noticed: {report.unwatched}. Allow userfaultfd, or start programs with `pinning run`"
 
 
 def _budget(report: DoctorReport) -> str:

@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import pinning
+from leaving import SIZE, pages, unmapped
 from mapped_memory import PAGE, READ_WRITE, Memory
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
+from pinning.map import watch_problem
 from pinning_cuda import plugin
 from standins.standin import StandIn
 
@@ -115,6 +118,22 @@ def test_memory_pinned_by_someone_else_is_said_to_be(standin: StandIn, offset: i
     assert (raised.value.code, raised.value.name) == (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED")
     assert standin.registrations() == {(base, 8192)}
     DEVICE.data_unlock(base)
+
+
+@pytest.mark.skipif(watch_problem() is not None, reason=f"the kernel does not tell of it: {watch_problem()}")
+def test_memory_that_has_left_is_unregistered_before_what_is_there_now_is_registered(standin: StandIn) -> None:
+    ptr = pages()
+    old = pinning.lock((ptr, SIZE), device=DEVICE)
+    ctypes.memset(pages(at=ptr), 2, SIZE)
+    assert not old.held
+    with pinning.lock((ptr, SIZE), device=DEVICE) as new:
+        old.unlock()
+        assert new.held
+        assert standin.registrations() == {(ptr, SIZE)}
+        assert ctypes.string_at(ptr, SIZE) == bytes([2]) * SIZE, "what is there now is as its owner left it"
+    calls = [call.split()[0] for call in standin.calls() if call.startswith(("cuMemHostReg", "cuMemHostUnreg"))]
+    assert calls == ["cuMemHostRegister", "cuMemHostUnregister"] * 2
+    unmapped(ptr)
 
 
 def test_unlocking_what_is_not_locked_is_an_error(standin: StandIn) -> None:

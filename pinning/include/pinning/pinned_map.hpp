@@ -22,6 +22,7 @@
 #include "locker.hpp"
 #include "pieces.hpp"
 #include "region.hpp"
+#include "region_starts.hpp"
 #include "siblings.hpp"
 #include "watcher.hpp"
 
@@ -111,7 +112,9 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// Counts one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
   /// NotLocked, also where the memory has left, or what the locker throws: then the region stays, counted as before.
   void unlock(Address ptr) {
-    if (!count_down(ptr, any, false)) throw NotLocked("no locked region holds 0x" + hex(ptr));
+    if (count_down(ptr, any, false)) return;
+    throw NotLocked("no locked region holds 0x" + hex(ptr) +
+                    "; a lock whose memory was unmapped, moved, discarded or replaced ended with it: lock it again");
   }
 
   /// The same for one lock; false when its region is no longer there. Throws what the locker throws.
@@ -279,7 +282,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
     };
     if (!table_.find(ptr, look)) return std::nullopt;
-    if (watched && !watcher_->settled()) return std::nullopt;  // what has left by now may be this
+    // What has left by now may be this.
+    if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->unheard())) return std::nullopt;
     return count_one_more(ptr, size, wish, none);
   }
 
@@ -317,6 +321,10 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     std::unique_lock const guard(mutex_, std::try_to_lock);
     if (!guard) return std::nullopt;
     return mark_left(ptr, size);
+  }
+
+  bool may_have(Address ptr, std::uint64_t size) const noexcept override {
+    return table_.contains(ptr) || table_.contains(ptr + (size - 1)) || starts_.any(ptr, size);
   }
 
   /// Whether `undo_left` has anything to do.
@@ -857,7 +865,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   [[noreturn]] static void refuse_left(Address ptr, std::uint64_t size) {
     throw InvalidRange("the memory of " + describe(ptr, size) +
-                       " has been unmapped, discarded or replaced while it was being locked");
+                       " has been unmapped, discarded or replaced while it was being locked; lock what is there now");
   }
 
   std::optional<pagetable::Region> first_overlapping(Address ptr, std::uint64_t size) const {
@@ -914,7 +922,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   }
 
   Id enter(Address ptr, std::uint64_t size, std::uint64_t piece) {
-    return table_.insert(ptr, size, [&](Record& record) {
+    Id const id = table_.insert(ptr, size, [&](Record& record) {
       record.device_ptr.store(0, std::memory_order_release);
       record.piece.store(piece, std::memory_order_release);
       record.held.store(0, std::memory_order_release);
@@ -924,6 +932,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       record.grain.store(Grain::unknown, std::memory_order_release);
       record.state.store(State::entering, std::memory_order_release);
     }).id;
+    starts_.add(ptr);
+    return id;
   }
 
   struct Facts {
@@ -947,6 +957,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   void leave(Address start) noexcept {
     auto const region = table_.remove(start);
+    starts_.remove(start);
     Record& record = table_.value(region->id);
     if ((record.flags.load(std::memory_order_relaxed) & Record::watched) != 0) {
       try {
@@ -1439,6 +1450,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   Budget& budget_;
   Siblings* const siblings_;
   pagetable::PageTable<Record> table_;
+  RegionStarts starts_;
   mutable std::mutex mutex_;
   std::condition_variable settled_;
   AllRegistered ends_;  // of regions of several pieces, shared by siblings or known to registrars: for the last unlock

@@ -19,6 +19,7 @@ struct Region {
   std::uint32_t references;  // locks held; 0 while it is idle
   bool external;             // pinned by someone else: never unlocked by this map
   bool registered;           // by `register_pinned`; external as well
+  bool watched;              // the kernel tells when its memory leaves
   bool idle;                 // given up by all, and registered with the vendor all the same
   Grain grain;
   std::uint64_t serial;      // of this entry of the map: no other has it, before or after; a new one when it becomes idle
@@ -116,6 +117,7 @@ struct Record {
     std::uint8_t const what = flags.load(std::memory_order_acquire);
     region.external = (what & external) != 0;
     region.registered = (what & registered) != 0;
+    region.watched = (what & watched) != 0;
     region.grain = grain.load(std::memory_order_acquire);
     region.serial = serial.load(std::memory_order_acquire);
     return found;

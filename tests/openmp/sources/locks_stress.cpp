@@ -53,11 +53,13 @@ class Watch : public pinning::Watcher {
   bool watch(Address, std::uint64_t) noexcept override { return true; }
   void unwatch(Address, std::uint64_t) noexcept override {}
   bool settled() noexcept override { return !unheard(); }
+  void hear_of_calls() noexcept override {}
+  void leaves(Address, std::uint64_t) noexcept override {}
   std::string problem() override { return {}; }
 
   void leave(Range const& range) {
     std::lock_guard const one(leaving_);
-    unheard_ = true;
+    unheard_ = 1;
     pinning::Tenant* const tenant = tenant_;
     while (tenant != nullptr && !tenant->try_left(range.start, range.size())) std::this_thread::yield();
     {
@@ -65,7 +67,7 @@ class Watch : public pinning::Watcher {
       std::erase_if(locked, [&](auto const& each) { return range_of(each.first, each.second).meets(range); });
       for (Coming& each : coming) each.left |= each.range.meets(range);
     }
-    unheard_ = false;
+    unheard_ = 0;
   }
 
  private:

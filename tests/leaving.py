@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is made to leave while it is locked, in all ways; as a program: ``leaving.py [forbidden] CYCLES``.
+
+That counts what is stale after so many cycles of each of two threads, beside readers and copies; ``forbidden`` has the
+kernel refuse userfaultfd first, as Docker's seccomp filter does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy
+
+import pinning
+from fake_device import FakeDevice
+from pinning.map import hears_of_calls, watch_problem
+
+SIZE = 16 * mmap.PAGESIZE
+LARGE = 33 << 20  # a block that malloc always maps by itself
+READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+FIXED = 0x10
+DONTNEED = 4
+MAYMOVE = 1
+FORKS_EVERY = 100  # cycles
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mmap.restype = ctypes.c_void_p
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+libc.mremap.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+
+
+def pages(at: int | None = None, flags: int = ANONYMOUS, file: int = -1) -> int:
+    ptr: int = libc.mmap(at, SIZE, READ_WRITE, flags | (0 if at is None else FIXED), file, 0)
+    assert ptr != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    ctypes.memset(ptr, 1, SIZE)
+    return ptr
+
+
+def unmapped(ptr: int) -> None:
+    assert libc.munmap(ptr, SIZE) == 0
+
+
+def unmapped_in_part(ptr: int) -> None:
+    assert libc.munmap(ptr + mmap.PAGESIZE, mmap.PAGESIZE) == 0
+
+
+def replaced(ptr: int) -> None:
+    pages(ptr)
+
+
+def moved(ptr: int) -> None:
+    there = libc.mremap(ptr, SIZE, 64 * SIZE, MAYMOVE)
+    assert there != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    assert libc.munmap(there, 64 * SIZE) == 0
+
+
+def discarded(ptr: int) -> None:
+    assert libc.madvise(ptr, SIZE, DONTNEED) == 0, os.strerror(ctypes.get_errno())
+
+
+WAYS: list[Callable[[int], None]] = [unmapped, unmapped_in_part, replaced, moved, discarded]
+
+
+def block() -> int:
+    ptr: int = libc.malloc(LARGE)
+    ctypes.memset(ptr, 1, SIZE)
+    return ptr
+
+
+def is_held_in_a_child(lock: pinning.Lock) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(int(lock.held))
+    return os.waitpid(child, 0)[1] != 0
+
+
+def stale_after(cycles: int, device: FakeDevice) -> list[str]:
+    """What was counted on, or held, that had left: while others look, copy and make other memory leave."""
+    stale: list[str] = []
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def cycle(number: int) -> None:
+        ways = [*WAYS, libc.free]
+        for i in range(cycles):
+            leave = ways[(i + number) % len(ways)]
+            ptr = block() if leave is libc.free else pages()
+            lock = pinning.lock((ptr, SIZE), device=device)
+            if lock.region is None or lock.region.references != 1:
+                stale.append(f"{i}: counted on a region of memory that has gone: {lock.region}")
+            if number == 0 and i % FORKS_EVERY == 0 and is_held_in_a_child(lock):
+                stale.append(f"{i}: held in a child of fork")
+            leave(ptr)
+            if lock.held:
+                stale.append(f"{i}: held after {leave.__name__}")
+            lock.unlock()
+            if leave in (unmapped_in_part, replaced, discarded):
+                unmapped(ptr)
+
+    def read() -> None:
+        while not done.is_set():
+            for region in pinning.regions(device):
+                pinning.is_locked((region.start, region.size), device=device)
+
+    def copy() -> None:
+        there, array = numpy.zeros(SIZE, "u1"), numpy.arange(SIZE, dtype="u1")
+        with pinning.Queue("host") as queue, pinning.alloc(SIZE, device="host") as between:
+            while not done.is_set():
+                with pinning.lock(array, device="host"):
+                    pinning.copy(between, array, queue=queue)
+                pinning.copy(there, between, queue=queue)
+                assert (there == array).all()
+
+    def guarded(run: Callable[..., None], *given: int) -> None:
+        try:
+            run(*given)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=guarded, args=(cycle, number)) for number in range(2)]
+    others = [threading.Thread(target=guarded, args=(each,)) for each in (read, copy)]
+    for thread in (*workers, *others):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    done.set()
+    for thread in others:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return stale
+
+
+def forbid_userfaultfd() -> None:
+    """By a seccomp filter, for this process from now on."""
+    number = {"x86_64": 323, "aarch64": 282}[os.uname().machine]
+    allow, eperm = 0x7FFF0000, 0x00050001
+    steps = [
+        (0x20, 0, 0, 0),  # load the system call's number
+        (0x15, 0, 1, number),
+        (0x06, 0, 0, eperm),
+        (0x06, 0, 0, allow),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in steps))
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+    program = Program(len(steps), ctypes.addressof(code))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, ctypes.byref(program)) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[0] == "forbidden":
+        forbid_userfaultfd()
+    device = FakeDevice()
+    stale = stale_after(int(arguments[-1]), device)
+    pinning.pinned_map(device).undo_left()
+    print(
+        json.dumps(
+            {
+                "problem": watch_problem(),
+                "preloaded": hears_of_calls(),
+                "stale": len(stale),
+                "first": stale[:3],
+                "locked": len(device.locked),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
