@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
+from pinning.arguments import said
 from pinning.errors import InvalidRangeError
 from pinning.exports import exported
 
@@ -77,7 +78,7 @@ def resolve(buffer: object, size: int | None = None) -> HostBuffer:
     whole = _whole(buffer, size)
     if size is None:
         return whole
-    if not 0 < (wanted := _integer(size, "size")) <= whole.size:
+    if not 0 < (wanted := _size(size)) <= whole.size:
         raise InvalidRangeError(f"size is {wanted}; it must lie between 1 and the buffer's {whole.size} bytes")
     return whole._replace(size=wanted)
 
@@ -205,6 +206,16 @@ def _checked(ptr: int, size: int, read_only: bool | None, owner: object) -> Host
             f"address {ptr:#x} with size {size} is no range; both must be positive and end below 2**64"
         )
     return HostBuffer(ptr, size, read_only, owner)
+
+
+def _size(size: object) -> int:
+    try:
+        return operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidRangeError(
+            f"size is {said(size)}; it must be an integer, the number of bytes. A device is named by device=, and "
+            "several buffers are for pinning.locked"
+        ) from None
 
 
 def _integer(value: object, what: str) -> int:

@@ -48,7 +48,7 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
     is_device_accessible, is_host_accessible, is_managed = True, False, False
 
     def __init__(self, device: Device | str = "cuda:0", pool: Pool | None = None) -> None:
-        self._device = device_of_name(device) if isinstance(device, str) else device
+        self._device = device_of_name(device)
         if pool is None:
             pool = Pool(Context(self._device), MemoryKind.DEVICE)
             finalize(self, later, pool.close).atexit = False  # buffers keep this, so none is left by then

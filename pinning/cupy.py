@@ -16,7 +16,7 @@ from sys import is_finalizing
 from typing import Any
 
 from pinning.devices import device as device_of_name
-from pinning.errors import VendorError
+from pinning.errors import OutOfMemoryError
 from pinning.memory import Allocation, alloc
 from pinning.plugin import MemoryKind
 from pinning.queues import Queue
@@ -26,7 +26,6 @@ try:
 except ImportError as error:
     raise ImportError(f"pinning.cupy needs CuPy ({error}); pip install cupy-cuda12x or cupy-cuda13x") from error
 
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY, hipErrorOutOfMemory
 
 
 def install() -> None:
@@ -66,9 +65,7 @@ def device_memory(nbytes: int) -> Any:
     queue = _queue(_Stream(cupy.cuda.get_current_stream()), index)
     try:
         allocation, _ = queue.alloc(nbytes)
-    except VendorError as error:
-        if error.code != _OUT_OF_MEMORY:
-            raise
+    except OutOfMemoryError as error:
         raise cupy.cuda.memory.OutOfMemoryError(nbytes, cupy.cuda.Device().mem_info[1]) from error
     memory = cupy.cuda.UnownedMemory(allocation.ptr, nbytes, _Owner(allocation), index)
     return cupy.cuda.MemoryPointer(memory, 0)

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from pinning.arguments import said
 from pinning.belongings import One
 from pinning.errors import PluginUnavailableError
 from pinning.map import PinnedMap
@@ -74,19 +75,25 @@ def devices() -> list[Device]:
     return [device for report in plugins() for device in report.devices]
 
 
-def device(name: str) -> Device:
+def device(name: Device | str) -> Device:
     """The device of this name, such as ``"cuda:0"``; ``"cuda"`` is the first of its plugin.
 
     Parameters
     ----------
     name : str
-        A plugin, and perhaps the index of one of its devices.
+        A plugin, and perhaps the index of one of its devices. A device is itself.
 
     Raises
     ------
     PluginUnavailableError
         There is none; the message says why, or which there are.
+    TypeError
+        It is no name.
     """
+    if not isinstance(name, str):
+        if callable(getattr(name, "data_lock", None)):
+            return name
+        raise TypeError(f"{said(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
     plugin_name, _, index = name.partition(":")
     wanted = f"{plugin_name}:{index or 0}"
     for found in devices():
@@ -126,7 +133,7 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
     PluginUnavailableError
         There is no device of this name.
     """
-    return _maps.of(default_device() if on is None else device(on) if isinstance(on, str) else on)
+    return _maps.of(default_device() if on is None else device(on))
 
 
 def pinned_maps() -> list[PinnedMap]:

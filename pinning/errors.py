@@ -80,6 +80,10 @@ class VendorError(PinningError, RuntimeError):
         return f"{self.call} failed: {self.name} ({self.code})" + (f"; {self.advice}" if self.advice else "")
 
 
+class OutOfMemoryError(VendorError, MemoryError):
+    """A vendor's call failed for want of memory. `LockLimitError` and `PoolLimitError` are a `MemoryError` too."""
+
+
 class AlreadyPinnedError(VendorError):
     """The vendor says that someone has pinned this memory already, in whole or in part."""
 

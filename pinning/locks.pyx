@@ -4,7 +4,6 @@
 """Locks for people: of any buffer, as handles that keep the buffer alive."""
 
 cimport cython
-from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
@@ -23,6 +22,7 @@ import warnings
 from contextlib import ExitStack, contextmanager
 
 from pinning import devices
+from pinning.arguments import integer, said
 from pinning.buffers import HostBuffer, resolve
 from pinning.errors import InvalidRangeError, NotLockedError
 from pinning.limits import check_budget
@@ -160,6 +160,8 @@ cdef bint range_at(object buffer, object size, Bytes* found) except -1:
     if not address:
         bytes_of(buffer, size, found)
         return True
+    if size is not None and type(size) is not int:
+        size = integer(size, "size")
     try:
         found.ptr = int(buffer)
         found.size = 1 if size is None else size
@@ -185,7 +187,10 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
     if piece is not None:
         least = positive(piece, "piece")
     elif unit is not None or stall_ms is not None:
-        stall = STALL_MS if stall_ms is None else float(stall_ms)
+        try:
+            stall = STALL_MS if stall_ms is None else float(stall_ms)
+        except (TypeError, ValueError):
+            raise TypeError(f"stall_ms is {said(stall_ms)}; it must be a number, of milliseconds") from None
         if not 0 < stall < 1e9:
             raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
         longest = <long long>(1e6 * stall)
@@ -199,7 +204,7 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
 
 
 cdef uint64_t positive(object value, str what) except 0:
-    number = PyNumber_Index(value)
+    number = integer(value, what)
     if not 0 < number < 1 << 64:
         raise InvalidRangeError(f"{what} {value} is no number of bytes; give at least one")
     return number
@@ -366,6 +371,8 @@ def lock(
     cdef Lock made = unlocked(buffer, size, &found)
     cdef PinnedMap on = map_of(device)
     cdef Pace pace = None
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is {said(progress)}; it must be a function of two integers, bytes done and in all")
     if unit is not None or stall_ms is not None:
         pace = pace_of(on.largest, found.size, piece, unit, stall_ms)
     if not made.try_take(on, found.ptr, found.size, wish(read_only, coherent).grain):
@@ -492,6 +499,8 @@ def locked(*buffers, device=None, read_only=None, coherent=None):
     context manager
         Which gives a tuple of one `Lock` for each.
     """
+    if len(buffers) == 1 and isinstance(buffers[0], (list, tuple)) and not all([kind_of(each).address for each in buffers[0]]):
+        raise TypeError(f"locked takes buffers one by one, not a {type(buffers[0]).__name__} of them: locked(*buffers)")
     with ExitStack() as stack:
         yield tuple([
             stack.enter_context(lock(each, device=device, read_only=read_only, coherent=coherent)) for each in buffers

@@ -33,6 +33,7 @@ from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
 from collections import deque
 from contextlib import suppress
 
+from pinning.arguments import integer, said
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.lifecycle import Living, Part, at_exit, in_child
 
@@ -148,12 +149,20 @@ cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
         return PyNumber_Index(value)
     except OverflowError:
         raise InvalidRangeError(f"{what} {value} is not in [0, 2**64)") from None
+    except TypeError:
+        raise no_word(value, what) from None
+
+
+cdef object no_word(object value, str what):
+    return TypeError(f"{what} is {said(value)}; a map takes integers, and buffers are for pinning.lock and pinning.is_locked")
 
 
 cdef Wish wish(object read_only, object coherent) except *:
     cdef Wish made
+    if read_only is not None and read_only is not True and read_only is not False:
+        raise TypeError(f"read_only is {said(read_only)}; it must be True, False, or None where the buffer says it")
     if coherent is not None and coherent is not True and coherent is not False:
-        raise TypeError(f"coherent is {coherent!r}; it must be True, False, or None where it makes no difference")
+        raise TypeError(f"coherent is {said(coherent)}; it must be True, False, or None where it makes no difference")
     made.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
     made.grain = Grain.unknown if coherent is None else Grain.fine if coherent else Grain.coarse
     return made
@@ -203,7 +212,8 @@ cdef class PinnedMap:
     def __cinit__(self, device, *, bint shared=False):
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
             if not callable(getattr(device, method, None)):
-                raise TypeError(f"a device needs a method {method}; {device!r} has none")
+                raise TypeError(f"a device needs a method {method}, which {said(device)} has not; pinning.device finds "
+                                "one by its name")
         self.device = device
         self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
         coherence = getattr(device, "coherence", ())
@@ -285,7 +295,7 @@ cdef class PinnedMap:
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
-        cdef uint64_t each = 0 if piece is None else word(piece, "piece")
+        cdef uint64_t each = 0 if piece is None else word(integer(piece, "piece"), "piece")
         cdef Wish wanted = wish(read_only, coherent)
         self.check_open()
         cdef optional[CHold] held = self.map.try_lock(first, count, wanted.grain)
@@ -589,6 +599,10 @@ cdef class PinnedMap:
             count = PyNumber_Index(size)
         except OverflowError:
             return None
+        except TypeError:
+            word(ptr, "address")
+            word(size, "size")
+            raise
         cdef optional[CRegion] found = self.map.find(first, count)
         return wrap(dereference(found), self.device) if found.has_value() else None
 
@@ -623,9 +637,7 @@ cdef class PinnedMap:
         except OverflowError:
             return False
         except TypeError:
-            raise TypeError(
-                f"a map is asked for addresses, not for a {type(ptr).__name__}; pinning.is_locked takes buffers"
-            ) from None
+            raise no_word(ptr, "address") from None
         return self.map.find(at, 1).has_value()
 
     def __len__(self):

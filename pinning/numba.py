@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pinning.devices import device as device_of_name
-from pinning.errors import LockLimitError, VendorError
 from pinning.locks import lock
 from pinning.memory import Context, alloc
 from pinning.plugin import MemoryKind
@@ -34,7 +33,6 @@ except ImportError as error:
     ) from error
 
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY: its work comes after, and before, that of all streams that Numba makes
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _LARGEST_WHOLE = 1 << 30
 
 
@@ -136,9 +134,8 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         """Once more after giving back what waits to be freed, where memory is out."""
         try:
             return allocate()
-        except (VendorError, LockLimitError) as error:
-            if isinstance(error, VendorError) and error.code != _OUT_OF_MEMORY:
-                raise
+        except MemoryError:
+            pass
         self.deallocations.clear()
         return allocate()
 

@@ -234,7 +234,7 @@ def test_a_device_of_three_methods_is_enough() -> None:
 
 
 def test_what_is_no_device_is_refused() -> None:
-    with pytest.raises(TypeError, match="data_lock"):
+    with pytest.raises(TypeError, match="7 is no device"):
         pinning.lock(bytearray(10), device=7)
 
 

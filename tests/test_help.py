@@ -59,7 +59,7 @@ def members(owner: type) -> Iterator[tuple[str, object]]:
 def parameters(function: object) -> set[str]:
     """Those that a caller gives, by name; none where there is no signature, as of some of Python's own classes."""
     try:
-        signature = inspect.signature(function)  # type: ignore[arg-type]
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return set()
     return {name for name in signature.parameters if name not in ("self", "cls")}

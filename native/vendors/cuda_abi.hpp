@@ -101,6 +101,7 @@ struct CopyAttributes {
 // CONSTANT(name, value)
 #define PINNING_CUDA_CONSTANTS(CONSTANT)                                \
   CONSTANT(CUDA_ERROR_INVALID_VALUE, 1)                                 \
+  CONSTANT(CUDA_ERROR_OUT_OF_MEMORY, 2)                                 \
   CONSTANT(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
   CONSTANT(CUDA_ERROR_INVALID_HANDLE, 400)                              \
   CONSTANT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)              \

@@ -53,7 +53,7 @@ Driver const& Driver::get() {
 VendorCall Driver::failed(char const* function, int code, std::string advice) const {
   char const* name = nullptr;
   bool const known = cuGetErrorName(code, &name) == 0 && name != nullptr;
-  return {function, code, known ? name : "unknown", std::move(advice)};
+  return {function, code, known ? name : "unknown", std::move(advice), code == CUDA_ERROR_OUT_OF_MEMORY};
 }
 
 Where Driver::enter(Where context) const {

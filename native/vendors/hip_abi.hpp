@@ -55,6 +55,7 @@ namespace pinning::hip {
 
 #define PINNING_HIP_CONSTANTS(CONSTANT)                          \
   CONSTANT(hipErrorInvalidValue, 1)                              \
+  CONSTANT(hipErrorOutOfMemory, 2)                               \
   CONSTANT(hipErrorInvalidDevicePointer, 17)                     \
   CONSTANT(hipErrorInvalidHandle, 400)                           \
   CONSTANT(hipErrorNotFound, 500)                                \

@@ -58,7 +58,7 @@ Runtime const& Runtime::get() {
 VendorCall Runtime::failed(char const* function, int code, std::string advice) const {
   forget_error();  // others ask after their kernels
   char const* const name = hipGetErrorName(code);
-  return {function, code, name != nullptr ? name : "unknown", std::move(advice)};
+  return {function, code, name != nullptr ? name : "unknown", std::move(advice), code == hipErrorOutOfMemory};
 }
 
 Where Runtime::enter(Where device) const {

@@ -43,7 +43,11 @@ class HostDevice : public VendorDevice {
     Allocations one{{0, {size, kind}}};
     auto entry = one.extract(one.begin());
     void* const made = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == MAP_FAILED) throw VendorError(failed_call("mmap", errno, "asked for " + std::to_string(size) + " bytes"));
+    if (made == MAP_FAILED) {
+      auto call = failed_call("mmap", errno, "asked for " + std::to_string(size) + " bytes");
+      call.no_memory = call.code == ENOMEM;
+      throw VendorError(std::move(call));
+    }
     Address const ptr = entry.key() = reinterpret_cast<Address>(made);
     if (kind == MemoryKind::host) {
       try {

@@ -67,7 +67,8 @@ void Runtime::check(char const* function, int code) const {
 VendorCall Runtime::failed(char const* function, int code, std::string advice) const {
   char const* text = nullptr;
   bool const known = hsa_status_string(code, &text) == 0 && text != nullptr;
-  return {function, code, known ? std::string(text, std::strcspn(text, ":")) : "unknown", std::move(advice)};
+  return {function, code, known ? std::string(text, std::strcspn(text, ":")) : "unknown", std::move(advice),
+          code == HSA_STATUS_ERROR_OUT_OF_RESOURCES};
 }
 
 std::optional<int> Runtime::gpu(Handle agent) const noexcept {

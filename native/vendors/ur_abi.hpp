@@ -61,6 +61,9 @@ struct Properties {
 
 // CONSTANT(name, value)
 #define PINNING_UR_CONSTANTS(CONSTANT)                                        \
+  CONSTANT(UR_RESULT_ERROR_OUT_OF_HOST_MEMORY, 38)                            \
+  CONSTANT(UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY, 39)                          \
+  CONSTANT(UR_RESULT_ERROR_OUT_OF_RESOURCES, 40)                              \
   CONSTANT(UR_RESULT_ERROR_UNSUPPORTED_FEATURE, 44)                           \
   CONSTANT(UR_RESULT_ERROR_INVALID_ENUMERATION, 53)                           \
   CONSTANT(UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION, 54)                       \

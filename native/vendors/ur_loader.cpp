@@ -38,7 +38,9 @@ void Loader::check(char const* function, int code, std::string advice) const {
 VendorCall Loader::failed(char const* function, int code, std::string advice) const {
   char name[128] = "";
   urPrintResult(code, name, sizeof name, nullptr);
-  return {function, code, name, std::move(advice)};
+  bool const no_memory = code == UR_RESULT_ERROR_OUT_OF_HOST_MEMORY || code == UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY ||
+                         code == UR_RESULT_ERROR_OUT_OF_RESOURCES;
+  return {function, code, name, std::move(advice), no_memory};
 }
 
 std::vector<void*> Loader::platforms(void* adapter) const {

@@ -19,6 +19,7 @@ from pinning.arena.mapping import PAGE, HugePages, map_memory, up
 from pinning.arena.memory import Memory
 from pinning.arena.ready import Ready
 from pinning.arena.space import ArenaAllocation, Space
+from pinning.arguments import integer, said
 from pinning.devices import default_device, pinned_map, pinned_maps
 from pinning.devices import device as device_of_name
 from pinning.errors import (
@@ -217,7 +218,7 @@ class Arena(Space):
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
         if any(each.stopped for each in list(self._parts)) and not self._ending:
             self._resume()  # Ctrl-C has ended a close that was refused
-        upto = sys.maxsize if nbytes is None else self.part.start + operator.index(nbytes)
+        upto = sys.maxsize if nbytes is None else self.part.start + integer(nbytes, "nbytes")
         for each in list(self._parts):
             if each.start >= upto:
                 break
@@ -243,7 +244,7 @@ class Arena(Space):
             They are not locked for that device.
         """
         self._check()
-        self.wait(ptr + size - self.ptr - self.part.start)
+        self.wait(integer(ptr, "ptr", "an address") + integer(size, "size") - self.ptr - self.part.start)
         if self.devices or device is not None:
             region = pinned_map(self.devices[0] if device is None else device).find(ptr, size)
             if region is not None:
@@ -300,7 +301,7 @@ class Arena(Space):
             What `allocate` has returned.
         """
         if not isinstance(allocation, ArenaAllocation) or allocation.arena is not self:
-            raise InvalidRangeError(f"{allocation!r} is not of {self!r}")
+            raise InvalidRangeError(f"{said(allocation)} is no allocation of {self!r}")
         allocation.free()
 
     def grow(self, nbytes: int) -> None:
@@ -489,7 +490,7 @@ class Arena(Space):
 
 
 def _size(value: int, what: str) -> int:
-    size = operator.index(value)
+    size = integer(value, what)
     if not 1 <= size <= sys.maxsize:
         raise InvalidRangeError(f"{what} is {size}; it must be at least 1 byte and at most {sys.maxsize}")
     return size
@@ -498,8 +499,8 @@ def _size(value: int, what: str) -> int:
 def _devices(given: Device | str | Iterable[Device | str] | None) -> tuple[Device, ...]:
     if given is None:
         return (default_device(),)
-    several = [given] if isinstance(given, (str, Device)) else list(given)
-    found = [device_of_name(each) if isinstance(each, str) else each for each in several]
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    found = [device_of_name(each) for each in several]
     return tuple({each.name: each for each in found}.values())
 
 

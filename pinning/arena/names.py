@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pinning.arena.memory import Segment
+from pinning.arguments import said
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.room import Room, check
 
@@ -29,6 +30,8 @@ def path_of(name: str) -> Path:
     InvalidRangeError
         It is empty, too long, or has a character that no file's name has.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name is {said(name)}; it must be a string")
     if not name or "/" in name or "\0" in name or len(os.fsencode(name)) > _LONGEST:
         raise InvalidRangeError(f"name is {name!r}; it must have 1 to {_LONGEST} bytes, without '/' and NUL")
     return FOLDER / (PREFIX + name)

@@ -14,9 +14,9 @@ from pinning.memory.allocation cimport FREED, Allocation, check_part_unlocked, l
 from pinning.plugin.native cimport CMemoryKind
 from pinning.queues.lane cimport process
 
-import operator
 import os
 
+from pinning.arguments import integer
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
 
 cdef extern from "<pinning/extents.hpp>" namespace "pinning" nogil:
@@ -73,7 +73,7 @@ cdef class Space:
         cdef uint64_t step = CACHE_LINE
         cdef bint in_units = alignment is None and self.grain > 0
         if alignment is not None:
-            aligned = operator.index(alignment)
+            aligned = integer(alignment, "alignment")
             if not (1 <= aligned < 1 << 63) or aligned & (aligned - 1):
                 raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
             step = aligned
@@ -243,7 +243,7 @@ cdef array_of(owner, shape, dtype, offset):
     import numpy
 
     kind = numpy.dtype(dtype)
-    start = operator.index(offset)
+    start = integer(offset, "offset")
     if kind.hasobject:
         raise InvalidRangeError(f"dtype is {kind}; an array of Python objects cannot be in memory that others move")
     if not 0 <= start <= owner.nbytes:

@@ -112,8 +112,7 @@ def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False
     """Memory that others own. `device` is whose it is where that is not known from the address."""
     info = memory_info(ptr) if ptr and not host else None
     on: Any = info.device if info is not None and info.device is not None else device
-    if isinstance(on, str):
-        on = device_of_name(on)
+    on = device_of_name(on)
     if not isinstance(on, MemoryDevice):
         raise PinningError(f"{on.name} has no queues to copy in, so it has no arrays")
     if ptr and not host and info is None and on.name.partition(":")[0] != "host":

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from pinning.arguments import integer, said
 from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
 from pinning.copies.batch_work import BatchWork
 from pinning.copies.costs import costs
@@ -74,6 +75,7 @@ def copy_batch_async(
         The vendor refused. What was submitted before that is over by then.
     """
     _check_engine(engine)
+    _check_counts(dsts, srcs)
     if len(dsts) == 1 and engine != "kernel":
         dst, src, size = _one(dsts, srcs, sizes)
         try:
@@ -172,6 +174,7 @@ def explain_batch(
         How many parts and bytes go which way, and why.
     """
     _check_engine(engine)
+    _check_counts(dsts, srcs)
     if len(dsts) == 1 and engine != "kernel":
         dst, src, size = _one(dsts, srcs, sizes)
         try:
@@ -205,7 +208,6 @@ def _check_engine(engine: Engine) -> None:
 
 def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:
     """Both ends and the size of the only item."""
-    _check_counts(dsts, srcs)
     dst = int(_integers("dsts", dsts)[0]) if isinstance(dsts, numpy.ndarray) else dsts[0]
     src = int(_integers("srcs", srcs)[0]) if isinstance(srcs, numpy.ndarray) else srcs[0]
     if sizes is None or isinstance(sizes, int):
@@ -214,6 +216,9 @@ def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:
 
 
 def _check_counts(dsts: Any, srcs: Any) -> None:
+    for name, ends in (("dsts", dsts), ("srcs", srcs)):
+        if not hasattr(ends, "__len__"):
+            raise TypeError(f"{name} is {said(ends)}; it must be a sequence of ends, or an array of addresses")
     if len(dsts) != len(srcs):
         raise InvalidRangeError(f"there are {len(dsts)} dsts and {len(srcs)} srcs; a batch has one of each for an item")
     if len(dsts) == 0:
@@ -223,7 +228,6 @@ def _check_counts(dsts: Any, srcs: Any) -> None:
 def _batch(dsts: Any, srcs: Any, sizes: Any, queue: object) -> _Batch:
     on = None if queue is None else as_queue(queue)
     preferred = None if on is None else on.device
-    _check_counts(dsts, srcs)
     to, origin = _side("dst", dsts, preferred), _side("src", srcs, preferred)
     of_items = _sizes(sizes, to, origin)
     on = on or _queue_of([_first_device(side) for side in (to, origin)])
@@ -322,7 +326,7 @@ def _blocks(name: str, pool: End, indices: Any, block_bytes: int) -> Addresses:
 
 
 def _positive(number: int, name: str) -> int:
-    if number <= 0:
+    if integer(number, name) <= 0:
         raise InvalidRangeError(f"{name} is {number}; it must be at least 1")
     return number
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 
+from pinning.arguments import integer
 from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
 from pinning.copies.ends import End, end_of
@@ -101,6 +102,8 @@ def copy_2d_async(
     InvalidRangeError
         A pitch is smaller than a row, or an end is too small; otherwise as `copy_async`.
     """
+    width, height = integer(width, "width"), integer(height, "height", "the number of rows")
+    dst_pitch, src_pitch = integer(dst_pitch, "dst_pitch"), integer(src_pitch, "src_pitch")
     for name, pitch in (("dst_pitch", dst_pitch), ("src_pitch", src_pitch)):
         if pitch < width:
             raise InvalidRangeError(f"{name} is {pitch}; rows of {width} bytes need at least that")

@@ -16,6 +16,7 @@ from libcpp.optional cimport optional
 
 from pinning.copies.ends cimport End, resolve_end
 from pinning.copies.work cimport Copy, DirectCopy, DirectFill, count_bytes, way_direct, way_plain
+from pinning.exports cimport kind_of
 from pinning.locks cimport map_of
 from pinning.map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
@@ -24,8 +25,9 @@ from pinning.plugin.native cimport Grain
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter
 
-from numbers import Integral, Real
+from numbers import Integral
 
+from pinning.arguments import integer, said
 from pinning.copies.copy import copy_planned
 from pinning.copies.costs import costs
 from pinning.copies.plan import Path, plan, too_small
@@ -252,8 +254,8 @@ cdef bytes pattern_of(object value):
         if not 0 <= value <= 255:
             raise InvalidRangeError(f"the value {value} is no byte; it must lie between 0 and 255, or be given as bytes")
         return bytes((value,))
-    if isinstance(value, Real):
-        raise TypeError(f"{value!r} is no byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat")
+    if not kind_of(value).buffer:
+        raise TypeError(f"{said(value)} is no byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat")
     pattern = bytes(value)
     if len(pattern) not in (1, 2, 4):
         raise InvalidRangeError(f"the value has {len(pattern)} bytes; it must have 1, 2 or 4")
@@ -271,6 +273,8 @@ cdef uint64_t size_between(End to, End origin, object nbytes) except 0:
         if to.bytes and origin.bytes and to.bytes != origin.bytes:
             raise InvalidRangeError(f"dst has {to.bytes} bytes and src {origin.bytes}; give nbytes to copy a part")
         return least
+    if type(nbytes) is not int:
+        nbytes = integer(nbytes, "nbytes")
     if nbytes <= 0 or (least and nbytes > least) or nbytes >= 1 << 63:
         raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 1 and {least or 'the size'}")
     cdef uint64_t size = nbytes

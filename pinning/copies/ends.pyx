@@ -32,6 +32,7 @@ cdef list answering = []  # devices with memory, one of each plugin: it answers 
 cdef dict DLPACK_DEVICES = {2: "cuda", 10: "hip", 13: "cuda"}
 cdef object HOST = MemoryKind.HOST
 cdef object TOP = 1 << 64
+cdef object FIRST = 4096  # nothing is mapped below
 
 
 @cython.final
@@ -200,7 +201,7 @@ cdef object checked(ptr, size):
 
 
 cdef End at_address(address, object preferred, size=0):
-    if not (0 < address and address + size <= TOP):
+    if not (FIRST <= address and address + size <= TOP):
         raise InvalidRangeError(f"{address:#x} is no address of {f'{size} bytes' if size else 'memory'}")
     cdef uint64_t ptr = address
     cdef Allocation allocation = lookup(ptr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pinning.arguments import integer
 from pinning.copies.ends import end_of
 from pinning.devices import HOST
 from pinning.errors import InvalidRangeError
@@ -109,7 +110,7 @@ def is_host(device: Device | None) -> bool:
 
 
 def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> int:
-    there = file.nbytes
+    there, offset = file.nbytes, integer(offset, "offset")
     if not 0 <= offset < there:
         raise InvalidRangeError(
             f"offset is {offset}; {file.path!r} has {there} bytes, and it must be that of one of them"
@@ -122,7 +123,7 @@ def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> 
             )
         return there - offset
     most = there - offset if room is None else min(there - offset, room)
-    if not 0 < nbytes <= most:
+    if not 0 < integer(nbytes, "nbytes") <= most:
         raise InvalidRangeError(
             f"nbytes is {nbytes}; it must lie between 1 and {most}, which is what {file.path!r} from byte {offset} on "
             f"{'and dst have' if room is not None else 'has'}"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from pinning.arguments import said
 from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
 from pinning.errors import FileError, InvalidRangeError, LayoutError
@@ -64,6 +65,8 @@ def save_file(
     target = _target(path)
     if metadata is not None and not all(isinstance(each, str) for pair in metadata.items() for each in pair):
         raise TypeError("metadata must be a mapping of strings to strings")
+    if not hasattr(tensors, "items"):
+        raise TypeError(f"tensors is {said(tensors)}; it must be a dict of names and tensors")
     sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
     written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")

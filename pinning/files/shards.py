@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from pinning.arguments import said
 from pinning.errors import FileError, FileFormatError
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -39,6 +40,8 @@ def find_shards(path: AnyPaths) -> list[Shard]:
     """
     if isinstance(path, (str, bytes, os.PathLike)):
         return _found(Path(os.fsdecode(path)))
+    if not isinstance(path, Iterable):
+        raise TypeError(f"path is {said(path)}; it must be a path, or several")
     paths: Iterable[Any] = path
     shards = [shard for each in paths for shard in _found(Path(os.fsdecode(each)))]
     if not shards:

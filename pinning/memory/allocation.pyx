@@ -7,7 +7,6 @@ All that changes here changes in C while the GIL is held, in steps between which
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.number cimport PyNumber_Index
 from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from libc.stdint cimport uint64_t
@@ -30,6 +29,7 @@ from contextlib import suppress
 from weakref import ref
 
 from pinning import devices
+from pinning.arguments import integer, said
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.lifecycle import Part, at_exit, in_child, later
 from pinning.plugin import MemoryKind
@@ -73,20 +73,22 @@ cdef object kind_of(CMemoryKind kind):
 
 
 cdef CMemoryKind number_of(object kind) except *:
+    return <CMemoryKind><int>NUMBERS[kind_named(kind)]
+
+
+def kind_named(kind):
+    """The kind that is given by itself or by its value, such as ``"host"``. Raises ValueError."""
     try:
-        return <CMemoryKind><int>NUMBERS[MemoryKind(kind)]
+        return MemoryKind(kind)
     except ValueError:
         raise ValueError(
-            f"kind is {kind!r}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device is named "
+            f"kind is {said(kind)}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device is named "
             "by device="
         ) from None
 
 
 cdef uint64_t size_of(object nbytes) except 0:
-    try:
-        size = PyNumber_Index(nbytes)
-    except TypeError:
-        raise TypeError(f"nbytes is {nbytes!r}; it must be an integer, the number of bytes") from None
+    size = nbytes if type(nbytes) is int else integer(nbytes, "nbytes")
     if not 1 <= size <= LARGEST:
         raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {LARGEST}")
     return size

@@ -26,8 +26,7 @@ from pinning.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
 from pinning.queues.lane cimport process
 
-import operator
-
+from pinning.arguments import integer
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.plugin import MemoryKind, WriteCombiningDevice
@@ -128,7 +127,7 @@ cdef class Backing:
             As for `pinning.alloc`.
         """
         cdef uint64_t size = size_of(nbytes)
-        aligned = ALIGNED if alignment is None else operator.index(alignment)
+        aligned = ALIGNED if alignment is None else integer(alignment, "alignment")
         if aligned < 1 or aligned & (aligned - 1):
             raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
         size_of(size + aligned)

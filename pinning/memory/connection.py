@@ -42,7 +42,7 @@ def memory_connection(memory: Place, user: Place) -> MemoryConnection:
 
 def _member(place: Place) -> Device:
     device, context = place if isinstance(place, tuple) else (place, None)
-    name = device if isinstance(device, str) else device.name
+    name = device if isinstance(device, str) else device_of_name(device).name
     if context is not None and name.partition(":")[0] != HOST:
         return context.member(device)
-    return device_of_name(device) if isinstance(device, str) else device
+    return device_of_name(device)

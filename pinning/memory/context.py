@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+from pinning.arguments import integer
 from pinning.belongings import One
 from pinning.devices import default_memory_device
 from pinning.devices import device as device_of_name
@@ -42,7 +42,7 @@ class Context(Backing):
     """
 
     def __init__(self, devices: Device | str | Iterable[Device | str]) -> None:
-        given = [devices] if isinstance(devices, (str, Device)) else list(devices)
+        given = devices if isinstance(devices, Iterable) and not isinstance(devices, str) else [devices]
         found = tuple(_memory_device(each) for each in given)
         if not found:
             raise PinningError("a context needs a device; pinning.devices() has those present")
@@ -97,7 +97,7 @@ class Context(Backing):
         PinningError
             It is not in this context.
         """
-        name = device if isinstance(device, str) else device.name
+        name = device if isinstance(device, str) else device_of_name(device).name
         wanted = name if ":" in name else f"{name}:0"
         for each in self.devices:
             if each is device or (isinstance(device, str) and each.name == wanted):
@@ -130,7 +130,7 @@ def alloc(
     nbytes: int,
     kind: MemoryKind = MemoryKind.DEVICE,
     *,
-    context: Context | None = None,
+    context: Context | Device | str | None = None,
     device: Device | str | None = None,
     alignment: int | None = None,
     write_combined: bool = False,
@@ -144,8 +144,8 @@ def alloc(
     kind : MemoryKind
         HOST: pinned memory of the host, which all devices of the context reach. DEVICE: memory of one device. SHARED:
         moves between the host and the devices as it is used.
-    context : Context, optional
-        Who owns it; by default the context of `device` alone.
+    context : Context, or Device or str, optional
+        Who owns it: the default context of a device, where that is given; of `device` where nothing is.
     device : Device or str, optional
         Where, such as ``"cuda:0"``; by default the first of `context`, or else the first that is not the host.
     alignment : int, optional
@@ -167,11 +167,13 @@ def alloc(
         The device is not in the context, or has no such memory; or the context is closed.
     PluginUnavailableError
         There is no such device.
+    MemoryError
+        There is no room: `OutOfMemoryError` of the vendor, `LockLimitError` where HOST memory cannot be locked.
     VendorError
-        The vendor refused, perhaps for want of memory.
+        The vendor refused for another reason.
     """
-    if context is None:
-        context = default_context(device)
+    if not isinstance(context, Context):
+        context = default_context(device if context is None else context)
     return context.alloc(nbytes, kind, device=device, alignment=alignment, write_combined=write_combined)
 
 
@@ -193,7 +195,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
     if isinstance(memory, Allocation):
         found = memory
     else:
-        ptr = operator.index(memory)
+        ptr = integer(memory, "memory", "the address of an allocation, or else an Allocation")
         there = find(ptr, context.devices if context else ())
         if there is None:
             raise InvalidRangeError(f"{ptr:#x} is no memory that is allocated here; was it freed already?")
@@ -207,7 +209,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
 
 def default_context(device: Device | str | None = None) -> Context:
     """The context of one device alone, the same each time; of the default device when None."""
-    found = default_memory_device() if device is None else device_of_name(device) if isinstance(device, str) else device
+    found = default_memory_device() if device is None else device_of_name(device)
     return _default_contexts.of(found)
 
 
@@ -215,7 +217,7 @@ _default_contexts = One(Context)
 
 
 def _memory_device(device: Device | str) -> MemoryDevice:
-    found = device_of_name(device) if isinstance(device, str) else device
+    found = device_of_name(device)
     if not isinstance(found, MemoryDevice):
         raise PinningError(f"the plugin of {found.name} locks memory and allocates none")
     return found

@@ -10,10 +10,12 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from pinning.arguments import said
 from pinning.belongings import One
 from pinning.errors import PinningError
 from pinning.lifecycle import later
 from pinning.memory import Allocation, Context, default_context
+from pinning.memory.allocation import kind_named
 from pinning.plugin import Device, MemoryKind
 from pinning.pools.store import Store
 from pinning.queues import Event
@@ -119,8 +121,12 @@ def alloc_in(
     PinningError
         The kind is not the pool's.
     """
+    if kind is not None and not isinstance(kind, MemoryKind):
+        kind = kind_named(kind)
     if pool is None:
         pool = default_pool(queue.device, MemoryKind.DEVICE if kind is None else kind)
+    elif not isinstance(pool, Pool):
+        raise TypeError(f"pool is {said(pool)}; it must be a pinning.Pool")
     elif kind is not None and kind is not pool.kind:
         raise PinningError(f"{pool!r} has no memory of another kind, such as {kind}")
     return pool.alloc(queue, nbytes, wait_for)

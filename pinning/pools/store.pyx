@@ -21,8 +21,8 @@ from pinning.queues.lane cimport Lane, Work, process
 from pinning.queues.order cimport Line
 from pinning.queues.submitter cimport Submitter, events_of
 
-import operator
 
+from pinning.arguments import integer, said
 from pinning.errors import (
     InvalidRangeError,
     PinningError,
@@ -124,7 +124,8 @@ def free_in(Submitter queue not None, given, wait_for):
         A buffer of its bytes is out.
     """
     if not isinstance(given, PoolAllocation):
-        raise InvalidRangeError(f"{given!r} was not allocated in a queue: use its free(), once its work is over")
+        raise InvalidRangeError(f"{given if isinstance(given, Allocation) else said(given)} was not allocated in a queue: "
+                                "use its free(), once its work is over")
     cdef PoolAllocation allocation = given
     if allocation.error is not None:
         return Event.over(queue, allocation.error)
@@ -218,7 +219,7 @@ cdef class Store:
 
     # ---- allocating ----
 
-    def alloc(self, Submitter queue not None, nbytes, wait_for=()):
+    def alloc(self, queue, nbytes, wait_for=()):
         """Allocate in a queue; see `Queue.alloc`.
 
         Parameters
@@ -228,32 +229,35 @@ cdef class Store:
         nbytes, wait_for
             As for `Queue.alloc`, which also says what is returned.
         """
+        if not isinstance(queue, Submitter):
+            raise TypeError(f"queue is {said(queue)}; a pool allocates in the order of a pinning.Queue")
+        cdef Submitter on = queue
         cdef uint64_t size = size_of(nbytes)
         cdef tuple events = events_of(wait_for)
-        queue.check()
+        on.check()
         self.present()
         cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
         cdef tuple devices = self.context.devices
         cdef size_t place = 0
         cdef Before before
         cdef Event event
-        if queue.device is not devices[0]:
-            place = devices.index(self.context.member(queue.device))
+        if on.device is not devices[0]:
+            place = devices.index(self.context.member(on.device))
             if self.number == CMemoryKind.host:
                 place = 0
         cdef PoolAllocation allocation = PoolAllocation.__new__(PoolAllocation)
-        add_history(before, queue, events)
+        add_history(before, on, events)
         allocation.blocks = self.places[place]
         allocation.block = self.take(place, length, before)
         if allocation.block is NULL:
-            return self.refused(allocation, queue, devices[place], size, length)
+            return self.refused(allocation, on, devices[place], size, length)
         cdef Segment* segment = allocation.block.segment
-        allocation.queue = queue
+        allocation.queue = on
         try:
             allocation.begin(allocation.block.start,
                              allocation.block.start - segment.base + segment.device_base,
                              size, self.number, self.context, devices[place], self)
-            event = self.order(queue, allocation, events)
+            event = self.order(on, allocation, events)
         except BaseException:
             self.put(allocation)
             raise
@@ -508,7 +512,7 @@ cdef class Store:
 
 
 cdef object bytes_of(nbytes, str name):
-    number = operator.index(nbytes)
+    number = integer(nbytes, name)
     if number < 0:
         raise InvalidRangeError(f"{name} is {number}; it cannot be negative")
     return number

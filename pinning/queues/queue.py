@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from weakref import WeakValueDictionary, ref
 
 from pinning import devices
+from pinning.arguments import said
 from pinning.belongings import belongings
 from pinning.errors import PinningError
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
@@ -170,7 +171,7 @@ class Queue(Submitter):
             What must be over before.
         """
         if not callable(function):
-            raise TypeError(f"a queue calls functions, and {function!r} is none")
+            raise TypeError(f"a queue calls functions, and {said(function)} is none")
         event = Event()
         turn = Turn(function, event)
 
@@ -223,9 +224,7 @@ def as_queue(queue: object, device: Device | str | None = None) -> Queue:
 
 
 def _memory_device(device: Device | str | None) -> MemoryDevice:
-    on: Any = device
-    if device is None or isinstance(device, str):
-        on = devices.default_memory_device() if device is None else devices.device(device)
+    on: Any = devices.default_memory_device() if device is None else devices.device(device)
     if not callable(getattr(on, "make_queue", None)):
         raise PinningError(f"{getattr(on, 'name', on)} has no queues; its plugin offers locks only")
     return on  # type: ignore[no-any-return]
@@ -234,7 +233,7 @@ def _memory_device(device: Device | str | None) -> MemoryDevice:
 def _handle_of(stream: object) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if not callable(protocol):
-        raise TypeError(f"{stream!r} is no queue: neither a pinning.Queue nor an object with __cuda_stream__")
+        raise TypeError(f"{said(stream)} is no queue: neither a pinning.Queue nor an object with __cuda_stream__")
     version, handle = protocol()
     if version != 0:
         raise PinningError(f"{stream!r} speaks version {version} of __cuda_stream__; known is version 0")

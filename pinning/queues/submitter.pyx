@@ -9,6 +9,7 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, NONE, check_process, process
 from pinning.queues.order cimport Line, covers, history_of, merged
 
+from pinning.arguments import said
 from pinning.errors import PinningError
 from pinning.lifecycle import Part, at_exit
 from pinning.queues import pending
@@ -32,7 +33,12 @@ at_exit(Part.QUEUES, _end)
 cdef tuple events_of(object wait_for):
     if type(wait_for) is tuple:
         return <tuple>wait_for
-    return (wait_for,) if isinstance(wait_for, Event) else tuple(wait_for)
+    if isinstance(wait_for, Event):
+        return (wait_for,)
+    try:
+        return tuple(wait_for)
+    except TypeError:
+        raise TypeError(f"wait_for is {said(wait_for)}; it must be an event or several") from None
 
 
 cdef class Submitter:
@@ -165,7 +171,7 @@ cdef class Submitter:
         cdef Event wait
         for each in waits:
             if not isinstance(each, Event):
-                raise TypeError(f"wait_for takes a list of events, not one with {each!r} in it")
+                raise TypeError(f"wait_for takes a list of events, not one with {said(each)} in it")
             wait = each
             if not wait.settled and wait.known_over():
                 wait._ask(block=False)

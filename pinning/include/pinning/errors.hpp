@@ -83,12 +83,14 @@ class AlreadyPinned : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A vendor's call that failed: its function, the code and the vendor's name of it, and what helps, if that is known.
+/// A vendor's call that failed: its function, the code and the vendor's name of it, what helps, if that is known, and
+/// whether what it lacked was memory.
 struct VendorCall {
   std::string function;
   long long code;
   std::string name;
   std::string advice;
+  bool no_memory = false;
 
   std::string text() const {
     return function + " failed: " + name + " (" + std::to_string(code) + ")" + (advice.empty() ? "" : "; " + advice);

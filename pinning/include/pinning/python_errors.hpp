@@ -99,7 +99,7 @@ inline void raise_in_python() {
   } catch (VendorAlreadyPinned const& error) {
     raise_vendor("AlreadyPinnedError", error.call);
   } catch (VendorError const& error) {
-    raise_vendor("VendorError", error.call);
+    raise_vendor(error.call.no_memory ? "OutOfMemoryError" : "VendorError", error.call);
   } catch (LockLimit const& error) {
     raise("LockLimitError", error.what());
   } catch (Unavailable const& error) {

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are wrong in plausible ways: each is refused with the value and the way out, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+import pytest
+
+import pinning
+from pinning import Arena, Context, InvalidRangeError, MemoryKind, OutOfMemoryError, Pool, Queue, VendorError
+
+A, B = numpy.ones(512), numpy.zeros(512)
+HOST = pinning.device("host")
+
+CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
+    # A device, or several buffers, where the size goes.
+    (lambda: pinning.lock(A, "cuda:0"), InvalidRangeError, "size is 'cuda:0'.* device="),
+    (lambda: pinning.lock(A, B), InvalidRangeError, "size is a ndarray.* pinning.locked"),
+    (lambda: pinning.lock_async(A, "host"), InvalidRangeError, "size is 'host'.* device="),
+    (lambda: pinning.locked([A, B]).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
+    (lambda: pinning.locked((A, B)).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
+    # What is no device.
+    *(
+        (call, TypeError, "0 is no device; give a name")
+        for call in (
+            lambda: pinning.device(0),
+            lambda: pinning.lock(A, device=0),
+            lambda: pinning.unlock(A, device=0),
+            lambda: pinning.is_locked(A, device=0),
+            lambda: pinning.regions(0),
+            lambda: pinning.pinned_map(0),
+            lambda: pinning.memory_connection(0, 0),
+            lambda: Context(0),
+            lambda: Context([0]),
+            lambda: Pool(0),
+            lambda: Queue(0),
+            lambda: Arena(4096, devices=0),
+            lambda: Arena(4096, devices=["host", 0]),
+        )
+    ),
+    # What is no number of bytes.
+    (lambda: pinning.alloc("1GB"), TypeError, "nbytes is '1GB'; it must be an integer"),
+    (lambda: pinning.alloc(4096.0), TypeError, "nbytes is 4096.0; it must be an integer"),
+    (lambda: pinning.alloc(4096, alignment="16"), TypeError, "alignment is '16'"),
+    (lambda: Arena("1GB"), TypeError, "nbytes is '1GB'"),
+    (lambda: Arena(4096, unit="x"), TypeError, "unit is 'x'"),
+    (lambda: Arena(4096, name=5), TypeError, "name is 5; it must be a string"),
+    (lambda: Pool("host", maximum_size="x"), TypeError, "maximum_size is 'x'"),
+    (lambda: pinning.lock(A, piece=1.5), TypeError, "piece is 1.5"),
+    (lambda: pinning.lock(A, unit="x"), TypeError, "unit is 'x'"),
+    (lambda: pinning.lock(A, stall_ms="x"), TypeError, "stall_ms is 'x'"),
+    (lambda: pinning.is_locked(8192, 1.5), TypeError, "size is 1.5"),
+    (lambda: pinning.copy(A, B, 8.0), TypeError, "nbytes is 8.0; it must be an integer"),
+    (lambda: pinning.copy_2d_async(A, "64", B, 64, 64, 1), TypeError, "dst_pitch is '64'"),
+    (lambda: pinning.copy_blocks(A, [0], B, [0], "64"), TypeError, "block_bytes is '64'"),
+    (lambda: pinning.copy_file(A, __file__, "x"), TypeError, "offset is 'x'"),
+    # What is no yes or no.
+    (lambda: pinning.lock(A, coherent="yes"), TypeError, "coherent is 'yes'"),
+    (lambda: pinning.lock(A, read_only="no"), TypeError, "read_only is 'no'"),
+    (lambda: pinning.lock(A, progress=5), TypeError, "progress is 5"),
+    # A buffer where an address goes, and the other way round.
+    (lambda: A in pinning.pinned_map("host"), TypeError, "pinning.is_locked"),
+    (lambda: pinning.pinned_map("host").lock(A, 8), TypeError, "address is a ndarray"),
+    (lambda: pinning.pinned_map("host").find(A), TypeError, "address is a ndarray"),
+    (lambda: pinning.free(A), TypeError, "memory is a ndarray"),
+    (lambda: pinning.copy(A, 5), InvalidRangeError, "0x5 is no address"),
+    (lambda: pinning.fill(A, 1.5), TypeError, "1.5 is no byte"),
+    (lambda: pinning.fill(A, "1"), TypeError, "'1' is no byte"),
+    # Queues, events, pools.
+    (lambda: Queue("host").alloc(4096, "x"), ValueError, "kind is 'x'"),
+    (lambda: Queue("host").alloc(4096, pool="x"), TypeError, "pool is 'x'"),
+    (lambda: Queue("host").alloc(4096, wait_for=5), TypeError, "wait_for is 5"),
+    (lambda: Queue("host").free(A), InvalidRangeError, "a ndarray was not allocated in a queue"),
+    (lambda: Pool("host").alloc(A, 4096), TypeError, "queue is a ndarray"),
+    (lambda: pinning.copy(A, B, queue=A), TypeError, "a ndarray is no queue"),
+    (lambda: pinning.copy_batch(None, [B]), TypeError, "dsts is None"),
+    (lambda: pinning.load_file(5), TypeError, "path is 5"),
+    (lambda: pinning.save_file(5, "x"), TypeError, "tensors is 5"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_a_wrong_call_is_refused_with_the_way_out(number: int) -> None:
+    call, error, text = CALLS[number]
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert len(str(caught.value)) < 400
+    assert not pinning.is_locked(A)
+
+
+def test_names_do_wherever_a_device_does() -> None:
+    name = HOST.name
+    assert pinning.device(HOST) is HOST
+    assert pinning.memory_connection(name, name) == pinning.memory_connection(HOST, HOST)
+    with pinning.alloc(4096, MemoryKind.HOST, context=name) as one, pinning.alloc(4096, "host", context=HOST) as other:
+        assert one.context is other.context
+        assert one.kind is other.kind is MemoryKind.HOST
+
+
+def test_no_memory_is_one_error() -> None:
+    with pytest.raises(MemoryError) as caught:
+        pinning.alloc(1 << 60, MemoryKind.HOST, device="host")
+    assert isinstance(caught.value, OutOfMemoryError)
+    assert isinstance(caught.value, VendorError)
+    assert caught.value.name == "ENOMEM"
