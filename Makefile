@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 # The source tree's packages lack the native modules: only the installed ones are to be found.
 export PYTHONSAFEPATH := 1
 
-.PHONY: demo doctor bench test test-slow test-all lint clean
+.PHONY: demo doctor bench test test-slow test-all lint docs clean
 
 demo: $(VENV)/installed
 	@$(BIN)/pinning demo
@@ -44,6 +44,10 @@ test-all: test test-slow
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+docs: $(VENV)/installed-for-docs
+	@$(BIN)/python -m sphinx -q -W --keep-going docs build/site
+	@echo "See build/site/index.html"
 
 clean:
 	rm -rf $(VENV)
@@ -74,4 +78,9 @@ $(VENV)/installed: $(WHEEL)
 $(VENV)/installed-for-tests: $(VENV)/installed
 	@echo "Installing what the tests need"
 	@$(PIP) install "$$(echo $(WHEEL)/*.whl)[$(TEST_EXTRAS)]"
+	@touch $@
+
+$(VENV)/installed-for-docs: $(VENV)/installed
+	@echo "Installing what makes the site"
+	@$(PIP) install "$$(echo $(WHEEL)/*.whl)[docs]"
 	@touch $@

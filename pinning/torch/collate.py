@@ -26,7 +26,7 @@ class Collate:
 
     The tensors that the loader then yields are pinned, and nobody has copied them: not into shared memory to send them,
     and not into pinned memory. Their memory goes to another batch once the last of them is gone, and the GPUs have done
-    what they had to do by then.
+    what they had to do by then::
 
         collate = pinning.torch.Collate(nbytes=64 << 20, batches=24)
         for batch in DataLoader(dataset, batch_size=256, num_workers=8, collate_fn=collate):

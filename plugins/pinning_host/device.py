@@ -19,6 +19,9 @@ class HostDevice(NativeDevice, AutomaticLocking):
     description = "host memory (mlock)"
     memory_kinds = frozenset(MemoryKind)
 
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.description}>"
+
     def lock_limit(self) -> LockLimit | None:
         """RLIMIT_MEMLOCK, or None for a process that it does not bind."""
         limit = kernel.lock_limit()

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Sphinx makes the site: `make docs`. The reference is what help() says."""
+
+import re
+from importlib.metadata import version as version_of
+
+project = "pinning"
+version = release = version_of("pinning")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
+
+default_role = "py:obj"
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_default_options = {
+    "members": True,
+    "member-order": "groupwise",
+    "inherited-members": "Exception,tuple,Enum,ndarray",
+}
+autodoc_mock_imports = ["cupy", "numba", "torch"]
+autodoc_typehints = "none"
+numpydoc_show_class_members = False
+
+html_theme = "alabaster"
+html_theme_options = {"description": "Lock host memory for devices, once", "page_width": "1100px"}
+html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+
+
+def name_files(app, docname, source):
+    """A link to a file of the repository that is no page of the site becomes its path."""
+    if "/" not in docname:
+        source[0] = re.sub(r"\[([^]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)", r"\1 (`\2`)", source[0])
+
+
+def setup(app):
+    app.connect("source-read", name_files)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages run as they stand, and the site is made without a warning."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+RUN = ("README.md", *(f"docs/{name}.md" for name in ("arena", "arrays", "copies", "files", "memory", "tutorial")))
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_a_page_runs_as_it_stands(page: str, tmp_path: Path) -> None:
+    found = blocks(ROOT / page)
+    assert found
+    program = [sys.executable, "-W", "error", "-c", "\n".join(found)]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    if "LockLimitError" in done.stderr and "RLIMIT_MEMLOCK" in done.stderr:
+        pytest.skip(f"needs to lock more than RLIMIT_MEMLOCK (ulimit -l) allows: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_site_is_made_without_a_warning(tmp_path: Path) -> None:
+    for needed in ("sphinx", "numpydoc", "myst_parser"):
+        if find_spec(needed) is None:
+            pytest.skip("needs Sphinx: pip install 'pinning[docs]'")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "doctrees", DOCS, site]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (site / "reference" / "pinning.html").read_text()
+    assert "event behind it is made when somebody needs it" in reference  # help(pinning.Event)
+    assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in site.glob("*.html")}
