@@ -25,7 +25,7 @@ from pinning.plugin.native cimport Grain
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter
 
-from numbers import Integral
+from numbers import Integral, Real
 
 from pinning.arguments import integer, said
 from pinning.copies.copy import copy_planned
@@ -254,7 +254,7 @@ cdef bytes pattern_of(object value):
         if not 0 <= value <= 255:
             raise InvalidRangeError(f"the value {value} is no byte; it must lie between 0 and 255, or be given as bytes")
         return bytes((value,))
-    if not kind_of(value).buffer:
+    if isinstance(value, Real) or not kind_of(value).buffer:  # NumPy's floats are buffers
         raise TypeError(f"{said(value)} is no byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat")
     pattern = bytes(value)
     if len(pattern) not in (1, 2, 4):
