@@ -89,7 +89,21 @@ def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("pinning", PROJECT["version"])
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == PROJECT["requires-python"]
-    extras = {"cli", "conformance", "cuda", "cuda-core", "dask", "hip", "nixl", "numba", "plot", "ray", "test", "ur"}
+    extras = {
+        "cli",
+        "conformance",
+        "cuda",
+        "cuda-core",
+        "dask",
+        "docs",
+        "hip",
+        "nixl",
+        "numba",
+        "plot",
+        "ray",
+        "test",
+        "ur",
+    }
     assert extras | {"ur-cpu"} == set(metadata.get_all("Provides-Extra", []))
     assert content[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_text()
     assert "Root-Is-Purelib: false" in content[f"{info}/WHEEL"]
