@@ -31,6 +31,7 @@ def test_a_page_runs_as_it_stands(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_site_is_made_without_a_warning(tmp_path: Path) -> None:
     for needed in ("sphinx", "numpydoc", "myst_parser"):
         if find_spec(needed) is None:
