@@ -247,6 +247,17 @@ def test_adopted_queues_record_at_once_and_stay_open(device: FakeMemoryDevice) -
     theirs.close()
 
 
+def test_who_closes_a_queue_closes_what_was_adopted_of_it(device: FakeMemoryDevice) -> None:
+    with Queue(device) as queue:
+        adopted = Queue.adopt(Stream(queue.handle), device)
+        assert adopted is not queue
+        event = adopted.submit(work)
+        device.let_go()
+    assert adopted.closed
+    assert event.done()
+    assert adopted.poll(), "and the vendor is not asked about a handle that it has taken back"
+
+
 def test_a_handle_given_away(device: FakeMemoryDevice) -> None:
     with Queue(device) as queue:
         event = queue.submit(work)

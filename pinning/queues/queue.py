@@ -55,6 +55,7 @@ class Queue(Submitter):
 
     _pools: ClassVar[Pools]  # pinning.pools puts itself here: arrows point from it to the queues
     _adopted: ClassVar[WeakValueDictionary[tuple[int, int], Queue]] = WeakValueDictionary()
+    _given_away = 0  # the handle, once others were told it
 
     def __init__(self, device: Device | str | None = None, order: Order = "in_order") -> None:
         if order not in ("in_order", "out_of_order"):
@@ -106,7 +107,8 @@ class Queue(Submitter):
         An out-of-order queue has several; then it is that of the first. Once somebody has asked, others may submit, and
         so each operation's vendor event is made at once.
         """
-        return self.share()
+        self._given_away = self.share()
+        return self._given_away
 
     @property
     def __cuda_stream__(self) -> Callable[[], tuple[int, int]]:
@@ -182,6 +184,24 @@ class Queue(Submitter):
 
     def __enter__(self) -> Self:
         return self
+
+    def close(self) -> None:
+        """Wait until all work is over, and give the vendor's queue back. Again: nothing. Events stay valid.
+
+        Others' streams that are this queue go with it: what was adopted of them is closed too.
+
+        Raises
+        ------
+        VendorError
+            Work failed, and no event was there to tell. Or the vendor refused to take the queue back; then it is
+            still open, unless the vendor refuses everything, as that of a lost device does.
+        """
+        adopted = self._adopted.get((id(self.device), self._given_away)) if self._given_away else None
+        try:
+            if adopted is not None and adopted is not self:
+                adopted.close()
+        finally:
+            super().close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

@@ -329,14 +329,7 @@ cdef class Submitter:
             raise first
 
     def close(self):
-        """Wait until all work is over, and give the vendor's queue back. Again: nothing. Events stay valid.
-
-        Raises
-        ------
-        VendorError
-            Work failed, and no event was there to tell. Or the vendor refused to take the queue back; then it is
-            still open, unless the vendor refuses everything, as that of a lost device does.
-        """
+        """See `Queue.close`."""
         check_process(self.generation)
         cdef Lane lane
         if self.closed:
