@@ -152,7 +152,7 @@ def breaches_in_page_table_headers(root: Path) -> list[Source]:
 
 def breaches_in_map_headers(root: Path) -> list[Source]:
     folder = root / "pinning" / "include" / "pinning"
-    headers = [path for path in sorted(folder.glob("*.hpp")) if not path.name.startswith(("python_", "gil"))]
+    headers = [path for path in sorted(folder.rglob("*.hpp")) if not path.name.startswith(("python_", "gil"))]
     assert {"pinned_map.hpp", "locker.hpp", "errors.hpp"} <= {path.name for path in headers}
     found = [each for header in headers for each in includes(header, header_folders(root))]
     return [each for each in found if "python" in each[2].lower()]

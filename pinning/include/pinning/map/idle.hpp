@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Regions given up by all that stay registered. A part of pinned_map.hpp, which includes it.
+#pragma once
+
+namespace pinning {
+
+inline bool PinnedMap::give_back_idle(Address start) {
+  Unwatching const afterwards(*this);
+  std::unique_lock guard(mutex_);
+  auto const region = table_.find(start, [](Record const&) {});
+  if (!region || region->start != start || !table_.value(region->id).is_idle()) return false;
+  unlock_last(guard, *region, table_.value(region->id));
+  return true;
+}
+
+/// Instead of the last unlock; false where it is not to be kept.
+inline bool PinnedMap::make_idle(pagetable::Region const& region, Record& record) noexcept {
+  if ((record.flags.load(std::memory_order_relaxed) & Record::kept) == 0 || !budget_.keeps(region.size)) return false;
+  if (record.state.load(std::memory_order_relaxed) != State::locked) return false;
+  if (record.held.load(std::memory_order_relaxed) != region.size) return false;  // it was cut short
+  if (!remember_idle(region.start, record, region.size)) return false;
+  settle_as(record, State::idle);
+  return true;
+}
+
+/// A new serial, so that the holds of before are no holds of who locks it next. False where there is no memory.
+inline bool PinnedMap::remember_idle(Address start, Record& record, std::uint64_t bytes) noexcept {
+  std::uint64_t const serial = budget_.next();
+  try {
+    idle_.emplace(serial, Idle{start, bytes});
+  } catch (std::bad_alloc const&) {
+    return false;
+  }
+  record.serial.store(serial, std::memory_order_release);
+  budget_.enter_idle(bytes);
+  oldest_idle_ = idle_.begin()->first;
+  return true;
+}
+
+inline void PinnedMap::forget_idle(Record const& record) noexcept {
+  auto const found = idle_.find(record.serial.load(std::memory_order_relaxed));
+  if (found == idle_.end()) return;
+  budget_.leave_idle(found->second.bytes);
+  idle_.erase(found);
+  oldest_idle_ = idle_.empty() ? Budget::unlimited : idle_.begin()->first;
+}
+
+/// Has the vendor unlock the region if it is idle, the mutex released meanwhile; false where it is not.
+inline bool PinnedMap::evict(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
+  if (!table_.value(region.id).is_idle()) return false;
+  unlock_last(guard, region, table_.value(region.id));
+  return true;
+}
+
+/// Also where its memory has left meanwhile: then the vendor is still to be told.
+inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t number) noexcept {
+  std::lock_guard const guard(mutex_);
+  auto const found = idle_.find(number);
+  if (found == idle_.end()) return std::nullopt;
+  Address const start = found->second.start;
+  Record& record = table_.value(table_.find(start)->id);
+  forget_idle(record);
+  bool const half = record.state.load(std::memory_order_relaxed) == State::half_unlocked;
+  settle_as(record, State::leaving);
+  return Claim{start, half};
+}
+
+inline std::uint64_t PinnedMap::give_back(Claim claim) {
+  Watcher* const watcher = watcher_;
+  std::vector<Unwatched> unwatched;
+  std::uint64_t bytes = 0;
+  {
+    std::unique_lock guard(mutex_);
+    auto const region = table_.find(claim.start);
+    State const before = claim.half ? State::half_unlocked : State::idle;
+    bytes = unlock_claimed(guard, *region, table_.value(region->id), before, true);
+    unwatched.swap(unwatched_);
+    any_unwatched_.store(false, std::memory_order_release);
+  }
+  for (Unwatched const& each : unwatched) watcher->unwatch(each.start, each.size);  // the map may be gone by now
+  return bytes;
+}
+
+}  // namespace pinning

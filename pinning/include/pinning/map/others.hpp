@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What others have pinned. A part of pinned_map.hpp, which includes it.
+#pragma once
+
+namespace pinning {
+
+inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
+  check(ptr, size);
+  hear_of_all_that_left();
+  Unwatching const afterwards(*this);
+  Watching watching(*this, ptr, size);
+  std::unique_lock guard(mutex_);
+  for (;;) {
+    if (!settle(guard, ptr, size)) continue;
+    auto const first = first_overlapping(ptr, size);
+    if (!first) break;
+    if (!evict(guard, *first)) refuse(ptr, size, *first);
+  }
+  Id const id = enter(ptr, size, 0);
+  watching.becomes(id);
+  publish(id, {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()}, size);
+}
+
+inline void PinnedMap::unregister(Address ptr) {
+  hear_of_what_left();
+  Unwatching const afterwards(*this);
+  std::lock_guard const guard(mutex_);
+  auto region = table_.find(ptr, [](Record const&) {});
+  std::uint8_t const flags = region ? table_.value(region->id).flags.load(std::memory_order_relaxed) : std::uint8_t{0};
+  if ((flags & registered) == 0 || (flags & Record::memory_left) != 0) {
+    throw NotLocked("no registered region holds 0x" + hex(ptr));
+  }
+  Record const& record = table_.value(region->id);
+  std::uint32_t const held = record.references.load(std::memory_order_relaxed);
+  if (held != 0) {
+    throw StillLocked("the registered region " + describe(region->start, region->size) + " is still locked " +
+                      std::to_string(held) + " time(s); unlock it first");
+  }
+  leave(region->start);
+}
+
+inline std::vector<Region> PinnedMap::refresh() {
+  std::vector<Region> gone = regions();
+  std::erase_if(gone, [&](Region const& region) {
+    if (!region.external || region.registered) return true;
+    return locker_.is_pinned(region.start) == Pinned{region.start, region.size, region.device_ptr};
+  });
+  std::lock_guard const guard(mutex_);
+  std::erase_if(gone, [&](Region const& region) { return !drop(region.start, region.serial); });
+  return gone;
+}
+
+/// Where a region of others is in the way that is not the `confirmed` one, asks the vendor for it, the mutex released
+/// meanwhile: it goes, or it is the confirmed one now. False where there was nothing to ask.
+inline bool PinnedMap::confirm(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
+                               std::uint64_t& confirmed) {
+  Record const& record = table_.value(region.id);
+  std::uint64_t const serial = serial_of(region);
+  if (!record.of_others() || serial == confirmed) return false;
+  Pinned const entered{region.start, region.size, record.device_ptr.load(std::memory_order_relaxed)};
+  guard.unlock();
+  bool const still = locker_.is_pinned(region.start) == entered;
+  guard.lock();
+  if (!still) drop(region.start, serial);
+  confirmed = serial;
+  return true;
+}
+
+/// Takes out a region of others, whatever its count; false when it is not there any more.
+inline bool PinnedMap::drop(Address start, std::uint64_t serial) noexcept {
+  auto const region = table_.find(start, [](Record const&) {});
+  if (!region || serial_of(*region) != serial) return false;
+  leave(start);
+  return true;
+}
+
+/// The pinned range of someone else around the start or the end of this one.
+inline std::optional<Pinned> PinnedMap::pinned_by_others(Address ptr, std::uint64_t size) {
+  auto const pinned = locker_.is_pinned(ptr);
+  return pinned ? pinned : locker_.is_pinned(ptr + (size - 1));
+}
+
+}  // namespace pinning

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Why a map refuses a range. A part of pinned_map.hpp, which includes it.
+#pragma once
+
+#include <string>
+
+namespace pinning {
+
+inline void PinnedMap::check(Address ptr, std::uint64_t size) {
+  if (ptr == 0) throw InvalidRange("the null pointer cannot be locked");
+  if (size == 0) throw InvalidRange("the range at 0x" + hex(ptr) + " has 0 bytes; a lock needs at least one");
+  if (ptr + (size - 1) < ptr) {
+    throw InvalidRange("the range of " + std::to_string(size) + " bytes at 0x" + hex(ptr) +
+                       " runs past the top of the address space");
+  }
+}
+
+inline StillLocked PinnedMap::not_fine(Address start, std::uint64_t size, Grain grain) {
+  return StillLocked("the region " + describe(start, size) +
+                     (grain == Grain::coarse
+                          ? " is locked coarse-grained, so that a lock inside it cannot be coherent; unlock it "
+                            "first, or lock with coherent=None"
+                          : " is pinned by someone else, and nobody knows whether it is coherent; lock with "
+                            "coherent=None, or have its owner unpin it first"));
+}
+
+/// For a region around a lock that `count_one_more` would not count.
+inline void PinnedMap::refuse_inside(pagetable::Region const& region) {
+  Record const& record = table_.value(region.id);
+  if (record.state.load(std::memory_order_relaxed) != State::locked) return;
+  if (std::uint64_t const held = record.held.load(std::memory_order_relaxed); held < region.size) {
+    throw StillLocked("the region " + describe(region.start, region.size) + " was cut short, for others hold locks in " +
+                      "the first " + std::to_string(held) + " bytes of it; unlock these first");
+  }
+  if (record.references.load(std::memory_order_relaxed) == most_references) {
+    throw LockLimit("the region " + describe(region.start, region.size) + " has " + std::to_string(most_references) +
+                    " locks, and no more are counted; unlock some that nobody needs");
+  }
+  throw not_fine(region.start, region.size, record.grain.load(std::memory_order_relaxed));
+}
+
+/// Says why the region, which nobody is changing, forbids a lock or a registration of the range.
+inline void PinnedMap::refuse(Address ptr, std::uint64_t size, pagetable::Region const& region) {
+  Record const& record = table_.value(region.id);
+  if (record.state.load(std::memory_order_relaxed) == State::half_unlocked) {
+    throw StillLocked("the region " + describe(region.start, region.size) +
+                      " is half unlocked, because the vendor refused; unlock it again first");
+  }
+  throw PartialOverlap(ptr, size, region.start, region.size, record.of_others() ? By::others : By::us);
+}
+
+}  // namespace pinning

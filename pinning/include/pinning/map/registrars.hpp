@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Others' registrations of what a map locks. A part of pinned_map.hpp, which includes it.
+#pragma once
+
+#include <algorithm>
+
+namespace pinning {
+
+/// Those that are there, and stay meanwhile.
+class PinnedMap::Told {
+ public:
+  explicit Told(PinnedMap& map) {
+    std::lock_guard const guard(map.mutex_);
+    all.reserve(map.registrars_.size());
+    for (auto const& each : map.registrars_) {
+      ++each->uses;
+      all.push_back(each.get());
+    }
+  }
+  ~Told() {
+    for (Registrar* const each : all) --each->uses;
+  }
+  Told(Told const&) = delete;
+
+  std::vector<Registrar*> all;
+};
+
+inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
+  Registrar& added = *registrar;
+  {
+    std::lock_guard const guard(mutex_);
+    registrars_.push_back(std::move(registrar));
+    any_registrars_ = true;
+  }
+  try {
+    Unwatching const afterwards(*this);
+    std::unique_lock guard(mutex_);
+    for (auto const& range : table_.regions()) tell_of(guard, range, added);
+  } catch (...) {
+    try {
+      remove_registrar(added);
+    } catch (std::exception const&) {  // its first error says more
+    }
+    throw;
+  }
+}
+
+inline void PinnedMap::remove_registrar(Registrar& registrar) {
+  std::unique_ptr<Registrar> removed;
+  std::exception_ptr first_error;
+  std::unique_lock guard(mutex_);
+  auto const found = std::find_if(registrars_.begin(), registrars_.end(),
+                                  [&](auto const& each) { return each.get() == &registrar; });
+  if (found == registrars_.end()) return;
+  removed = std::move(*found);
+  registrars_.erase(found);
+  any_registrars_ = !registrars_.empty();
+  for (;;) {
+    std::vector<Registration> known;
+    for (auto& [id, registered] : ends_) {
+      auto& all = registered.registrations;
+      auto const theirs =
+          std::stable_partition(all.begin(), all.end(), [&](auto const& each) { return each.with != &registrar; });
+      known.insert(known.end(), theirs, all.end());
+      all.erase(theirs, all.end());
+    }
+    if (known.empty() && registrar.uses == 0) break;
+    if (known.empty()) {  // by who locks or unlocks just now
+      settled_.wait(guard);
+      continue;
+    }
+    guard.unlock();
+    for (; !known.empty(); known.pop_back()) {
+      try {
+        registrar.remove(known.back().known_as);
+      } catch (...) {
+        if (!first_error) first_error = std::current_exception();
+      }
+      --registrar.uses;
+    }
+    guard.lock();
+  }
+  guard.unlock();
+  if (first_error) std::rethrow_exception(first_error);
+}
+
+/// Tells all registrars of a region that is in transit; `registered` has those that know, also when one of them throws.
+inline void PinnedMap::tell_all(Address start, Registered& registered) {
+  if (!any_registrars_) return;
+  Told const told(*this);
+  for (Registrar* const each : told.all) tell_registrar(*each, start, registered);
+}
+
+/// Tells one of a region of before, if it does not know. The mutex is released meanwhile, and a lock of the region held.
+inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::Region const& range,
+                               Registrar& registrar) {
+  while (!settle(guard, range.start, range.size)) {
+  }
+  auto const region = table_.find(range.start, [](Record const&) {});
+  if (!region || *region != range) return;
+  Record& record = table_.value(region->id);
+  if (is_external(record)) return;
+  auto known = ends_.find(region->id);
+  if (known != ends_.end() && known->second.has(registrar)) return;
+  bool const was_idle = record.state.load(std::memory_order_relaxed) == State::idle;
+  auto const hold = count_one_more(region->start, 1, Grain::unknown, none);
+  if (!hold) return;
+  Registered told{{record.held.load(std::memory_order_relaxed)}, &locker_};
+  guard.unlock();
+  std::exception_ptr refused;
+  try {
+    tell_registrar(registrar, region->start, told);
+  } catch (...) {
+    refused = std::current_exception();
+  }
+  guard.lock();
+  auto const now = table_.find(region->start, [](Record const&) {});
+  if (now && serial_of(*now) == hold->serial && Record::is_shown(record.state.load(std::memory_order_relaxed))) {
+    try {
+      known = ends_.try_emplace(region->id, Registered{told.ends, told.by}).first;
+      auto& all = known->second.registrations;
+      all.insert(all.end(), told.registrations.begin(), told.registrations.end());
+      told.registrations.clear();
+    } catch (std::bad_alloc const&) {
+      refused = std::current_exception();
+    }
+  }
+  guard.unlock();
+  untell_for_good(told.registrations);  // where it has gone meanwhile
+  unlock(*hold, was_idle);
+  guard.lock();
+  if (refused) std::rethrow_exception(refused);
+}
+
+}  // namespace pinning

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// What maps of one vendor share. A part of pinned_map.hpp, which includes it.
+#pragma once
+
+#include <algorithm>
+
+namespace pinning {
+
+/// What a sibling has of a range that is to be entered here.
+struct PinnedMap::Found {
+  enum class What : std::uint8_t { nothing, changing, idle_in_the_way, registered } what = What::nothing;
+  Address start = 0;
+  std::uint64_t size = 0, piece = 0;
+  Grain grain = Grain::unknown;
+  bool idle = false;
+  AllRegistered::node_type registered{};
+};
+
+/// A region that was entered; with what a sibling has registered there, its bounds are those.
+struct PinnedMap::Entered {
+  Id id;
+  Address start;
+  Grain grain = Grain::unknown;
+  AllRegistered::node_type registered{};
+};
+
+/// For a sibling that is about to enter the range, and has claimed that. What it is to share is marked so. Throws what a
+/// lock of the range here would, where the region is in its way.
+inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
+  using What = Found::What;
+  std::lock_guard const guard(mutex_);
+  for (auto const& region : table_.overlapping(ptr, size)) {
+    Record& record = table_.value(region.id);
+    State const state = record.state.load(std::memory_order_relaxed);
+    bool const grows_elsewhere = state == State::growing && !region.contains(ptr, size);
+    if ((record.in_transit() && !grows_elsewhere) || state == State::left) return {.what = What::changing};
+    if (is_external(record)) continue;
+    auto const known = ends_.find(region.id);
+    std::uint64_t const held = known != ends_.end() ? known->second.bytes() : region.size;
+    if (region.start < ptr && ptr - region.start >= held) continue;  // it was cut short before that
+    bool const contained = pagetable::Region{region.start, held, 0}.contains(ptr, size);
+    if (record.is_idle() && !(contained && state == State::idle)) {
+      return {.what = What::idle_in_the_way, .start = region.start};
+    }
+    if (!contained || state == State::half_unlocked) refuse(ptr, size, region);
+    AllRegistered one;
+    Registered& registered = one.try_emplace(Id{}, Registered{{held}, &locker_}).first->second;
+    if (known != ends_.end()) registered = {known->second.ends, known->second.by};
+    record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::shared, std::memory_order_release);
+    return {.what = What::registered,
+            .start = region.start,
+            .size = held,
+            .piece = record.piece.load(std::memory_order_relaxed),
+            .grain = record.grain.load(std::memory_order_relaxed),
+            .idle = state == State::idle,
+            .registered = one.extract(one.begin())};
+  }
+  return {};
+}
+
+/// Whether it shares what is registered from there on.
+inline bool PinnedMap::shares(Address start) {
+  std::lock_guard const guard(mutex_);
+  auto const region = table_.find(start, [](Record const&) {});
+  return region && region->start == start &&
+         (table_.value(region->id).flags.load(std::memory_order_relaxed) & Record::shared) != 0;
+}
+
+/// Waits for what is changing in the range.
+inline void PinnedMap::wait_for_change(Address ptr, std::uint64_t size) {
+  Unwatching const afterwards(*this);
+  std::unique_lock guard(mutex_);
+  settle(guard, ptr, size);
+}
+
+/// `enter` where siblings are; nothing where the caller must begin anew.
+inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address ptr, std::uint64_t size,
+                                                                         std::uint64_t unit, Grain wish,
+                                                                         std::uint64_t& confirmed) {
+  Siblings::Claim claim(*siblings_);
+  for (PinnedMap* const each : claim.maps()) {
+    if (each == this) continue;
+    Found found = each->tell(ptr, size);
+    switch (found.what) {
+      case Found::What::nothing: continue;
+      case Found::What::changing: {
+        Siblings::Visit const visit(claim, *each);
+        each->wait_for_change(ptr, size);
+        return std::nullopt;
+      }
+      case Found::What::idle_in_the_way: {
+        Siblings::Visit const visit(claim, *each);
+        each->give_back_idle(found.start);
+        return std::nullopt;
+      }
+      case Found::What::registered: break;
+    }
+    if (!suits(found.grain, wish)) {
+      if (!found.idle) throw not_fine(found.start, found.size, found.grain);
+      Siblings::Visit const visit(claim, *each);
+      each->give_back_idle(found.start);
+      return std::nullopt;
+    }
+    std::unique_lock guard(mutex_);
+    if (first_overlapping(found.start, found.size)) {
+      claim.end();
+      make_way(guard, ptr, size, found, confirmed);
+      return std::nullopt;
+    }
+    Entered entered{enter(found.start, found.size, found.piece), found.start, found.grain, std::move(found.registered)};
+    table_.value(entered.id).flags.store(Record::shared, std::memory_order_release);
+    guard.unlock();
+    entered.registered.key() = entered.id;
+    if (found.idle) move_over(claim, *each, found.start);
+    return entered;
+  }
+  std::lock_guard const guard(mutex_);
+  if (first_overlapping(ptr, size)) return std::nullopt;
+  return Entered{enter(ptr, size, unit), ptr};
+}
+
+/// What a sibling has idle is this map's now.
+inline void PinnedMap::move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept {
+  try {
+    Siblings::Visit const visit(claim, sibling);
+    sibling.give_back_idle(start);  // which calls no vendor now
+  } catch (std::bad_alloc const&) {  // it is idle there all the same
+  }
+}
+
+/// For what a sibling has around the range, where something here is in its way.
+inline void PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size,
+                                 Found const& found, std::uint64_t& confirmed) {
+  if (!settle(guard, found.start, found.size)) return;
+  auto const first = first_overlapping(found.start, found.size);
+  if (!first || first->contains(ptr, size) || evict(guard, *first) || confirm(guard, *first, confirmed)) return;
+  refuse(found.start, found.size, *first);
+}
+
+/// The lock of a range in what was entered with a sibling's registration.
+inline Hold PinnedMap::share(Entered& entered, Address ptr) {
+  Address const start = entered.start;
+  Registered& registered = entered.registered.mapped();
+  std::uint64_t const size = registered.bytes();
+  try {
+    Watching watching(*this, start, size);
+    Address const device_ptr = device_ptr_of(start, registered);
+    tell_all(start, registered);
+    std::lock_guard const guard(mutex_);
+    watching.becomes(entered.id);
+    if (table_.value(entered.id).has_left()) refuse_left(start, size);
+    ends_.insert(std::move(entered.registered));
+    publish(entered.id, {device_ptr, 1, Record::shared, entered.grain}, size);
+    return hold_of(entered.id, start, ptr);
+  } catch (...) {
+    std::unique_lock guard(mutex_);
+    auto const region = table_.find(start, [](Record const&) {});
+    Record& record = table_.value(entered.id);
+    record.references.store(1, std::memory_order_release);
+    ends_.insert(std::move(entered.registered));
+    settle_as(record, State::leaving);
+    try {
+      unlock_claimed(guard, *region, record, State::half_unlocked, false);
+    } catch (...) {  // it is half unlocked
+      guard.unlock();
+    }
+    throw;
+  }
+}
+
+/// Of what a sibling has registered, as this map's vendor says.
+inline Address PinnedMap::device_ptr_of(Address start, Registered const& registered) {
+  Address device_ptr = 0;
+  std::uint64_t begin = 0;
+  for (std::uint64_t const end : registered.ends) {
+    auto const pinned = locker_.is_pinned(start + begin);
+    if (!pinned || pinned->base != start + begin) {
+      throw AlreadyPinned(describe(start, registered.bytes()) + " is locked for another device, and this one's driver "
+                          "does not know of it; unlock it there first");
+    }
+    if (begin == 0) device_ptr = pinned->device_ptr;
+    if (pinned->device_ptr != device_ptr + begin) throw NotContiguous();
+    begin = end;
+  }
+  return device_ptr;
+}
+
+inline bool PinnedMap::siblings_have(Siblings::Claim& claim, Address start) {
+  auto const& maps = claim.maps();
+  return std::any_of(maps.begin(), maps.end(), [&](PinnedMap* each) { return each != this && each->shares(start); });
+}
+
+/// Whether siblings have a region too that is leaving; else it is shared no more. The mutex is released meanwhile.
+inline bool PinnedMap::siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
+                                     Record& record) {
+  guard.unlock();
+  Siblings::Claim claim(*siblings_);
+  bool const theirs = siblings_have(claim, region.start);
+  guard.lock();
+  if (!theirs) shares_no_more(record);
+  return theirs;
+}
+
+inline void PinnedMap::shares_no_more(Record& record) noexcept {
+  std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
+  record.flags.store(flags & ~Record::shared, std::memory_order_release);
+}
+
+/// Where siblings have a region too that is leaving it goes, with the mutex taken: the vendor call is theirs to make.
+inline bool PinnedMap::leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
+                                         Record& record) {
+  Siblings::Claim claim(*siblings_);
+  bool const theirs = siblings_have(claim, region.start);
+  guard.lock();
+  if (theirs) {
+    leave(region.start);
+  } else {
+    shares_no_more(record);
+    guard.unlock();
+  }
+  return theirs;
+}
+
+}  // namespace pinning

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a region goes. A part of pinned_map.hpp, which includes it.
+#pragma once
+
+namespace pinning {
+
+/// False when no lock of a region with this serial is held there.
+inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) {
+  hear_of_what_left();  // else the vendor might unlock what has come in its place
+  Unwatching const afterwards(*this);
+  std::unique_lock guard(mutex_);
+  for (;;) {
+    auto region = table_.find(ptr, [](Record const&) {});
+    if (!region || !is(*region, serial)) return false;
+    Record& record = table_.value(region->id);
+    std::uint32_t const references = record.references.load(std::memory_order_relaxed);
+    if (record.in_transit() && !(record.is_growing() && references > 1)) {
+      settled_.wait(guard);
+      continue;
+    }
+    if (record.has_left()) {
+      if (record.state.load(std::memory_order_relaxed) == State::left) {
+        undo(guard, *region);
+      } else if (serial == any) {  // the vendor has refused before: asked for by its address, its error is told
+        unlock_last(guard, *region, record);
+        return true;
+      }
+      return false;
+    }
+    if (references == 0 || record.is_idle()) return false;
+    if (keep) mark_kept(record);
+    std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
+    if (references > 1 || (flags & registered) != 0) {
+      record.references.store(references - 1, std::memory_order_release);
+    } else if ((flags & external) != 0) {
+      leave(region->start);
+    } else if ((flags & Record::shared) != 0) {
+      settle_as(record, State::leaving);
+      if (siblings_have(guard, *region, record)) {
+        unlock_claimed(guard, *region, record, State::locked, false);
+        return true;
+      }
+      settle_as(record, record.has_left() ? State::left : State::locked);
+      continue;  // nobody else has it
+    } else if (make_idle(*region, record)) {
+      guard.unlock();
+      if (budget_.has_excess()) budget_.give_back_excess();
+    } else {
+      unlock_last(guard, *region, record);
+    }
+    return true;
+  }
+}
+
+inline bool PinnedMap::try_count_down(Address ptr, std::uint64_t serial, bool keep) {
+  std::unique_lock const guard(mutex_, std::try_to_lock);
+  if (!guard) return false;
+  auto region = table_.find(ptr, [](Record const&) {});
+  if (!region || !is(*region, serial)) return false;
+  Record& record = table_.value(region->id);
+  std::uint32_t const references = record.references.load(std::memory_order_relaxed);
+  if (references == 0 || record.has_left() || record.is_idle()) return false;
+  if (record.in_transit() && !(record.is_growing() && references > 1)) return false;
+  if (keep) mark_kept(record);
+  if (references > 1) {
+    record.references.store(references - 1, std::memory_order_release);
+    return true;
+  }
+  if ((record.flags.load(std::memory_order_relaxed) & Record::shared) != 0) return false;
+  return budget_.has_room_to_keep(region->size) && make_idle(*region, record);
+}
+
+/// The vendor unlocks the region, the mutex released meanwhile.
+inline void PinnedMap::unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
+                                   Record& record) {
+  if (is_external(record)) {
+    leave(region.start);
+    return;
+  }
+  State const before = record.state.load(std::memory_order_relaxed);
+  bool const idle = record.is_idle();
+  forget_idle(record);
+  settle_as(record, State::leaving);
+  unlock_claimed(guard, region, record, before, idle);
+}
+
+/// The same for one that is leaving already; the bytes that are locked no more.
+inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
+                                               Record& record, State before, bool idle) {
+  AllRegistered::node_type kept = ends_.extract(region.id);
+  std::uint64_t const bytes = kept ? kept.mapped().bytes() : region.size;
+  std::size_t const registrations = kept ? kept.mapped().registrations.size() : 0;
+  auto const gone = gone_of(region.start, record);
+  bool const shared = (record.flags.load(std::memory_order_relaxed) & Record::shared) != 0;
+  guard.unlock();
+  try {
+    if (kept) untell(kept.mapped().registrations);
+    if (shared && leave_to_siblings(guard, region, record)) return 0;
+    Budget::Unlocking const unlocking(budget_);
+    try {
+      if (kept) {
+        unlock_pieces(region.start, kept.mapped(), gone);
+      } else {
+        unlock_piece(locker_, region.start, gone);
+      }
+    } catch (...) {
+      if (kept) budget_.give_up(bytes - kept.mapped().bytes());
+      throw;
+    }
+    budget_.give_up(bytes);
+  } catch (...) {
+    guard.lock();
+    std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
+    bool const as_before = left == bytes && !record.has_left() &&
+                           (registrations == 0 || kept.mapped().registrations.size() == registrations);
+    ends_.insert(std::move(kept));
+    if (idle) {
+      if (!as_before) record.references.store(0, std::memory_order_release);
+      remember_idle(region.start, record, left);
+    }
+    settle_as(record, as_before ? before : State::half_unlocked);
+    throw;
+  }
+  guard.lock();
+  leave(region.start);
+  return bytes;
+}
+
+inline void PinnedMap::leave(Address start) noexcept {
+  auto const region = table_.remove(start);
+  starts_.remove(start);
+  Record& record = table_.value(region->id);
+  if ((record.flags.load(std::memory_order_relaxed) & Record::watched) != 0) {
+    try {
+      unwatched_.push_back({start, region->size});
+      any_unwatched_.store(true, std::memory_order_release);
+    } catch (std::bad_alloc const&) {  // it stays watched, for nobody
+    }
+  }
+  if (record.has_left()) gone_.store(gone_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+  if (is_external(record)) budget_.leave_external(region->size);
+  settle_as(record, State::leaving);
+}
+
+inline void PinnedMap::clear(bool wait) {
+  std::exception_ptr first_error;
+  Unwatching const afterwards(*this);
+  std::unique_lock guard(mutex_);
+  for (auto const& range : table_.regions()) {
+    if (wait) {
+      do {
+        end_growth(range.start);
+      } while (!settle(guard, range.start, range.size));
+    }
+    auto region = table_.find(range.start, [](Record const&) {});
+    if (!region || *region != range) continue;
+    Record& record = table_.value(region->id);
+    if (record.in_transit()) continue;
+    try {
+      unlock_last(guard, *region, record);
+    } catch (...) {
+      if (!first_error) first_error = std::current_exception();
+      guard.unlock();  // before this error is destroyed, see `lock`
+      guard.lock();
+    }
+  }
+  if (first_error) std::rethrow_exception(first_error);
+}
+
+inline void PinnedMap::end_growth(Address start) noexcept {
+  auto const region = table_.find(start, [](Record const&) {});
+  if (!region || !table_.value(region->id).is_growing()) return;
+  auto& flags = table_.value(region->id).flags;
+  flags.store(flags.load(std::memory_order_relaxed) | ending, std::memory_order_release);
+}
+
+/// Whether no vendor call is under way in the range, or to be made because memory has left; else sees to that and must
+/// be asked again. A region that grows is one piece nearer to it then; a range that overlaps it otherwise than inside is
+/// refused anyway.
+inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
+  for (auto const& region : table_.overlapping(ptr, size)) {
+    Record const& record = table_.value(region.id);
+    if (record.is_growing() && !region.contains(ptr, size)) continue;
+    if (record.in_transit()) {
+      settled_.wait(guard);
+    } else if (!undo(guard, region)) {
+      continue;
+    }
+    return false;
+  }
+  return true;
+}
+
+inline void PinnedMap::settle_as(Record& record, State state) noexcept {
+  State const before = record.state.load(std::memory_order_relaxed);
+  record.state.store(state, std::memory_order_release);
+  size_.store(size_.load(std::memory_order_relaxed) + Record::is_shown(state) - Record::is_shown(before),
+              std::memory_order_relaxed);
+  settled_.notify_all();
+}
+
+}  // namespace pinning
