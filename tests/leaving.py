@@ -23,7 +23,7 @@ from fake_device import FakeDevice
 from pinning.map import hears_of_calls, watch_problem
 
 SIZE = 16 * mmap.PAGESIZE
-LARGE = 33 << 20  # a block that malloc always maps by itself
+LARGE = 1 << 30  # a block that malloc always maps by itself: no free part of the heap is as large
 READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 FIXED = 0x10

@@ -16,8 +16,9 @@ from installed import ROOT, run
 from test_examples import tool
 
 USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every block has enough
-# What a block is about that other tests run: libraries that are not here, files, and a class that is only begun.
-ELSEWHERE = {"deepspeed", "files", "lmcache", "plugins", "vllm"}
+# What other tests run: blocks of libraries that are not here, of files, of a class that is only begun, and a page whose
+# blocks follow one another.
+ELSEWHERE = {"deepspeed", "files", "lmcache", "plugins", "tutorial", "vllm"}
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

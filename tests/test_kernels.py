@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import locale
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -24,6 +26,15 @@ def generator() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def own_locale() -> Iterator[None]:
+    """The compiler sets the process's, and leaves it so."""
+    before = locale.setlocale(locale.LC_ALL)
+    yield
+    locale.setlocale(locale.LC_ALL, before)
+
+
+@pytest.mark.usefixtures("own_locale")
 def test_the_ptx_is_that_of_its_source() -> None:
     try:
         found = version(COMPILER)
