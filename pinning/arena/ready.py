@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
+from pinning.arena.latch import Latch
 from pinning.arena.memory import Memory
 from pinning.background import PendingLock, lock_unlisted
 from pinning.errors import PinningError
@@ -50,16 +51,16 @@ class Ready:
         self.devices, self.unit, self.cpus, self.huge_pages = tuple(devices), unit, cpus, huge_pages
         self.locked = False
         self.error: BaseException | None = None
-        self.over = threading.Event()
+        self.over = Latch()
         self.stopped = False
-        self._last = threading.Event()  # the last device's turn has come, or none will
+        self._last = Latch()  # the last device's turn has come, or none will
         self._pending: PendingLock | None = None
         self._turn = [None]  # who pops it does the work
 
     def begin(self) -> None:
         """Start a thread for it, unless that has been done. Raises RuntimeError where no thread is to be had."""
         if self._turn:
-            threading.Thread(target=self._run, name="pinning arena", daemon=True).start()
+            _thread.start_new_thread(self._run, ())  # one step; Ctrl-C in Thread.start would keep this for ever
 
     def stop(self) -> None:
         """Have it end soon, unless it has ended. Raises VendorError where the vendor refuses to undo a piece."""
