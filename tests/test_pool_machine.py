@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -78,7 +79,6 @@ class PoolMachine(RuleBasedStateMachine):
         orders=st.lists(st.booleans(), min_size=2, max_size=4),
     )
     def make(self, maximum: int | None, threshold: int | None, orders: list[bool]) -> None:
-        self.watch, pending.watch = pending.watch, lambda lane: None  # so that no thread asks the vendor when it likes
         self.device = DEVICE
         self.context = Context(self.device)
         self.pool = Pool(
@@ -87,6 +87,8 @@ class PoolMachine(RuleBasedStateMachine):
             maximum_size=None if maximum is None else maximum * GRAIN,
         )
         self.lines = [Line(Queue(self.device, "in_order" if ordered else "out_of_order")) for ordered in orders]
+        self.news = news = pending.news  # of which work is left out, so that no thread asks the vendor when it likes
+        pending.news = SimpleNamespace(put=lambda lane: news.put(lane) if lane.retired else None)
         self.held: list[Held] = []
         self.nodes: list[Node] = []  # with an event that is still there
         self.frees: dict[int, list[Node]] = {}  # of each grain
@@ -96,7 +98,7 @@ class PoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
             return
-        pending.watch = self.watch
+        pending.news = self.news
         self.device.fail_no_more()
         self.device.let_go()
         assert self.wrong == []

@@ -236,8 +236,8 @@ cdef class Lane:
         self.kept.push_back(kept)
         Py_INCREF(thing)
         if not self.watched:
+            pending.news.put(self)  # not by a function in Python, which Ctrl-C could end before
             self.watched = True
-            pending.watch(self)
 
     def uses(self, thing):
         """The operations that keep this very object."""

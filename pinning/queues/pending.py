@@ -40,7 +40,8 @@ class Lane(Protocol):
 
 
 _lanes: Living[Lane] = Living()
-_news: SimpleQueue[Lane] = SimpleQueue()  # whose put is safe wherever the garbage collector strikes
+# Lanes that keep something from now on, or are retired. Its put is safe wherever the garbage collector strikes.
+news: SimpleQueue[Lane] = SimpleQueue()
 _thread: threading.Thread | None = None
 _abandoned: list[object] = []
 
@@ -50,7 +51,7 @@ def know(lane: Lane) -> None:
     global _thread
     _lanes.add(lane)
     if _thread is None:
-        _thread = threading.Thread(target=_look_after, args=(_news,), name="pinning queues", daemon=True)
+        _thread = threading.Thread(target=_look_after, args=(news,), name="pinning queues", daemon=True)
         try:
             _thread.start()
         except RuntimeError:
@@ -58,15 +59,10 @@ def know(lane: Lane) -> None:
             raise
 
 
-def watch(lane: Lane) -> None:
-    """The lane keeps something from now on."""
-    _news.put(lane)
-
-
 def retire(lane: Lane) -> None:
     """Nobody can submit to the lane any more."""
     lane.retire()
-    _news.put(lane)
+    news.put(lane)
 
 
 def abandon(parents: object) -> None:
@@ -118,9 +114,9 @@ def _wait_for_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lanes, _news, _thread
-    abandon((list(_lanes), _news))
-    _lanes, _news, _thread = Living(), SimpleQueue(), None
+    global _lanes, news, _thread
+    abandon((list(_lanes), news))
+    _lanes, news, _thread = Living(), SimpleQueue(), None
 
 
 at_exit(Part.QUEUES, _wait_for_all)
