@@ -435,11 +435,14 @@ class Arena(Space):
                 if region.references > (on.device in self.devices and self._holds(region.start - ptr)):
                     raise StillLockedError(f"somebody holds a lock in {self!r}, by {region!r}: unlock that first")
 
-    def _holds(self, offset: int) -> bool:
-        """Whether this arena itself may have locked its byte at an offset, or its first where that is below."""
+    def _holds(self, offset: int) -> int:
+        """The most locks that this arena itself may have of its byte at an offset, or of its first if that is below."""
         at = max(offset, self.part.start)
-        holding = (each for each in self._parts if each.locked or not each.over.is_set())
-        return any(each.start <= at < each.start + each.size for each in holding)
+        for each in self._parts:
+            if each.start <= at < each.start + each.size:
+                # On the way there a piece and the whole may be locked at once; who closes looks again afterwards.
+                return int(each.locked) if each.over.is_set() else sys.maxsize
+        return 0
 
     def _unlock_halves(self) -> None:
         """What the vendor has refused to undo."""
