@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
 import pinning
@@ -24,43 +22,13 @@ from pinning import InvalidRangeError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate  # noqa: E402
+from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
 from pinning.torch import Collate  # noqa: E402
+from torch_samples import Killed, Numbers, Stream  # noqa: E402
 
 MINUTE = 60
 NBYTES, BATCHES = 16 << 10, 8
-
-
-class Numbers(Dataset):  # type: ignore[misc]
-    """Samples of a tensor, an array, a number and a text."""
-
-    def __init__(self, count: int = 40, size: int = 100) -> None:
-        self._count, self._size = count, size
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, at: int) -> Any:
-        return {
-            "tensor": torch.full((self._size,), float(at)),
-            "pair": (numpy.full((2, 3), at), at),
-            "text": str(at),
-        }
-
-
-class Killed(Numbers):
-    """Its worker dies at a sample, by a signal that kills."""
-
-    def __getitem__(self, at: int) -> Any:
-        if at == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(at)
-
-
-class Stream(IterableDataset):  # type: ignore[misc]
-    def __iter__(self) -> Iterator[Any]:
-        return iter(torch.full((10,), float(at)) for at in range(40))
 
 
 @pytest.fixture
