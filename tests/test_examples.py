@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -136,9 +137,10 @@ def test_kv_blocks(package: Installed, tmp_path: Path) -> None:
 
 
 def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:
-    said = package.run("-W", "error", EXAMPLES / "shared_arena.py", "12288", folder=tmp_path).splitlines()
-    assert sorted(line[:33] for line in said[:-1]) == [f"process {rank}: 12288 bytes locked for" for rank in range(4)]
-    assert said[-1] == "the last one out has removed it"
+    said = package.run("-W", "error", EXAMPLES / "shared_arena.py", "12288", folder=tmp_path)
+    # Whole lines are not certain: the processes have one output.
+    assert sorted(re.findall(r"process (\d): 12288 bytes locked for", said)) == ["0", "1", "2", "3"]
+    assert said.splitlines()[-1] == "the last one out has removed it"
 
 
 def test_load_safetensors(package: Installed, tmp_path: Path) -> None:

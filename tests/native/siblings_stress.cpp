@@ -130,7 +130,7 @@ class Device : public pinning::Locker {
 class Book : public pinning::Registrar {
  public:
   explicit Book(Vendor& vendor, std::uint64_t piece = 0, int refuse_after = -1)
-      : refuse_after(refuse_after), vendor_(vendor), piece_(piece) {}
+      : refuse_after(refuse_after), goes(refuse_after >= 0), vendor_(vendor), piece_(piece) {}
   ~Book() override { expect(known_.empty(), "a registrar goes when it knows nothing"); }
 
   std::uint64_t piece() const noexcept override { return piece_; }
@@ -172,7 +172,7 @@ class Book : public pinning::Registrar {
 
   int refuse_after;
   std::atomic<int> refuse_removals = 0, told = 0;
-  std::atomic<bool> goes = false;  // who removes it does not wait for those that unlock
+  std::atomic<bool> goes;  // who removes it, as where it refuses, does not wait for those that unlock
 
  private:
   Vendor& vendor_;
