@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that lock neighbouring ranges by mlock through <pinning/pinning.h>, while others look up and list, and the
-// process forks: c_api_stress [SECONDS] [SEED]
+// Threads that lock neighbouring ranges by mlock through <pinning/pinning.h>, while others look up and list; with a third
+// argument the process also forks: c_api_stress [SECONDS] [SEED] [forks]
 #include <pinning/pinning.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -123,8 +123,11 @@ int main(int count, char** arguments) {
   all.emplace_back([&] { reader(over); });
   auto const end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   long forks = 0;
-  for (; std::chrono::steady_clock::now() < end; ++forks) {
-    fork_once();
+  while (std::chrono::steady_clock::now() < end) {
+    if (count > 3) {
+      fork_once();
+      ++forks;
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   over = true;

@@ -156,8 +156,8 @@ def is_slow(program: str, variant: str) -> bool:
             ("staging_stress", "plain", ["3", "1"]),
             ("staging_stress", "thread", ["6", "2"]),
             ("staging_stress", "address", ["4", "3"]),
-            ("c_api_stress", "plain", ["2", "1"]),
-            ("c_api_stress", "thread", ["3", "2"]),
+            ("c_api_stress", "plain", ["2", "1", "forks"]),
+            ("c_api_stress", "thread", ["3", "2", "forks"]),
             ("c_api_stress", "address", ["2", "3"]),
             ("move_parts", "plain", ["2", "1"]),  # no sanitizer knows its coroutines
             ("out_of_memory", "plain", []),
