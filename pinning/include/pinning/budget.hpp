@@ -131,19 +131,10 @@ class Budget {
     }
   }
   /// Of what was reserved, bytes that are not locked (any more).
-  void give_up(std::uint64_t size) noexcept {
-    locked_ -= size;
-    show();
-  }
+  void give_up(std::uint64_t size) noexcept { change(locked_, &Shown::locked, 0 - size); }
 
-  void enter_external(std::uint64_t size) noexcept {
-    external_ += size;
-    show();
-  }
-  void leave_external(std::uint64_t size) noexcept {
-    external_ -= size;
-    show();
-  }
+  void enter_external(std::uint64_t size) noexcept { change(external_, &Shown::external, size); }
+  void leave_external(std::uint64_t size) noexcept { change(external_, &Shown::external, 0 - size); }
 
   /// Whether a region of this size may be kept idle; `give_back_excess` then makes up for it.
   bool keeps(std::uint64_t size) const noexcept { return size <= idle_limit_; }
@@ -152,14 +143,8 @@ class Budget {
     std::uint64_t const idle = idle_, most = idle_limit_;
     return size <= most && idle <= most - size && fits(locked_, 0);
   }
-  void enter_idle(std::uint64_t size) noexcept {
-    idle_ += size;
-    show();
-  }
-  void leave_idle(std::uint64_t size) noexcept {
-    idle_ -= size;
-    show();
-  }
+  void enter_idle(std::uint64_t size) noexcept { change(idle_, &Shown::idle, size); }
+  void leave_idle(std::uint64_t size) noexcept { change(idle_, &Shown::idle, 0 - size); }
   bool has_excess() const noexcept {
     std::uint64_t const idle = idle_;
     return idle != 0 && (idle > idle_limit_ || !fits(locked_, 0));
@@ -217,18 +202,25 @@ class Budget {
 
   /// Brings what is shown up to date. Of several threads each looks again after its store: the last one has the last word.
   void show() noexcept {
-    if (shown_ != nullptr) {
-      show(shown_->limit, limit_);
-      show(shown_->locked, locked_);
-      show(shown_->idle, idle_);
-      show(shown_->external, external_);
-      show(shown_->idle_limit, idle_limit_);
-    }
+    show(&Shown::limit, limit_);
+    show(&Shown::locked, locked_);
+    show(&Shown::idle, idle_);
+    show(&Shown::external, external_);
+    show(&Shown::idle_limit, idle_limit_);
   }
 
  private:
-  static void show(std::atomic<std::uint64_t>& shown, std::atomic<std::uint64_t> const& figure) noexcept {
-    for (std::uint64_t now = figure; shown != now; now = figure) shown = now;
+  using Figure = std::atomic<std::uint64_t>;
+
+  void show(Figure Shown::*where, Figure const& figure) noexcept {
+    if (shown_ == nullptr) return;
+    for (std::uint64_t now = figure; shown_->*where != now; now = figure) shown_->*where = now;
+  }
+
+  /// `by` is modulo 2^64, so that it may be less than nothing.
+  void change(Figure& figure, Figure Shown::*where, std::uint64_t by) noexcept {
+    figure += by;
+    show(where, figure);
   }
 
   bool fits(std::uint64_t locked, std::uint64_t size) const noexcept {
@@ -244,7 +236,7 @@ class Budget {
     std::uint64_t locked = locked_;
     while (fits(locked, size)) {
       if (locked_.compare_exchange_weak(locked, locked + size)) {
-        show();
+        show(&Shown::locked, locked_);
         return true;
       }
     }
