@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The vendor's calls of a batch.
-#include <numeric>
 #include <pinning/batch.hpp>
 #include <pinning/status_page.hpp>
 
 namespace pinning {
 
 namespace {
-
-std::uint64_t bytes_of(Items const& items) noexcept {
-  if (items.size_step == 0) return items.count * items.sizes[0];
-  return std::accumulate(items.sizes, items.sizes + items.count, std::uint64_t{0});
-}
 
 std::uint64_t bytes_of(std::vector<Part> const& parts) noexcept {
   std::uint64_t bytes = 0;
@@ -27,8 +21,7 @@ Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine eng
       limits_(limits),
       dst_places_(on, device),
       src_places_(on, device),
-      parts_(*staging_.lists()),
-      bytes_(bytes_of(items)) {
+      parts_(*staging_.lists()) {
   if (engine == Engine::kernel && !has_kernel) {
     throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
   }
@@ -81,7 +74,7 @@ void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> 
 /// For `pinning top`. Of what is locked only the sum is known, without a look at each part.
 void Batch::count() const noexcept {
   std::uint64_t const pageable = bytes_of(parts_.to_device) + bytes_of(parts_.to_host) + bytes_of(parts_.on_host);
-  if (bytes_ != pageable) count_moved(CopyPath::direct, bytes_ - pageable);
+  if (parts_.bytes != pageable) count_moved(CopyPath::direct, parts_.bytes - pageable);
   if (pageable != plain_bytes_) count_moved(CopyPath::staged, pageable - plain_bytes_);
   if (plain_bytes_ != 0) count_moved(CopyPath::plain, plain_bytes_);
 }

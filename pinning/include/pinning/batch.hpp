@@ -113,6 +113,7 @@ struct Parts {
   std::vector<Part> to_host;        // into pageable memory
   std::vector<Part> on_host;        // between two ends of the host
   Address written = ~Address{0}, written_end = 0;  // a range in which all destinations lie
+  std::uint64_t bytes = 0;                         // of all items
 };
 
 /// Sorts items into parts: splits them where either end crosses the border of a lock, and chooses what moves each.
@@ -145,6 +146,7 @@ class Sorter {
   void enter(Part const& item) noexcept {
     parts_.written = std::min(parts_.written, item.dst);
     parts_.written_end = std::max(parts_.written_end, item.dst + item.size);
+    parts_.bytes += item.size;
   }
 
   void sort(std::uint64_t index, Part item) {
@@ -242,7 +244,6 @@ class Batch {
   Parts parts_;
   std::vector<std::unique_ptr<Staged>> staged_;  // goes first
   std::uint64_t plain_ = 0, plain_bytes_ = 0;
-  std::uint64_t const bytes_;  // of all items
 };
 
 }  // namespace pinning
