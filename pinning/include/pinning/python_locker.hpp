@@ -21,6 +21,27 @@ class PythonCall {
   Gil const gil_;
 };
 
+/// For what gives something back: `call` makes a Python call, and returns its new reference.
+///
+/// Ctrl-C may strike in Python code around the vendor's call: before or after it, nobody knows. A second try settles it,
+/// for where it fails the first one worked. Then Ctrl-C is raised again in this thread, for the caller. Throws what Python
+/// raised otherwise.
+template <class Call>
+void call_for_good(Call&& call) {
+  PyObject* answer = call();
+  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+    PyErr_Clear();
+    answer = call();
+    if (answer == nullptr) {
+      PyErr_Clear();
+      answer = Py_NewRef(Py_None);
+    }
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), PyExc_KeyboardInterrupt);
+  }
+  if (answer == nullptr) throw_raised();
+  Py_DECREF(answer);
+}
+
 /// A device object with `data_lock`, `data_unlock`, `is_pinned_ptr`, and perhaps `coherence`. Only threads of Python's
 /// call it: a map over it is private to Python.
 class PythonLocker : public Locker {
@@ -59,20 +80,7 @@ class PythonLocker : public Locker {
 
   void unlock(Address ptr) override {
     PythonCall const during;
-    PyObject* answer = call("data_unlock", ptr);
-    if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
-      // Ctrl-C struck in Python code around the vendor's call: before or after it, nobody knows. A second try settles
-      // it, for where it fails the first one worked. Then Ctrl-C is raised again in this thread, for the caller.
-      PyErr_Clear();
-      answer = call("data_unlock", ptr);
-      if (answer == nullptr) {
-        PyErr_Clear();
-        answer = Py_NewRef(Py_None);
-      }
-      PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), PyExc_KeyboardInterrupt);
-    }
-    if (answer == nullptr) throw_raised();
-    Py_DECREF(answer);
+    call_for_good([&] { return call("data_unlock", ptr); });
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {

@@ -28,19 +28,7 @@ class PythonRegistrar : public Registrar {
     PythonCall const during;
     auto* const known = static_cast<PyObject*>(known_as);
     if (registrar_ != nullptr) {
-      PyObject* answer = PyObject_CallMethod(registrar_, "_remove", "O", known);
-      if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
-        // As for a device's `data_unlock`: a second call settles whether the first one worked.
-        PyErr_Clear();
-        answer = PyObject_CallMethod(registrar_, "_remove", "O", known);
-        if (answer == nullptr) {
-          PyErr_Clear();
-          answer = Py_NewRef(Py_None);
-        }
-        PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), PyExc_KeyboardInterrupt);
-      }
-      if (answer == nullptr) throw_raised();
-      Py_DECREF(answer);
+      call_for_good([&] { return PyObject_CallMethod(registrar_, "_remove", "O", known); });
     }
     Py_DECREF(known);
   }
