@@ -16,9 +16,9 @@ from installed import ROOT, run
 from test_examples import tool
 
 USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every block has enough
-# What other tests run: blocks of libraries that are not here, of files, of a class that is only begun, and a page whose
-# blocks follow one another.
-ELSEWHERE = {"deepspeed", "files", "lmcache", "plugins", "tutorial", "vllm"}
+# What other tests run: blocks of libraries that are not here, and of a class that is only begun.
+ELSEWHERE = {"deepspeed", "lmcache", "plugins", "vllm"}
+AS_ONE = ("files", "tutorial")  # pages whose blocks follow one another
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -31,13 +31,19 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
-PYTHON = [block for block in blocks("python") if block[0].partition(":")[0] not in ELSEWHERE]
+def page_of(block: tuple[str, str]) -> str:
+    return block[0].partition(":")[0]
+
+
+ALL = blocks("python")
+PYTHON = [block for block in ALL if page_of(block) not in {*ELSEWHERE, *AS_ONE}]
+PYTHON += [(page, "\n".join(block[1] for block in ALL if page_of(block) == page)) for page in AS_ONE]
 
 
 @pytest.mark.parametrize("text", [text for _, text in PYTHON], ids=[place for place, _ in PYTHON])
 def test_python(text: str, tmp_path: Path) -> None:
     try:
-        run(sys.executable, "-P", "-c", text, folder=tmp_path)
+        run(sys.executable, "-P", "-W", "error", "-c", text, folder=tmp_path)
     except AssertionError as error:
         if "LockLimitError" in str(error) and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] < USUAL_LIMIT:
             pytest.skip(f"needs to lock {USUAL_LIMIT} bytes")
@@ -46,6 +52,8 @@ def test_python(text: str, tmp_path: Path) -> None:
 
 def test_there_are_blocks() -> None:
     assert len(PYTHON) > 5
+    pages = {page_of(block) for block in ALL}
+    assert {"README", "arena", "arrays", "copies", "memory", *AS_ONE} <= pages
     assert len(blocks("cpp")) == len(blocks("cython")) == 1
 
 

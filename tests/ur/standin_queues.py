@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeEvent, NativeQueue
 from pinning_ur import UrDevice, plugin
+from queue_work import eventually
 from standins.libur import live
 from standins.standin import StandIn
 
@@ -39,13 +39,6 @@ KEPT: list[object] = []
 def queues() -> int:
     """How many there are, but for the one that the device keeps for its own copies."""
     return live()["streams"] - 1
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -308,7 +301,7 @@ def test_a_queue_that_is_dropped_at_work_blocks_nobody(standin: StandIn) -> None
     del queue
     gc.collect()
     libc.pthread_mutex_unlock(lock)  # which nobody could, had the collection waited for the work
-    wait_until(lambda: queues() == 0)
+    assert eventually(lambda: queues() == 0)
 
     def taken() -> bool:
         if libc.pthread_mutex_trylock(lock):
@@ -316,7 +309,7 @@ def test_a_queue_that_is_dropped_at_work_blocks_nobody(standin: StandIn) -> None
         libc.pthread_mutex_unlock(lock)
         return False
 
-    wait_until(taken)  # the work is still done
+    assert eventually(taken)  # the work is still done
 
 
 def test_a_queue_is_closed_while_others_ask_about_it(standin: StandIn) -> None:
