@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 
 from pinning.arena import Arena, ArenaAllocation
-from pinning.devices import default_device
+from pinning.devices import default_device, is_host
 from pinning.devices import device as device_of_name
 from pinning.errors import PinningError
 from pinning.limits import budget
@@ -79,7 +79,7 @@ class _Frames:
     def __init__(self, arena: Arena, device: Device, smallest: int) -> None:
         self._arena, self._device, self._smallest = arena, device, smallest
         self._dropped: SimpleQueue[ArenaAllocation | None] = SimpleQueue()
-        self._enough = 0 if device.name.startswith("host:") else arena.nbytes // 4
+        self._enough = 0 if is_host(device) else arena.nbytes // 4
         self._closing = self._failed = False
         threading.Thread(target=self._settle, name="pinning dask", daemon=True).start()
 
@@ -153,7 +153,7 @@ def _begin(nbytes: int, name: str | None, smallest: int) -> bool:
     """Have frames allocated in an arena; False where there is nothing to lock for."""
     global _users, _frames
     device = default_device() if name is None else device_of_name(name)
-    if name is None and device.name.startswith("host:"):
+    if name is None and is_host(device):
         return False
     with _changing:
         if _frames is None:

@@ -144,6 +144,11 @@ def pinned_maps() -> list[PinnedMap]:
 _maps = One(lambda device: PinnedMap(device, shared=isinstance(device, NativeDevice)))
 
 
+def is_host(device: Device) -> bool:
+    """Whether it is a device of the host's, whose memory no GPU reaches."""
+    return device.name.partition(":")[0] == HOST
+
+
 def _hardware(plugin: Plugin | None) -> str | None:
     try:
         return plugin.hardware() if isinstance(plugin, DetectingPlugin) else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pinning.background import PendingLock, lock_async
-from pinning.devices import default_device
+from pinning.devices import default_device, is_host
 from pinning.devices import device as device_of_name
 from pinning.errors import PinningError
 from pinning.locks import find, range_of
@@ -94,7 +94,7 @@ class _Store:
     """What of the object store is locked: whole objects, so that no copy of one crosses a border."""
 
     def __init__(self, device: Device | str | None, smallest: int) -> None:
-        self._device = device_of_name(device) if isinstance(device, str) else device
+        self._device = None if device is None else device_of_name(device)
         self._smallest = smallest
         self._extents: dict[int, _Extent] = {}  # by where they begin; none overlap
         self._changing = threading.Lock()
@@ -149,7 +149,7 @@ def _device_of_worker() -> Device | None:
     if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         return None
     found = default_device()
-    return None if found.name.startswith("host:") else found
+    return None if is_host(found) else found
 
 
 def _in_store(start: int, size: int) -> bool:

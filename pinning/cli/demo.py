@@ -20,7 +20,7 @@ from pinning.cli.demo_buffers import CHUNK, DemoBuffer, Fit, fit, pattern, real_
 from pinning.cli.machine import description, locked_by_kernel
 from pinning.cli.output import Step
 from pinning.cli.timing import Times, seconds, times
-from pinning.devices import HOST
+from pinning.devices import is_host
 from pinning.plugin import CopyDevice, Device
 
 _QUERIES, _BATCH = 20_000, 1_000_000
@@ -139,7 +139,7 @@ def run(device: Device, step: Step) -> DemoReport:
             queries, answered = _query(device, step)
             copies = _copies(device, buffers, step)
             # The host's own memory is reached alike whether it is locked or not.
-            bandwidth = [] if _is_host(device) else _bandwidth(device, buffers[0].locked, step)
+            bandwidth = [] if is_host(device) else _bandwidth(device, buffers[0].locked, step)
         witnesses.append(_witness("unlocked", device, buffers))
         checks = {
             "every buffer is locked": [region.size for region in regions] == [row.locked for row in _by_start(buffers)],
@@ -165,10 +165,6 @@ def run(device: Device, step: Step) -> DemoReport:
         checks=checks,
         seconds=perf_counter() - begin,
     )
-
-
-def _is_host(device: Device) -> bool:
-    return device.name.partition(":")[0] == HOST
 
 
 def _ptrs(buffers: Sequence[DemoBuffer]) -> list[int]:
@@ -241,7 +237,7 @@ def _agree(device: Device, buffers: Sequence[DemoBuffer], witnesses: Sequence[Wi
     pages: set[int] = set()
     for buffer in buffers:
         pages.update(range(buffer.ptr // mmap.PAGESIZE, (buffer.ptr + buffer.locked - 1) // mmap.PAGESIZE + 1))
-    by_mlock = len(pages) * mmap.PAGESIZE if _is_host(device) else 0
+    by_mlock = len(pages) * mmap.PAGESIZE if is_host(device) else 0
     return before.vmlck == after.vmlck and during.vmlck - before.vmlck == by_mlock
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from pinning.arguments import integer
 from pinning.copies.ends import end_of
-from pinning.devices import HOST
+from pinning.devices import is_host as is_device_of_host
 from pinning.errors import InvalidRangeError
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.shards import AnyPath
@@ -106,7 +106,7 @@ def copy_file(
 
 def is_host(device: Device | None) -> bool:
     """Whether what this device allocates is memory of the host, so that threads can read a file straight into it."""
-    return device is None or device.name.partition(":")[0] == HOST
+    return device is None or is_device_of_host(device)
 
 
 def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> int:

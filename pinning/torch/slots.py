@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from pinning.arena import Arena
+from pinning.devices import is_host
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.lifecycle import later
 from pinning.plugin import Device
@@ -70,7 +71,7 @@ class Slots:
         self._tickets, self._returns = _File(tickets), _File(returns)
         self._gate = _Gate(self._takers, self._returns)
         self._changing = threading.Lock()  # between `receive` and `miss`
-        if torch.cuda.is_available() and not all(each.name.startswith("host:") for each in self._arena.devices):
+        if torch.cuda.is_available() and not all(map(is_host, self._arena.devices)):
             torch.cuda.init()  # before that torch calls nothing pinned
             self._dropped = SimpleQueue()
             arguments = self._dropped, self._gate
