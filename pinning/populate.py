@@ -217,6 +217,12 @@ def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/ena
     return modes.partition("[")[2].partition("]")[0]
 
 
+def ask_for_huge_pages(ptr: int, size: int) -> None:
+    """Have a mapped range be huge pages where the system allows that, as far as nobody has touched it yet."""
+    for mapping in _mappings(*_pages(ptr, size)):
+        _ask_for_huge_pages(mapping)
+
+
 def _pages(ptr: int, size: int) -> tuple[int, int]:
     return ptr & -_PAGE, (ptr + size + _PAGE - 1) & -_PAGE
 

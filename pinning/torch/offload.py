@@ -9,11 +9,13 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from pinning.copies import Copy, copy_async
+from pinning.populate import ask_for_huge_pages
 from pinning.queues import Queue
 from pinning.torch.move import queue_of_current_stream, to
 from pinning.torch.pins import Pin, pin
 
 _ALIGNMENT = 256  # bytes, as torch's allocator gives
+_STREAMING = 3  # units that have room besides those that stay: one in use, the next, and one on its way
 
 
 class _Unit:
@@ -28,6 +30,8 @@ class _Unit:
             end += -(-each.numel() * each.element_size() // _ALIGNMENT) * _ALIGNMENT
         self.nbytes = end
         self.host = torch.empty(end, dtype=torch.uint8)
+        if end:
+            ask_for_huge_pages(self.host.data_ptr(), end)  # they are locked in half the time
         self.device = torch.empty(end, dtype=torch.uint8, device=device)
         self.homes = []
         for parameter, offset in zip(self.parameters, offsets, strict=True):
@@ -65,6 +69,7 @@ class Offload:
         shared = _shared(parts)
         self._queue = Queue(f"cuda:{device.index}")
         self._order = [_Unit(part, device) for part in parts if part not in shared]  # of use, as seen in the last pass
+        self._staying = _staying(self._order, resident)
         self._seen: list[_Unit] = []  # of this pass
         self._pin: Pin = pin([unit.host for unit in self._order], device=f"cuda:{device.index}")
         to(module, device)  # the rest: what is tied, too large, or a buffer
@@ -125,8 +130,9 @@ class Offload:
         if unit not in self._seen:
             self._seen.append(unit)
         elif unit is self._seen[0]:
-            if len(self._seen) == len(self._order):
+            if len(self._seen) == len(self._order) and self._seen != self._order:
                 self._order = self._seen
+                self._staying = _staying(self._order, self.resident)
             self._seen = [unit]
 
     def _after(self, unit: _Unit, wrap: bool) -> list[_Unit]:
@@ -153,7 +159,7 @@ class Offload:
         """Drop units until there is room for one; False where those that are needed sooner have it all."""
         there = [each for each in self._order if each.resident]
         total = sum(each.nbytes for each in there)
-        victims = [each for each in there if each not in sooner]
+        victims = [each for each in there if each not in sooner and each not in self._staying]
         if total + unit.nbytes - sum(each.nbytes for each in victims) > self.resident and len(sooner) > 1:
             return False
         while victims and total + unit.nbytes > self.resident:
@@ -179,8 +185,8 @@ def offload(module: torch.nn.Module, device: torch.device | str | int = "cuda", 
     """Run a module on a GPU that has no room for it: its weights stay in the host, locked, and stream in ahead of use.
 
     Layers come in in the order in which they were used the last time, while those before compute, and leave when others
-    need the room. Both passes work, forward and backward; the weights themselves are not to be changed meanwhile, as by
-    an optimizer.
+    need the room. As many stay, evenly spread, as leave room for three of the largest. Both passes work, forward and
+    backward; the weights themselves are not to be changed meanwhile, as by an optimizer.
 
     Parameters
     ----------
@@ -216,6 +222,24 @@ def offload(module: torch.nn.Module, device: torch.device | str | int = "cuda", 
 
 def _nbytes(module: torch.nn.Module) -> int:
     return sum(each.numel() * each.element_size() for each in module.parameters())
+
+
+def _staying(order: list[_Unit], resident: int) -> set[_Unit]:
+    """Those that stay on the device once they are there: as many as leave room for those that stream.
+
+    They are spread over the order of use, so that while they are used, which needs no copies, the next ones come in.
+    """
+    total = sum(unit.nbytes for unit in order)
+    if total <= resident:
+        return set(order)
+    room = resident - _STREAMING * max(unit.nbytes for unit in order)
+    staying, due = set(), 0
+    for unit in order:
+        due += max(room, 0) * unit.nbytes  # of each byte `room / total` is to stay
+        if due >= total * unit.nbytes > 0:
+            due -= total * unit.nbytes
+            staying.add(unit)
+    return staying
 
 
 # Their parts are called one by one; other modules of torch's reach into theirs.
