@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy
 import ray
 
 import pinning
+from pinning import arrays
 
 DEVICE, MIB = "host:0", 1 << 20
 
@@ -56,8 +58,22 @@ class Worker:
             time.sleep(0.01)
         return self._said
 
-    def die(self) -> None:
+    def die(self, array: Any) -> None:
+        """Be killed in the middle of copies."""
+        there = numpy.empty_like(array)
+
+        def copy() -> None:
+            while True:
+                pinning.copy(there, array)
+
+        threading.Thread(target=copy, daemon=True).start()
+        time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def put(self, count: int) -> list[Any]:
+        import pinning.ray
+
+        return [pinning.ray.put(arrays.to_device(numpy.full(MIB, 4, numpy.uint8), device=DEVICE)) for _ in range(count)]
 
 
 def answer(worker: Any, call: Any, *arguments: Any) -> Any:
@@ -71,7 +87,7 @@ def answer(worker: Any, call: Any, *arguments: Any) -> Any:
             time.sleep(0.1)
 
 
-def main(folder: str) -> None:
+def start(folder: str, **more: Any) -> None:
     ray.init(
         num_cpus=1,
         object_store_memory=80 * MIB,
@@ -80,8 +96,25 @@ def main(folder: str) -> None:
         log_to_driver=False,
         _temp_dir=folder,
         runtime_env={"worker_process_setup_hook": hook},
+        **more,
     )
+
+
+def use_here() -> None:
+    """The driver has an object locked, of the store that there is now."""
+    array = ray.get(ray.put(numpy.full(MIB, 5, numpy.uint8)))
+    end = time.monotonic() + 60
+    while not pinning.is_locked(array, device=DEVICE):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert (array == 5).all() and not array.flags.writeable
+
+
+def main(folder: str) -> None:
+    hook()
+    start(folder)
     try:
+        use_here()
         worker = Worker.remote()
         ones = ray.put(numpy.ones(MIB, numpy.uint8))
 
@@ -102,9 +135,21 @@ def main(folder: str) -> None:
             del passing
         assert use(ones)[:2] == (MIB, True)
 
-        # A worker that is killed is another, which has locks of its own.
+        # What is put from a device.
+        for each in answer(worker, lambda on: on.put.remote(3)):
+            assert use(each)[:2] == (4 * MIB, True)
+            assert (ray.get(each) == 4).all()
+
+        # What the store has no room for is spilled, and comes back to another place.
+        many = [ray.put(numpy.full(16 * MIB, number, numpy.uint8)) for number in range(6)]
+        for number, each in enumerate(many):
+            assert use(each, False)[0] == number * 16 * MIB
+        del many, each
+        assert use(ones)[:2] == (MIB, True)
+
+        # A worker that is killed in a copy is another, which has locks of its own.
         before = answer(worker, lambda on: on.process.remote())
-        worker.die.remote()
+        worker.die.remote(ones)
         end = time.monotonic() + 120
         while answer(worker, lambda on: on.process.remote()) == before:
             assert time.monotonic() < end
@@ -117,6 +162,13 @@ def main(folder: str) -> None:
             assert use(each, False)[:2] == (9 * MIB, False)
             said = answer(worker, lambda on: on.said.remote())
             assert len(said) == 1 and "budget" in said[0], said
+    finally:
+        ray.shutdown()
+
+    # Another store, in a file on a disk.
+    start(folder, _plasma_directory=folder)
+    try:
+        use_here()
     finally:
         ray.shutdown()
     print("ray: all right")

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pinning.store`: what of an object store is locked, when, and when an object is let go of."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from numpy.typing import NDArray
+
+import pinning
+from child_process import run_in_child
+from fake_device import FakeDevice
+from limits import needs_room_to_lock
+from pinning import VendorError, store
+from pinning.store import ObjectLocks
+
+MINUTE = 60
+SMALLEST = 1000
+MIB = 1 << 20
+Bytes = NDArray[numpy.uint8]
+
+
+def map_file(path: Path, size: int) -> Bytes:
+    """A mapping such as that of an object store, of a file that is a hole."""
+    with path.open("w+b") as file:
+        file.truncate(size)
+        return numpy.frombuffer(mmap.mmap(file.fileno(), 0), numpy.uint8)
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def locks(device: FakeDevice, caplog: pytest.LogCaptureFixture) -> Iterator[ObjectLocks]:
+    caplog.set_level(logging.WARNING)
+    made = ObjectLocks(lambda: device, SMALLEST, "plasma", logging.getLogger("store"))
+    yield made
+    made.close()
+    pinning.budget(1.0)
+    assert device.wrong == []
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Bytes:
+    return map_file(tmp_path / "plasmaA1b2C3", MIB)
+
+
+def use(locks: ObjectLocks, part: Bytes) -> Any:
+    """What the program has of an object that is one buffer."""
+    (found,) = locks.use(part, [part])
+    return found
+
+
+def soon(what: Callable[[], object], said: Callable[[], object] = lambda: "it does not come") -> None:
+    end = time.monotonic() + MINUTE
+    while not what():
+        assert time.monotonic() < end, said()
+        time.sleep(0.005)
+
+
+def locked(device: FakeDevice) -> list[tuple[int, int]]:
+    return [(region.start, region.size) for region in pinning.pinned_map(device)]
+
+
+def wait_for(device: FakeDevice, expected: list[Bytes]) -> None:
+    """Exactly these are locked soon."""
+    wanted = [(part.ctypes.data, part.nbytes) for part in expected]
+    soon(lambda: locked(device) == wanted, lambda: (locked(device), wanted))
+
+
+def test_objects_are_locked_as_they_are_used(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = memory[64:100_000], memory[100_032:300_000]
+    use(locks, first)
+    wait_for(device, [first])
+    use(locks, second)
+    wait_for(device, [first, second])
+    calls = list(device.calls)
+    use(locks, first)
+    use(locks, memory[400_000:400_500])
+    wait_for(device, [first, second])
+    assert device.calls == calls and not caplog.records
+
+
+def test_the_program_has_the_same_bytes(locks: ObjectLocks, memory: Bytes) -> None:
+    whole = memory[0:10_000]
+    whole[:] = numpy.arange(10_000) % 251
+    frozen = memoryview(whole[5000:]).toreadonly()
+    found = locks.use(whole, [whole[:100], whole[100:100], frozen])
+    views = [memoryview(each) for each in found]  # type: ignore[arg-type]
+    assert [view.nbytes for view in views] == [100, 0, 5000]
+    assert [view.readonly for view in views] == [False, False, True]
+    arrays = [numpy.frombuffer(view, numpy.uint8) for view in (views[0], views[2])]
+    assert [array.ctypes.data - whole.ctypes.data for array in arrays] == [0, 5000]
+    assert (arrays[1] == whole[5000:]).all()
+
+
+def test_an_object_in_the_place_of_others_has_their_locks_undone(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = [memory[0:50_000], memory[50_000:100_000], memory[100_000:150_000]]
+    for each in old:
+        use(locks, each)
+    wait_for(device, old)
+    new = memory[40_000:90_000]
+    use(locks, new)
+    assert (old[0].ctypes.data, 50_000) not in locked(device), "a copy of the new one may cross its border"
+    wait_for(device, [new, old[2]])
+    use(locks, old[0])
+    wait_for(device, [old[0], old[2]])
+    inside = memory[110_000:120_000]
+    use(locks, inside)
+    wait_for(device, [old[0], inside])
+    small = memory[49_990:50_090]
+    use(locks, small)
+    wait_for(device, [inside])
+    assert not caplog.records
+
+
+def test_an_object_in_the_place_of_one_that_is_being_locked(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = memory[0:50_000], memory[40_000:90_000]
+    with device.stopping("data_lock", old.ctypes.data) as gate:
+        use(locks, old)
+        assert gate.reached.wait(MINUTE)
+        user = threading.Thread(target=use, args=(locks, new))
+        user.start()
+        assert locked(device) == []
+        gate.open()
+        user.join(MINUTE)
+    assert not user.is_alive()
+    wait_for(device, [new])
+    assert not caplog.records
+
+
+def test_other_memory_is_left(locks: ObjectLocks, device: FakeDevice, tmp_path: Path) -> None:
+    use(locks, map_file(tmp_path / "other", 10_000))
+    use(locks, numpy.zeros(10_000, numpy.uint8))
+    private = tmp_path / "plasma"
+    private.write_bytes(bytes(10_000))
+    with private.open("r+b") as file:
+        use(locks, numpy.frombuffer(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE), numpy.uint8))
+    assert locks._extents == [] and device.calls == []
+
+
+def test_what_is_refused_is_said_once(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.fail(VendorError("fakeRegister", 2, "FAKE_OUT_OF_MEMORY"))
+    first, second, third = memory[0:10_000], memory[20_000:30_000], memory[40_000:50_000]
+    assert len(use(locks, first)) == 10_000
+    soon(lambda: caplog.records)
+    calls = list(device.calls)
+    use(locks, first)
+    assert device.calls == calls, "the vendor is not asked again and again"
+    use(locks, second)
+    wait_for(device, [second])
+    device.fail(VendorError("fakeRegister", 1, "FAKE_INVALID"))
+    use(locks, third)
+    soon(lambda: device.count("data_lock") == 3)
+    wait_for(device, [second])
+    (record,) = caplog.records
+    assert "FAKE_OUT_OF_MEMORY" in record.getMessage()
+
+
+def test_the_least_recently_used_go_when_there_is_no_room(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    objects = [memory[at : at + 10_000] for at in range(0, 50_000, 10_000)]
+    taken = pinning.budget()
+    pinning.budget(taken.used + taken.external + 30_000)
+    views = [use(locks, each) for each in objects[:3]]
+    wait_for(device, objects[:3])
+    views[0] = use(locks, objects[0])
+    del views[1:]
+    soon(lambda: not locks._extents[1].uses and not locks._extents[2].uses)
+    kept = use(locks, objects[3])
+    wait_for(device, [objects[0], objects[2], objects[3]])
+    views.append(use(locks, objects[2]))
+
+    # All are in use now: what finds no room is slower, and is tried again when it is used again.
+    assert len(use(locks, objects[4])) == 10_000
+    soon(lambda: caplog.records)
+    assert "budget" in caplog.text
+    wait_for(device, [objects[0], objects[2], objects[3]])
+    del kept
+    soon(lambda: not locks._extents[2].uses)
+    use(locks, objects[4])
+    wait_for(device, [objects[0], objects[2], objects[4]])
+    assert len(caplog.records) == 1
+
+
+def test_what_is_larger_than_the_budget_drives_nothing_out(
+    locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = memory[0:10_000]
+    use(locks, first)
+    wait_for(device, [first])
+    soon(lambda: not locks._extents[0].uses)
+    pinning.budget(20_000)
+    use(locks, memory[100_000:200_000])
+    soon(lambda: caplog.records)
+    wait_for(device, [first])
+
+
+class SlowDevice(FakeDevice):
+    """Is done with its work when it is told to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.done = threading.Event(), threading.Event()
+
+    def synchronize(self) -> None:
+        self.waits.set()
+        assert self.done.wait(MINUTE)
+
+
+def test_what_the_device_may_still_read_is_kept(monkeypatch: pytest.MonkeyPatch, memory: Bytes) -> None:
+    device = SlowDevice()
+    monkeypatch.setattr(store, "MemoryDevice", SlowDevice)
+    locks = ObjectLocks(lambda: device, SMALLEST, "plasma", logging.getLogger("store"))
+    whole = memory[0:10_000]
+    kept = weakref.ref(whole)
+    first, second = locks.use(whole, [whole[:5000], whole[5000:]])
+    wait_for(device, [whole])
+    del whole, first
+    gc.collect()
+    assert kept() is not None and not device.waits.is_set(), "there is a view of it"
+    del second
+    assert device.waits.wait(MINUTE)
+    assert kept() is not None, "a copy may still be under way"
+    device.done.set()
+    soon(lambda: kept() is None)
+    locks.close()
+    soon(lambda: device.locked == {})
+
+
+def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
+    first = memory[0:10_000]
+    use(locks, first)
+    wait_for(device, [first])
+    soon(lambda: not locks._extents[0].uses)
+    pinning.unlock(first.ctypes.data, device=device)  # as it goes with memory that leaves
+    assert locked(device) == []
+    use(locks, first)
+    wait_for(device, [first])
+
+
+def test_closed_it_undoes_what_is_not_used(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
+    objects = [memory[0:10_000], memory[10_000:20_000]]
+    view = use(locks, objects[0])
+    use(locks, objects[1])
+    wait_for(device, objects)
+    locks.close()
+    wait_for(device, objects[:1])
+    assert use(locks, objects[1]) is objects[1]
+    del view
+    wait_for(device, [])
+
+
+def test_a_forked_child_uses_objects_as_they_are(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
+    def child() -> None:
+        assert use(locks, memory) is memory and locks._extents == []
+
+    run_in_child(child)
+
+
+def test_only_what_is_used_is_brought_into_memory() -> None:
+    """In the proportion of 1 GiB of a store of 32: memory that is committed is that of the file's blocks."""
+    used = 2 * MIB
+    needs_room_to_lock(2 * used)
+    path = Path("/dev/shm") / f"plasma-test-{os.getpid()}"
+    locks = ObjectLocks(partial(pinning.device, "host:0"), SMALLEST, "plasma", logging.getLogger("store"))
+    try:
+        memory = map_file(path, 32 * used)
+        objects = [memory[at + 64 : at + 64 + used // 4] for at in range(0, 32 * used, 8 * used)]
+        for each in objects:
+            use(locks, each)
+        soon(lambda: all(pinning.is_locked(each, device="host:0") for each in objects))
+        committed = path.stat().st_blocks * 512
+        assert used <= committed <= 1.1 * used
+    finally:
+        locks.close()
+        path.unlink(missing_ok=True)
+    soon(lambda: not any(pinning.is_locked(each, device="host:0") for each in objects))
+
+
+def test_eight_processes_count_their_own(tmp_path: Path) -> None:
+    memory = map_file(tmp_path / "plasma", 9 * 8192)
+
+    def worker(number: int) -> None:
+        device = FakeDevice()
+        locks = ObjectLocks(lambda: device, SMALLEST, "plasma", logging.getLogger("store"))
+        pinning.budget(20_000)
+        mine, everybodys = memory[8192 * number :][:8192], memory[8 * 8192 :]
+        views = [use(locks, mine), use(locks, everybodys)]
+        wait_for(device, [mine, everybodys])
+        assert pinning.budget().used == mine.nbytes + everybodys.nbytes
+        del views
+
+    workers = [threading.Thread(target=run_in_child, args=(partial(worker, number),)) for number in range(8)]
+    failed: list[object] = []
+    previous, threading.excepthook = threading.excepthook, failed.append
+    try:
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+    finally:
+        threading.excepthook = previous
+    assert failed == []
