@@ -840,6 +840,33 @@ def test_ctrl_c_while_the_vendor_frees(device: FakeMemoryDevice, context: Contex
         queue.free(again)
 
 
+def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, context: Context) -> None:
+    """The pool is open then, and closes the next time: no memory is forgotten, and none is given back twice."""
+    device.let_go()
+    point = 0
+    with Queue(device) as queue, Queue(device) as other:
+        while True:
+            pool = Pool(context)
+            for each, size in (queue, 4 * KIB), (other, 2 * KIB):
+                each.free(alloc(each, pool, size))
+            device.fail_call(KeyboardInterrupt(), calls_before=point)
+            try:
+                pool.close()
+            except KeyboardInterrupt:
+                assert not pool.closed
+                device.fail_no_more()
+                assert pool.reserved == sum(size for size, _ in device.allocated.values())
+                queue.free(alloc(queue, pool, KIB))
+                pool.close()
+            else:
+                device.fail_no_more()
+                break
+            assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
+            point += 1
+        assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
+    assert point >= 2, "both segments are given back"
+
+
 def test_zeroes_whose_submission_went_wrong_may_still_be_written(device: FakeMemoryDevice, context: Context) -> None:
     with Queue(device) as queue, Queue(device) as other, Pool(context, zero_initialize=True) as pool:
         memory, ready = queue.alloc(KIB, pool=pool)

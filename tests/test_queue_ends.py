@@ -18,6 +18,7 @@ from fake_device import WAIT, Background
 from fake_memory import FakeMemoryDevice
 from pinning import PinningError, VendorError
 from pinning.queues import Event, Queue
+from pinning.queues.queue import Order
 from queue_work import Thing, eventually, program, work
 
 HOST = pinning.device("host:0")
@@ -199,6 +200,35 @@ def test_ctrl_c_during_close_leaves_the_queue_open() -> None:
     assert event.done()
     queue.close()
     assert queue.closed
+
+
+@pytest.mark.parametrize("order", ["in_order", "out_of_order"])
+def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, order: Order) -> None:
+    """A device in Python may raise it anywhere: the queue is open then, takes work, and closes the next time."""
+    point = 0
+    while True:
+        queue = Queue(device, order)
+        events = [queue.submit(work) for _ in range(3)]  # out of order, each is in a vendor's queue of its own
+        device.release()
+        device.fail_call(KeyboardInterrupt(), calls_before=point)
+        try:
+            queue.close()
+        except KeyboardInterrupt:
+            assert not queue.closed
+            device.fail_no_more()
+            events.append(queue.submit(work))
+            device.release()
+            events[-1].wait()
+            queue.close()
+        else:
+            device.fail_no_more()
+            break
+        assert queue.closed
+        assert all(event.done() for event in events)
+        assert device.queues_alive == 0
+        point += 1
+    device.let_go()
+    assert point >= (2 if order == "in_order" else 6), "waiting and giving back, of each vendor's queue"
 
 
 def test_a_dropped_queue_of_a_lost_device_keeps_nothing(device: FakeMemoryDevice) -> None:

@@ -343,7 +343,9 @@ cdef class Submitter:
                 except Exception as error:
                     first = first or error
         finally:
-            self.closed = all([lane.closed or lane.retired for lane in self.lanes])
+            open_ones = [lane for lane in self.lanes if not (lane.closed or lane.retired)]
+            self.closed = not open_ones
+            self.lanes = open_ones or self.lanes  # what was given back takes no work
         if self.closed:
             self.barrier = ()
         if first is not None:
