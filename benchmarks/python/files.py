@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A safetensors file to a CUDA GPU, each way in a fresh process: ``files.py ROUNDS GIB [FOLDER]``.
+"""A safetensors file to a CUDA GPU, each way in a fresh process: ``files.py ROUNDS GIB [FOLDER] [--ways WAY ...]``.
 
 Warm: the file is in /dev/shm, or in FOLDER's page cache where that has no room. The clock runs from the call to the
 last byte on the GPU; imports and the GPU's context come before. Peak RSS is what the call added to it at most.
@@ -9,6 +9,7 @@ Cold, with a FOLDER that is on a disk: a file of at most 4 GiB there, out of the
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import mmap
@@ -20,13 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 MIB, GIB = 1 << 20, 1 << 30
 BLOCK = 64 * MIB  # bytes of a large tensor; between two of them is one of 8 KiB, as in a transformer
 SMALL = 8192
-BUFFER = bytearray(16 * MIB)
+LONGEST = 60  # seconds of one process
 Load = Callable[[str], dict[str, Any]]
 
 
@@ -67,20 +69,21 @@ def mapped_pin_to(path: str) -> dict[str, Any]:
 
 
 def fastsafetensors(path: str) -> dict[str, Any]:
-    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+    from fastsafetensors import SafeTensorsFileLoader
 
-    loader = SafeTensorsFileLoader(SingleGroup(), "cuda:0", nogds=True)
+    os.environ["FASTSAFETENSORS_ODIRECT"] = "0"  # the file is in the page cache
+    loader = SafeTensorsFileLoader(None, "cuda:0", nogds=True)
     loader.add_filenames({0: [path]})
     files = loader.copy_files_to_device()
-    return {name: files.get_tensor(name) for name in files.key_to_rank_lidix}
+    return {name: files.get_tensor(name) for name in loader.get_keys()}
 
 
 def runai(path: str) -> dict[str, Any]:
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
-        streamer.stream_file(path)
-        return {name: tensor.to("cuda:0") for name, tensor in streamer.get_tensors()}
+        streamer.stream_file(path, device="cuda:0")
+        return dict(streamer.get_tensors())
 
 
 def pinned_to(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +100,7 @@ def mapped(path: str) -> dict[str, Any]:
     for name, said in json.loads(whole[8 : 8 + length]).items():
         begin, end = said["data_offsets"]
         found[name] = torch.frombuffer(whole, dtype=torch.uint8, count=end - begin, offset=8 + length + begin).view(
-            torch.bfloat16
+            torch.float16
         )
     return found
 
@@ -145,7 +148,7 @@ def measure(way: str, path: str) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     seconds = []
     tensors: dict[str, Any] = {}
-    for _ in range(2 if way.startswith("ours") else 1):
+    for _ in range(2):
         tensors.clear()
         begin = time.perf_counter()
         tensors = load(path)
@@ -178,7 +181,11 @@ def bytes_of(tensor: Any) -> Any:
 
 
 def in_a_process(way: str, path: Path) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, "--child", way, str(path)], capture_output=True, text=True)
+    command = [sys.executable, __file__, "--child", way, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        return {"missing": f"was ended after {LONGEST} s"}
     if done.returncode:
         return {"missing": done.stderr.strip().splitlines()[-1:]}
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
@@ -187,62 +194,71 @@ def in_a_process(way: str, path: Path) -> dict[str, Any]:
 # ---- all of them ----
 
 
+THREADS = 8  # that write and read a file
+
+
 def read(path: Path) -> int:
     """Once, for the first time after a file was written takes twice as long."""
-    moved = 0
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(BUFFER):
-            moved += count
-    return moved
+    size = path.stat().st_size
+
+    def part(start: int) -> None:
+        buffer = bytearray(16 * MIB)
+        with path.open("rb", buffering=0) as file:
+            for at in range(start, size, THREADS * len(buffer)):
+                file.seek(at)
+                file.readinto(buffer)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(part, range(0, THREADS * 16 * MIB, 16 * MIB)))
+    return size
 
 
-def write(path: Path, size: int, dtype: str) -> None:
+def write(path: Path, size: int) -> None:
+    """Of F16, which NumPy has too."""
     pairs = size // (BLOCK + SMALL)
     said, at = {}, 0
     for i in range(pairs):
         for name, nbytes in ((f"layers.{i}.weight", BLOCK), (f"layers.{i}.norm", SMALL)):
-            said[name] = {"dtype": dtype, "shape": [nbytes // 2], "data_offsets": [at, at + nbytes]}
+            said[name] = {"dtype": "F16", "shape": [nbytes // 2], "data_offsets": [at, at + nbytes]}
             at += nbytes
     header = json.dumps(said).encode()
     header += b" " * (-len(header) % 8)
     blocks = [os.urandom(BLOCK + SMALL) for _ in range(3)]
-    with path.open("wb") as file:
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(THREADS) as threads:
         file.write(len(header).to_bytes(8, "little") + header)
-        for i in range(pairs):
-            file.write(blocks[i % 3])
+
+        def pair(i: int) -> None:
+            assert os.pwrite(file.fileno(), blocks[i % 3], 8 + len(header) + i * len(blocks[0])) == len(blocks[0])
+
+        list(threads.map(pair, range(pairs)))
 
 
-def warm(folder: Path, gib: int, rounds: int) -> None:
+def warm(folder: Path, gib: int, rounds: int, ways: list[str]) -> None:
     path = folder / "warm.safetensors"
-    for dtype, ways in (("BF16", [way for way in WAYS if "without" not in way]), ("F16", ["ours, without torch"])):
-        write(path, gib * GIB, dtype)
-        os.sync()
-        moved = read(path)
-        for way in ways:
-            rates: list[list[float]] = []
-            peaks = []
-            for _ in range(rounds if way.startswith("ours") else 1):
-                said = in_a_process(way, path)
-                if "missing" in said:
-                    print(f"{way}: {said['missing']}", file=sys.stderr)
-                    break
-                rates.append([moved / each / 1e9 for each in said["seconds"]])
-                peaks.append(said["peak"] / MIB)
-            if rates:
-                row = {"row": "files", "kind": f"{gib} GiB, warm, {folder}", "unit": "GB/s", "contender": way}
-                firsts, seconds = [each[0] for each in rates], [each[1] for each in rates if len(each) > 1]
-                print(
-                    json.dumps({**row, "first": firsts, "second in the process": seconds, "peak MiB": peaks}),
-                    flush=True,
-                )
-        path.unlink()
+    write(path, gib * GIB)
+    moved = read(path)
+    for way in ways:
+        rates: list[list[float]] = []
+        peaks = []
+        for _ in range(rounds if way.startswith("ours") else 1):
+            said = in_a_process(way, path)
+            if "missing" in said:
+                print(f"{way}: {said['missing']}", file=sys.stderr)
+                break
+            rates.append([moved / each / 1e9 for each in said["seconds"]])
+            peaks.append(said["peak"] / MIB)
+        if rates:
+            row = {"row": "files", "kind": f"{gib} GiB, warm, {folder}", "unit": "GB/s", "contender": way}
+            firsts, seconds = [each[0] for each in rates], [each[1] for each in rates]
+            print(json.dumps({**row, "first": firsts, "second in the process": seconds, "peak MiB": peaks}), flush=True)
+    path.unlink()
 
 
 def cold(folder: Path, rounds: int) -> None:
     import pinning
 
     path = folder / "cold.safetensors"
-    write(path, 4 * GIB, "BF16")
+    write(path, 4 * GIB)
     moved = path.stat().st_size
     rates: dict[str, list[float]] = {"ours": [], "dd, 1 MiB": [], "dd, 16 MiB": []}
     try:
@@ -285,14 +301,22 @@ def roomy(gib: int, folder: Path | None) -> Path:
     return folder or Path(tempfile.gettempdir())
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "--child":
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
         print(json.dumps(measure(sys.argv[2], sys.argv[3])))
-        sys.exit()
-    rounds, gib = int(sys.argv[1]), int(sys.argv[2])
-    on_disk = Path(sys.argv[3]) if len(sys.argv) > 3 else None
-    with tempfile.TemporaryDirectory(dir=roomy(gib, on_disk)) as name:
-        warm(Path(name), gib, rounds)
-    if on_disk is not None:
-        with tempfile.TemporaryDirectory(dir=on_disk) as name:
-            cold(Path(name), max(rounds, 3))
+        return
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("gib", type=int)
+    parser.add_argument("folder", type=Path, nargs="?", help="on a disk, for cold files")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=roomy(given.gib, given.folder)) as name:
+        warm(Path(name), given.gib, given.rounds, given.ways)
+    if given.folder is not None:
+        with tempfile.TemporaryDirectory(dir=given.folder) as name:
+            cold(Path(name), max(given.rounds, 3))
+
+
+if __name__ == "__main__":
+    main()
