@@ -20,6 +20,8 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 # The source tree's packages lack the native modules: only the installed ones are to be found.
 export PYTHONSAFEPATH := 1
+# Else each of the tests' many processes would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo doctor bench test test-slow test-all lint docs clean
 
@@ -35,7 +37,6 @@ bench: $(VENV)/installed
 test: $(VENV)/installed-for-tests
 	@$(BIN)/python -m pytest -m "not slow"
 
-# Each is a program of its own, and so they can run side by side.
 test-slow: $(VENV)/installed-for-tests
 	@$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 4 --dist worksteal
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,12 +18,21 @@ import pinning
 from child_process import run_in_child
 from fake_device import FakeDevice
 from pinning import Arena, InvalidRangeError, PinningError
-from pinning.arena import abandoned, remove_abandoned
+from pinning.arena import abandoned, names, remove_abandoned
+from pinning.arena.names import FOLDER
 from pinning.lifecycle import catch_up
 
 WAIT = 60
 PAGE = 4096
 SIZE = 4 * PAGE + 5
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of all names, for this test alone: whoever makes an arena removes those that nobody has."""
+    with TemporaryDirectory(dir=FOLDER) as folder:
+        monkeypatch.setattr(names, "FOLDER", Path(folder))
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -41,7 +51,13 @@ def device() -> FakeDevice:
 
 
 def file_of(name: str) -> Path:
-    return Path(f"/dev/shm/pinning-arena.{name}")
+    return names.FOLDER / f"pinning-arena.{name}"
+
+
+def in_the_folder(program: str) -> list[str]:
+    """The command that runs a program which finds its arenas where this test does."""
+    there = f"import pathlib; from pinning.arena import names; names.FOLDER = pathlib.Path({str(names.FOLDER)!r})"
+    return [sys.executable, "-W", "error", "-c", f"{there}\n{program}"]
 
 
 class Other:
@@ -57,8 +73,9 @@ print("there", flush=True)
 sys.stdin.read()
 arena.close()
 """
-        command = [sys.executable, "-W", "error", "-c", program]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            in_the_folder(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
         assert self.said == "there\n"
@@ -180,8 +197,7 @@ for turn in range(100):
         assert arena.asarray()[0] in (0, 1)
         arena.asarray()[0] = 1
 """
-    command = [sys.executable, "-W", "error", "-c", program]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    running = [subprocess.Popen(in_the_folder(program), stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in running:
         _, said = process.communicate(timeout=300)
         assert (process.returncode, said) == (0, "")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,11 @@ from standins.standin import MissingError
 MIB = 1 << 20
 _CAP_IPC_LOCK, _PR_CAPBSET_DROP = 14, 24
 _SHARED_MEMORY = Path("/dev/shm")
+# What a command makes by multiprocessing there has names of this process's, beside which others make theirs.
+_OWN_NAMES = f"""
+from multiprocessing import shared_memory
+shared_memory._SHM_NAME_PREFIX = shared_memory._SHM_NAME_PREFIX.replace("psm", "{os.getpid()}")
+"""
 WITHOUT_CLI = "import sys; sys.modules['typer'] = sys.modules['rich'] = None"
 
 
@@ -42,12 +48,11 @@ class Pinning:
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.CompletedProcess[str]:
         """`first` is Python that runs before the command; `memlock` makes it an ordinary user with that limit."""
-        program = f"{first}\nfrom pinning.command import main\nmain()"
+        program = f"{_OWN_NAMES}\n{first}\nfrom pinning.command import main\nmain()"
         environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
         environment.update(variables)
         if python_path:
             environment["PYTHONPATH"] = python_path
-        segments = set(_SHARED_MEMORY.iterdir())
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env=environment,
@@ -57,7 +62,7 @@ class Pinning:
             timeout=300,
         )
         assert not list(self.temporary.iterdir())
-        assert not {path for path in set(_SHARED_MEMORY.iterdir()) - segments if path.name.startswith("psm_")}
+        assert not list(_SHARED_MEMORY.glob(f"{os.getpid()}_*"))
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -248,15 +253,16 @@ def announce(folder: Path, name: str, program: str | None) -> str:
 
 
 def test_doctor_tells_of_arenas_that_nobody_has(pinning: Pinning) -> None:
-    name = f"doctor-{os.getpid()}"
-    make = f"import os, pinning; pinning.Arena(4096, [], name={name!r}).asarray()[:] = 1; os._exit(0)"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", make], check=True)
-    file = _SHARED_MEMORY / f"pinning-arena.{name}"
-    (advice,) = [each for each in pinning.json("doctor")["advice"] if name in each["why"]]
-    assert advice["why"].startswith(f"killed processes have left the arena {name!r}, of 4")
-    assert file.exists()
-    subprocess.run(advice["command"], shell=True, check=True)
-    assert not file.exists()
+    make = "import os, pinning; pinning.Arena(4096, [], name='doctor').asarray()[:] = 1; os._exit(0)"
+    with TemporaryDirectory(dir=_SHARED_MEMORY) as folder:  # where nobody else makes the next one
+        there = f"import pathlib; from pinning.arena import names; names.FOLDER = pathlib.Path({folder!r})"
+        subprocess.run([sys.executable, "-W", "ignore", "-c", f"{there}; {make}"], check=True)
+        file = Path(folder) / "pinning-arena.doctor"
+        (advice,) = [each for each in pinning.json("doctor", first=there)["advice"] if "arena" in each["why"]]
+        assert advice["why"].startswith("killed processes have left the arena 'doctor', of 4")
+        assert file.exists()
+        subprocess.run(advice["command"], shell=True, check=True)
+        assert not file.exists()
 
 
 def test_doctor_says_which_node_a_device_is_near(pinning: Pinning) -> None:

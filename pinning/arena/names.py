@@ -71,19 +71,19 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
         raise PinningError(f"shared memory {name!r} is not to be had: {error}") from error
 
 
-def abandoned(folder: Path = FOLDER) -> list[tuple[str, int]]:
+def abandoned() -> list[tuple[str, int]]:
     """The segments of this user that killed processes have left and nobody has: name, and bytes in memory."""
     found = []
-    for path in sorted(folder.glob(PREFIX + "?*")):
+    for path in sorted(FOLDER.glob(PREFIX + "?*")):
         with suppress(OSError):
             if path.stat().st_uid == os.geteuid() and _is_abandoned(path):
                 found.append((path.name.removeprefix(PREFIX), path.stat().st_blocks * 512))
     return found
 
 
-def remove_abandoned(folder: Path = FOLDER) -> None:
+def remove_abandoned() -> None:
     """Remove the segments of this user that nobody has any more."""
-    for path in folder.glob(PREFIX + "?*"):
+    for path in FOLDER.glob(PREFIX + "?*"):
         with suppress(OSError):
             if path.stat().st_uid == os.geteuid():
                 segment = Segment.join(path, wait=False)

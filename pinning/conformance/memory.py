@@ -9,6 +9,7 @@ import os
 import weakref
 
 PAGE = mmap.PAGESIZE
+_CYCLES = bytes(range(251)) * (PAGE // 251 + 2)  # which no power of two divides, and so a shifted page is another one
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -33,7 +34,7 @@ class Pages:
         start = _libc.mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
         assert start != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
         self.ptr: int = start + PAGE
-        self.contents = bytes((at + at // PAGE) % 251 for at in range(self.size))
+        self.contents = b"".join(_CYCLES[page * (PAGE + 1) % 251 :][:PAGE] for page in range(pages))
         ctypes.memmove(self.ptr, self.contents, self.size)
         self._free = weakref.finalize(self, _libc.munmap, start, whole)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pinning
@@ -48,6 +50,7 @@ def clang() -> str:
     return found
 
 
+@cache
 def libraries(compiler: str) -> Path:
     """Where the compiler's OpenMP runtime is."""
     command = [compiler, "-print-resource-dir"]
@@ -140,7 +143,12 @@ def run_plain(
 
 @contextmanager
 def tidied() -> Iterator[None]:
-    """Take away what LLVM's CPU devices leave in /tmp, whatever TMPDIR says: a file for each device that is used."""
+    """Take away what LLVM's CPU devices leave in /tmp, whatever TMPDIR says: a file for each device that is used.
+
+    One program at a time: nothing tells whose such a file is.
+    """
+    folder = os.open("/tmp", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
     before = set(Path("/tmp").glob("tmpfile_??????"))
     try:
         yield
@@ -148,3 +156,4 @@ def tidied() -> Iterator[None]:
         for file in set(Path("/tmp").glob("tmpfile_??????")) - before:
             with suppress(OSError):
                 file.unlink()
+        os.close(folder)
