@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -46,10 +47,20 @@ class ObjectLocks:
         What the name of the file has in it that is mapped: other memory is never locked.
     log : Logger
         Is told once what cannot be locked.
+    pace : float
+        Bytes a second. While memory is being locked the device's other work waits, so the lock of an object begins
+        after so long as the first copy of it takes at this pace.
     """
 
-    def __init__(self, device: Callable[[], Device | None], smallest: int, name: str, log: logging.Logger) -> None:
-        self._ask, self._smallest, self._name, self._log = device, smallest, name, log
+    def __init__(
+        self,
+        device: Callable[[], Device | None],
+        smallest: int,
+        name: str,
+        log: logging.Logger,
+        pace: float = 10e9,
+    ) -> None:
+        self._ask, self._smallest, self._name, self._log, self._pace = device, smallest, name, log, pace
         self._device: Device | None = None
         self._extents: list[_Extent] = []  # by address; none overlap
         self._changing = threading.Lock()
@@ -121,6 +132,7 @@ class ObjectLocks:
         use.extent = extent
         extent.uses.add(use)
         if not extent.asked:
+            extent.due = time.monotonic() + extent.size / self._pace
             self._todo.put(extent)
             extent.asked = True
         return use
@@ -137,18 +149,21 @@ class ObjectLocks:
     def _work(self) -> None:
         """Lock, and let go of what is not used any more."""
         ended: list[_Use] = []
+        waiting: list[_Extent] = []
         while not self._closing or self._extents:
-            todo = [self._todo.get()]
             with suppress(Empty):
+                first = min((extent.due for extent in waiting), default=None)
+                each = self._todo.get(timeout=None if first is None else max(first - time.monotonic(), 0))
                 while True:
-                    todo.append(self._todo.get_nowait())
-            for each in todo:
-                if isinstance(each, _Extent):
-                    self._lock(each)
-                elif each is not None:
-                    ended.append(each)
-            del each
-            todo.clear()
+                    if isinstance(each, _Extent):
+                        waiting.append(each)
+                    elif each is not None:
+                        ended.append(each)
+                    each = self._todo.get_nowait()
+            each = None
+            for extent in [extent for extent in waiting if extent.due <= time.monotonic()]:
+                waiting.remove(extent)
+                self._lock(extent)
             with suppress(PinningError):  # what the vendor refuses is tried again with the next one
                 if ended and isinstance(self._device, MemoryDevice):
                     self._device.synchronize()
@@ -216,6 +231,7 @@ class _Extent:
         self.settled = threading.Event()  # what was begun is done, one way or the other
         self.uses: set[_Use] = set()
         self.turn = 0  # larger than that of all that were used before
+        self.due = 0.0  # when its lock is to begin
 
     def is_at(self, start: int, size: int) -> bool:
         """Whether it is this very range, and still locked if it was: memory may have been unmapped."""
