@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -235,6 +236,54 @@ def test_it_can_be_switched_off() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "PINNING_WATCH=0 is set\n"
+
+
+CALLS = """
+#include <cstdio>
+#include <cstdlib>
+#include <pinning/watcher.hpp>
+#include <sys/mman.h>
+#ifdef OWN
+extern "C" void __libc_free(void*);
+extern "C" void free(void* ptr) noexcept { __libc_free(ptr); }
+#endif
+void (*volatile release)(void*);
+int (*volatile unmap)(void*, size_t);
+int main() {
+  release = free;
+  unmap = munmap;
+  release(std::malloc(1));
+  std::printf("%d", pinning::process_watcher().hears_of_calls());
+}
+"""
+
+
+def test_calls_are_seen_of_every_program_that_makes_them(tmp_path: Path) -> None:
+    """One that is linked to a fixed address, as many a Python is, has stubs of functions whose addresses it takes."""
+    cxx = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
+    (tmp_path / "calls.cpp").write_text(CALLS)
+    (tmp_path / "other.cpp").write_text("int nothing_of_interest;")
+    (tmp_path / "frees.cpp").write_text(
+        'extern "C" { void __libc_free(void*); void free(void* ptr) noexcept { __libc_free(ptr); } }'
+    )
+
+    def compiled(name: str, source: str, *options: str) -> str:
+        subprocess.run([cxx, "-std=c++20", tmp_path / source, "-o", tmp_path / name, *options], check=True)
+        return str(tmp_path / name)
+
+    def seen(program: str, *first: str) -> str:
+        environment = {**os.environ, "LD_PRELOAD": ":".join([*first, str(library())])}
+        return subprocess.run(
+            [program], env=environment, capture_output=True, text=True, check=True, timeout=600
+        ).stdout
+
+    other, frees = (compiled(f"{name}.so", f"{name}.cpp", "-shared", "-fPIC") for name in ("other", "frees"))
+    folder = pinning.library_dirs()[0]
+    pinned = [*(f"-I{each}" for each in pinning.include_dirs()), f"-L{folder}", f"-Wl,-rpath,{folder}", "-lpinning"]
+    for name, where in {"anywhere": ["-fPIE", "-pie"], "fixed": ["-fno-pie", "-no-pie"]}.items():
+        program = compiled(name, "calls.cpp", *where, *pinned)
+        own = compiled(f"{name}_own", "calls.cpp", "-DOWN", *where, *pinned)
+        assert (seen(program), seen(program, other), seen(program, frees), seen(own)) == ("1", "1", "0", "0"), name
 
 
 def test_pinning_run_watches_a_program_without_openmp() -> None:

@@ -7,6 +7,7 @@
 // libc's own calls, such as those by which `free` unmaps, do not come here. So `free` itself does, and what makes threads,
 // whose stacks libc unmaps.
 #include <dlfcn.h>
+#include <link.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -204,6 +205,38 @@ void heap_ends(Address end, Address before) noexcept {
   if (end < before) goes({end, before});
 }
 
+/// What is loaded there; null for what is of nobody.
+link_map const* object_of(void* ptr) noexcept {
+  Dl_info info;
+  void* object = nullptr;
+  return dladdr1(ptr, &info, &object, RTLD_DL_LINKMAP) != 0 ? static_cast<link_map const*>(object) : nullptr;
+}
+
+/// Whether a symbol that the loader found is no definition: a program that is linked to a fixed address and takes that of a
+/// function has a stub there, which stands for the function wherever its address is asked for. Calls pass over it.
+bool is_stub(void* ptr) noexcept {
+  Dl_info info;
+  void* symbol = nullptr;
+  if (dladdr1(ptr, &info, &symbol, RTLD_DL_SYMENT) == 0 || symbol == nullptr) return false;
+  return static_cast<ElfW(Sym) const*>(symbol)->st_shndx == SHN_UNDEF;
+}
+
+/// Whose function the program calls by this name; null where that is not known.
+link_map const* called(char const* name) noexcept {
+  void* const found = dlsym(RTLD_DEFAULT, name);
+  if (found == nullptr) return nullptr;
+  link_map const* const first = object_of(found);
+  if (first == nullptr || !is_stub(found)) return first;
+  for (link_map const* each = first->l_next; each != nullptr; each = each->l_next) {
+    void* const handle = dlopen(each->l_name, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle == nullptr) continue;
+    void* const theirs = dlsym(handle, name);  // its own, or else that of what it needs
+    dlclose(handle);
+    if (theirs != nullptr && object_of(theirs) == each) return each;
+  }
+  return nullptr;
+}
+
 /// What a new thread is to run, and its stack.
 template <class Result>
 struct Start : Stack {
@@ -222,13 +255,8 @@ struct Start : Stack {
 }  // namespace
 
 bool pinning::omp::frees_are_seen() noexcept {
-  Dl_info self, found;
-  if (dladdr(reinterpret_cast<void*>(&look_up), &self) == 0) return false;
-  for (char const* const name : {"free", "munmap"}) {
-    void* const theirs = dlsym(RTLD_DEFAULT, name);
-    if (theirs == nullptr || dladdr(theirs, &found) == 0 || found.dli_fbase != self.dli_fbase) return false;
-  }
-  return true;
+  link_map const* const self = object_of(reinterpret_cast<void*>(&look_up));
+  return self != nullptr && called("free") == self && called("munmap") == self;
 }
 
 #pragma GCC visibility push(default)
