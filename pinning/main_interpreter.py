@@ -4,14 +4,21 @@
 Native threads and drivers call back into the main interpreter: C code has no other.
 """
 
-import ctypes
+_REFUSED = (
+    "pinning works in the main interpreter of a process alone, and this is a sub-interpreter; import it in the "
+    "main one, or start a process"
+)
+
+try:
+    import ctypes
+except ImportError as error:  # before Python 3.13 it refuses itself
+    if "subinterpreters" in str(error):
+        raise ImportError(_REFUSED) from None
+    raise
 
 _python = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions are everybody's
 _python.PyInterpreterState_Get.restype = ctypes.c_void_p
 _python.PyInterpreterState_Main.restype = ctypes.c_void_p
 
 if _python.PyInterpreterState_Get() != _python.PyInterpreterState_Main():
-    raise ImportError(
-        "pinning works in the main interpreter of a process alone, and this is a sub-interpreter; import it in the "
-        "main one, or start a process"
-    )
+    raise ImportError(_REFUSED)
