@@ -17,7 +17,7 @@ autodoc_default_options = {
     "member-order": "groupwise",
     "inherited-members": "Exception,tuple,Enum,ndarray",
 }
-autodoc_mock_imports = ["cupy", "numba", "torch"]
+autodoc_mock_imports = ["cuda.core", "cupy", "distributed", "nixl", "numba", "ray", "torch"]
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 
@@ -32,5 +32,14 @@ def name_files(app, docname, source):
         source[0] = re.sub(r"\[([^]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)", r"\1 (`\2`)", source[0])
 
 
+def show_code(app, what, name, thing, options, lines):
+    """The indented blocks of a module's text are code."""
+    if what == "module":
+        for i in range(len(lines) - 1, 0, -1):
+            if lines[i].startswith("    ") and not lines[i - 1]:
+                lines[i:i] = ["::", ""]
+
+
 def setup(app):
     app.connect("source-read", name_files)
+    app.connect("autodoc-process-docstring", show_code, priority=600)  # after numpydoc

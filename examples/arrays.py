@@ -10,7 +10,7 @@ address = weights.ctypes.data
 
 with pinning.lock(weights) as lock:  # on the first GPU, or else on the host
     print(lock)
-    print(f"the device finds the bytes of {lock.host_ptr:#x} at {lock.device_ptr:#x}")
+    print(f"the device finds the bytes of {lock.ptr:#x} at {lock.device_ptr:#x}")
 
     row = weights[10]
     with pinning.lock(row) as part:  # inside what is locked: counted, no vendor call

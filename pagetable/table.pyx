@@ -42,10 +42,10 @@ cdef class Region:
         Small, unique among the regions in the table, used again after the region is removed.
     """
 
-    def __init__(self, uint64_t start, uint64_t size, int64_t id):
-        self.start = start
-        self.size = size
-        self.id = id
+    def __init__(self, start, size, id):
+        self.start = checked(start, "start")
+        self.size = checked(size, "size")
+        self.id = checked(id, "id")
 
     @property
     def end(self):
@@ -68,14 +68,28 @@ cdef class Region:
         return Region, (self.start, self.size, self.id)
 
 
-cdef inline uint64_t word(object value) except? 0xFFFFFFFFFFFFFFFF:
+cdef inline uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
     # Cython alone would round floats, silently.
-    return value if PyLong_Check(value) else PyNumber_Index(value)
+    return value if PyLong_Check(value) else index(value, what)
+
+
+cdef object index(object value, str what):
+    try:
+        return PyNumber_Index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {said(value)}; it must be an integer. Many at once are for contains_many and "
+                        "find_many") from None
+
+
+cdef str said(object value):
+    if isinstance(value, (str, float, type(None))):
+        return repr(value)
+    return f"of type {type(value).__name__}"
 
 
 cdef uint64_t checked(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
     try:
-        return word(value)
+        return word(value, what)
     except OverflowError:
         raise RangeError(f"{what} {value} is not in [0, 2**64)") from None
 
@@ -125,7 +139,9 @@ cdef class PageTable:
         itself where the system refuses them. Lookups are then slower.
     """
 
-    def __cinit__(self, *, cbool flat=True):
+    def __cinit__(self, *, flat=True):
+        if flat is not True and flat is not False:
+            raise TypeError(f"flat is {said(flat)}; it must be True or False")
         self.table = new CPageTable(flat)
 
     def __dealloc__(self):
@@ -206,7 +222,7 @@ cdef class PageTable:
         """The region that holds the byte at `address`."""
         cdef uint64_t at
         try:
-            at = word(address)
+            at = word(address, "address")
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.table.find(at)
@@ -227,8 +243,8 @@ cdef class PageTable:
         """
         cdef uint64_t at, count
         try:
-            at = word(start)
-            count = word(size)
+            at = word(start, "start")
+            count = word(size, "size")
         except OverflowError:
             return None
         cdef optional[CRegion] found = self.table.find_range(at, count)
@@ -237,7 +253,7 @@ cdef class PageTable:
     def __contains__(self, address):
         cdef uint64_t at
         try:
-            at = word(address)
+            at = word(address, "address")
         except OverflowError:
             return False
         return self.table.contains(at)
@@ -262,7 +278,7 @@ cdef class PageTable:
             Address and bytes; 0 bytes share nothing.
         """
         cdef uint64_t first = checked(start, "start")
-        size = min(PyNumber_Index(size), 2**64 - int(first))
+        size = min(index(size, "size"), 2**64 - int(first))
         if size == 2**64:  # one more than a word can say
             return list(self)
         cdef uint64_t count = checked(size, "size")
@@ -295,7 +311,7 @@ cdef class PageTable:
                 for i in range(n):
                     answer[i] = table.contains(at[i])
             return answers
-        length = words(numpy.broadcast_to(sizes, n))
+        length = words(one_for_each(sizes, n))
         with nogil:
             for i in range(n):
                 answer[i] = table.find_range(at[i], length[i]).has_value()
@@ -323,6 +339,13 @@ cdef class PageTable:
 
     def __repr__(self):
         return f"<PageTable of {len(self)} regions>"
+
+
+cdef object one_for_each(object sizes, Py_ssize_t n):
+    array = numpy.asarray(sizes)
+    if array.shape not in ((), (1,), (n,)):
+        raise RangeError(f"sizes have shape {array.shape}; give one size, or one for each of {n} addresses")
+    return numpy.broadcast_to(array, n)
 
 
 cdef object words(object given):

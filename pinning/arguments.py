@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from typing import SupportsIndex
+import os
+from typing import Any, SupportsIndex
+
+_LONGEST = 80  # characters of a value in an error
 
 
 def said(value: object) -> str:
     """A value as an error tells it: in full where that is short."""
-    return repr(value) if isinstance(value, (str, bytes, int, float, type(None))) else f"a {type(value).__name__}"
+    if isinstance(value, (str, bytes, int, float, type(None))):
+        text = repr(value[:_LONGEST] if isinstance(value, (str, bytes)) else value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def integer(value: SupportsIndex, name: str, what: str = "the number of bytes") -> int:
@@ -24,3 +32,46 @@ def integer(value: SupportsIndex, name: str, what: str = "the number of bytes") 
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {said(value)}; it must be an integer, {what}") from None
+
+
+def seconds(value: float | None, name: str = "timeout") -> float | None:
+    """A time to wait, or None for any.
+
+    Raises
+    ------
+    TypeError
+        It is no number.
+    """
+    if value is None:
+        return None
+    try:
+        found = float(value) if not isinstance(value, (str, bytes, bytearray)) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if math.isnan(found):
+        raise TypeError(f"{name} is {said(value)}; it must be a number of seconds, or None to wait for ever")
+    return found
+
+
+def path_name(path: Any, name: str = "path") -> str:
+    """A path as a string.
+
+    Raises
+    ------
+    TypeError
+        It is none.
+    ValueError
+        No file can have this name.
+    """
+    try:
+        found = os.fsdecode(path)
+    except TypeError:
+        raise TypeError(f"{name} is {said(path)}; it must be a path: a string, bytes or an os.PathLike") from None
+    if "\0" in found:
+        raise ValueError(f"{name} is {said(found)}; no file has a null character in its name")
+    return found
+
+
+def is_one_of(value: object, *names: str) -> bool:
+    """Whether it is one of these names, whatever else it may be."""
+    return isinstance(value, str) and value in names

@@ -24,6 +24,7 @@ import warnings
 from collections import deque
 from contextlib import suppress
 
+from pinning.arguments import integer, seconds
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.lifecycle import Part, at_exit, in_child
 from pinning.limits import check_budget
@@ -74,7 +75,7 @@ cdef class Job:
 
     cdef take(self):
         cdef Lock lock = self.lock
-        cdef uint64_t ptr = lock.host_ptr, size = lock.size
+        cdef uint64_t ptr = lock.ptr, size = lock.size
         if not lock.try_take(self.on, ptr, size, self.wanted.grain):
             self.take_anew(ptr, size)
             describe(lock, self.description)
@@ -192,14 +193,14 @@ cdef class PendingLock:
 
     Attributes
     ----------
-    host_ptr, size : int
+    ptr, size : int
         The bytes that are to be locked.
     device : Device
         Where.
     """
 
     cdef Job job
-    cdef readonly uint64_t host_ptr
+    cdef readonly uint64_t ptr
     cdef readonly uint64_t size
     cdef object __weakref__
 
@@ -247,12 +248,14 @@ cdef class PendingLock:
         """
         cdef uint64_t wanted = self.size + 1
         if nbytes is not None:
-            if not 0 <= nbytes <= self.size:
-                raise InvalidRangeError(f"nbytes is {nbytes}; it must lie between 0 and the lock's {self.size} bytes")
-            wanted = nbytes
+            first = integer(nbytes, "nbytes")
+            if not 0 <= first <= self.size:
+                raise InvalidRangeError(f"nbytes is {first}; it must lie between 0 and the lock's {self.size} bytes")
+            wanted = first
+        patience = seconds(timeout)
         cdef Job job = self.job
         self.check_here()
-        job.wait(wanted, 1e9 if timeout is None else timeout)
+        job.wait(wanted, 1e9 if patience is None else patience)
         if job.over:
             return self.outcome(nbytes is None)
         if nbytes is not None and job.pace.pieces.held() >= wanted:
@@ -287,8 +290,8 @@ cdef class PendingLock:
         job.drop()
         job.wait(self.size + 1, 1e9)
         job.lock.give_up()
-        if job.error is not None and job.on.map.serial_at(self.host_ptr) != 0 and not job.on.map.find(
-            self.host_ptr, 1
+        if job.error is not None and job.on.map.serial_at(self.ptr) != 0 and not job.on.map.find(
+            self.ptr, 1
         ).has_value():
             raise job.error  # half unlocked
 
@@ -331,8 +334,8 @@ cdef class PendingLock:
             else "done"
         )
         device = getattr(self.device, "name", self.device)
-        end = int(self.host_ptr) + self.size
-        return f"<PendingLock of [{self.host_ptr:#x}, {end:#x}), {self.size} bytes, on {device}: {state}>"
+        end = int(self.ptr) + self.size
+        return f"<PendingLock of [{self.ptr:#x}, {end:#x}), {self.size} bytes, on {device}: {state}>"
 
 
 async def wait_for(PendingLock pending):
@@ -415,7 +418,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     job.description = description_of(buffer)
     job.on.check_open()
     cdef PendingLock made = PendingLock.__new__(PendingLock)
-    made.job, made.host_ptr, made.size = job, found.ptr, found.size
+    made.job, made.ptr, made.size = job, found.ptr, found.size
     if job.lock.try_take(job.on, found.ptr, found.size, job.wanted.grain):
         if not unlisted:
             job.lock.enter()

@@ -7,6 +7,7 @@ cdef struct Bytes:
     uint64_t size
     signed char read_only  # -1 where nobody says
     bint contiguous
+    bint may_refer  # to Python objects: elements are large enough
 
 
 # As in dlpack.h, version 1.3.

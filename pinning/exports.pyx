@@ -77,6 +77,7 @@ cdef Export export(object buffer, Bytes* found):
     found.size = view.len
     found.read_only = view.readonly != 0
     found.contiguous = True
+    found.may_refer = view.itemsize >= <Py_ssize_t>sizeof(void*)
     if view.len and view.strides is not NULL and view.ndim > 0:
         if view.ndim > 1 or view.strides[0] != view.itemsize:
             span(<int64_t*>view.shape, <int64_t*>view.strides, 1, view.ndim, view.itemsize, found)
@@ -117,6 +118,7 @@ cdef bint dlpack_bytes(object tensor, const DLPackExchangeAPI* api, DLTensor* an
     found.size = size
     found.read_only = -1
     found.contiguous = True
+    found.may_refer = False
     if size and answer.strides is not NULL and answer.ndim > 0:
         span(answer.shape, answer.strides, bits // 8, answer.ndim, bits // 8, found)
     return True

@@ -11,7 +11,7 @@ cdef class Pace:
     cdef PacedPieces* pieces
 
 cdef class Lock(Hold):
-    cdef readonly uint64_t host_ptr
+    cdef readonly uint64_t ptr
     cdef readonly uint64_t size
     cdef object owner  # of the memory; None once unlocked, and where the caller keeps it
     cdef signed char read_only  # as Bytes has it

@@ -220,7 +220,7 @@ cdef class Lock(Hold):
 
     Attributes
     ----------
-    host_ptr, device_ptr : int
+    ptr, device_ptr : int
         Where the buffer's first byte is, for the host and for the device.
     size : int
         Bytes.
@@ -241,7 +241,7 @@ cdef class Lock(Hold):
     @property
     def region(self):
         """The locked region that holds the buffer, perhaps larger than it; None once unlocked."""
-        return self.map.find(self.host_ptr, self.size) if self.is_held() else None
+        return self.map.find(self.ptr, self.size) if self.is_held() else None
 
     def unlock(self):
         """Give up this lock; the last one of its region unlocks the memory. Nothing happens the second time.
@@ -254,7 +254,7 @@ cdef class Lock(Hold):
         self.give_up()
 
     cdef bint give_up(self) except *:
-        self.keep = self.counted and not self.ending and keeps(self.map, self.host_ptr, self.owner)
+        self.keep = self.counted and not self.ending and keeps(self.map, self.ptr, self.owner)
         if not Hold.give_up(self):
             return False
         self.leave()
@@ -265,7 +265,7 @@ cdef class Lock(Hold):
         """Into the list of those that are held; gives it up where that fails."""
         global last_serial
         try:
-            open_locks.enter(<void*>self.map, self.host_ptr, self.size, self.hold.serial, last_serial + 1, <PyObject*>self)
+            open_locks.enter(<void*>self.map, self.ptr, self.size, self.hold.serial, last_serial + 1, <PyObject*>self)
         except MemoryError:
             self.give_up()
             raise
@@ -275,7 +275,7 @@ cdef class Lock(Hold):
     cdef void leave(self) noexcept:
         """Out of the list of those that are held."""
         if self.serial:
-            open_locks.leave(<void*>self.map, self.host_ptr, self.size, self.hold.serial, self.serial)
+            open_locks.leave(<void*>self.map, self.ptr, self.size, self.hold.serial, self.serial)
             self.serial = 0
 
     def __enter__(self):
@@ -304,8 +304,8 @@ cdef class Lock(Hold):
         if state and self.counted and not self.map.closed and self.generation == self.map.generation:
             state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
         device = getattr(self.map.device, "name", self.map.device)
-        end = int(self.host_ptr) + self.size
-        return f"<Lock of [{self.host_ptr:#x}, {end:#x}), {self.size} bytes, on {device}{state}>"
+        end = int(self.ptr) + self.size
+        return f"<Lock of [{self.ptr:#x}, {end:#x}), {self.size} bytes, on {device}{state}>"
 
 
 def lock(
@@ -391,7 +391,7 @@ def lock(
 cdef Lock unlocked(object buffer, object size, Bytes* found):
     cdef Lock made = Lock.__new__(Lock)
     made.owner = bytes_of(buffer, size, found)
-    made.host_ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
+    made.ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
     return made
 
 
@@ -401,7 +401,7 @@ cdef tuple description_of(object buffer):
 
 
 cdef void describe(Lock made, tuple description) noexcept:
-    describe_in_status(made.host_ptr, made.size, <bytes>description[0], <bytes>description[1])
+    describe_in_status(made.ptr, made.size, <bytes>description[0], <bytes>description[1])
 
 
 cdef str call_site():

@@ -33,7 +33,7 @@ from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
 from collections import deque
 from contextlib import suppress
 
-from pinning.arguments import integer, said
+from pinning.arguments import integer, is_one_of, said
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.lifecycle import Living, Part, at_exit, in_child
 
@@ -83,7 +83,7 @@ cdef class Region:
         return None if self.grain == Grain.unknown else self.grain == Grain.fine
 
     def __contains__(self, ptr):
-        return self.start <= ptr < self.end
+        return self.start <= address_of(ptr) < self.end
 
     def in_one_piece(self, ptr, size):
         """Whether ``[ptr, ptr + size)``, inside the region, crosses none of the `borders`.
@@ -93,7 +93,8 @@ cdef class Region:
         ptr, size : int
             Host address and bytes.
         """
-        return (ptr - self.start) // self.piece == (ptr - self.start + size - 1) // self.piece
+        first = address_of(ptr) - self.start
+        return first // self.piece == (first + integer(size, "size") - 1) // self.piece
 
     def device_ptr_of(self, ptr):
         """The device-accessible address of host address `ptr`.
@@ -103,9 +104,10 @@ cdef class Region:
         InvalidRangeError
             `ptr` is not in the region.
         """
-        if ptr not in self:
-            raise InvalidRangeError(f"{ptr:#x} is not in {self!r}")
-        return self.device_ptr + (ptr - self.start)
+        address = address_of(ptr)
+        if not self.start <= address < self.end:
+            raise InvalidRangeError(f"{address:#x} is not in {self!r}")
+        return self.device_ptr + (address - self.start)
 
     def __eq__(self, other):
         if not isinstance(other, Region):
@@ -142,6 +144,13 @@ cdef Region wrap(const CRegion& found, object device):
     region.grain = found.grain
     region.device = device
     return region
+
+
+cdef object address_of(object ptr):
+    try:
+        return PyNumber_Index(ptr)
+    except TypeError:
+        raise no_word(ptr, "address") from None
 
 
 cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
@@ -377,8 +386,8 @@ cdef class PinnedMap:
         """
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
-        if policy not in _POLICIES:
-            raise PinningError(f"the policy {policy!r} is none; give one of {', '.join(map(repr, _POLICIES))}")
+        if not is_one_of(policy, *_POLICIES):
+            raise PinningError(f"the policy {said(policy)} is none; give one of {', '.join(map(repr, _POLICIES))}")
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
         if self.closed:
             if chosen == LockMapped.mandatory:
@@ -547,7 +556,9 @@ cdef class PinnedMap:
         """
         for what, function in (("register", register), ("unregister", unregister)):
             if not callable(function):
-                raise TypeError(f"{what} is {function!r}, which cannot be called")
+                raise TypeError(f"{what} is {said(function)}; it must be a function")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name is {said(name)}; it must be a string, or None for the function's own")
         cdef uint64_t each = 0 if piece is None else word(piece, "piece")
         if piece is not None and each == 0:
             raise InvalidRangeError("piece 0 registers nothing; give at least one byte, or None for whole regions")

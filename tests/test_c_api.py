@@ -215,9 +215,9 @@ def address(buffer: bytearray) -> int:
 def test_python_first(memory: bytearray) -> None:
     with pinning.lock(memory, device="host") as lock:
         native = c_api.Map("host:0")
-        found = native.find(lock.host_ptr, 10000)
-        assert found == (lock.host_ptr, 10000, lock.device_ptr, 10000, 1, 0)
-        assert native.lock(lock.host_ptr + 10, 5) == lock.device_ptr + 10
+        found = native.find(lock.ptr, 10000)
+        assert found == (lock.ptr, 10000, lock.device_ptr, 10000, 1, 0)
+        assert native.lock(lock.ptr + 10, 5) == lock.device_ptr + 10
         assert lock.region is not None and lock.region.references == 2
     region = pinning.find(memory)
     assert region is not None and region.references == 1

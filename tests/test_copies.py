@@ -18,7 +18,7 @@ import pinning
 from fake_memory import FakeMemoryDevice
 from limits import needs_room_to_lock
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
-from pinning.copies import Path, costs, trim_staging
+from pinning.copies import CopyPath, costs, trim_staging
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 3 * MIB + 5
@@ -82,7 +82,7 @@ def test_locked_memory_is_copied_directly(device: FakeMemoryDevice, queue: pinni
         assert (bytes_of(there) == array).all()
         back = numpy.zeros_like(array)
         with pinning.lock(back, device=device):
-            assert pinning.copy(back, there, queue=queue).path is Path.DIRECT
+            assert pinning.copy(back, there, queue=queue).path is CopyPath.DIRECT
         assert (back == array).all()
 
 

@@ -126,7 +126,7 @@ class Older(Tensor):
 def test_a_tensor_of_the_host_by_dlpack(device: FakeMemoryDevice, queue: pinning.Queue, kind: type[Tensor]) -> None:
     array = noise(800).view(numpy.float64).reshape(10, 10)
     with pinning.lock(kind(array), device=device) as lock, pinning.alloc(800, device=device) as there:
-        assert (lock.host_ptr, lock.size) == (array.ctypes.data, 800)
+        assert (lock.ptr, lock.size) == (array.ctypes.data, 800)
         assert pinning.is_locked(kind(array), device=device)
         for same in (array, array.T):  # the same bytes in another order of dimensions
             copy = pinning.copy(there, kind(same), queue=queue)
@@ -146,7 +146,7 @@ def test_a_tensor_of_half_bytes_is_asked_otherwise(device: FakeMemoryDevice) -> 
         pinning.lock(tensor, device=device)
     tensor.data_ptr, tensor.nbytes = (lambda: array.ctypes.data), SIZE
     with pinning.lock(tensor, device=device) as lock:
-        assert (lock.host_ptr, lock.size) == (array.ctypes.data, SIZE)
+        assert (lock.ptr, lock.size) == (array.ctypes.data, SIZE)
 
 
 def test_a_tensor_of_a_device_is_not_locked(device: FakeMemoryDevice) -> None:
@@ -186,7 +186,7 @@ def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queu
         pinning.fill(there, 7, queue=queue).wait()
         pinning.copy(end, there, queue=queue)
         with pinning.lock(end, device=device) as now:
-            assert bytes_at(now.host_ptr, SIZE) == b"\7" * SIZE
+            assert bytes_at(now.ptr, SIZE) == b"\7" * SIZE
         if lock is not None:
             assert pinning.copy(there, lock, queue=queue).path == "direct"
             lock.unlock()

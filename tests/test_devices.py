@@ -21,6 +21,7 @@ import numpy
 import pytest
 
 import pinning
+import pinning_ur
 from fake_device import Background, FakeDevice
 from pinning import Device, LimitedDevice, PluginReport, PluginUnavailableError
 from pinning.plugin import ENTRY_POINT_GROUP
@@ -229,7 +230,7 @@ def test_a_device_of_three_methods_is_enough() -> None:
         data_lock=lambda ptr, size, read_only: ptr, data_unlock=lambda ptr: None, is_pinned_ptr=lambda ptr: None
     )
     with pinning.lock(bytearray(10), device=plain) as lock:
-        assert lock.device_ptr == lock.host_ptr
+        assert lock.device_ptr == lock.ptr
         assert "namespace" in repr(lock)
 
 
@@ -406,3 +407,20 @@ def test_device_names_and_single_events_do() -> None:
         pinning.copy_async(memory, bytes(100), queue=queue, wait_for=event).wait()
         queue.free(memory, event).wait()
     assert pinning.memory_info(numpy.zeros(3)) is None
+
+
+def test_unified_runtime_tells_of_intels_gpus_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, cards = tmp_path / "dri", tmp_path / "drm"
+    nodes.mkdir()
+    monkeypatch.setattr(pinning_ur, "_NODES", nodes)
+    monkeypatch.setattr(pinning_ur, "_CARDS", cards)
+    assert pinning_ur.plugin.hardware() is None
+
+    for name, maker in (("renderD128", "0x1002\n"), ("renderD129", "0x8086\n")):
+        assert pinning_ur.plugin.hardware() is None
+        (nodes / name).touch()
+        (cards / name / "device").mkdir(parents=True)
+        (cards / name / "device" / "vendor").write_text(maker)
+    assert pinning_ur.plugin.hardware() == "an Intel GPU"
+    (nodes / "renderD129").unlink()  # a container that was not given it
+    assert pinning_ur.plugin.hardware() is None

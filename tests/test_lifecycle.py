@@ -123,7 +123,7 @@ def test_the_child_locks_its_own(device: FakeDevice) -> None:
     def child() -> None:
         device.locked.clear()  # the child's vendor has locked nothing
         whole = pinning.lock(values, device=device)
-        assert whole.device_ptr == whole.host_ptr + LOCKED_OFFSET
+        assert whole.device_ptr == whole.ptr + LOCKED_OFFSET
         assert not parents.held
         pinning.unlock(values[:10], device=device)  # the parent's lock, of exactly this, is not one to give up
         assert not whole.held
@@ -312,7 +312,7 @@ def test_exit_of_a_child_leaves_the_parents_locks_alone(leave: str) -> None:
             own = pinning.lock(bytearray(200), device=device)
             {leave}
         assert os.waitpid(child, 0)[1] == 0
-        assert device.locked == {{kept.host_ptr: 100}}
+        assert device.locked == {{kept.ptr: 100}}
         assert kept.held
         os.write(1, b"the child has ended\\n")
     """)

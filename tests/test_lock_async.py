@@ -67,7 +67,7 @@ def test_its_result_is_a_lock(device: FakeDevice, buffer: np.ndarray, how: dict[
     pending = pinning.lock_async(buffer, device=device, **how)
     lock = pending.wait(timeout=WAIT)
     assert isinstance(lock, pinning.Lock)
-    assert (lock.host_ptr, lock.size, lock.device) == (start(buffer), SIZE, device)
+    assert (lock.ptr, lock.size, lock.device) == (start(buffer), SIZE, device)
     assert lock.device_ptr == start(buffer) + LOCKED_OFFSET
     assert lock.held
     assert pending.done

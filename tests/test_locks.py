@@ -81,13 +81,13 @@ class Tensor:
 def test_a_lock_says_what_is_locked_and_where(device: FakeDevice) -> None:
     values = np.arange(1000, dtype=np.int32)
     with pinning.lock(values, device=device) as lock:
-        assert (lock.host_ptr, lock.size) == (address_of(values), 4000)
-        assert lock.device_ptr == lock.host_ptr + LOCKED_OFFSET
+        assert (lock.ptr, lock.size) == (address_of(values), 4000)
+        assert lock.device_ptr == lock.ptr + LOCKED_OFFSET
         assert lock.device is device
         assert lock.held
         assert lock.region == pinning.find(values, device=device)
         assert [lock.region] == pinning.regions(device)
-        for part in (f"{lock.host_ptr:#x}", "4000 bytes", "fake:0"):
+        for part in (f"{lock.ptr:#x}", "4000 bytes", "fake:0"):
             assert part in repr(lock)
         assert "unlocked" not in repr(lock)
     assert not lock.held
@@ -115,10 +115,10 @@ def test_every_kind_of_buffer(device: FakeDevice, kind: str) -> None:
     buffer = BUFFERS[kind]()
     assert not pinning.is_locked(buffer, device=device)
     lock = pinning.lock(buffer, device=device)
-    assert device.locked == {lock.host_ptr: lock.size}
+    assert device.locked == {lock.ptr: lock.size}
     assert pinning.is_locked(buffer, device=device)
-    assert pinning.is_locked(lock.host_ptr, lock.size, device=device)
-    assert not pinning.is_locked(lock.host_ptr, lock.size + 1, device=device)
+    assert pinning.is_locked(lock.ptr, lock.size, device=device)
+    assert not pinning.is_locked(lock.ptr, lock.size + 1, device=device)
     with pinning.lock(buffer, device=device) as second:
         assert second.device_ptr == lock.device_ptr
         assert len(device.locked) == 1
@@ -145,7 +145,7 @@ def test_an_address_and_a_size(device: FakeDevice) -> None:
     values = np.zeros(1000, np.uint8)
     start = address_of(values)
     with pinning.lock((start, 500), device=device) as lock:
-        assert (lock.host_ptr, lock.size) == (start, 500)
+        assert (lock.ptr, lock.size) == (start, 500)
         for integer in (int, np.uint64, np.int64):
             assert pinning.is_locked(integer(start), device=device)
             assert pinning.find(integer(start + 1), integer(499), device=device) == lock.region
@@ -158,7 +158,7 @@ def test_an_address_and_a_size(device: FakeDevice) -> None:
 def test_a_view_with_gaps_locks_its_whole_span(device: FakeDevice) -> None:
     values = np.zeros(100, np.uint8)
     with pinning.lock(values[90:9:-10], device=device) as lock:
-        assert (lock.host_ptr, lock.size) == (address_of(values) + 10, 81)
+        assert (lock.ptr, lock.size) == (address_of(values) + 10, 81)
 
 
 def test_only_the_first_bytes(device: FakeDevice) -> None:
@@ -206,7 +206,7 @@ def test_pieces(device: FakeDevice) -> None:
     with pinning.lock(bytearray(10), device=device, piece=4) as lock:
         assert device.count("data_lock") == 3
         assert lock.region is not None
-        assert lock.region.borders == (lock.host_ptr + 4, lock.host_ptr + 8)
+        assert lock.region.borders == (lock.ptr + 4, lock.ptr + 8)
 
 
 def test_coherence_is_a_choice(device: FakeDevice) -> None:
@@ -398,7 +398,7 @@ def test_two_threads_that_unlock_one_buffer_take_two_locks(device: FakeDevice) -
     """While the vendor unlocks for one thread, its lock is no longer there to be given up by another."""
     values = np.zeros(100)
     lock = pinning.lock(values, device=device)
-    with device.stopping("data_unlock", lock.host_ptr) as gate:
+    with device.stopping("data_unlock", lock.ptr) as gate:
         first = Background(lambda: pinning.unlock(values, device=device))
         assert gate.reached.wait(WAIT)
         second = Background(lambda: pinning.unlock(values, device=device))
@@ -469,7 +469,7 @@ def test_a_closed_map_lets_go_of_its_owners(device: FakeDevice) -> None:
 def test_a_dropped_lock_warns_and_unlocks(device: FakeDevice) -> None:
     buffer = bytearray(100)
     lock = pinning.lock(buffer, device=device)
-    with pytest.warns(ResourceWarning, match=f"{lock.host_ptr:#x}.*dropped while held"):
+    with pytest.warns(ResourceWarning, match=f"{lock.ptr:#x}.*dropped while held"):
         del lock
     assert device.locked == {}
     buffer.append(0)
@@ -517,7 +517,7 @@ def test_a_lock_dropped_inside_the_devices_own_code_is_unlocked_after_it(device:
     del values
     with pinning.lock(bytearray(10), device=collecting) as lock:
         assert seen[-1] == (before, True), "it is still locked, and its memory there, while the device is busy"
-        assert collecting.locked == {lock.host_ptr: 10}
+        assert collecting.locked == {lock.ptr: 10}
         assert alive() is None
     assert collecting.wrong == []
 
@@ -612,7 +612,7 @@ def test_a_lock_of_what_someone_else_has_unpinned_is_no_longer_held(device: Fake
     with pinning.lock(values, device=device) as lock:
         stale.unlock()
         assert lock.held
-        assert device.locked == {lock.host_ptr: 800}
+        assert device.locked == {lock.ptr: 800}
 
 
 @pytest.mark.parametrize("method", ["data_lock", "data_unlock"])

@@ -343,7 +343,7 @@ def test_a_batch_has_no_addresses_outside_all_memory(table: PageTable, wrong: ob
 
 @pytest.mark.parametrize("sizes", [[1, 2, 3], [], [[1], [2]]], ids=repr)
 def test_sizes_that_do_not_match(ten_pages: PageTable, sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"broadcast|dimensions"):
+    with pytest.raises(ValueError, match="give one size, or one for each of 2 addresses"):
         ten_pages.contains_many([0, 1], sizes)
 
 

@@ -4,15 +4,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
 
 import pinning
-from pinning import Arena, Context, InvalidRangeError, MemoryKind, OutOfMemoryError, Pool, Queue, VendorError
+from pagetable import PageTable, RangeError
+from pinning import (
+    Arena,
+    Context,
+    Event,
+    InvalidRangeError,
+    LayoutError,
+    MemoryKind,
+    OutOfMemoryError,
+    Pool,
+    Queue,
+    VendorError,
+    arrays,
+)
 
 A, B = numpy.ones(512), numpy.zeros(512)
+OBJECTS = numpy.array([None] * 512, dtype=object)
 HOST = pinning.device("host")
+TABLE = PageTable()
+MAP = pinning.PinnedMap(HOST)
 
 CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     # A device, or several buffers, where the size goes.
@@ -78,7 +95,78 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_batch(None, [B]), TypeError, "dsts is None"),
     (lambda: pinning.load_file(5), TypeError, "path is 5"),
     (lambda: pinning.save_file(5, "x"), TypeError, "tensors is 5"),
+    (lambda: Queue(order=A), pinning.PinningError, "no order a ndarray; give 'in_order'"),
+    (lambda: Queue.adopt(-1, "host"), InvalidRangeError, "-0x1 is no handle"),
+    (lambda: Queue.adopt(1 << 80, "host"), InvalidRangeError, "is no handle"),
+    (lambda: Queue("host").call(print, wait_for=A), TypeError, "wait_for takes a list of events"),
+    (lambda: Queue("host").record().elapsed(3), TypeError, "since is 3; it must be the event"),
+    (lambda: Queue("host").record().comes_after(None), TypeError, "point is None; it must be the `point`"),
+    (lambda: Event.over(error="x"), TypeError, "error is 'x'; it must be an exception"),
+    (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), pinning.PinningError, "no engine a ndarray"),
+    (lambda: pinning.memory_info(int), TypeError, "type is no buffer"),
+    # What has bytes that are not to be copied.
+    (lambda: pinning.copy(OBJECTS, A), TypeError, "holds Python objects.* astype"),
+    (lambda: pinning.copy(A, memoryview(OBJECTS)), TypeError, "holds Python objects"),
+    (lambda: pinning.fill(OBJECTS, 1), TypeError, "holds Python objects"),
+    # Times and paths.
+    (lambda: waited(timeout="x"), TypeError, "timeout is 'x'; it must be a number of seconds"),
+    (lambda: waited(timeout=float("nan")), TypeError, "timeout is nan"),
+    (lambda: waited(nbytes="x"), TypeError, "nbytes is 'x'; it must be an integer"),
+    (lambda: waited_for_arena(timeout="x"), TypeError, "timeout is 'x'"),
+    (lambda: pinning.copy_file(A, None), TypeError, "path is None; it must be a path"),
+    (lambda: pinning.copy_file(A, b"\0"), ValueError, "null character"),
+    (lambda: pinning.load_file([1]), TypeError, "path is 1; it must be a path"),
+    (lambda: pinning.save_file({"a": A}, 5), TypeError, "path is 5; it must be a path"),
+    (lambda: pinning.save_file({"a": A}, "x", metadata="y"), TypeError, "metadata is 'y'; it must be a dict"),
+    # Page tables and maps.
+    *(
+        (call, TypeError, f"{name} is 'x'; it must be an integer")
+        for name, call in (
+            ("address", lambda: TABLE.find("x")),  # type: ignore[arg-type]
+            ("address", lambda: "x" in TABLE),
+            ("start", lambda: TABLE.find_range("x", 1)),  # type: ignore[arg-type]
+            ("size", lambda: TABLE.insert(1, "x")),  # type: ignore[arg-type]
+            ("start", lambda: TABLE.remove("x")),  # type: ignore[arg-type]
+            ("size", lambda: TABLE.overlapping(1, "x")),  # type: ignore[arg-type]
+        )
+    ),
+    (lambda: PageTable(flat="x"), TypeError, "flat is 'x'; it must be True or False"),  # type: ignore[arg-type]
+    (lambda: TABLE.contains_many([1], [1, 2]), RangeError, r"shape \(2,\); give one size, or one for each of 1"),
+    (lambda: MAP.add_registrar(print, 5), TypeError, "unregister is 5; it must be a function"),
+    (lambda: MAP.add_registrar(print, print, name=5), TypeError, "name is 5; it must be a string"),
+    (lambda: MAP.lock_mapped(8, 8, []), pinning.PinningError, "the policy a list is none; give one of 'off'"),
+    (lambda: region_of_a().device_ptr_of(1.5), TypeError, "address is 1.5"),
+    (lambda: region_of_a().in_one_piece("x", 8), TypeError, "address is 'x'"),
+    (lambda: "x" in region_of_a(), TypeError, "address is 'x'"),
+    # Arrays of devices, and arenas.
+    (lambda: arrays.device_array(8, dtype="x"), TypeError, "dtype is 'x'; it must be a type of NumPy's"),
+    (lambda: arrays.device_array(8, order=A), LayoutError, "no order a ndarray; give 'C'"),
+    (lambda: arrays.to_device(A, to="host"), TypeError, "to is 'host'; it must be a DeviceArray.* device="),
+    (lambda: arrays.to_device(A, device="host").transpose("x"), TypeError, "axes is 'x'"),
+    (lambda: arrays.to_device(A, device="host").squeeze([]), TypeError, "axis is a list"),
+    (lambda: Arena(4096, devices=(), numa_node=[]), TypeError, "numa_node is a list"),
+    (lambda: Arena(4096, devices=(), huge_pages=A), InvalidRangeError, "huge_pages is a ndarray"),
+    (lambda: Pool("host").trim_to("x"), TypeError, "the size to trim to is 'x'"),
 ]
+
+
+def waited(**arguments: Any) -> None:
+    pending = pinning.lock_async(A, device="host")
+    try:
+        pending.wait(**arguments)
+    finally:
+        pending.cancel()
+
+
+def waited_for_arena(timeout: Any) -> None:
+    with Arena(4096, devices="host") as arena:
+        arena.wait(timeout=timeout)
+
+
+def region_of_a() -> pinning.Region:
+    with pinning.lock(A, device="host") as lock:
+        assert lock.region is not None
+        return lock.region
 
 
 @pytest.mark.parametrize("number", range(len(CALLS)))

@@ -99,8 +99,8 @@ def host_ends(stack: ExitStack, device: Any) -> Iterator[tuple[str, Any, int]]:
     yield "memoryview", memoryview(part), address
     array = bytearray(SIZE)
     lock = stack.enter_context(pinning.lock(array, device=device))
-    yield "bytearray", array, lock.host_ptr
-    yield "Lock", lock, lock.host_ptr
+    yield "bytearray", array, lock.ptr
+    yield "Lock", lock, lock.ptr
     yield "(address, size)", (address, SIZE), address
     allocation = stack.enter_context(pinning.alloc(SIZE, pinning.MemoryKind.HOST, device=device))
     yield "Allocation of HOST", allocation, allocation.ptr

@@ -19,7 +19,7 @@ from pinning.arena.mapping import PAGE, HugePages, map_memory, up
 from pinning.arena.memory import Memory
 from pinning.arena.ready import Ready
 from pinning.arena.space import ArenaAllocation, Space
-from pinning.arguments import integer, said
+from pinning.arguments import integer, said, seconds
 from pinning.devices import default_device, pinned_map, pinned_maps
 from pinning.devices import device as device_of_name
 from pinning.errors import (
@@ -213,7 +213,8 @@ class Arena(Space):
 
         After the last two nothing of that part is locked; the memory itself can be used.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        patience = seconds(timeout)
+        end = None if patience is None else time.monotonic() + patience
         if not self._own:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
         if any(each.stopped for each in list(self._parts)) and not self._ending:
@@ -510,6 +511,8 @@ def _devices(given: Device | str | Iterable[Device | str] | None) -> tuple[Devic
 def _part(given: slice | None, size: int) -> slice:
     if given is None:
         return slice(0, size)
+    if not isinstance(given, slice):
+        raise TypeError(f"part is {said(given)}; it must be a slice of its bytes")
     first, last = given.start or 0, size if given.stop is None else given.stop
     if given.step not in (None, 1) or not 0 <= first < last <= size:
         raise InvalidRangeError(f"part is {given}; it must be some of the bytes 0 to {size}, one after the other")
@@ -520,9 +523,10 @@ def _node(given: int | None, devices: tuple[Device, ...]) -> int | None:
     if given is None:
         return numa.node_of(devices[0]) if devices else None
     there = numa.nodes()
-    if given not in there:
-        raise InvalidRangeError(f"numa_node is {given}; this machine has {', '.join(map(str, there)) or 'none'}")
-    return given
+    node = integer(given, "numa_node", "a node's number")
+    if node not in there:
+        raise InvalidRangeError(f"numa_node is {node}; this machine has {', '.join(map(str, there)) or 'none'}")
+    return node
 
 
 _living: Living[Arena] = Living()

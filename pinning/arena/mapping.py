@@ -10,6 +10,7 @@ from typing import Literal
 
 from pinning.arena.memory import Memory, Segment
 from pinning.arena.names import FOLDER, open_segment
+from pinning.arguments import is_one_of, said
 from pinning.errors import InvalidRangeError, LockLimitError, PinningError
 from pinning.populate import huge_page_mode
 from pinning.room import Room, check, check_memory
@@ -36,8 +37,8 @@ def map_memory(
 
     Nothing of it is touched. Raises as `Arena`.
     """
-    if huge_pages not in (None, True, False, "hugetlb", "try"):
-        raise InvalidRangeError(f"huge_pages is {huge_pages!r}; it may be None, True, False, 'hugetlb' or 'try'")
+    if not (huge_pages is None or isinstance(huge_pages, bool) or is_one_of(huge_pages, "hugetlb", "try")):
+        raise InvalidRangeError(f"huge_pages is {said(huge_pages)}; it may be None, True, False, 'hugetlb' or 'try'")
     if huge_pages in ("hugetlb", "try"):
         try:
             return _of_hugetlb(size, maximum, name, shared)

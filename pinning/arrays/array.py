@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
+from pinning.arguments import is_one_of, said
 from pinning.arrays import exchange
 from pinning.arrays.layout import Array, usable_dtype
 from pinning.arrays.streams import Stream
@@ -165,9 +166,13 @@ class DeviceArray(View):
     def transpose(self, axes: Iterable[int] | None = None) -> DeviceArray:
         """A view with the dimensions in another order, the opposite one by default."""
         try:
-            return DeviceArray(self._layout.transpose(None if axes is None else tuple(axes)), self._buffer)
+            order = None if axes is None else tuple(map(operator.index, axes))
+        except TypeError:
+            raise TypeError(f"axes is {said(axes)}; it must be an integer for each of {self.ndim} dimensions") from None
+        try:
+            return DeviceArray(self._layout.transpose(order), self._buffer)
         except ValueError as error:
-            raise LayoutError(f"axes {axes} are no order of {self.ndim} dimensions: {error}") from None
+            raise LayoutError(f"axes {order} are no order of {self.ndim} dimensions: {error}") from None
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802
@@ -178,6 +183,8 @@ class DeviceArray(View):
         """A view without the dimensions of length 1, or without some of these."""
         try:
             return DeviceArray(self._layout.squeeze(axis), self._buffer)
+        except (TypeError, OverflowError):
+            raise TypeError(f"axis is {said(axis)}; it must be a dimension's number, or a tuple of them") from None
         except ValueError as error:
             raise LayoutError(f"{error}; the shape is {self.shape}") from None
 
@@ -248,9 +255,9 @@ def _without_leading(array: Array, ndim: int) -> Array:
 
 
 def _check_order(order: str) -> None:
-    if order not in ("C", "F"):
-        raise LayoutError(f"there is no order {order!r}; give 'C' or 'F'")
+    if not is_one_of(order, "C", "F"):
+        raise LayoutError(f"there is no order {said(order)}; give 'C' or 'F'")
 
 
 def _no_index(index: object) -> TypeError:
-    return TypeError(f"an array on a device takes integers, slices, ... and None as indices, not {index!r}")
+    return TypeError(f"an array on a device takes integers, slices, ... and None as indices, not {said(index)}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
+from pinning.arguments import said
 from pinning.arrays import exchange
 from pinning.arrays.array import DeviceArray, as_array
 from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
@@ -94,6 +95,9 @@ def to_device(
         `to` has another shape or dtype.
     """
     if to is not None:
+        if not isinstance(to, DeviceArray):
+            raise TypeError(f"to is {said(to)}; it must be a DeviceArray, such as device_array_like gives. A device is "
+                            "named by device=")
         to.copy_to_device(obj, stream)
         return to
     there = exchange.found_on_device(obj)

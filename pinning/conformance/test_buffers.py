@@ -23,7 +23,7 @@ def lock_and_compare(device: Device, buffer: object, contents: Callable[[], byte
     before = contents()
     with pinning.lock(buffer, device=device) as lock:
         assert lock.region is not None
-        assert lock.region.device_ptr_of(lock.host_ptr) == lock.device_ptr
+        assert lock.region.device_ptr_of(lock.ptr) == lock.device_ptr
         assert contents() == before
     assert not lock.held
     assert contents() == before
@@ -40,7 +40,7 @@ def test_an_array_and_parts_of_it(locking: Device) -> None:
     with pinning.lock(array, device=locking) as whole:
         for part in (array[::2], array[::-1], array[2000:], array[-1:]):
             with pinning.lock(part, device=locking) as lock:
-                assert lock.device_ptr - whole.device_ptr == lock.host_ptr - whole.host_ptr
+                assert lock.device_ptr - whole.device_ptr == lock.ptr - whole.ptr
     assert (array == numpy.arange(4000)).all()
 
 

@@ -87,11 +87,11 @@ import sys, threading, pinning
 device = pinning.device(sys.argv[1])
 buffer = bytearray(10_000)
 kept = pinning.lock(buffer, device=device)
-pinning.pinned_map(device).lock(kept.host_ptr + 10, 20)
+pinning.pinned_map(device).lock(kept.ptr + 10, 20)
 own = pinning.PinnedMap(device)
 other = bytearray(10_000)
 lock = pinning.lock(other, device=device)
-ptr = lock.host_ptr
+ptr = lock.ptr
 lock.unlock()
 own.lock(ptr, 100)
 print("locked", flush=True)

@@ -15,16 +15,16 @@ from pinning.copies.batch_plan import BatchPlan, Group
 from pinning.copies.copy import copy_2d_async
 from pinning.copies.costs import Costs, costs
 from pinning.copies.direct import copy, copy_async, explain, fill
-from pinning.copies.plan import Path, Plan, Step
+from pinning.copies.plan import CopyPath, Plan, Step
 from pinning.copies.trim import trim_staging
 from pinning.copies.work import Copy
 
 __all__ = [
     "BatchPlan",
     "Copy",
+    "CopyPath",
     "Costs",
     "Group",
-    "Path",
     "Plan",
     "Step",
     "copy",

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from pinning.arguments import integer, said
+from pinning.arguments import integer, is_one_of, said
 from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
 from pinning.copies.batch_work import BatchWork
 from pinning.copies.costs import costs
@@ -202,8 +202,8 @@ class _Batch(NamedTuple):
 
 
 def _check_engine(engine: Engine) -> None:
-    if engine not in ("auto", "copy", "kernel"):
-        raise PinningError(f"there is no engine {engine!r}; give 'auto', 'copy' or 'kernel'")
+    if not is_one_of(engine, "auto", "copy", "kernel"):
+        raise PinningError(f"there is no engine {said(engine)}; give 'auto', 'copy' or 'kernel'")
 
 
 def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:

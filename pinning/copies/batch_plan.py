@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pinning.copies.batch_work import BatchWork
-from pinning.copies.plan import Path, Plan, slowest
+from pinning.copies.plan import CopyPath, Plan, slowest
 
 _GROUPS = {
-    "kernel": (Path.DIRECT, "by a kernel of the device"),
-    "engine": (Path.DIRECT, "by its copy engines"),
-    "to_device": (Path.STAGED, "from pageable memory"),
-    "to_host": (Path.STAGED, "to pageable memory"),
-    "on_host": (Path.STAGED, "by threads of the host"),
+    "kernel": (CopyPath.DIRECT, "by a kernel of the device"),
+    "engine": (CopyPath.DIRECT, "by its copy engines"),
+    "to_device": (CopyPath.STAGED, "from pageable memory"),
+    "to_host": (CopyPath.STAGED, "to pageable memory"),
+    "on_host": (CopyPath.STAGED, "by threads of the host"),
 }
 
 
@@ -22,7 +22,7 @@ _GROUPS = {
 class Group:
     """Parts of a batch that go the same way: how many, and how many bytes they have in all."""
 
-    path: Path
+    path: CopyPath
     reason: str
     count: int
     nbytes: int
@@ -37,7 +37,7 @@ class BatchPlan:
 
     Attributes
     ----------
-    path : Path
+    path : CopyPath
         The slowest among those of its groups.
     reason : str
         How many parts go which way.
@@ -45,7 +45,7 @@ class BatchPlan:
         All parts. An item is one, unless it crosses the border of a lock or is large.
     """
 
-    path: Path
+    path: CopyPath
     reason: str
     groups: tuple[Group, ...]
 
@@ -57,12 +57,12 @@ class BatchPlan:
         return "\n".join([head, *map(str, self.groups)])
 
 
-def how(work: BatchWork) -> tuple[Path, str]:
+def how(work: BatchWork) -> tuple[CopyPath, str]:
     """The slowest path that a part of this batch takes, and how many take which."""
     found = [(*_GROUPS[name], count) for name, count in work.counts.items() if count]
     path, reason = slowest(path for path, _, _ in found), ", ".join(f"{_parts(n)} {words}" for _, words, n in found)
     if work.plain:
-        return Path.PLAIN, f"{reason}; {_parts(work.plain)} by the vendor's own copy"
+        return CopyPath.PLAIN, f"{reason}; {_parts(work.plain)} by the vendor's own copy"
     return path, reason
 
 
@@ -75,7 +75,7 @@ def plan_of_batch(work: BatchWork) -> BatchPlan:
 
 def plan_of_items(plans: Iterable[Plan]) -> BatchPlan:
     """That of a batch whose items are copied one after another, each as its own plan says."""
-    found: dict[tuple[Path, str], tuple[int, int]] = {}
+    found: dict[tuple[CopyPath, str], tuple[int, int]] = {}
     for plan in plans:
         for step in plan.steps:
             count, nbytes = found.get((step.path, plan.reason), (0, 0))

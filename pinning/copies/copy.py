@@ -11,7 +11,7 @@ from pinning.arguments import integer
 from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
 from pinning.copies.ends import End, end_of
-from pinning.copies.plan import Path, Plan, plan
+from pinning.copies.plan import CopyPath, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import holds, submit
 from pinning.copies.work import Copy, count_moved, submit_planned
@@ -41,13 +41,13 @@ def copy_planned(
     if to.device is None and origin.device is None:
         count_moved(chosen.path, size)
         return _by_host(chosen, (to.owner, origin.owner), on, wait_for)
-    if chosen.to_device is not None and chosen.path in (Path.STAGED, Path.PLAIN):
+    if chosen.to_device is not None and chosen.path in (CopyPath.STAGED, CopyPath.PLAIN):
         host = origin.ptr if chosen.to_device else to.ptr
         if lock_if_repeated(buffer, host, size, device):
             chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
             chosen = chosen.as_locked()
-    if to.device is not None and origin.device is not None and chosen.path is Path.STAGED:
-        count_moved(Path.STAGED, size)
+    if to.device is not None and origin.device is not None and chosen.path is CopyPath.STAGED:
+        count_moved(CopyPath.STAGED, size)
         copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
         copy.path, copy.reason = chosen.path, chosen.reason
         return copy

@@ -30,7 +30,7 @@ from numbers import Integral, Real
 from pinning.arguments import integer, said
 from pinning.copies.copy import copy_planned
 from pinning.copies.costs import costs
-from pinning.copies.plan import Path, plan, too_small
+from pinning.copies.plan import CopyPath, plan, too_small
 from pinning.devices import default_memory_device
 from pinning.errors import InvalidRangeError
 from pinning.plugin import host_work
@@ -41,8 +41,8 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
 
 cdef dict defaults = _defaults  # weak references
-cdef object DIRECT = Path.DIRECT
-cdef object PLAIN = Path.PLAIN
+cdef object DIRECT = CopyPath.DIRECT
+cdef object PLAIN = CopyPath.PLAIN
 cdef str LOCKED = "the host's memory is locked"
 cdef object last_name = None  # of a device
 cdef str last_reason = None

@@ -134,7 +134,16 @@ cdef End resolve_end(object buffer, object preferred):
 cdef End contiguous(object buffer, Bytes* found, object device, object owner):
     if not found.contiguous:
         raise scattered(buffer)
+    if found.may_refer and refers(buffer):
+        raise TypeError(f"this {type(buffer).__name__} holds Python objects, and its bytes are references, which are "
+                        "not to be copied; convert it first, as by astype")
     return made(found.ptr, found.size, device, found.read_only == 1, owner)
+
+
+cdef bint refers(object buffer):
+    if isinstance(buffer, memoryview):
+        return "O" in (<object>buffer).format
+    return getattr(getattr(buffer, "dtype", None), "hasobject", False)
 
 
 cdef scattered(object buffer):
@@ -155,7 +164,7 @@ cdef End of_lock(Lock lock):
     # The lock drops its owner when it is unlocked, and so the copy keeps the owner itself.
     if not lock.counted:
         raise InvalidRangeError(f"{lock!r} keeps its memory no longer: copy the buffer itself")
-    return made(lock.host_ptr, lock.size, None, lock.read_only == 1, lock.owner)
+    return made(lock.ptr, lock.size, None, lock.read_only == 1, lock.owner)
 
 
 cdef End by_others(object buffer, Kind kind, object preferred):

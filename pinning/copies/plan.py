@@ -17,7 +17,7 @@ from pinning.map import PinnedMap, Region
 from pinning.plugin import MemoryConnection, MemoryDevice
 
 
-class Path(StrEnum):
+class CopyPath(StrEnum):
     """How bytes travel."""
 
     DIRECT = "direct"  #: the device copies them itself, while the host goes on
@@ -32,7 +32,7 @@ class Step(NamedTuple):
     dst: int
     src: int
     size: int
-    path: Path
+    path: CopyPath
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Plan:
 
     Attributes
     ----------
-    path : Path
+    path : CopyPath
         Of the copy; of one with several parts the slowest among them.
     reason : str
         Why this path.
@@ -51,14 +51,14 @@ class Plan:
         Whether the host's memory is read (True) or written (False); None where no end or both are the host's.
     """
 
-    path: Path
+    path: CopyPath
     reason: str
     steps: tuple[Step, ...]
     to_device: bool | None
 
     def as_locked(self) -> Plan:
         """The same copy of a range that has just been locked for good."""
-        return replace(self, path=Path.LOCK, reason="the host's memory is copied often, and has been locked for good")
+        return replace(self, path=CopyPath.LOCK, reason="the host's memory is copied often and now locked for good")
 
     def __str__(self) -> str:
         size = sum(step.size for step in self.steps)
@@ -76,10 +76,10 @@ class _Part(NamedTuple):
     locked: bool
 
 
-_SLOWEST_FIRST = (Path.PLAIN, Path.STAGED, Path.LOCK, Path.DIRECT)
+_SLOWEST_FIRST = (CopyPath.PLAIN, CopyPath.STAGED, CopyPath.LOCK, CopyPath.DIRECT)
 
 
-def slowest(paths: Iterable[Path]) -> Path:
+def slowest(paths: Iterable[CopyPath]) -> CopyPath:
     """The slowest of several paths, by which a copy of several parts is called."""
     return min(paths, key=_SLOWEST_FIRST.index)
 
@@ -90,7 +90,7 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
         return _between_devices(to, origin, size)
     if to.device is None and origin.device is None:
         reason = "both ends are host memory, so a thread of the host copies"
-        return Plan(Path.PLAIN, reason, (Step(to.ptr, origin.ptr, size, Path.PLAIN),), None)
+        return Plan(CopyPath.PLAIN, reason, (Step(to.ptr, origin.ptr, size, CopyPath.PLAIN),), None)
     to_device = to.device is not None
     host = origin.ptr if to_device else to.ptr
     parts = _parts(pinned_map(device), device, host, size, costs.least_worth_a_look(to_device))
@@ -98,11 +98,11 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
     for part in parts:
         offset = part.at - host
         if part.locked:
-            path = Path.DIRECT
+            path = CopyPath.DIRECT
         elif stages and costs.stages(part.size, to_device):
-            path = Path.STAGED
+            path = CopyPath.STAGED
         else:
-            path = Path.PLAIN
+            path = CopyPath.PLAIN
         steps.append(Step(to.ptr + offset, origin.ptr + offset, part.size, path))
     path = slowest(step.path for step in steps)
     return Plan(path, _reason(parts, steps, path, stages, to_device), tuple(steps), to_device)
@@ -111,13 +111,13 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
 def _between_devices(to: End, origin: End, size: int) -> Plan:
     assert to.device is not None
     assert origin.device is not None
-    step = Step(to.ptr, origin.ptr, size, Path.DIRECT)
+    step = Step(to.ptr, origin.ptr, size, CopyPath.DIRECT)
     if to.device is origin.device:
-        return Plan(Path.DIRECT, f"both ends are memory of {to.device.name}", (step,), None)
+        return Plan(CopyPath.DIRECT, f"both ends are memory of {to.device.name}", (step,), None)
     if origin.device.connection(to.device) is MemoryConnection.NONE:
         reason = f"{to.device.name} and {origin.device.name} are not connected, so it goes through the host"
-        return Plan(Path.STAGED, reason, (step._replace(path=Path.STAGED),), None)
-    return Plan(Path.DIRECT, f"{origin.device.name} copies to {to.device.name} itself", (step,), None)
+        return Plan(CopyPath.STAGED, reason, (step._replace(path=CopyPath.STAGED),), None)
+    return Plan(CopyPath.DIRECT, f"{origin.device.name} copies to {to.device.name} itself", (step,), None)
 
 
 def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int) -> list[_Part]:
@@ -170,15 +170,15 @@ def too_small(to_device: bool, what: str = "the host's memory is pageable") -> s
     return f"{what}; the vendor's copy is as fast below {costs.stage_from(to_device)} bytes"
 
 
-def _reason(parts: list[_Part], steps: list[Step], path: Path, stages: bool, to_device: bool) -> str:
+def _reason(parts: list[_Part], steps: list[Step], path: CopyPath, stages: bool, to_device: bool) -> str:
     pageable = [part for part in parts if not part.locked]
     pieces = f", in {len(parts)} parts at the borders of locks" if len(parts) > 1 else ""
     if not pageable:
         return f"the host's memory is locked{pieces}"
-    plain = [step.size for step in steps if step.path is Path.PLAIN]
+    plain = [step.size for step in steps if step.path is CopyPath.PLAIN]
     largest = max(plain or [part.size for part in pageable])
     what = f"the host's memory is pageable{pieces}" if len(pageable) == len(parts) else f"some is pageable{pieces}"
-    if path is Path.STAGED:
+    if path is CopyPath.STAGED:
         return f"{what}; {largest} bytes are worth staging"
     if largest < costs.stage_from(to_device):
         return too_small(to_device, what)

@@ -6,21 +6,23 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pinning.copies.costs import costs
-from pinning.copies.plan import Path, Plan, Step
+from pinning.copies.plan import CopyPath, Plan, Step
 from pinning.devices import pinned_map
 from pinning.errors import PinningError
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.staging import Staged, staging_of
 
 
-def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[object], early: bool) -> tuple[Path, str]:
+def submit(
+    plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[object], early: bool
+) -> tuple[CopyPath, str]:
     """Put all steps of a plan into a queue. Adds to `held` what must live until they are done.
 
     `early`: the source may be read before the queue comes to it.
 
     Returns
     -------
-    (Path, str)
+    (CopyPath, str)
         Those of the plan, unless no staging ring was to be had.
 
     Raises
@@ -32,13 +34,13 @@ def submit(plan: Plan, device: MemoryDevice, queue: VendorQueue, held: list[obje
     submitted = False
     try:
         for step in plan.steps:
-            staged = _staged(step, plan, device, queue, early) if step.path is Path.STAGED else None
+            staged = _staged(step, plan, device, queue, early) if step.path is CopyPath.STAGED else None
             if staged is not None:
                 held.append(staged)
             else:
                 queue.copy(step.dst, step.src, step.size)
-                if step.path is Path.STAGED:
-                    path = Path.PLAIN
+                if step.path is CopyPath.STAGED:
+                    path = CopyPath.PLAIN
                     reason = f"{plan.reason}, but all {costs.staging_bytes} bytes for staging are in use, or refused"
             submitted = True
     except BaseException:
@@ -54,7 +56,7 @@ def holds(plan: Plan, device: MemoryDevice) -> list[object] | None:
     on = pinned_map(device)
     held: list[object] = []
     for step in plan.steps:
-        if step.path is Path.DIRECT and plan.to_device is not None:
+        if step.path is CopyPath.DIRECT and plan.to_device is not None:
             try:
                 hold = on.hold_if_locked(step.src if plan.to_device else step.dst, step.size)
             except PinningError:  # what others have pinned, and something of ours beside it: only the vendor knows

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable, Iterable
 
-from pinning.copies.plan import Path
+from pinning.copies.plan import CopyPath
 from pinning.plugin import VendorQueue
 from pinning.queues import Event, Queue
 
 class Copy(Event):
-    path: Path
+    path: CopyPath
     reason: str
 
-def count_moved(path: Path, size: int) -> None: ...
-def bytes_moved() -> dict[Path, int]: ...
+def count_moved(path: CopyPath, size: int) -> None: ...
+def bytes_moved() -> dict[CopyPath, int]: ...
 def submit_planned(
     queue: Queue,
     calls: Callable[[VendorQueue], object],

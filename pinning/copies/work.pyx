@@ -12,9 +12,9 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, Work
 from pinning.queues.submitter cimport Submitter
 
-from pinning.copies.plan import Path
+from pinning.copies.plan import CopyPath
 
-cdef dict WAYS = {path: way for way, path in enumerate(Path)}
+cdef dict WAYS = {path: way for way, path in enumerate(CopyPath)}
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
     cppclass Counter "std::atomic<std::uint64_t>":
@@ -49,7 +49,7 @@ cdef class Copy(Event):
 
     Attributes
     ----------
-    path : Path
+    path : CopyPath
         ``"direct"``, ``"staged"``, ``"lock"`` or ``"plain"``.
     reason : str
         Why.

@@ -22,8 +22,9 @@ from pinning.staging cimport CFile, CStaged, FileEnd, FileMemory, FileOutcome, S
 
 import os
 
+from pinning.arguments import path_name
 from pinning.copies.costs import costs
-from pinning.copies.plan import Path
+from pinning.copies.plan import CopyPath
 from pinning.errors import FileError
 from pinning.staging import staging_of
 
@@ -64,13 +65,11 @@ cdef class OpenFile:
     cdef readonly str path
 
     def __cinit__(self, path, bint create=False):
-        cdef bytes encoded = os.fsencode(path)
+        self.path = path_name(path)
+        cdef bytes encoded = os.fsencode(self.path)
         cdef const char* name = encoded
         cdef int flags = O_RDWR | O_CREAT | O_EXCL if create else O_RDONLY | O_NONBLOCK | O_NOCTTY
         cdef int descriptor
-        self.path = os.fsdecode(path)
-        if b"\0" in encoded:
-            raise ValueError(f"the path {self.path!r} has a null character in it")
         with nogil:
             descriptor = open(name, flags | O_CLOEXEC, 0o666)
         if descriptor < 0:
@@ -271,9 +270,9 @@ def copy_parts(Submitter queue not None, OpenFile file not None, parts, *, bint 
     queue.enqueue(copy, work, wait_for, ())
     what = f"{size} bytes, {'written' if writes else 'read'} by threads"
     if work.plain:
-        copy.path, copy.reason = Path.PLAIN, f"{what[:-10]}by the caller: this queue cannot stage, or has no memory to"
+        copy.path, copy.reason = CopyPath.PLAIN, f"{what[:-10]}by the caller: this queue cannot stage, or has no memory to"
     elif in_device:
-        copy.path, copy.reason = Path.STAGED, f"{what} {'from' if writes else 'into'} pinned blocks"
+        copy.path, copy.reason = CopyPath.STAGED, f"{what} {'from' if writes else 'into'} pinned blocks"
     else:
-        copy.path, copy.reason = Path.STAGED, f"{what} {'from' if writes else 'into'} the host's memory"
+        copy.path, copy.reason = CopyPath.STAGED, f"{what} {'from' if writes else 'into'} the host's memory"
     return copy

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from pinning.arguments import said
+from pinning.arguments import path_name, said
 from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
 from pinning.errors import FileError, InvalidRangeError, LayoutError
@@ -63,6 +63,8 @@ def save_file(
     After an error, or Ctrl-C, nothing new is at `path`, and nothing beside it.
     """
     target = _target(path)
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata is {said(metadata)}; it must be a dict of strings to strings")
     if metadata is not None and not all(isinstance(each, str) for pair in metadata.items() for each in pair):
         raise TypeError("metadata must be a mapping of strings to strings")
     if not hasattr(tensors, "items"):
@@ -94,7 +96,7 @@ class _Source(NamedTuple):
 
 
 def _target(path: AnyPath) -> Path:
-    target = Path(os.path.realpath(os.fsdecode(path)))  # where a link points to
+    target = Path(os.path.realpath(path_name(path)))  # where a link points to
     if target.exists() and not target.is_file():
         raise FileError(errno.EINVAL, "it is no regular file, and would be replaced by one", str(target))
     return target

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pinning.arguments import said
+from pinning.arguments import path_name, said
 from pinning.errors import FileError, FileFormatError
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -39,11 +39,11 @@ def find_shards(path: AnyPaths) -> list[Shard]:
         An index is not what it should be.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
-        return _found(Path(os.fsdecode(path)))
+        return _found(Path(path_name(path)))
     if not isinstance(path, Iterable):
         raise TypeError(f"path is {said(path)}; it must be a path, or several")
     paths: Iterable[Any] = path
-    shards = [shard for each in paths for shard in _found(Path(os.fsdecode(each)))]
+    shards = [shard for each in paths for shard in _found(Path(path_name(each)))]
     if not shards:
         raise FileNotFoundError("no paths were given; name at least one file")
     return shards

@@ -70,7 +70,9 @@ def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
 
 
 def _is_address(ptr: object) -> TypeGuard[SupportsIndex]:
-    return (hasattr(ptr, "__index__") and not hasattr(ptr, "__array_interface__")) or isinstance(ptr, numpy.integer)
+    if isinstance(ptr, numpy.integer):
+        return True
+    return hasattr(type(ptr), "__index__") and not hasattr(ptr, "__array_interface__")
 
 
 def _one_of_each_plugin() -> Iterator[MemoryDevice]:

@@ -195,6 +195,9 @@ cdef class NativeQueue:
     def __init__(self):
         raise TypeError("a NativeQueue is had from a device's make_queue or adopt_queue")
 
+    def __repr__(self):
+        return f"<NativeQueue with the handle {self.vendor.handle():#x}>"
+
     def __dealloc__(self):
         cdef VendorQueue* vendor = self.vendor
         with nogil:
@@ -286,6 +289,9 @@ cdef class NativeEvent:
 
     def __init__(self):
         raise TypeError("a NativeEvent is had from a queue's record")
+
+    def __repr__(self):
+        return f"<NativeEvent of the vendor's, at {<uintptr_t>self.vendor:#x}>"
 
     def __dealloc__(self):
         cdef VendorEvent* vendor = self.vendor

@@ -36,6 +36,8 @@ from pinning.queues.pending import uses
 cdef enum:
     GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
 
+cdef object MOST = (1 << 63) - 1  # bytes: more is no limit
+
 
 # ---- what comes after what ----
 
@@ -515,4 +517,4 @@ cdef object bytes_of(nbytes, str name):
     number = integer(nbytes, name)
     if number < 0:
         raise InvalidRangeError(f"{name} is {number}; it cannot be negative")
-    return number
+    return min(number, MOST)

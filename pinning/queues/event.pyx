@@ -5,8 +5,9 @@
 
 cimport cython
 
-from pinning.queues.order cimport Line, covers, history_of, key_of, merged, point_at
+from pinning.queues.order cimport Line, Point, covers, history_of, key_of, merged, point_at
 
+from pinning.arguments import said
 from pinning.errors import PinningError
 
 
@@ -61,6 +62,8 @@ cdef class Event:
         cdef Event event = cls()
         event.queue = queue
         if error is not None:
+            if not isinstance(error, BaseException):
+                raise TypeError(f"error is {said(error)}; it must be an exception, such as a RuntimeError")
             event.fail(error)
         return event
 
@@ -91,6 +94,8 @@ cdef class Event:
 
     def comes_after(self, point):
         """Whether this operation starts only when the one at `point` is over, or is it; also if that is over by now."""
+        if not isinstance(point, Point):
+            raise TypeError(f"point is {said(point)}; it must be the `point` of an event")
         return point in history_of(self.found())
 
     cdef fail(self, error):
@@ -120,7 +125,7 @@ cdef class Event:
             self._ask(block=True)
         self.raise_error()
 
-    def elapsed(self, Event since not None):
+    def elapsed(self, since):
         """Seconds between the end of the operation of `since` and the end of this one. Waits for both.
 
         The times are those of the vendor's events, which stand right after their operations in the queue, but are
@@ -132,14 +137,17 @@ cdef class Event:
         PinningError
             One of them was over from the start, or they are of different vendors.
         """
-        for event in (since, self):
+        if not isinstance(since, Event):
+            raise TypeError(f"since is {said(since)}; it must be the event from which on the time counts")
+        cdef Event event, first = since
+        for event in (first, self):
             try:
-                (<Event>event).recorded()
+                event.recorded()
             except Exception:  # to wait for it says why
                 pass
-        since.wait()
+        first.wait()
         self.wait()
-        begin, end = since.recorded(), self.recorded()
+        begin, end = first.recorded(), self.recorded()
         if vendor_of(since) != vendor_of(self):
             raise PinningError(f"{since!r} and {self!r} are of two vendors, whose times cannot be compared")
         begin.wait()  # it may be younger than the answer that all was over
@@ -219,7 +227,8 @@ cdef class Event:
             state = "over"
         else:
             state = "pending"
-        return f"<{type(self).__name__} of {self.queue!r}: {state}>"
+        of = "" if self.queue is None else f" of {self.queue!r}"
+        return f"<{type(self).__name__}{of}: {state}>"
 
 
 cdef str vendor_of(Event event):

@@ -21,6 +21,9 @@ cdef class Line:
     def __init__(self, bint ordered):
         self.ordered = ordered
 
+    def __repr__(self):
+        return f"<Line, {'in' if self.ordered else 'out of'} order, over up to {self.reached}>"
+
     cdef void reach(self, uint64_t position) noexcept:
         if position > self.reached:
             self.reached = position
@@ -56,7 +59,7 @@ cdef class Point:
         return hash((self.line, self.position))
 
     def __repr__(self):
-        return f"<Point {self.position} of {self.line}{', reached' if self.reached else ''}>"
+        return f"<Point {self.position} of {self.line!r}>"
 
 
 cdef class History:
@@ -71,6 +74,9 @@ cdef class History:
 
     def __contains__(self, Point point not None):
         return point.line.reached >= point.position or covers(self.found, point.line, point.position)
+
+    def __repr__(self):
+        return f"<History of {len(self.found)} points>"
 
     @property
     def positions(self):

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from weakref import WeakValueDictionary, ref
 
 from pinning import devices
-from pinning.arguments import said
+from pinning.arguments import is_one_of, said
 from pinning.belongings import belongings
-from pinning.errors import PinningError
+from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
 from pinning.queues.submitter import Submitter, replace
@@ -58,8 +58,8 @@ class Queue(Submitter):
     _given_away = 0  # the handle, once others were told it
 
     def __init__(self, device: Device | str | None = None, order: Order = "in_order") -> None:
-        if order not in ("in_order", "out_of_order"):
-            raise PinningError(f"there is no order {order!r}; give 'in_order' or 'out_of_order'")
+        if not is_one_of(order, "in_order", "out_of_order"):
+            raise PinningError(f"there is no order {said(order)}; give 'in_order' or 'out_of_order'")
         self._stream: object = None
         super().__init__(_memory_device(device), order == "in_order")
 
@@ -86,6 +86,8 @@ class Queue(Submitter):
             return stream
         on = _memory_device(device)
         if isinstance(stream, int):
+            if not 0 <= stream < 1 << 64:
+                raise InvalidRangeError(f"{stream:#x} is no handle of a queue; give a Queue, or the vendor's handle")
             return cls._over(on, on.adopt_queue(stream), None)
         handle = _handle_of(stream)
         known = cls._adopted.get((id(on), handle))

@@ -136,6 +136,8 @@ cdef class Submitter:
         cdef dict before = self.before
         cdef Event wait
         cdef Lane lane
+        if type(wait_for) is not tuple and wait_for is not None:
+            wait_for = events_of(wait_for)
         if wait_for or self.barrier:
             waits = self.waited_for(wait_for)
             event.sources = tuple([wait for wait in waits if not wait.settled or wait.error is not None])

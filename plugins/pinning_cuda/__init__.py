@@ -23,6 +23,9 @@ class CudaPlugin:
     def __init__(self) -> None:
         self._devices: dict[int, CudaDevice] = {}
 
+    def __repr__(self) -> str:
+        return f"<plugin {self.name}>"
+
     def device_count(self) -> int:
         """Number of GPUs that this process may use, at least 1.
 

@@ -23,6 +23,9 @@ class HipPlugin:
     def __init__(self) -> None:
         self._devices: dict[int, HipDevice] = {}
 
+    def __repr__(self) -> str:
+        return f"<plugin {self.name}>"
+
     def device_count(self) -> int:
         """Number of GPUs that this process may use, at least 1.
 

@@ -23,6 +23,9 @@ class HostPlugin:
     def __init__(self) -> None:
         self._device = HostDevice("host:0")
 
+    def __repr__(self) -> str:
+        return f"<plugin {self.name}>"
+
     def device_count(self) -> int:
         """Always 1."""
         return 1

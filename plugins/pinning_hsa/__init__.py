@@ -27,6 +27,9 @@ class HsaPlugin:
         self._devices: list[HsaDevice] = []
         self._mutex = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"<plugin {self.name}>"
+
     def device_count(self) -> int:
         """Number of GPUs that this process may use, at least 1.
 

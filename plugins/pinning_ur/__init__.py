@@ -11,6 +11,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 
 from pinning.errors import PluginUnavailableError
 from pinning.plugin import Library
@@ -20,15 +21,22 @@ from pinning_ur.loader import SONAME, asked, call, exports, listed, load
 
 __all__ = ["UrDevice", "plugin"]
 
+_NODES = Path("/dev/dri")  # what drivers open
+_CARDS = Path("/sys/class/drm")  # the same names, with the maker of each
+_INTEL = "0x8086"
+
 
 class UrPlugin:
-    """The `pinning.plugin.Plugin` of Unified Runtime."""
+    """The `pinning.plugin.Plugin` and `DescribedPlugin` of Unified Runtime."""
 
     name = "ur"
 
     def __init__(self) -> None:
         self._devices: list[UrDevice] = []
         self._mutex = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<plugin {self.name}>"
 
     def device_count(self) -> int:
         """Number of devices of all platforms, at least 1.
@@ -52,6 +60,12 @@ class UrPlugin:
         if not 0 <= index < len(devices):
             raise PluginUnavailableError(f"there is no ur:{index}: this process sees {len(devices)}, from ur:0 on")
         return devices[index]
+
+    def hardware(self) -> str | None:
+        """An Intel GPU, where the kernel has given this machine or container the file that its drivers open."""
+        makers = (_CARDS / node.name / "device" / "vendor" for node in _NODES.glob("renderD*"))
+        found = any(maker.is_file() and maker.read_text().strip() == _INTEL for maker in makers)
+        return "an Intel GPU" if found else None
 
     def library(self) -> Library:
         """The loader, the version of Unified Runtime that its adapters speak, and their names.

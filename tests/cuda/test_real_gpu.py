@@ -65,20 +65,20 @@ def test_locks_are_counted_and_the_driver_is_called_once(gpu: pinning.CopyDevice
     array = noise(MIB)
     with pinning.lock(array, device=gpu) as whole:
         with pinning.lock(array[1000::-3], device=gpu) as part:
-            assert part.device_ptr == whole.device_ptr + (part.host_ptr - whole.host_ptr)
+            assert part.device_ptr == whole.device_ptr + (part.ptr - whole.ptr)
             assert whole.region is not None
             assert whole.region.references == 2
         with pytest.raises(PartialOverlapError):
-            pinning.lock((whole.host_ptr - 10, 20), device=gpu)
-        assert gpu.is_pinned_ptr(whole.host_ptr) is not None
+            pinning.lock((whole.ptr - 10, 20), device=gpu)
+        assert gpu.is_pinned_ptr(whole.ptr) is not None
 
 
 def test_pieces_are_one_region_with_borders(gpu: pinning.CopyDevice) -> None:
     array = noise(MIB)
     with pinning.lock(array, device=gpu, piece=256 << 10) as lock:
         assert lock.region is not None
-        assert [border - lock.host_ptr for border in lock.region.borders] == [256 << 10, 512 << 10, 768 << 10]
-        pieces = [gpu.is_pinned_ptr(lock.host_ptr + at) for at in (0, 256 << 10)]
+        assert [border - lock.ptr for border in lock.region.borders] == [256 << 10, 512 << 10, 768 << 10]
+        pieces = [gpu.is_pinned_ptr(lock.ptr + at) for at in (0, 256 << 10)]
         assert [piece and piece.size for piece in pieces] == [256 << 10, 256 << 10]
         assert pieces[1] is not None
         assert pieces[1].device_ptr == lock.device_ptr + (256 << 10)  # device pointers go on across a border

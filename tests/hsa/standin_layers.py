@@ -14,7 +14,7 @@ import pytest
 
 import pinning
 from pinning import MemoryKind, PinningError
-from pinning.copies import Path, costs, trim_staging
+from pinning.copies import CopyPath, costs, trim_staging
 from pinning_hsa import HsaDevice, plugin
 from standins.libhsa import live
 from standins.standin import StandIn
@@ -50,10 +50,10 @@ def test_an_allocation_is_known_and_freed(device: HsaDevice) -> None:
 
 @pytest.mark.parametrize(
     ("size", "locked", "path"),
-    [(3 * MIB + 5, False, Path.STAGED), (1000, False, Path.PLAIN), (3 * MIB + 5, True, Path.DIRECT)],
+    [(3 * MIB + 5, False, CopyPath.STAGED), (1000, False, CopyPath.PLAIN), (3 * MIB + 5, True, CopyPath.DIRECT)],
 )
 @pytest.mark.parametrize("order", ["in_order", "out_of_order"])
-def test_bytes_go_there_and_come_back(device: HsaDevice, size: int, locked: bool, path: Path, order: str) -> None:
+def test_bytes_go_there_and_come_back(device: HsaDevice, size: int, locked: bool, path: CopyPath, order: str) -> None:
     source, target = noise(size), numpy.zeros(size, numpy.uint8)
     with pinning.Queue(device, order) as queue, pinning.alloc(size, device=device) as there:  # type: ignore[arg-type]
         locks = [pinning.lock(array, device=device) for array in (source, target)] if locked else []
