@@ -19,3 +19,6 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
     group = parser.getgroup(SUITE)
     group.addoption("--device", metavar="NAME", help="the device to test, such as mydevice:0")
     group.addoption("--refuses", action="store_true", help="it is known to lock no memory; it must say so clearly")
+    group.addoption(
+        "--faults", metavar="MODULE:OBJECT", help="a stand-in for its driver: see Faults in docs/plugins.md"
+    )

@@ -179,6 +179,7 @@ except pinning.PluginUnavailableError:
     )
     assert done.stdout == "good\n", done.stderr
     suite = [package.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "pinning.conformance"]
-    done = subprocess.run([*suite, "--device", "fake:0"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    suite += ["--device", "fake:0", "--faults", "pinning_fake_driver:faults"]
+    done = subprocess.run(suite, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

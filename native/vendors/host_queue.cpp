@@ -95,13 +95,15 @@ class Worker {
     check_process(made_in_);
     {
       std::lock_guard const guard(mutex_);
-      if (stopped_) {
-        throw std::logic_error("this queue of the host is closed, so nothing can be submitted to it: make another");
-      }
+      check_open();
       jobs_.push_back(std::move(job));
       submitted_.fetch_add(1, std::memory_order_relaxed);
     }
     news_.add_one();
+  }
+
+  void check_open() const {
+    if (stopped_) throw Unsupported("this queue of the host is closed: make another");
   }
 
   /// Ends the thread once all jobs are done.
@@ -176,7 +178,7 @@ class Worker {
   unsigned const made_in_ = forks;
   std::mutex mutex_;
   std::deque<Job> jobs_;
-  bool stopped_ = false;
+  std::atomic<bool> stopped_ = false;
   std::atomic<std::uint64_t> submitted_ = 0;  // jobs
   Futex finished_;                            // jobs
   Futex news_;                                // of jobs, and of the end
@@ -232,9 +234,18 @@ class HostQueue : public VendorQueue {
   void wait(VendorEvent& event) override {
     worker_->put([point = HostEvent::of_the_host(event).point()] { point->await(); });
   }
-  bool done() override { return worker_->done(); }
-  void synchronize() override { worker_->synchronize(); }
-  bool synchronize_a_while(std::uint64_t& until) override { return worker_->wait_a_while(until); }
+  bool done() override {
+    worker_->check_open();
+    return worker_->done();
+  }
+  void synchronize() override {
+    worker_->check_open();
+    worker_->synchronize();
+  }
+  bool synchronize_a_while(std::uint64_t& until) override {
+    worker_->check_open();
+    return worker_->wait_a_while(until);
+  }
   void close() override {
     if (queues_ == nullptr) return;
     queues_->forget(worker_->handle());

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from importlib import import_module
 from importlib.metadata import entry_points
 
 import pytest
 
 import pinning
 from pinning import Device, LockLimitError, PinnedMap, PinningError, Plugin
+from pinning.conformance.allocations import Allocations
+from pinning.conformance.faults import Faults
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages
-from pinning.plugin import ENTRY_POINT_GROUP
+from pinning.plugin import ENTRY_POINT_GROUP, CopyDevice, MemoryDevice, VendorQueue
 
 
 @pytest.hookimpl(wrapper=True)
@@ -47,6 +50,30 @@ def plugin(device: Device) -> Plugin:
 
 
 @pytest.fixture(scope="session")
+def driver_faults(request: pytest.FixtureRequest) -> Faults | None:
+    """What lets the driver fail, if the command line names it."""
+    name = request.config.getoption("--faults")
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        found: Faults = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        pytest.exit(f"--faults {name}: {error}; give MODULE:OBJECT", returncode=pytest.ExitCode.USAGE_ERROR)
+    return found
+
+
+@pytest.fixture
+def faults(device: Device, driver_faults: Faults | None) -> Iterator[Faults]:
+    """What lets the driver fail; it is told to let no call fail before the test and after it."""
+    if driver_faults is None:
+        pytest.skip(f"needs a stand-in for the driver of {device.name}, whose calls can fail: --faults")
+    driver_faults.begin()
+    yield driver_faults
+    driver_faults.begin()
+
+
+@pytest.fixture(scope="session")
 def refusal(device: Device) -> PinningError | None:
     """Why the device does not lock a page of ordinary memory; None when it does."""
     pages = Pages(1)
@@ -56,6 +83,36 @@ def refusal(device: Device) -> PinningError | None:
         return error
     device.data_unlock(pages.ptr)
     return None
+
+
+@pytest.fixture
+def copies(device: Device) -> CopyDevice:
+    """The device, if it has memory of its own."""
+    if not isinstance(device, CopyDevice):
+        pytest.skip(f"{device.name} has no memory of its own: pinning.plugin.CopyDevice")
+    return device
+
+
+@pytest.fixture
+def memories(device: Device) -> MemoryDevice:
+    """The device, if it has kinds of memory, and queues."""
+    if not isinstance(device, MemoryDevice):
+        pytest.skip(f"{device.name} has no kinds of memory and no queues: pinning.plugin.MemoryDevice")
+    return device
+
+
+@pytest.fixture
+def queue(memories: MemoryDevice) -> Iterator[VendorQueue]:
+    queue = memories.make_queue()
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def memory(memories: MemoryDevice) -> Iterator[Allocations]:
+    memory = Allocations(memories)
+    yield memory
+    memory.free()
 
 
 @pytest.fixture

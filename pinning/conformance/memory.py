@@ -8,6 +8,10 @@ import mmap
 import os
 import weakref
 
+import pytest
+
+from pinning.plugin import MemoryDevice, MemoryKind
+
 PAGE = mmap.PAGESIZE
 _CYCLES = bytes(range(251)) * (PAGE // 251 + 2)  # which no power of two divides, and so a shifted page is another one
 
@@ -57,3 +61,10 @@ class Pages:
         start = self.ptr + first * PAGE
         assert _libc.munmap(start, self.ptr + self.size + PAGE - start) == 0, os.strerror(ctypes.get_errno())
         self._free = weakref.finalize(self, _libc.munmap, self.ptr - PAGE, (first + 1) * PAGE)
+
+
+def has(device: MemoryDevice, kind: MemoryKind) -> MemoryKind:
+    """The kind, or the test is skipped."""
+    if kind not in device.memory_kinds:
+        pytest.skip(f"{device.name} has no memory of kind {kind.name}")
+    return kind

@@ -28,13 +28,6 @@ def coarse(device: Device) -> CoarseDevice:
     return device
 
 
-@pytest.fixture
-def copies(device: Device) -> CopyDevice:
-    if not isinstance(device, CopyDevice):
-        pytest.skip(f"{device.name} has no memory of its own: pinning.plugin.CopyDevice")
-    return device
-
-
 # ---- limits ----
 
 

@@ -3,40 +3,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import traceback
-import warnings
 from collections.abc import Callable
 
 import pytest
 
 import pinning
 from pinning import Device, PinningError
+from pinning.conformance.faults import Faults
 from pinning.conformance.memory import PAGE, Pages
-
-
-def in_fork(function: Callable[[], object]) -> str:
-    """What `function` returns in a forked child, or the traceback of what it raises; the child is killed after 30 s."""
-    read_end, write_end = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is what is tested
-        child = os.fork()
-    if child == 0:
-        signal.alarm(30)
-        try:
-            said = str(function())
-        except BaseException:
-            said = traceback.format_exc()
-        os.write(write_end, said.encode()[-4000:])
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        said = pipe.read().decode()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, f"the child crashed or hung: {said}"
-    return said
+from pinning.conformance.processes import in_fork, refusals
+from pinning.plugin import CopyDevice, Plugin
 
 
 def test_a_child_holds_nothing_of_its_parent(locking: Device) -> None:
@@ -80,6 +58,30 @@ def test_a_child_locks_for_itself_or_is_told_that_it_cannot(locking: Device) -> 
     if said != "locked":
         assert "fork" in said, f"the refusal must name the fork: {said}"
         pytest.skip(f"{locking.name} does not work in a fork: {said}")
+
+
+def test_a_fork_may_use_all_of_the_driver_or_is_told_that_it_cannot(
+    locking: Device, plugin: Plugin, driver_faults: Faults | None
+) -> None:
+    pages, index = Pages(1), int(locking.name.partition(":")[2])
+    locking.data_lock(pages.ptr, 100, None)
+    attempts: list[Callable[[], object]] = [
+        plugin.device_count,
+        lambda: plugin.device(index),
+        lambda: locking.data_lock(pages.ptr + 200, 1, None),
+        lambda: locking.data_unlock(pages.ptr),
+        lambda: locking.is_pinned_ptr(pages.ptr),
+    ]
+    if isinstance(locking, CopyDevice):
+        attempts += [lambda: locking.allocate(1), lambda: locking.copy(pages.ptr, pages.ptr, 1)]
+    if driver_faults:
+        driver_faults.begin()
+    refused = refusals(attempts)
+    assert not refused or driver_faults is None or driver_faults.calls() == [], "the driver was called in the child"
+    locking.data_unlock(pages.ptr)
+    if not refused:
+        pytest.skip(f"{locking.name} works in a fork")
+    assert refused == len(attempts)
 
 
 PROGRAM = """

@@ -14,9 +14,9 @@ import numpy
 import pytest
 
 import pinning
-from holding import Held
 from pinning import LayoutError, MemoryKind, arrays
 from pinning.arrays.dlpack import take_capsule
+from pinning.conformance.holding import HeldQueue
 from pinning.pools import default_pool
 from standins.standin import StandIn
 
@@ -79,8 +79,8 @@ def test_the_stream_in_which_work_is_under_way_is_told(standin: StandIn) -> None
     with arrays.stream("cuda") as stream, arrays.stream("cuda") as consumer:
         there = arrays.to_device(numbers(100))
         here = arrays.pinned_array_like(there)
-        held: list[Held] = []
-        stream.submit(lambda vendor: held.append(Held(vendor)))
+        held: list[HeldQueue] = []
+        stream.submit(lambda vendor: held.append(HeldQueue(vendor)))
         there.copy_to_host(here, stream=stream)  # does nothing until the queue is released
         try:
             assert there.__cuda_array_interface__["stream"] == stream.handle

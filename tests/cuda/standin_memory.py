@@ -6,17 +6,14 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
 
 import pytest
 from cuda.bindings import driver as cuda
-from failures import UNKNOWN, each_failure
 
-from mapped_memory import PAGE, Memory
-from pinning.errors import PluginUnavailableError, VendorError
-from pinning.plugin import MemoryConnection, MemoryDevice, MemoryInfo, MemoryKind
+from mapped_memory import Memory
+from pinning.errors import VendorError
+from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning_cuda import CudaDevice, plugin
 from standins.libcuda import live
 from standins.standin import StandIn
@@ -37,11 +34,6 @@ def kind(request: pytest.FixtureRequest) -> MemoryKind:
     return request.param  # type: ignore[no-any-return]
 
 
-def test_a_gpu_is_a_memory_device(standin: StandIn) -> None:
-    assert isinstance(GPU, MemoryDevice)
-    assert GPU.memory_kinds == {HOST, DEVICE, SHARED}
-
-
 def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> None:
     standin.configure("no_managed")
     gpu = CudaDevice("cuda:0", 0)
@@ -59,28 +51,12 @@ def test_each_kind_is_allocated_exactly_and_given_back(standin: StandIn, kind: M
     info = MemoryInfo(kind, ptr, 1000, None if kind is HOST else 1)
     assert [GPU.memory_info(ptr + at) for at in (0, 1, 999)] == [info] * 3  # whichever GPU is asked
     assert GPU.memory_info(ptr + 1000) is None
+    assert GPU.is_pinned_ptr(ptr + 999) == ((ptr, 1000, ptr) if kind is HOST else None)
     standin.configure()
     OTHER.free(ptr, kind)
     assert len(standin.calls(free)) == 1
     assert live()["allocations"] == 0
     assert GPU.memory_info(ptr) is None
-
-
-def test_without_a_kind_it_is_device_memory(standin: StandIn) -> None:
-    ptr = GPU.allocate(PAGE)
-    assert GPU.memory_info(ptr) == MemoryInfo(DEVICE, ptr, PAGE, 0)
-    GPU.free(ptr)
-
-
-def test_host_memory_is_pinned(standin: StandIn) -> None:
-    ptr = GPU.allocate(1000, HOST)
-    assert OTHER.is_pinned_ptr(ptr + 999) == (ptr, 1000, ptr)
-    assert OTHER.is_pinned_ptr(ptr + 1000) is None
-    GPU.free(ptr, HOST)
-    for other_kind in (DEVICE, SHARED):
-        ptr = GPU.allocate(1000, other_kind)
-        assert GPU.is_pinned_ptr(ptr) is None
-        GPU.free(ptr, other_kind)
 
 
 def test_memory_that_is_locked_is_told_by_its_host_address(standin: StandIn) -> None:
@@ -91,11 +67,6 @@ def test_memory_that_is_locked_is_told_by_its_host_address(standin: StandIn) -> 
     for ptr in (memory.ptr + 9, memory.ptr + 110):
         assert OTHER.memory_info(ptr) is None
     GPU.data_unlock(memory.ptr + 10)
-
-
-@pytest.mark.parametrize("address", [0, 1, (1 << 47) - 1, 1 << 47, (1 << 64) - 1])
-def test_an_address_that_is_no_memory(standin: StandIn, address: int) -> None:
-    assert GPU.memory_info(address) is None
 
 
 def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
@@ -116,55 +87,6 @@ def test_nothing_can_be_allocated(standin: StandIn, kind: MemoryKind) -> None:
     with pytest.raises(VendorError) as raised:
         GPU.allocate(0, kind)
     assert (raised.value.code, raised.value.name) == (1, "CUDA_ERROR_INVALID_VALUE")
-
-
-def test_memory_that_is_not_there_cannot_be_given_back(standin: StandIn, kind: MemoryKind) -> None:
-    ptr = GPU.allocate(100, kind)
-    with pytest.raises(VendorError):
-        GPU.free(ptr + 1, kind)
-    assert live()["allocations"] == 1
-    GPU.free(ptr, kind)
-    with pytest.raises(VendorError):
-        GPU.free(ptr, kind)
-
-
-def test_each_call_of_an_allocation_fails(standin: StandIn, kind: MemoryKind) -> None:
-    made: list[int] = []
-    failed = {}
-    for call, outcome in each_failure(standin, lambda: made.append(GPU.allocate(100, kind))):
-        failed[call] = outcome and (outcome.call, outcome.code)
-        assert live()["allocations"] == len(made)
-        assert bool(outcome) != bool(made)
-        while made:
-            GPU.free(made.pop(), kind)
-    GPU.free(made.pop(), kind)
-    allocate = CALLS[kind][0].split()[0]
-    # A pop may report someone else's earlier failure, so the memory is there all the same.
-    assert failed == {
-        "cuCtxGetCurrent": None,
-        "cuCtxPushCurrent": ("cuCtxPushCurrent", UNKNOWN),
-        allocate: (allocate, UNKNOWN),
-        "cuCtxPopCurrent": None,
-    }
-
-
-def test_each_call_of_giving_back_fails(standin: StandIn, kind: MemoryKind) -> None:
-    ptr = [GPU.allocate(100, kind)]
-    for _, outcome in each_failure(standin, lambda: GPU.free(ptr[0], kind)):
-        assert live()["allocations"] == bool(outcome)
-        if not outcome:
-            ptr[0] = GPU.allocate(100, kind)
-
-
-def test_each_call_of_a_question_fails(standin: StandIn) -> None:
-    memory = Memory(1)
-    GPU.data_lock(memory.ptr, 100, False)
-    outcomes = list(each_failure(standin, lambda: GPU.memory_info(memory.ptr + 1)))
-    assert len(outcomes) == 2
-    assert all(
-        outcome and (outcome.call, outcome.code) == ("cuPointerGetAttributes", UNKNOWN) for _, outcome in outcomes
-    )
-    GPU.data_unlock(memory.ptr)
 
 
 def test_another_librarys_context_is_left_current(standin: StandIn, kind: MemoryKind) -> None:
@@ -213,47 +135,7 @@ def test_more_gpus_than_can_be_connected_copy(standin: StandIn) -> None:
     assert plugin.device(1).connection(plugin.device(3)) is MemoryConnection.MIGRATABLE
 
 
-def test_each_call_of_a_connection_fails(standin: StandIn) -> None:
-    failed = dict(each_failure(standin, lambda: CudaDevice("cuda:0", 0).connection(CudaDevice("cuda:2", 2))))
-    assert failed.pop("cuCtxPopCurrent") is None
-    assert {"cuDeviceCanAccessPeer", "cuCtxPushCurrent", "cuCtxEnablePeerAccess"} < failed.keys()
-    assert all(outcome and (outcome.call, outcome.code) == (call, UNKNOWN) for call, outcome in failed.items())
-
-
-def test_other_vendors_devices_do_not_reach_it(standin: StandIn) -> None:
-    from pinning_host import plugin as host
-
-    assert GPU.connection(host.device(0)) is MemoryConnection.NONE
-
-
 # ---- no device any more ----
-
-
-def test_a_fork_is_told_that_cuda_does_not_work_in_it(standin: StandIn) -> None:
-    ptr = GPU.allocate(100, HOST)
-    attempts: list[Callable[[], object]] = [
-        lambda: GPU.allocate(100, HOST),
-        lambda: GPU.free(ptr, HOST),
-        lambda: GPU.memory_info(ptr),
-        lambda: GPU.connection(OTHER),
-        GPU.make_queue,
-        lambda: GPU.adopt_queue(0),
-        GPU.synchronize,
-    ]
-    standin.configure()
-    child = os.fork()
-    if child == 0:
-        refused = 0
-        for attempt in attempts:
-            try:
-                attempt()
-            except PluginUnavailableError as error:
-                refused += "fork" in str(error) and "spawn" in str(error)
-        os._exit(refused)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == len(attempts)
-    assert standin.calls() == []
-    GPU.free(ptr, HOST)
 
 
 def test_a_lost_gpu_says_so_and_still_answers_questions(standin: StandIn) -> None:

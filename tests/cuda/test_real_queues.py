@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import pytest
 
-from holding import Buffer, Held, host_bytes
+from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning.plugin.native import NativeQueue
@@ -212,7 +212,7 @@ def test_fills(queue: NativeQueue, memory: Allocations, kind: MemoryKind, value:
 def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory.fives(20), memory.array(20)
     queue.copy(target.ctypes.data, source, 10)
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         queue.copy(target.ctypes.data + 10, source + 10, 10)
         assert held.begun.wait(60)
         assert list(target) == [5] * 10 + [0] * 10
@@ -226,7 +226,7 @@ def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: Nativ
 def test_a_copy_within_the_host_waits_for_the_work_before_it(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory.array(10), memory.array(10)
     source[:] = 5
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         thread = threading.Thread(target=queue.copy, args=(target.ctypes.data, source.ctypes.data, 10))
         thread.start()
         time.sleep(0.05)
@@ -288,7 +288,7 @@ def test_a_copy_across_the_border_of_a_lock_is_refused(
 def test_events_are_reached_in_order_and_tell_the_time(queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory.array(64 * MIB), memory(DEVICE, 64 * MIB)
     first = queue.record()
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         for _ in range(8):
             queue.copy(there, source.ctypes.data, source.nbytes)
         second = queue.record()
@@ -305,7 +305,7 @@ def test_events_are_reached_in_order_and_tell_the_time(queue: NativeQueue, memor
 
 def test_a_queue_waits_for_an_event_of_another(gpu: CudaDevice, queue: NativeQueue, memory: Allocations) -> None:
     source, target, other = memory.fives(10), memory.array(10), gpu.make_queue()
-    with Held(other) as held:
+    with HeldQueue(other) as held:
         queue.wait(other.record())  # the event may be recorded again from now on
         other.record()
         queue.copy(target.ctypes.data, source, 10)
@@ -320,7 +320,7 @@ def test_a_queue_waits_for_an_event_of_another(gpu: CudaDevice, queue: NativeQue
 
 def test_an_event_outlives_its_queue(gpu: CudaDevice, memory: Allocations) -> None:
     source, target, queue = memory.fives(10), memory.array(10), gpu.make_queue()
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         queue.copy(target.ctypes.data, source, 10)
         event = queue.record()
         queue.close()
@@ -333,7 +333,7 @@ def test_an_event_outlives_its_queue(gpu: CudaDevice, memory: Allocations) -> No
 
 
 def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: NativeQueue) -> None:
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         waits = [queue.record().wait, queue.synchronize, gpu.synchronize]
         threads = [threading.Thread(target=wait) for wait in waits]
         for thread in threads:
@@ -451,7 +451,7 @@ def test_streams_of_other_libraries(gpu: CudaDevice, memory: Allocations, librar
     ptr, there, target = memory(HOST, 64), memory(DEVICE, 64), memory.array(8)
     queue = gpu.adopt_queue(handle)
     submit_all(queue, ptr, there)
-    with Held(queue):
+    with HeldQueue(queue):
         queue.copy(target.ctypes.data, there, 8)
         assert not queue.done()
     wait()
@@ -478,7 +478,7 @@ def test_cuda_core_takes_a_queue_of_ours(queue: NativeQueue, memory: Allocations
     core = pytest.importorskip("cuda.core")
     target = memory.array(10)
     stream = core.Stream.from_handle(queue.handle)
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         queue.fill(target.ctypes.data, b"\5", 10)
         event = stream.record()
         assert not event.is_done

@@ -24,8 +24,8 @@ from failing import FAILURE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holding import Buffer, Held, host_bytes
 from mapped_memory import PAGE, Memory
+from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeQueue
@@ -132,7 +132,7 @@ def test_pageable_memory_is_copied_by_the_runtime_and_nobody_waits(
 ) -> None:
     source, target, there = Buffer(DATA), Buffer(bytes(len(DATA))), memory(DEVICE)
     standin.configure()
-    with Held(queue):
+    with HeldQueue(queue):
         queue.copy(there, source.ptr, len(DATA))
         queue.copy(target.ptr, there, len(DATA))
         assert standin.calls(ANY_COPY) == []
@@ -234,7 +234,7 @@ def test_a_large_fill_is_the_gpus(standin: StandIn, queue: NativeQueue, memory: 
 def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory(DEVICE, DATA), memory(HOST)
     queue.copy(target, source, 10)
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         queue.copy(target + 10, source + 10, 10)
         assert held.begun.wait(60)
         assert host_bytes(target, 20) == DATA[:10] + bytes(10)
@@ -248,7 +248,7 @@ def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: Nativ
 def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure()
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         queue.copy(there, source, 10)
         assert held.begun.wait(60)
         assert standin.calls(COPY) == []  # an engine that waited for it would not do the work of other queues
@@ -258,7 +258,7 @@ def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: NativeQue
 
 def test_memory_that_is_used_again_too_early_shows(queue: NativeQueue, memory: Allocations) -> None:
     source, there, target = memory(HOST, DATA), memory(DEVICE), memory(HOST)
-    with Held(queue):
+    with HeldQueue(queue):
         queue.copy(there, source, len(DATA))
         queue.copy(target, there, len(DATA))
         ctypes.memset(source, 1, len(DATA))
@@ -307,7 +307,7 @@ def calls_but_waits(standin: StandIn) -> list[str]:
 
 def test_an_event_is_reached_when_all_before_it_is_done(queue: NativeQueue) -> None:
     before = queue.record()
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         after = queue.record()
         before.wait()
         assert before.done()
@@ -321,7 +321,7 @@ def test_an_event_is_reached_when_all_before_it_is_done(queue: NativeQueue) -> N
 
 def test_the_time_of_what_is_not_reached_cannot_be_told(queue: NativeQueue) -> None:
     before = queue.record()
-    with Held(queue), pytest.raises(PinningError, match="not reached"):
+    with HeldQueue(queue), pytest.raises(PinningError, match="not reached"):
         queue.record().seconds_since(before)
 
 
@@ -341,7 +341,7 @@ def test_events_cost_the_runtime_nothing(standin: StandIn, queue: NativeQueue, m
 def test_a_queue_waits_for_an_event_of_another(queue: NativeQueue, memory: Allocations, gpu: object) -> None:
     source, target = memory(DEVICE, DATA), memory(HOST)
     other = plugin.device(1 if gpu is OTHER else 0).make_queue()
-    with Held(other) as held:
+    with HeldQueue(other) as held:
         queue.wait(other.record())
         queue.copy(target, source, 10)
         assert held.begun.wait(60)
@@ -353,7 +353,7 @@ def test_a_queue_waits_for_an_event_of_another(queue: NativeQueue, memory: Alloc
 
 
 def test_python_runs_on_while_a_thread_waits(queue: NativeQueue) -> None:
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         waits: list[Callable[[], object]] = [queue.record().wait, queue.synchronize, GPU.synchronize]
         threads = [threading.Thread(target=wait) for wait in waits]
         for thread in threads:
@@ -416,7 +416,7 @@ def test_a_queue_of_hsas_own_is_not_adopted(standin: StandIn) -> None:
 
 def test_what_is_submitted_is_still_done_after_the_close(standin: StandIn, memory: Allocations) -> None:
     source, target, queue = memory(DEVICE, DATA), memory(HOST), GPU.make_queue()
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         queue.copy(target, source, 10)
         event = queue.record()
         queue.close()
@@ -520,7 +520,7 @@ def test_each_call_of_work_fails_and_the_queue_goes_on(
         acts[what]()
         queue.record().wait()
 
-    with Held(queue) if held else contextlib.nullcontext() as holding:
+    with HeldQueue(queue) if held else contextlib.nullcontext() as holding:
         if holding:
             threading.Timer(0.05, holding.release).start()  # `act` waits
         with pytest.raises(VendorError) as raised:

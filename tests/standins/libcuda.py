@@ -7,6 +7,7 @@ import ctypes
 import importlib.metadata
 from pathlib import Path
 
+from standins.faults import StandInFaults
 from standins.standin import Driver, MissingError
 
 
@@ -33,3 +34,17 @@ def left() -> dict[str, int]:
 
 
 DRIVER = Driver("libcuda.so.1", "cuda/libcuda.c", "STANDIN_CUDA", includes)
+
+
+def _restore(failed: str) -> None:
+    """No context is current: but after a pop that has failed, about which nothing can be done."""
+    from cuda.bindings import driver as cuda
+
+    while int(cuda.cuCtxGetCurrent()[1]):
+        assert failed.startswith("cuCtxPopCurrent"), f"a context was left current when {failed} failed"
+        cuda.cuCtxPopCurrent()
+
+
+# The context is pushed where it is not known which is current, and a pop may report someone else's earlier failure.
+FORGIVEN = {"cuCtxGetCurrent", "cuCtxPopCurrent"}
+FAULTS = StandInFaults(DRIVER, (999, "CUDA_ERROR_UNKNOWN"), left, FORGIVEN, _restore)

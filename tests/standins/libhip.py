@@ -7,6 +7,7 @@ import ctypes
 import os
 from pathlib import Path
 
+from standins.faults import StandInFaults
 from standins.standin import Driver, MissingError
 
 
@@ -40,3 +41,16 @@ DRIVER = Driver(
     options=["-D__HIP_PLATFORM_AMD__"],
     variables={"ROCM_PATH": "{folder}"},
 )
+
+
+def _restore(failed: str) -> None:
+    """The thread's device is another one, so that it is set and set back; but nothing can be done where that fails."""
+    from hip import hip
+
+    assert failed in ("", "hipSetDevice 2") or hip.hipGetDevice()[1] == 2, f"{failed} failed: device was not set back"
+    hip.hipSetDevice(2)
+
+
+# Setting the thread's device back, and forgetting an error that was dealt with.
+FORGIVEN = {"hipSetDevice 2", "hipGetLastError"}
+FAULTS = StandInFaults(DRIVER, (999, "hipErrorUnknown"), left, FORGIVEN, _restore)

@@ -7,6 +7,7 @@ import ctypes
 import sys
 from pathlib import Path
 
+from standins.faults import StandInFaults
 from standins.standin import Driver, MissingError
 
 
@@ -27,5 +28,11 @@ def live() -> dict[str, int]:
     return {what: standin_live(what.encode()) for what in ("streams", "events", "allocations")}
 
 
+def left() -> dict[str, int]:
+    """As `live`, without the events, which are given back when they are collected."""
+    return {what: count for what, count in live().items() if what != "events"}
+
+
 DRIVER = Driver("libur_loader.so.0", "ur/libur_loader.c", "STANDIN_UR", includes)
 OLD_DRIVER = Driver("libur_loader.so.0", "ur/libur_loader.c", "STANDIN_UR", includes, options=["-DOLD"])
+FAULTS = StandInFaults(DRIVER, (20, "UR_RESULT_ERROR_DEVICE_LOST"), left)

@@ -19,7 +19,7 @@ import pytest
 from failing import DEVICE_LOST, each_failure
 from usm import another_context, others_queue
 
-from holding import Buffer, Held, host_bytes
+from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeEvent, NativeQueue
@@ -124,7 +124,7 @@ def test_fills(queue: NativeQueue, memory: Allocations, value: bytes) -> None:
 def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
     source, target = memory(DEVICE, DATA), memory(HOST)
     queue.copy(target, source, 10)
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         queue.copy(target + 10, source + 10, 10)
         assert held.begun.wait(60)
         assert host_bytes(target, 20) == DATA[:10] + bytes(10)
@@ -170,7 +170,7 @@ def test_no_queue_waits_for_values(standin: StandIn, queue: NativeQueue) -> None
 
 def test_an_event_is_reached_when_all_before_it_is_done(queue: NativeQueue) -> None:
     before = queue.record()
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         after = queue.record()
         before.wait()
         assert before.done()
@@ -184,7 +184,7 @@ def test_an_event_is_reached_when_all_before_it_is_done(queue: NativeQueue) -> N
 
 def test_the_time_of_what_is_not_reached_cannot_be_told(queue: NativeQueue) -> None:
     before = queue.record()
-    with Held(queue):
+    with HeldQueue(queue):
         after = queue.record()
         with pytest.raises(VendorError, match="PROFILING_INFO_NOT_AVAILABLE"):
             after.seconds_since(before)
@@ -193,7 +193,7 @@ def test_the_time_of_what_is_not_reached_cannot_be_told(queue: NativeQueue) -> N
 @pytest.mark.parametrize("gpu", [FIRST, SECOND], ids=lambda gpu: gpu.name)
 def test_a_queue_waits_for_an_event_of_another(queue: NativeQueue, memory: Allocations, gpu: UrDevice) -> None:
     source, target, other = memory(DEVICE, DATA), memory(HOST), gpu.make_queue()
-    with Held(other) as held:
+    with HeldQueue(other) as held:
         queue.wait(other.record())
         queue.copy(target, source, 10)
         assert held.begun.wait(60)
@@ -205,7 +205,7 @@ def test_a_queue_waits_for_an_event_of_another(queue: NativeQueue, memory: Alloc
 
 
 def test_python_runs_on_while_a_thread_waits(queue: NativeQueue) -> None:
-    with Held(queue) as held:
+    with HeldQueue(queue) as held:
         waits: list[Callable[[], object]] = [queue.record().wait, queue.synchronize, FIRST.synchronize]
         threads = [threading.Thread(target=wait) for wait in waits]
         for thread in threads:
@@ -238,7 +238,7 @@ def test_an_adopted_stream_stays(standin: StandIn) -> None:
     owner = FIRST.make_queue()
     adopted = FIRST.adopt_queue(owner.handle)
     assert adopted.handle == owner.handle
-    with Held(adopted):
+    with HeldQueue(adopted):
         assert not owner.done()
     adopted.close()
     assert queues() == 1

@@ -13,10 +13,10 @@ from pinning.plugin import VendorQueue
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class Held:
+class HeldQueue:
     """Holds a queue from the end of what was submitted before, until `release` or the end of the block.
 
-    ``with Held(queue) as held:``  `begun` is set once the queue has come there.
+    ``with HeldQueue(queue) as held:``  `begun` is set once the queue has come there.
     """
 
     def __init__(self, queue: VendorQueue) -> None:
@@ -34,7 +34,7 @@ class Held:
     def release(self) -> None:
         self._released.set()
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldQueue:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

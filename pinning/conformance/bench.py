@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is locked and what the driver holds, before and after each of its failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pinning import Device
+from pinning.conformance.faults import Faults, each_failure, nothing
+from pinning.conformance.memory import PAGE, Pages
+
+
+class Bench:
+    """A device whose driver's calls fail, and six pages of memory.
+
+    Attributes
+    ----------
+    device : Device
+    faults : Faults
+    pages : Pages
+    """
+
+    def __init__(self, device: Device, faults: Faults) -> None:
+        self.device, self.faults, self.pages = device, faults, Pages(6)
+
+    def state(self) -> tuple[object, ...]:
+        """What the driver holds and what is locked, by three witnesses."""
+        tells = [self.device.is_pinned_ptr(self.pages.ptr + page * PAGE + 200) for page in range(6)]
+        return self.faults.held(), self._locked_pages(), tells
+
+    def every_call_fails(
+        self, act: Callable[[], object], undo: Callable[[], object] = nothing, check: Callable[[], object] = nothing
+    ) -> int:
+        """Each call that `act` makes fails in turn; the state is as before, and so is what `check` looks at.
+
+        `undo` follows where `act` succeeds; a question needs none. What the plugin makes once is made beforehand.
+
+        Returns
+        -------
+        int
+            How many calls have failed; 0 where the driver is not asked for that.
+        """
+        act()
+        undo()
+        before, failures = self.state(), 0
+
+        def succeeded() -> None:
+            assert undo is nothing or not failures or self.state() != before, (
+                "it succeeded, and the driver holds what it held"
+            )
+            undo()
+
+        for _ in each_failure(self.faults, act, succeeded):
+            failures += 1
+            assert self.state() == before
+            check()
+        assert self.state() == before
+        return failures
+
+    def _locked_pages(self) -> set[int]:
+        """The numbers of the pages that the kernel has locked: ``lo`` in smaps."""
+        pages, found, low, high = self.pages, set[int](), 0, 0
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            first = line.split(" ", 1)[0]
+            if "-" in first and not first.endswith(":"):
+                low, high = (int(address, 16) for address in first.split("-"))
+            elif first == "VmFlags:" and "lo" in line.split():
+                inside = range(max(low, pages.ptr), min(high, pages.ptr + pages.size), PAGE)
+                found.update((page - pages.ptr) // PAGE for page in inside)
+        return found

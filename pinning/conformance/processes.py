@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forked children that tell what they saw."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+
+from pinning.errors import PinningError
+
+
+def in_fork(function: Callable[[], object]) -> str:
+    """What `function` returns in a forked child, or the traceback of what it raises; the child is killed after 60 s."""
+    read_end, write_end = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is what is tested
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            said = str(function())
+        except BaseException:
+            said = traceback.format_exc()
+        os.write(write_end, said.encode()[-4000:])
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, f"the child crashed or hung: {said}"
+    return said
+
+
+def refusals(attempts: Sequence[Callable[[], object]]) -> int:
+    """How many of them, one after another, a forked child is told that it cannot do, naming the fork.
+
+    0 where the first one works.
+    """
+
+    def attempt() -> int:
+        refused = 0
+        for act in attempts:
+            try:
+                act()
+            except PinningError as error:
+                assert "fork" in str(error), error
+                refused += 1
+            if not refused:
+                break
+        return refused
+
+    return int(in_fork(attempt))
