@@ -31,6 +31,7 @@ from multiprocessing import shared_memory
 shared_memory._SHM_NAME_PREFIX = shared_memory._SHM_NAME_PREFIX.replace("psm", "{os.getpid()}")
 """
 WITHOUT_CLI = "import sys; sys.modules['typer'] = sys.modules['rich'] = None"
+HOST_ALONE = "import sys; sys.modules.update(dict.fromkeys(f'pinning_{name}' for name in ('cuda', 'hip', 'hsa', 'ur')))"
 
 
 class Pinning:
@@ -227,13 +228,14 @@ def test_doctor_finds_a_machine_that_can_lock(pinning: Pinning) -> None:
 
 
 def test_doctor_fails_where_nothing_can_be_locked(pinning: Pinning) -> None:
-    report = pinning.json("doctor", memlock=0, exit_code=1)
+    report = pinning.json("doctor", memlock=0, first=HOST_ALONE, exit_code=1)
     assert report["ok"] is False
     host = report["devices"][-1]
     assert host["locks"] is False
     assert "RLIMIT_MEMLOCK" in host["problem"]
     assert "sudo prlimit --memlock=unlimited --pid $$" in [advice["command"] for advice in report["advice"]]
-    assert "Locking does not work on host:0" in pinning.text("doctor", memlock=0, exit_code=1)
+    said = pinning.text("doctor", memlock=0, first=HOST_ALONE, exit_code=1)
+    assert "Locking does not work on host:0" in said
 
 
 def test_doctor_advises_an_ordinary_user(pinning: Pinning) -> None:

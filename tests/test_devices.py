@@ -265,7 +265,9 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    # Python 3.12 warns of any fork of a process with threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == ("7\n", "")
 
 

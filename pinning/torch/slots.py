@@ -213,7 +213,8 @@ class _Gate:
     def give(self, slot: int) -> None:
         self._takers[slot] = 0
         self.given[slot] += 1
-        os.write(self._returns.number, _TICKET.pack(slot, self.given[slot] - 1))
+        with suppress(BrokenPipeError):  # nobody takes any more: the slots are gone, and all who could
+            os.write(self._returns.number, _TICKET.pack(slot, self.given[slot] - 1))
 
 
 class Block:
