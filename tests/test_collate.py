@@ -237,10 +237,11 @@ def test_slots_that_go_before_the_gpu_is_done(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.wait(MINUTE))
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True, raising=False)
     before = set(threading.enumerate())
-    collate = Collate(NBYTES, 1, device=FakeDevice())
+    device = FakeDevice()
+    collate = Collate(NBYTES, 1, device=device)
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "pinning slots")
     batch = collate([torch.ones(3)])
-    assert in_arena(batch)
+    assert pinning.is_locked(batch, device=device)
     del collate, batch
     gc.collect()
     done.set()

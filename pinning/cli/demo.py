@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -298,8 +298,11 @@ def _copies(device: Device, buffers: Sequence[DemoBuffer], step: Step) -> list[C
     second = numpy.ones(CHUNK, numpy.uint8)
     on_device = device.allocate(CHUNK)
     try:
-        device.copy(on_device, second.ctypes.data, CHUNK)  # The first copy is slower than the others.
-        return [_copy(device, on_device, buffer, second, step) for buffer in buffers]
+        # Copied back into pageable memory the bytes would take the driver's slow way.
+        with nullcontext() if is_host(device) else pinning.lock(second, device=device):
+            for ends in ((on_device, second.ctypes.data), (second.ctypes.data, on_device)):
+                device.copy(*ends, CHUNK)  # the first copy is slower than the others
+            return [_copy(device, on_device, buffer, second, step) for buffer in buffers]
     finally:
         device.free(on_device)
 
