@@ -29,11 +29,13 @@ try:
     import distributed
     from distributed.comm import tcp
     from distributed.protocol import utils
+    from distributed.protocol.utils import host_array
 except ImportError as error:
-    raise ImportError(f"pinning.dask needs distributed ({error}); pip install 'pinning[dask]'") from error
+    raise ImportError(
+        f"pinning.dask needs distributed 2024.1 or newer ({error}); pip install 'pinning[dask]'"
+    ) from error
 
 _log = logging.getLogger("pinning.dask")
-_HOOKED = "host_array"  # which makes the memory for a frame that is received, or put together of several
 
 
 class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
@@ -139,7 +141,7 @@ class _Frame:
 
 _users = 0  # workers of this process
 _frames: _Frames | None = None
-_before: Callable[[int], memoryview] = utils.host_array
+_before: Callable[[int], memoryview] = host_array  # the memory of a frame that is received, or put together of parts
 _changing = threading.Lock()
 
 

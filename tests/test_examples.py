@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from installed import ROOT, Installed, installed, no_isolation, pip, run
+from limits import needs_room_to_lock
 
 EXAMPLES = ROOT / "examples"
 
@@ -141,6 +142,31 @@ def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:
     # Whole lines are not certain: the processes have one output.
     assert sorted(re.findall(r"process (\d): 12288 bytes locked for", said)) == ["0", "1", "2", "3"]
     assert said.splitlines()[-1] == "the last one out has removed it"
+
+
+def test_arena_handed_on(package: Installed, tmp_path: Path) -> None:
+    said = package.run("-W", "error", EXAMPLES / "handed_arena.py", "12288", folder=tmp_path)
+    assert "new: after" in said and "serves what the old one had filled" in said
+    assert said.splitlines()[-1] == "handed on"
+
+
+def test_ray_workers_share_weights(package: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'pinning[ray]'")
+    needs_room_to_lock(16 << 20)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    said = package.run(EXAMPLES / "ray_weights.py", "8", folder=tmp_path).splitlines()
+    assert "worker 0: 8 MiB locked, its weights' copies are direct" in said
+    assert "worker 1: 8 MiB locked, its weights' copies are direct" in said
+    assert said[-1] == "2 workers, 8 MiB of weights, in memory once"
+
+
+def test_dask_pipeline(package: Installed, tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs Dask: pip install 'pinning[dask]'")
+    needs_room_to_lock(16 << 20)
+    said = package.run(EXAMPLES / "dask_pipeline.py", "2", folder=tmp_path).splitlines()
+    assert said[0].startswith("8 blocks of 0.25 MiB to ") and said[0].endswith(": their sum is right")
+    assert "8 of them had come to locked memory" in said
+    assert "8 MiB are locked by both workers, as the dashboard shows" in said
 
 
 def test_load_safetensors(package: Installed, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import dask
+import dask.array
 import numpy
 from distributed import Client, LocalCluster, get_worker
 
@@ -28,6 +30,15 @@ def use(array: Any) -> tuple[int, bool]:
     while pinning.regions(DEVICE) == [] and time.monotonic() < end:
         time.sleep(0.01)  # it is locked in the background
     return int(array.sum()), pinning.is_locked(array, device=DEVICE)
+
+
+def lock_of_block(block: Any) -> Any:
+    return numpy.array([pinning.is_locked(block, device=DEVICE)])
+
+
+def locks_of_partition(partition: Any) -> Any:
+    found = {name: [pinning.is_locked(column.to_numpy(), device=DEVICE)] for name, column in partition.items()}
+    return type(partition)(found)
 
 
 def keep(number: int, array: Any) -> bool:
@@ -79,6 +90,21 @@ def main(folder: str) -> None:
         for number in range(12):
             assert receive(number, use) == (number * MIB // 2, True), number
         soon(lambda: all(each["metrics"].get("locked_bytes") == 4 * MIB for each in workers_of(client).values()))
+
+        # Blocks and partitions of collections, by functions that know nothing of all this.
+        there, here = sorted(workers_of(client))
+        array = dask.array.arange(MIB // 8, chunks=MIB // 32).persist(workers=[there])  # of int64
+        soon(lambda: array.map_blocks(lock_of_block, dtype="?").compute(workers=[here]).all())
+        if find_spec("pandas") is None or find_spec("pyarrow") is None:
+            print("dask: no dask.dataframe, without pandas and pyarrow")
+        else:
+            import pandas
+            from dask import dataframe
+
+            columns = {name: numpy.arange(MIB // 16, dtype=kind) for name, kind in (("a", "f8"), ("b", "i8"))}
+            frame = dataframe.from_pandas(pandas.DataFrame(columns), npartitions=2).persist(workers=[there])
+            found = frame.map_partitions(locks_of_partition, meta={"a": "?", "b": "?"})
+            soon(lambda: found.compute(workers=[here]).all(axis=None))
 
         # What is kept is kept, and what finds no room is right.
         fast = [receive(number, keep, number) for number in range(10)]
