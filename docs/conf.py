@@ -22,7 +22,13 @@ autodoc_typehints = "none"
 numpydoc_show_class_members = False
 
 html_theme = "alabaster"
-html_theme_options = {"description": "Lock host memory for devices, once", "page_width": "1100px"}
+html_show_copyright = False
+html_theme_options = {
+    "description": "Lock host memory for devices, once",
+    "page_width": "96%",
+    "body_max_width": "1080px",  # a line of code
+    "code_font_size": "0.85em",
+}
 html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
 
 
@@ -40,6 +46,15 @@ def show_code(app, what, name, thing, options, lines):
                 lines[i:i] = ["::", ""]
 
 
+def leave_out(app, what, name, thing, skip, options):
+    """What Python's own classes have, and a tuple's fields, whose text stands with the class."""
+    owner = getattr(thing, "__objclass__", None)
+    if getattr(owner, "__module__", None) == "builtins" or type(thing).__name__ == "_tuplegetter":
+        return True
+    return None
+
+
 def setup(app):
     app.connect("source-read", name_files)
+    app.connect("autodoc-skip-member", leave_out)
     app.connect("autodoc-process-docstring", show_code, priority=600)  # after numpydoc

@@ -8,7 +8,16 @@ Knows addresses, and nothing of devices, pinning or the lifetime of objects. C++
 from pathlib import Path
 
 from pagetable.errors import AbsentError, OverlapError, RangeError
-from pagetable.table import PageTable, Region
+
+try:
+    from pagetable.table import PageTable, Region
+except ModuleNotFoundError as error:
+    if error.name != "pagetable.table":
+        raise
+    raise ImportError(
+        f"{Path(__file__).parent.parent} is a source tree, which has no native modules: `pip install .` builds them, "
+        "and Python finds what is installed from any other folder, or with -P (PYTHONSAFEPATH=1)"
+    ) from None
 
 __all__ = ["AbsentError", "OverlapError", "PageTable", "RangeError", "Region", "cmake_dir", "include_dir"]
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What help() says of each public name: it says something, and of all parameters there are and no others."""
+"""What help() says of each public name: it says something, and of all parameters there are and no others.
+
+And that the site's reference, which is made of it, has them all.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import pytest
 
 import pagetable
 import pinning
+from installed import ROOT
 
 MODULES = (
     "pagetable",
@@ -108,3 +112,24 @@ def problems(name: str, thing: object) -> Iterator[str]:
 def test_help_says_what_it_is_and_what_it_takes(module: str, name: str) -> None:
     thing = getattr(import_module(module), name)
     assert [problem for problem in problems(name, thing) if name != "ENTRY_POINT_GROUP"] == []
+
+
+def in_reference() -> tuple[set[str], set[int]]:
+    """The modules that the pages of the reference name as a whole, and what they show of those that are here, by id."""
+    text = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    modules, shown = set(), set()
+    for kind, name in re.findall(r"^\.\. auto(\w+):: ([\w.]+)$", text, re.MULTILINE):
+        if kind == "module":
+            modules.add(name)
+            shown |= {id(getattr(import_module(name), each)) for module, each in NAMES if module == name}
+        else:
+            module, _, each = name.rpartition(".")
+            shown.add(id(getattr(import_module(module), each)))
+    return modules, shown
+
+
+def test_the_reference_has_each_public_name() -> None:
+    modules, shown = in_reference()
+    assert {f"pinning.{name}" for name in pinning._ON_DEMAND} <= modules
+    names = {f"{module}.{name}" for module, name in NAMES if id(getattr(import_module(module), name)) not in shown}
+    assert names == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 import zipfile
 from configparser import ConfigParser
@@ -138,6 +139,18 @@ print(*[folder / "libpinning.so" for folder in pinning.library_dirs()], sep="\\n
     for place in places:
         assert Path(place).is_relative_to(environment.site)
         assert Path(place).exists()
+
+
+def test_a_source_tree_says_that_it_is_one(tmp_path: Path) -> None:
+    """What Python finds that is started in a checkout, where an installed wheel is not found first."""
+    folder = tmp_path / "pagetable"
+    folder.mkdir()
+    for module in (ROOT / "pagetable").glob("*.py"):
+        (folder / module.name).write_text(module.read_text())
+    alone = ("-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pagetable")
+    failed = subprocess.run([sys.executable, *alone], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert f"{tmp_path} is a source tree, which has no native modules: `pip install .`" in failed.stderr
 
 
 def test_python_m_pagetable_says_where_things_are(tmp_path: Path) -> None:

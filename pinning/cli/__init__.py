@@ -108,7 +108,7 @@ def run(
 
 @app.command()
 def top(
-    pid: Annotated[int | None, typer.Argument(metavar="[PID]", help="One process; all of yours by default.")] = None,
+    pid: Annotated[int | None, typer.Argument(metavar="PID", help="One process; all of yours by default.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print once instead of again and again.")] = False,
     json: _Json = False,
     seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,

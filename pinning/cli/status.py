@@ -174,7 +174,8 @@ def _page_of(pid: int) -> bytes:
 
 def _command(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split()  # `python -c` has lines in it
+        return b" ".join(words).decode(errors="replace")
     return ""
 
 

@@ -39,7 +39,7 @@ def _overview(processes: Sequence[Status]) -> RenderableType:
     shown.expand = True
     shown.add_column("Command", ratio=1, no_wrap=True, overflow="ellipsis")  # what room is left
     for each in processes:
-        command, since = Text(each.command.replace("\n", " ")), _ago(each.time - each.since)
+        command, since = Text(each.command), _ago(each.time - each.since)
         figures = size(each.locked), size(each.budget.idle), _limit(each.budget), size(sum(each.moved.values()))
         shown.add_row(str(each.pid), *figures, since, command)
     return shown if processes else Text("No process of yours has locked anything by pinning.")
@@ -48,8 +48,8 @@ def _overview(processes: Sequence[Status]) -> RenderableType:
 def _details(status: Status, before: Status | None) -> RenderableType:
     head = Text.from_markup(
         f"[bold]{status.pid}[/]  {escape(status.command[:80])}\n"
-        f"[bold]{size(status.locked)}[/] locked in {len(status.ranges) + status.unlisted} ranges; "
-        f"{status.registrations} registrations in {_ago(status.time - status.since)}\n"
+        f"[bold]{size(status.locked)}[/] locked in {_many(len(status.ranges) + status.unlisted, 'range')}; "
+        f"{_many(status.registrations, 'registration')} in {_ago(status.time - status.since)}\n"
         f"budget {_limit(status.budget)}: {size(status.budget.used)} used, "
         f"[bold]{size(status.budget.idle)}[/] of it idle{_external(status.budget)}"
     )
@@ -77,6 +77,10 @@ def _external(budget: Used) -> str:
 
 def _rate(now: Status, before: Status, path: str) -> int:
     return int((now.moved[path] - before.moved[path]) / max(now.time - before.time, 1e-3))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _ago(seconds: float) -> str:
