@@ -15,7 +15,7 @@ from pinning import Device, MemoryKind, PinnedMap, PinningError, VendorError
 from pinning.conformance.bench import Bench
 from pinning.conformance.faults import Faults
 from pinning.conformance.memory import PAGE, has
-from pinning.plugin import CopyDevice, MemoryDevice, Plugin
+from pinning.plugin import CoarseDevice, CopyDevice, MemoryDevice, Plugin
 
 kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 
@@ -43,6 +43,15 @@ ranges = pytest.mark.parametrize(("at", "size"), RANGES.values(), ids=list(RANGE
 def test_a_lock_fails_without_a_trace(bench: Bench, locking: Device, at: int, size: int) -> None:
     ptr = bench.pages.ptr + at
     assert bench.every_call_fails(lambda: locking.data_lock(ptr, size, None), lambda: locking.data_unlock(ptr))
+
+
+def test_a_coarse_grained_lock_fails_without_a_trace(bench: Bench, locking: Device) -> None:
+    device, ptr = locking, bench.pages.ptr
+    if not isinstance(device, CoarseDevice) or False not in device.coherence:
+        pytest.skip(f"{locking.name} has no coarse-grained memory")
+    assert bench.every_call_fails(
+        lambda: device.data_lock(ptr, PAGE, None, coherent=False), lambda: device.data_unlock(ptr)
+    )
 
 
 @ranges
@@ -213,9 +222,18 @@ def test_a_connection_that_cannot_be_asked_about(bench: Bench, memories: MemoryD
     bench.every_call_fails(lambda: memories.connection(other))
 
 
-def test_a_copy_that_fails_says_so(bench: Bench, copies: CopyDevice) -> None:
-    there = copies.allocate(PAGE)
-    bench.every_call_fails(lambda: copies.copy(there, bench.pages.ptr, PAGE))
-    bench.every_call_fails(lambda: copies.copy(bench.pages.ptr, there, PAGE))
-    assert bench.pages.read() == bench.pages.contents
+@pytest.mark.parametrize("locked", [False, True], ids=["pageable", "locked"])
+def test_a_copy_that_fails_says_so(
+    bench: Bench, copies: CopyDevice, refusal: PinningError | None, locked: bool
+) -> None:
+    if locked and refusal is not None:
+        pytest.skip(f"{copies.name} locks no memory")
+    there, pages = copies.allocate(PAGE), bench.pages
+    if locked:
+        copies.data_lock(pages.ptr, PAGE, None)
+    bench.every_call_fails(lambda: copies.copy(there, pages.ptr, PAGE))
+    bench.every_call_fails(lambda: copies.copy(pages.ptr, there, PAGE))
+    assert pages.read() == pages.contents
+    if locked:
+        copies.data_unlock(pages.ptr)
     copies.free(there)

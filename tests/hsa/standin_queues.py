@@ -17,26 +17,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from failing import FAILURE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapped_memory import PAGE, Memory
+from pinning.conformance.allocations import DATA, Allocations
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
-from pinning.errors import PinningError, PluginUnavailableError, VendorError
+from pinning.errors import PinningError, VendorError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeQueue
 from pinning_hsa import plugin
-from standins.libhsa import live
+from standins.libhsa import FAULTS, live
 from standins.standin import StandIn
 
 HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 GPU = plugin.device(0)
 OTHER = plugin.device(1)
-DATA = bytes(range(256)) * 4
+FAILURE, _ = FAULTS.failure
 COPY, RECTANGLE, ANY_COPY = "hsa_amd_memory_async_copy", "hsa_amd_memory_async_copy_rect", "hsa_memory_copy"
 
 
@@ -47,52 +46,15 @@ def queue(standin: StandIn) -> Iterator[NativeQueue]:
     queue.close()
 
 
-class Allocations:
-    """Memory that goes at the end of a test."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[int, MemoryKind]] = []
-
-    def __call__(self, kind: MemoryKind, data: bytes = bytes(len(DATA))) -> int:
-        ptr = GPU.allocate(len(data), kind)
-        self._made.append((ptr, kind))
-        if kind is HOST:
-            ctypes.memmove(ptr, data, len(data))
-        else:
-            buffer = Buffer(data)
-            GPU.copy(ptr, buffer.ptr, len(data))
-        return ptr
-
-    def free(self) -> None:
-        for ptr, kind in self._made:
-            GPU.free(ptr, kind)
-
-
 @pytest.fixture
 def memory(standin: StandIn) -> Iterator[Allocations]:
-    memory = Allocations()
+    memory = Allocations(GPU)
     yield memory
     standin.configure()
     memory.free()
 
 
-def device_bytes(ptr: int, size: int) -> bytes:
-    """What is in device memory now."""
-    buffer = Buffer(bytes(size))
-    GPU.copy(buffer.ptr, ptr, size)
-    return buffer.bytes_
-
-
 # ---- work ----
-
-
-@pytest.mark.parametrize("there", [DEVICE, HOST], ids=lambda kind: kind.value)
-def test_bytes_go_there_and_come_back(queue: NativeQueue, memory: Allocations, there: MemoryKind) -> None:
-    source, target, middle = memory(HOST, DATA), memory(HOST), memory(there)
-    queue.copy(middle + 1, source + 1, 1000)
-    queue.copy(target + 1, middle + 1, 1000)
-    queue.synchronize()
-    assert host_bytes(target, len(DATA)) == b"\0" + DATA[1:1001] + bytes(23)
 
 
 @pytest.mark.parametrize("configuration", ["", "svm"], ids=["userptr", "svm"])
@@ -218,7 +180,7 @@ def test_fills(start: int, value: bytes, count: int, kind: MemoryKind) -> None:
     queue.synchronize()
     queue.close()
     end = start + len(value) * count
-    assert device_bytes(ptr, len(DATA)) == DATA[:start] + value * count + DATA[end:]
+    assert Allocations(GPU).read(ptr, len(DATA)) == DATA[:start] + value * count + DATA[end:]
     GPU.free(ptr, kind)
 
 
@@ -228,21 +190,7 @@ def test_a_large_fill_is_the_gpus(standin: StandIn, queue: NativeQueue, memory: 
     queue.fill(there + 2, b"\x01\x02", 100)
     queue.synchronize()
     assert [call.split()[2:] for call in standin.calls("hsa_amd_memory_fill")] == [["0x2010201", "49"]]
-    assert device_bytes(there, 204) == bytes(2) + b"\1\2" * 100 + bytes(2)
-
-
-def test_functions_are_called_in_their_turn_and_work_waits_for_them(queue: NativeQueue, memory: Allocations) -> None:
-    source, target = memory(DEVICE, DATA), memory(HOST)
-    queue.copy(target, source, 10)
-    with HeldQueue(queue) as held:
-        queue.copy(target + 10, source + 10, 10)
-        assert held.begun.wait(60)
-        assert host_bytes(target, 20) == DATA[:10] + bytes(10)
-        assert not queue.done()
-        held.release()
-        queue.synchronize()
-    assert host_bytes(target, 20) == DATA[:20]
-    assert queue.done()
+    assert memory.read(there, 204) == bytes(2) + b"\1\2" * 100 + bytes(2)
 
 
 def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
@@ -256,73 +204,12 @@ def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: NativeQue
     assert len(standin.calls(COPY)) == 1
 
 
-def test_memory_that_is_used_again_too_early_shows(queue: NativeQueue, memory: Allocations) -> None:
-    source, there, target = memory(HOST, DATA), memory(DEVICE), memory(HOST)
-    with HeldQueue(queue):
-        queue.copy(there, source, len(DATA))
-        queue.copy(target, there, len(DATA))
-        ctypes.memset(source, 1, len(DATA))
-    queue.synchronize()
-    assert host_bytes(target, len(DATA)) == b"\1" * len(DATA)
-
-
-def test_functions_are_called_without_the_gil(queue: NativeQueue) -> None:
-    libc = ctypes.CDLL(None)
-    lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
-    libc.pthread_mutex_lock(lock)
-    queue.call(ctypes.cast(libc.pthread_mutex_lock, ctypes.c_void_p).value or 0, ctypes.addressof(lock))
-    event = queue.record()
-    assert not event.done()
-    libc.pthread_mutex_unlock(lock)
-    event.wait()
-
-
-@pytest.mark.parametrize("start", [0, 2**32 - 2], ids=["zero", "wrapping"])
-def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(
-    queue: NativeQueue, memory: Allocations, start: int
-) -> None:
-    source, target, word, answer = memory(DEVICE, DATA), memory(HOST), memory(HOST, bytes(4)), memory(HOST, bytes(4))
-    here = ctypes.c_uint32.from_address(word)
-    here.value = start
-    assert queue.waits_for_values
-    queue.wait_value(word, (start + 3) % 2**32)
-    queue.copy(target, source, 10)
-    queue.write_value(answer, 77)
-    for step in (1, 2):
-        here.value = (start + step) % 2**32
-        assert not queue.done()
-    here.value = (start + 5) % 2**32
-    queue.synchronize()
-    assert host_bytes(target, 10) == DATA[:10]
-    assert ctypes.c_uint32.from_address(answer).value == 77
-
-
 # ---- events ----
 
 
 def calls_but_waits(standin: StandIn) -> list[str]:
     """The queue's thread may only now come to wait for a copy, whose end was seen without it."""
     return [call for call in standin.calls() if not call.startswith("hsa_signal_wait")]
-
-
-def test_an_event_is_reached_when_all_before_it_is_done(queue: NativeQueue) -> None:
-    before = queue.record()
-    with HeldQueue(queue) as held:
-        after = queue.record()
-        before.wait()
-        assert before.done()
-        assert not after.done()
-        held.release()
-        after.wait()
-    assert after.done()
-    assert 0 < after.seconds_since(before) < 60
-    assert before.seconds_since(before) == 0
-
-
-def test_the_time_of_what_is_not_reached_cannot_be_told(queue: NativeQueue) -> None:
-    before = queue.record()
-    with HeldQueue(queue), pytest.raises(PinningError, match="not reached"):
-        queue.record().seconds_since(before)
 
 
 def test_events_cost_the_runtime_nothing(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
@@ -335,33 +222,6 @@ def test_events_cost_the_runtime_nothing(standin: StandIn, queue: NativeQueue, m
         queue.wait(event)
         assert event.done()
     assert calls_but_waits(standin) == []
-
-
-@pytest.mark.parametrize("gpu", [GPU, OTHER], ids=lambda gpu: gpu.name)
-def test_a_queue_waits_for_an_event_of_another(queue: NativeQueue, memory: Allocations, gpu: object) -> None:
-    source, target = memory(DEVICE, DATA), memory(HOST)
-    other = plugin.device(1 if gpu is OTHER else 0).make_queue()
-    with HeldQueue(other) as held:
-        queue.wait(other.record())
-        queue.copy(target, source, 10)
-        assert held.begun.wait(60)
-        assert not queue.done()
-        assert host_bytes(target, 10) == bytes(10)
-    queue.synchronize()
-    assert host_bytes(target, 10) == DATA[:10]
-    other.close()
-
-
-def test_python_runs_on_while_a_thread_waits(queue: NativeQueue) -> None:
-    with HeldQueue(queue) as held:
-        waits: list[Callable[[], object]] = [queue.record().wait, queue.synchronize, GPU.synchronize]
-        threads = [threading.Thread(target=wait) for wait in waits]
-        for thread in threads:
-            thread.start()
-        assert all(thread.is_alive() for thread in threads)
-        held.release()
-        for thread in threads:
-            thread.join()
 
 
 def test_signals_are_used_again_once_nothing_waits_for_them(
@@ -402,7 +262,7 @@ def test_a_signal_is_not_used_again_while_an_engine_waits_for_it(
     for at in (20, 30):
         queue.copy(there + at, source + at, 10)
     queue.synchronize()
-    assert device_bytes(there, 40) == DATA[:40]
+    assert memory.read(there, 40) == DATA[:40]
 
 
 # ---- closed, adopted ----
@@ -414,63 +274,6 @@ def test_a_queue_of_hsas_own_is_not_adopted(standin: StandIn) -> None:
     assert standin.calls() == []
 
 
-def test_what_is_submitted_is_still_done_after_the_close(standin: StandIn, memory: Allocations) -> None:
-    source, target, queue = memory(DEVICE, DATA), memory(HOST), GPU.make_queue()
-    with HeldQueue(queue) as held:
-        queue.copy(target, source, 10)
-        event = queue.record()
-        queue.close()
-        assert not event.done()
-        held.release()
-        event.wait()
-    assert host_bytes(target, 10) == DATA[:10]
-
-
-def test_a_closed_queue_says_so_and_the_runtime_is_not_asked(standin: StandIn, memory: Allocations) -> None:
-    ptr, there, queue = memory(HOST), memory(DEVICE), GPU.make_queue()
-    event = queue.record()
-    queue.close()
-    queue.close()
-    standin.configure()
-    for act in (
-        lambda: queue.copy(there, ptr, 8),
-        lambda: queue.copy_2d(there, 8, ptr, 8, 4, 2),
-        lambda: queue.fill(there, b"\1", 8),
-        lambda: queue.call(1, 0),
-        lambda: queue.write_value(ptr, 5),
-        lambda: queue.wait_value(ptr, 5),
-        lambda: queue.wait(event),
-        lambda: queue.done(),
-        lambda: queue.synchronize(),
-        lambda: queue.record(),
-    ):
-        with pytest.raises(PinningError, match="this HSA queue is closed"):
-            act()
-    assert standin.calls() == []
-
-
-def test_a_queue_is_closed_while_others_ask_about_it(standin: StandIn) -> None:
-    for _ in range(20):
-        queue = GPU.make_queue()
-        told: list[str] = []
-
-        def ask(queue: NativeQueue = queue, told: list[str] = told) -> None:
-            try:
-                while True:
-                    queue.done()
-                    queue.synchronize()
-            except PinningError as error:
-                told.append(str(error))
-
-        asking = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in asking:
-            thread.start()
-        queue.close()
-        for thread in asking:
-            thread.join(60)
-        assert len(told) == 3
-
-
 def test_a_queue_that_is_dropped_ends_when_its_work_does(standin: StandIn, memory: Allocations) -> None:
     source, there, queue = memory(HOST, DATA), memory(DEVICE), GPU.make_queue()
     standin.configure("slow_copy")
@@ -480,7 +283,7 @@ def test_a_queue_that_is_dropped_ends_when_its_work_does(standin: StandIn, memor
     assert live()["signals"] == 1
     standin.configure()
     GPU.synchronize()
-    assert device_bytes(there, 10) == DATA[:10]
+    assert memory.read(there, 10) == DATA[:10]
 
 
 # ---- failures ----
@@ -534,23 +337,13 @@ def test_each_call_of_work_fails_and_the_queue_goes_on(
     queue.close()
 
 
-def test_a_refused_copy_is_not_submitted(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
-    source, there = memory(HOST, DATA), memory(DEVICE)
-    standin.configure(f"fail={COPY}:1:{FAILURE}")
-    with pytest.raises(VendorError, match="HSA_STATUS_ERROR_OUT_OF_RESOURCES"):
-        queue.copy(there, source, 10)
-    assert queue.done()
-    queue.synchronize()
-    assert device_bytes(there, 10) == bytes(10)
-
-
 def test_rows_of_which_one_is_refused(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure(f"no_rect;fail={COPY}:3:{FAILURE}")
     with pytest.raises(VendorError, match="HSA_STATUS_ERROR_OUT_OF_RESOURCES"):
         queue.copy_2d(there, 8, source, 8, 8, 5)
     queue.synchronize()  # the rows before it are over
-    assert device_bytes(there, 40) == DATA[:16] + bytes(24)
+    assert memory.read(there, 40) == DATA[:16] + bytes(24)
 
 
 def test_a_copy_that_fails_under_way_reaches_its_event_and_the_queue_goes_on(
@@ -653,44 +446,6 @@ except VendorError as error:
 # ---- the life of a process ----
 
 
-def test_a_forks_queues_do_nothing_and_say_so(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
-    source, there = memory(HOST, DATA), memory(DEVICE)
-    queue.copy(there, source, 8)
-    event = queue.record()
-    event.wait()
-    attempts: list[Callable[[], object]] = [
-        lambda: queue.copy(there, source, 8),
-        lambda: queue.fill(there, b"\1", 8),
-        lambda: queue.call(1, 0),
-        lambda: queue.wait(event),
-        queue.record,
-        queue.done,
-        queue.synchronize,
-        queue.close,
-        event.done,
-        event.wait,
-        lambda: event.seconds_since(event),
-        GPU.make_queue,
-        GPU.synchronize,
-    ]
-    standin.configure()
-    child = os.fork()
-    if child == 0:
-        refused = 0
-        for attempt in attempts:
-            try:
-                attempt()
-            except PluginUnavailableError as error:
-                refused += "fork" in str(error)
-        del event, attempts, attempt
-        os._exit(refused)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == len(attempts)
-    assert calls_but_waits(standin) == []
-    queue.copy(there, source, 8)
-    queue.synchronize()
-
-
 @pytest.mark.parametrize("end", ["", "queue.close()", "import os; os.kill(os.getpid(), 9)"])
 def test_a_process_ends_with_queues_and_events_open(standin: StandIn, end: str) -> None:
     program = f"""
@@ -714,23 +469,6 @@ events.append(queue.record())
     assert child.returncode == (-9 if "kill" in end else 0)
 
 
-def test_many_threads(standin: StandIn, memory: Allocations) -> None:
-    source, there = memory(HOST, DATA), memory(DEVICE)
-
-    def work(index: int) -> None:
-        queue = GPU.make_queue()
-        for _ in range(30):
-            queue.copy(there + 64 * index, source, 64)
-            event = queue.record()
-            queue.wait(event)
-            event.wait()
-        queue.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    assert device_bytes(there, 512) == DATA[:64] * 8
-
-
 def test_ctrl_c_during_a_submission_leaves_work_that_is_followed(
     standin: StandIn, queue: NativeQueue, memory: Allocations
 ) -> None:
@@ -750,4 +488,4 @@ def test_ctrl_c_during_a_submission_leaves_work_that_is_followed(
     assert not queue.done()
     standin.configure()
     queue.synchronize()
-    assert device_bytes(there, 10) == DATA[:10]
+    assert memory.read(there, 10) == DATA[:10]
