@@ -107,7 +107,7 @@ class _Frames:
             self._failed = True
             _log.warning("frames are not locked, so they are copied as ever: %s", error)
         waiting: list[ArenaAllocation] = []
-        while not self._closing or self._arena.allocated:
+        while not self._is_over():
             block = self._dropped.get()
             if block is not None:
                 waiting.append(block)
@@ -118,9 +118,14 @@ class _Frames:
                         self._device.synchronize()
                     while waiting:
                         waiting.pop().free()
-        del block
-        with suppress(PinningError):
-            self._arena.close()
+            del block
+
+    def _is_over(self) -> bool:
+        """Whether the arena is closed, after `close`; who was just asking for a frame may still have got one."""
+        if self._closing and not self._arena.allocated:
+            with suppress(PinningError):
+                self._arena.close()
+        return self._arena.closed
 
 
 class _Frame:

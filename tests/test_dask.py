@@ -125,6 +125,41 @@ def test_a_lock_that_is_refused_is_said(caplog: pytest.LogCaptureFixture) -> Non
     frames.close()
 
 
+def test_an_arena_that_is_closed_before_it_is_locked_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, closed = FakeDevice(), threading.Event()
+    arena = pinning.Arena(SIZE, device)
+    wait = arena.wait
+
+    def wait_and_more(*given: object) -> None:
+        assert closed.wait(MINUTE)
+        wait()
+
+    monkeypatch.setattr(arena, "wait", wait_and_more)
+    of_dask._Frames(arena, device, SIZE).close()
+    closed.set()
+    soon(lambda: arena.closed)
+    assert device.locked == {}
+
+
+def test_a_frame_that_was_asked_for_as_the_arena_closed_holds_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    arena = pinning.Arena(SIZE, device)
+    arena.wait()
+    close, late = arena.close, []
+
+    def close_late() -> None:
+        if not late:
+            late.append(arena.allocate(SIZE))
+        close()
+
+    monkeypatch.setattr(arena, "close", close_late)
+    frames = of_dask._Frames(arena, device, SIZE)
+    frames.close()
+    soon(lambda: late)
+    frames._dropped.put(late[0])
+    soon(lambda: arena.closed)
+
+
 def test_a_worker_that_cannot_have_the_arena_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "pinning.dask")
     before, worker = of_dask.tcp.host_array, Worker()

@@ -116,6 +116,25 @@ def test_what_has_moved_is_noticed(device: FakeDevice, on: PinnedMap) -> None:
     held.unpin()
 
 
+def test_two_threads_that_give_one_pin_up(device: FakeDevice, on: PinnedMap) -> None:
+    tensors = [torch.zeros(100) for _ in range(3)]
+    held = pin(tensors, device=device)
+    first, unlocked = tensors[0].untyped_storage().data_ptr(), []
+    data, lock = held._locks[first]
+
+    class Slow:
+        def unlock(self) -> None:
+            lock.unlock()
+            if not unlocked:
+                unlocked.append(True)
+                held.unpin()  # as another thread would meanwhile
+
+    held._locks[first] = data, Slow()  # type: ignore[assignment]
+    held.unpin()
+    assert unlocked and locked(on) == [] and held not in of_pins._pins
+    held.unpin()
+
+
 def test_pins_are_counted(device: FakeDevice, on: PinnedMap) -> None:
     tensor = torch.zeros(1000)
     first, second = pin(tensor, device=device), pin(tensor, device=device)

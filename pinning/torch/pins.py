@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Timer
 from types import TracebackType
 from typing import Any, Self
@@ -78,17 +78,16 @@ class Pin:
         for at, (data, lock) in list(self._locks.items()):
             if at not in there or data.data_ptr() != at:
                 lock.unlock()
-                del self._locks[at]
+                self._locks.pop(at, None)
         self.add(tensors_of(holder))
 
     def unpin(self) -> None:
         """Give the locks up; once is enough."""
         self.held = False
-        while self._locks:
-            at, (_, lock) = next(iter(self._locks.items()))
+        for at, (_, lock) in list(self._locks.items()):
             lock.unlock()
-            del self._locks[at]
-        if self in _pins:
+            self._locks.pop(at, None)  # another thread may have: the one that looks whether somebody still has a view
+        with suppress(ValueError):
             _pins.remove(self)
 
     def unpin_when_unused(self, seconds: float = 0.05) -> None:
