@@ -117,11 +117,7 @@ def c_program(folder: Path, text: str) -> Path:
     return program
 
 
-def test_generations_of_forks_that_may_have_few_addresses(tmp_path: Path) -> None:
-    """Each begins with an empty map and can lock, though each map takes most of what there may be."""
-    program = c_program(
-        tmp_path,
-        r"""
+FORKS = r"""
 #include <pinning/pinning.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,26 +125,74 @@ def test_generations_of_forks_that_may_have_few_addresses(tmp_path: Path) -> Non
 #include <sys/wait.h>
 #include <unistd.h>
 static char memory[8192];
+static void may_have(size_t bytes) {
+  struct rlimit limit;
+  getrlimit(RLIMIT_AS, &limit);
+  if (bytes < limit.rlim_cur) limit.rlim_cur = bytes;
+  setrlimit(RLIMIT_AS, &limit);
+}
+static size_t has(void) {
+  size_t pages = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%zu", &pages) != 1) exit(8);
+  fclose(file);
+  return pages * sysconf(_SC_PAGESIZE);
+}
+static int ended(int child) {
+  int status = 0;
+  if (child < 0) return 6;
+  return wait(&status), WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+}
+"""
+
+
+@pytest.mark.parametrize("limit", ["0", str(1 << 30)])
+def test_generations_of_forks_have_no_more_addresses_than_the_first(tmp_path: Path, limit: str) -> None:
+    """Each begins with an empty map and can lock, though the map takes most of the addresses that there may be."""
+    program = c_program(
+        tmp_path,
+        FORKS
+        + r"""
 int main(int count, char **arguments) {
-  struct rlimit limit = {strtoull(arguments[2], 0, 0), RLIM_INFINITY};
-  if (limit.rlim_cur) setrlimit(RLIMIT_AS, &limit);
+  size_t const limit = strtoull(arguments[2], 0, 0);
+  if (limit) may_have(limit);
   pinning_map *map;
   pinning_region region;
   if (pinning_map_open(&map, "host:0")) return count;
+  size_t first = 0;
   for (int left = atoi(arguments[1]);; --left) {
     if (pinning_find(map, memory, 1, 0) != PINNING_NOT_LOCKED) return 3;
     if (pinning_lock(map, memory, 8192, 0)) return puts(pinning_last_error()), 4;
     if (pinning_find(map, memory, 8192, &region) || region.references != 1) return 5;
+    if (first == 0) may_have((first = has()) + (128 << 20));  // a map takes at least 5 MiB
     if (left == 0) return 0;
     int const child = fork();
-    int status = 0;
-    if (child < 0) return 6;
-    if (child > 0) return wait(&status), WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+    if (child != 0) return ended(child);
   }
 }""",
     )
-    run(program, "3", "0", folder=tmp_path)
-    run(program, "30", str(1 << 30), folder=tmp_path)
+    run(program, "40", limit, folder=tmp_path)
+
+
+def test_a_child_that_has_no_addresses_for_its_map_lives_and_locks_nothing(tmp_path: Path) -> None:
+    program = c_program(
+        tmp_path,
+        FORKS
+        + r"""
+int main(void) {
+  pinning_map *map;
+  size_t count;
+  if (pinning_map_open(&map, "host:0")) return 1;
+  may_have(1 << 20);
+  int const child = fork();
+  if (child != 0) return ended(child);
+  if (pinning_find(map, memory, 1, 0) != PINNING_NOT_LOCKED) return 3;
+  if (pinning_lock(map, memory, 8192, 0) != PINNING_NO_MEMORY) return 4;
+  if (pinning_regions(map, 0, 0, &count) != PINNING_NO_MEMORY) return 5;
+  return 0;
+}""",
+    )
+    run(program, folder=tmp_path)
 
 
 def test_a_thread_is_cancelled_after_its_call(tmp_path: Path) -> None:
