@@ -185,6 +185,29 @@ def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
 
 
 @filters
+def test_a_call_that_the_kernel_refuses_ends_no_lock_where_calls_are_seen() -> None:
+    assert run_forbidden("-c", REFUSED, LD_PRELOAD=str(library())).split() == ["-1", "True"] * 5 + ["0", "False"]
+
+
+REFUSED = """
+import leaving, pinning
+from fake_device import FakeDevice
+leaving.forbid_userfaultfd()
+libc, ptr = leaving.libc, leaving.pages()
+lock = pinning.lock((ptr, leaving.SIZE), device=FakeDevice())
+for refused in (
+    lambda: libc.munmap(ptr + 1, 4096),
+    lambda: libc.munmap(ptr, 0),
+    lambda: libc.madvise(ptr + 1, 4096, leaving.DONTNEED),
+    lambda: libc.madvise(ptr, leaving.SIZE, 9999),
+    lambda: leaving.ctypes.c_ssize_t(libc.mremap(ptr + 1, leaving.SIZE, leaving.SIZE, leaving.MAYMOVE)).value,
+    lambda: libc.madvise(ptr, leaving.SIZE, leaving.DONTNEED),
+):
+    print(refused(), lock.held)
+"""
+
+
+@filters
 @pytest.mark.parametrize(
     ("preloaded", "said"), [(True, "noticed where the program calls libc"), (False, "not noticed: the kernel refuses")]
 )

@@ -122,15 +122,35 @@ void goes_for_tool(Range const& range) noexcept {
   if (tool != nullptr && tool->may_meet(range)) goes(*tool, range);
 }
 
+Address page() noexcept {
+  static Address const size = static_cast<Address>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
 /// Of the pages that the range touches.
 void goes(Range const& range) noexcept {
   goes_for_tool(range);
   pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
   if (watcher == nullptr || range.empty()) return;
-  static Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
-  Address const last = (range.end - 1) | (page - 1);
-  Range const pages{range.start & -page, last == ~Address{0} ? last : last + 1};
+  Address const last = (range.end - 1) | (page() - 1);
+  Range const pages{range.start & -page(), last == ~Address{0} ? last : last + 1};
   if (watcher->may_meet(pages.start, pages.end)) goes(*watcher, pages);
+}
+
+bool on_a_page(void const* ptr) noexcept { return reinterpret_cast<Address>(ptr) % page() == 0; }
+
+/// Pages, by a call that the kernel refuses where they do not begin on one, and that changes nothing where there are none:
+/// then no lock ends.
+void pages_go(void const* ptr, size_t size) noexcept {
+  if (size != 0 && on_a_page(ptr)) goes(range_of(ptr, size));
+}
+
+void remapped(void const* ptr, size_t size, size_t new_size, int flags, void const* target) noexcept {
+  bool const fixed = (flags & MREMAP_FIXED) != 0;
+  bool const refused = !on_a_page(ptr) || new_size == 0 || (fixed && !on_a_page(target));
+  if (refused) return;
+  pages_go(ptr, size);
+  if (fixed) pages_go(target, new_size);
 }
 
 void block_goes(void* ptr) noexcept {
@@ -181,8 +201,8 @@ bool anybody_hears() noexcept {
 }
 
 void advised(void* ptr, size_t size, int advice) noexcept {
-  if (discards(advice)) return goes(range_of(ptr, size));
-  if (takes_pages(advice)) goes_for_tool(range_of(ptr, size));
+  if (discards(advice)) return pages_go(ptr, size);
+  if (takes_pages(advice) && size != 0 && on_a_page(ptr)) goes_for_tool(range_of(ptr, size));
 }
 
 void advised(iovec const* ranges, size_t count, int advice) noexcept {
@@ -193,8 +213,7 @@ void advised(iovec const* ranges, size_t count, int advice) noexcept {
 void shared_memory_comes(int id, void const* ptr, int flags) noexcept {
   shmid_ds facts;
   if (!anybody_hears() || (flags & SHM_REMAP) == 0 || shmctl(id, IPC_STAT, &facts) != 0) return;
-  auto const page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  goes(range_of(ptr, (facts.shm_segsz + page - 1) / page * page));
+  goes(range_of(ptr, (facts.shm_segsz + page() - 1) / page() * page()));
 }
 
 void shared_memory_goes(void const* ptr) noexcept {
@@ -273,12 +292,12 @@ void* realloc(void* ptr, size_t size) noexcept {
 }
 
 int munmap(void* ptr, size_t size) noexcept {
-  goes(range_of(ptr, size));
+  pages_go(ptr, size);
   return libc().munmap(ptr, size);
 }
 
 void* mmap(void* ptr, size_t size, int protection, int flags, int file, off_t offset) noexcept {
-  if ((flags & MAP_FIXED) != 0) goes(range_of(ptr, size));
+  if ((flags & MAP_FIXED) != 0) pages_go(ptr, size);
   return libc().mmap(ptr, size, protection, flags, file, offset);
 }
 
@@ -291,8 +310,7 @@ void* mremap(void* ptr, size_t size, size_t new_size, int flags, ...) noexcept {
   va_start(arguments, flags);
   void* const target = va_arg(arguments, void*);  // which the kernel reads with MREMAP_DONTUNMAP too
   va_end(arguments);
-  goes(range_of(ptr, size));
-  if ((flags & MREMAP_FIXED) != 0) goes(range_of(target, new_size));
+  remapped(ptr, size, new_size, flags, target);
   return libc().mremap(ptr, size, new_size, flags, target);
 }
 
@@ -344,18 +362,15 @@ long syscall(long number, ...) noexcept {
   auto const size = static_cast<size_t>(given[1]);
   switch (number) {
     case SYS_munmap:
-      goes(range_of(ptr, size));
+      pages_go(ptr, size);
       break;
 #ifdef SYS_mmap
     case SYS_mmap:
-      if ((given[3] & MAP_FIXED) != 0) goes(range_of(ptr, size));
+      if ((given[3] & MAP_FIXED) != 0) pages_go(ptr, size);
       break;
 #endif
     case SYS_mremap:
-      goes(range_of(ptr, size));
-      if ((given[3] & MREMAP_FIXED) != 0) {
-        goes(range_of(reinterpret_cast<void*>(given[4]), static_cast<size_t>(given[2])));
-      }
+      remapped(ptr, size, static_cast<size_t>(given[2]), static_cast<int>(given[3]), reinterpret_cast<void*>(given[4]));
       break;
     case SYS_madvise:
       advised(ptr, size, static_cast<int>(given[2]));

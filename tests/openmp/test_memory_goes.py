@@ -33,6 +33,11 @@ def test_a_lock_goes_before_its_pages_and_what_comes_is_locked_anew(memory_goes:
     assert [int(kib) for kib in ran.out.split()] == [KIB, 0, KIB]
 
 
+def test_a_call_that_the_kernel_refuses_ends_no_lock(memory_goes: Path) -> None:
+    ran = run(memory_goes, "refused", lock_min_bytes=65536)
+    assert (ran.code, [int(kib) for kib in ran.out.split()]) == (0, [KIB, KIB, KIB]), ran.errors
+
+
 @pytest.mark.parametrize("how", ["stack", "stack of C11"])
 def test_a_stack_is_not_locked_though_its_thread_uses_no_openmp(memory_goes: Path, how: str) -> None:
     ran = run(memory_goes, how, lock_min_bytes=65536)

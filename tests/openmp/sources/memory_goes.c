@@ -167,6 +167,12 @@ int main(int argc, char **argv) {
     long self = syscall(434 /* pidfd_open */, getpid(), 0);
     failed = self < 0 ? 77 : syscall(440 /* process_madvise */, self, &one, 1L, 20L /* MADV_COLD */, 0L) != N;
     if (failed && errno == ENOSYS) failed = 77;
+  } else if (!strcmp(how, "refused")) {  // or nothing is done
+    failed = munmap(b, 0) != -1 || munmap(b + 1, N) != -1 || madvise(b + 1, N, MADV_DONTNEED) != -1 ||
+             madvise(b + 4096, 0, MADV_DONTNEED) != 0 || madvise(b, N, 9999) != -1 ||
+             mremap(b + 1, N, N, MREMAP_MAYMOVE) != MAP_FAILED || mremap(b, N, 0, MREMAP_MAYMOVE) != MAP_FAILED ||
+             mmap(b + 1, N, read_write, ours | MAP_FIXED, -1, 0) != MAP_FAILED ||
+             syscall(SYS_madvise, b + 1, (long)N, (long)MADV_DONTNEED) != -1;
   } else if (!strcmp(how, "syscall")) {
     failed = syscall(SYS_munmap, b, (long)N) != 0;
     if (mmap(b, N, read_write, ours | MAP_FIXED_NOREPLACE, -1, 0) != b) failed = 2;
