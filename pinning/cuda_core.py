@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import Any
 from weakref import finalize
 
+from pinning.arguments import said
 from pinning.devices import device as device_of_name
 from pinning.lifecycle import later
 from pinning.memory import Allocation, Context, alloc
@@ -49,6 +50,8 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
 
     def __init__(self, device: Device | str = "cuda:0", pool: Pool | None = None) -> None:
         self._device = device_of_name(device)
+        if pool is not None and not isinstance(pool, Pool):
+            raise TypeError(f"pool is {said(pool)}; it must be a pinning.Pool")
         if pool is None:
             pool = Pool(Context(self._device), MemoryKind.DEVICE)
             finalize(self, later, pool.close).atexit = False  # buffers keep this, so none is left by then
@@ -61,6 +64,9 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
     def device_id(self) -> int:
         """The index of the GPU."""
         return int(self._device.name.partition(":")[2])
+
+    def __repr__(self) -> str:
+        return f"<DeviceMemory of {self.pool!r}>"
 
     def allocate(self, size: int, *, stream: Any) -> Any:
         """A buffer of `size` bytes that whatever comes later in `stream` may use.
@@ -97,6 +103,8 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
     is_device_accessible, is_host_accessible, is_managed = True, True, False
 
     def __init__(self, allocate: Callable[[int], Any] | None = None) -> None:
+        if allocate is not None and not callable(allocate):
+            raise TypeError(f"allocate is {said(allocate)}; it must be a function of the number of bytes")
         self._allocate = _allocate if allocate is None else allocate
         self._allocations: dict[int, Any] = {}
 
@@ -104,6 +112,9 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
     def device_id(self) -> int:
         """-1: it is of no GPU."""
         return -1
+
+    def __repr__(self) -> str:
+        return f"<PinnedMemory, {len(self._allocations)} buffers>"
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
         """A buffer of `size` bytes, usable at once.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
+from pinning.arguments import said
 from pinning.buffers import resolve
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, NotLockedError, PinningError
@@ -52,6 +53,9 @@ class Locked:
     def unlock(self) -> None:
         """Give the locks up; nothing the second time."""
         self._locks.close()
+
+    def __repr__(self) -> str:
+        return f"<Locked {len(self.rows)} buffers by {self.allocations} locks, of {self.memory!r}>"
 
     def __enter__(self) -> Self:
         return self
@@ -100,9 +104,13 @@ class AgentMemory:
         backends: Sequence[str] = (),
         device_id: int = 0,
     ) -> None:
+        for method in ("register_memory", "deregister_memory", "get_xfer_descs"):
+            if not callable(getattr(agent, method, None)):
+                raise TypeError(f"agent is {said(agent)}, which has no {method}; give a nixl_agent")
         self.agent, self.mem_type, self.map = agent, mem_type, pinned_map(device)
         self._backends, self._device_id = list(backends), device_id
         name = f"NIXL agent {getattr(agent, 'name', '')}".rstrip()
+        self._closed = False
         self._registrar = self.map.add_registrar(self._register, self._unregister, name=name)
 
     def _register(self, ptr: int, size: int) -> object:
@@ -133,6 +141,10 @@ class AgentMemory:
         Exception
             What `pinning.lock` raises. After any error none of them is locked.
         """
+        if self._closed:
+            raise PinningError(f"{self!r} registers nothing any more; make another")
+        if not isinstance(buffers, Iterable) or hasattr(buffers, "__array_interface__") or hasattr(buffers, "data_ptr"):
+            raise TypeError(f"buffers is {said(buffers)}; it must be a list of buffers, or of one")
         kept = list(buffers)
         rows, allocations = _allocations(kept)
         with ExitStack() as locks:
@@ -194,7 +206,11 @@ class AgentMemory:
 
     def close(self) -> None:
         """Deregister everything; what is locked stays locked. Nothing the second time."""
+        self._closed = True
         self._registrar.remove()
+
+    def __repr__(self) -> str:
+        return f"<AgentMemory of {self._registrar.name}, {self.map!r}{', closed' if self._closed else ''}>"
 
     def __enter__(self) -> Self:
         return self

@@ -275,3 +275,13 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=5 * MINUTE)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
+def test_wrong_arguments_are_refused_by_name() -> None:
+    for arguments, text in (
+        (("x", 2), "nbytes is 'x'; it must be an integer"),
+        ((NBYTES, 1.5), "batches is 1.5; it must be an integer"),
+        ((NBYTES, 2, 5), "collate_fn is 5; it must be a function"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            Collate(*arguments, device="host:0")

@@ -181,3 +181,14 @@ def test_with_dask_itself(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "dask: all right" in done.stdout
+
+
+def test_wrong_arguments_are_refused_where_they_are_given() -> None:
+    for arguments, text in (
+        ((None,), "nbytes is None; it must be an integer"),
+        ((SIZE, 0), "device is 0; give a name, such as 'cuda:0'"),
+        ((SIZE, None, "x"), "smallest is 'x'"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            of_dask.LockedFrames(*arguments)
+    assert repr(of_dask.LockedFrames(SIZE, "host:0")) == f"<LockedFrames of {SIZE} bytes, for host:0>"

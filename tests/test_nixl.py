@@ -12,7 +12,7 @@ import pytest
 
 import pinning
 from fake_device import FakeDevice
-from pinning import InvalidRangeError, NotLockedError, RegistrarError
+from pinning import InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.nixl import AgentMemory
 
 MANY = 1265
@@ -160,3 +160,15 @@ def test_a_transfer_between_two_agents_of_nixl(nixl: Any) -> None:
     here.close()
     there.close()
     assert pinning.regions("host:0") == []
+
+
+def test_what_is_no_agent_and_what_are_no_buffers(memory: AgentMemory, device: FakeDevice) -> None:
+    with pytest.raises(TypeError, match="agent is None, which has no register_memory; give a nixl_agent"):
+        AgentMemory(None, device)
+    for wrong in (5, numpy.zeros(4)):  # an array would be locked element by element, in copies
+        with pytest.raises(TypeError, match="it must be a list of buffers"):
+            memory.lock(wrong)  # type: ignore[arg-type]
+    memory.close()
+    with pytest.raises(PinningError, match="closed> registers nothing any more; make another"):
+        memory.lock([numpy.zeros(4)])
+    assert device.locked == {}

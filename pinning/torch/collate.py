@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate, default_collate_fn_map
 
+from pinning.arguments import integer, said
 from pinning.errors import PinningError
 from pinning.plugin import Device
 from pinning.torch.slots import Block, Slots, Ticket, slots_of
@@ -71,9 +72,12 @@ class Collate:
         *,
         device: Device | str | None = None,
     ) -> None:
-        self.nbytes, self.batches = nbytes, batches
+        if collate_fn is not None and not callable(collate_fn):
+            raise TypeError(f"collate_fn is {said(collate_fn)}; it must be a function of a list of samples")
+        self.nbytes = integer(nbytes, "nbytes")
+        self.batches = integer(batches, "batches", "how many there may be at a time")
         self._make = collate_fn
-        self._slots = Slots(nbytes, batches, device)
+        self._slots = Slots(self.nbytes, self.batches, device)
 
     @property
     def missed(self) -> int:

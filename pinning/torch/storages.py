@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pinning.arguments import said
+
 Holder = Any  # a tensor, a module, an optimizer, or a mapping or sequence of these, such as a state dict
 
 
@@ -33,7 +35,7 @@ def tensors_of(holder: Holder) -> Iterator[torch.Tensor]:
         yield from tensors_within(holder)
     else:
         raise TypeError(
-            f"a {type(holder).__name__} has no tensors that are known; give a tensor, a module, an optimizer, or a "
+            f"{said(holder)} has no tensors that are known; give a tensor, a module, an optimizer, or a "
             "mapping or sequence of these"
         )
 
