@@ -35,7 +35,12 @@ html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
 def name_files(app, docname, source):
     """A link to a file of the repository that is no page of the site becomes its path."""
     if "/" not in docname:
-        source[0] = re.sub(r"\[([^]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)", r"\1 (`\2`)", source[0])
+        source[0] = re.sub(r"\[([^]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)", path_of, source[0])
+
+
+def path_of(link):
+    text, path = link[1], link[2]
+    return f"`{path}`" if path.endswith(text.strip("`")) else f"{text} (`{path}`)"
 
 
 def show_code(app, what, name, thing, options, lines):
@@ -54,7 +59,13 @@ def leave_out(app, what, name, thing, skip, options):
     return None
 
 
+def leave_out_signature(app, what, name, thing, options, signature, returns):
+    """Of what nobody calls, such as a protocol."""
+    return ("", returns) if signature == "(*args, **kwargs)" else None
+
+
 def setup(app):
+    app.connect("autodoc-process-signature", leave_out_signature)
     app.connect("source-read", name_files)
     app.connect("autodoc-skip-member", leave_out)
     app.connect("autodoc-process-docstring", show_code, priority=600)  # after numpydoc

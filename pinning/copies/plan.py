@@ -34,6 +34,9 @@ class Step(NamedTuple):
     size: int
     path: CopyPath
 
+    def __repr__(self) -> str:
+        return f"Step(dst={self.dst:#x}, src={self.src:#x}, size={self.size}, path={self.path!r})"
+
 
 @dataclass(frozen=True)
 class Plan:
