@@ -23,11 +23,10 @@ from types import FrameType
 
 import pinning
 import pinning_host
-from interrupted import differences, give_back, on_the_way_of, prepare, state, works_again
+from interrupted import Findings, differences, give_back, on_the_way_of, prepare, state, works_again
 
 HANG = 120.0  # seconds, after which a scenario has stopped for good
 GROUP = 32  # bytecodes
-MOST = 2  # problems of one scenario: each may take a minute to be sure of
 OURS = tuple(str(Path(package.__file__).parent) for package in (pinning, pinning_host))
 
 
@@ -58,11 +57,10 @@ class Disturbed:
     """A scenario that is interrupted at one bytecode after another."""
 
     def __init__(self, name: str, error: type[BaseException]) -> None:
-        self.name, self.error = name, error
+        self.error = error
         faulthandler.dump_traceback_later(HANG, exit=True)  # by a thread of its own
         self.scenario = prepare(name)
-        self.before = state()
-        self.wrong = 0
+        self.findings = Findings(name)
 
     def at(self, number: int, whole: bool) -> Injection:
         """Do it, interrupted at the bytecode of this number, if it has so many; and say what is not as before."""
@@ -82,9 +80,9 @@ class Disturbed:
             sys.settrace(None)
         if injection.where:
             problems += give_back(given)
-            problems += differences(self.before, whole)
+            problems += differences(self.findings.before, whole)
             problems += works_again(self.scenario, given)
-            self.tell(f"{number} {injection.where}", problems)
+            self.findings.tell(f"{number} {injection.where}", problems)
         return injection
 
     def group(self, first: int, step: int) -> Injection:
@@ -95,23 +93,14 @@ class Disturbed:
             if not injection.where:
                 break
         faulthandler.dump_traceback_later(HANG, exit=True)
-        found = differences(self.before)
+        found = differences(self.findings.before)
         if found:
-            self.before, wrong = state(), self.wrong
+            self.findings.before, count = state(), self.findings.count
             for each in numbers:
                 self.at(each, whole=True)
-            if self.wrong == wrong:
-                self.tell(f"{first} to {number}, in none of them alone", found)
+            if self.findings.count == count:
+                self.findings.tell(f"{first} to {number}, in none of them alone", found)
         return injection
-
-    def tell(self, where: str, problems: list[str]) -> None:
-        for problem in problems:
-            self.wrong += 1
-            print(f"{self.name} {where}: {problem}", flush=True)
-        if problems:
-            self.before = state()  # each is told once
-        if self.wrong >= MOST:
-            sys.exit("enough is wrong, the rest is not tried")
 
 
 def main(error: type[BaseException], first: int, step: int, names: list[str]) -> None:
@@ -126,7 +115,7 @@ def main(error: type[BaseException], first: int, step: int, names: list[str]) ->
         while (injection := disturbed.group(at, step)).where:
             at += GROUP * step
         points += len(range(first, injection.seen + 1, step))
-        wrong += disturbed.wrong
+        wrong += disturbed.findings.count
     faulthandler.cancel_dump_traceback_later()
     print(f"{points} bytecodes, {wrong} problems", flush=True)
 

@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ from pinning import MemoryKind, arrays
 from pinning.lifecycle import later
 from standins.libcuda import DRIVER, left
 
+MOST = 2  # problems of one scenario: each may take a minute to be sure of
 WAIT = 60.0  # seconds, for what destructors leave to threads
 DEVICE = os.environ.get("INTERRUPTED", "host:0")
 SIZE = 3 << 13  # bytes: what is locked at once has room where 64 KiB may be locked
@@ -401,6 +403,22 @@ def differences(before: dict[str, object], whole: bool = True) -> list[str]:
         gc.collect()  # what was dropped may be a cycle
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
+
+
+class Findings:
+    """What is wrong with one scenario: each told once, and no more looked for where enough is."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count, self.before = name, 0, state()
+
+    def tell(self, where: str, problems: list[str]) -> None:
+        for problem in problems:
+            self.count += 1
+            print(f"{self.name} {where}: {problem}", flush=True)
+        if problems:
+            self.before = state()
+        if self.count >= MOST:
+            sys.exit("enough is wrong, the rest is not tried")
 
 
 def not_as_before(before: dict[str, object], now: dict[str, object], name: str) -> bool:

@@ -18,11 +18,10 @@ import time
 import warnings
 from types import FrameType
 
-from interrupted import Given, differences, give_back, on_the_way_of, prepare, state, works_again
+from interrupted import Findings, Given, differences, give_back, on_the_way_of, prepare, works_again
 
 HANG = 120.0  # seconds, after which a scenario has stopped for good
 EACH = 16  # signals after which all is compared
-MOST = 2  # problems: each may take a minute to be sure of
 
 
 class Timer:
@@ -59,8 +58,7 @@ def interrupt(name: str, signals: int, seed: int) -> int:
     scenario, timer, draw = prepare(name), Timer(), random.Random(seed)
     signal.signal(signal.SIGINT, raise_once)
     faulthandler.dump_traceback_later(HANG, exit=True)  # by a thread of its own
-    before = state()
-    wrong = interrupted = 0
+    findings, interrupted = Findings(name), 0
     longest = 1e-4  # seconds that a scenario takes, about
     while came < signals:
         faulthandler.dump_traceback_later(HANG, exit=True)
@@ -83,18 +81,12 @@ def interrupt(name: str, signals: int, seed: int) -> int:
         armed = False
         problems += give_back(given)
         if came % EACH == 0 or came >= signals:
-            problems += differences(before)
+            problems += differences(findings.before)
             problems += works_again(scenario, given)
-        for problem in problems:
-            wrong += 1
-            print(f"{name} {came}: {problem}", flush=True)
-        if problems:
-            before = state()  # each is told once
-        if wrong >= MOST:
-            sys.exit("enough is wrong, the rest is not tried")
+        findings.tell(str(came), problems)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"{name}: {interrupted} of {came} signals interrupted", file=sys.stderr)
-    return wrong
+    return findings.count
 
 
 def main(signals: int, seed: int, names: list[str]) -> None:
