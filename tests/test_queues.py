@@ -247,6 +247,20 @@ def test_adopted_queues_record_at_once_and_stay_open(device: FakeMemoryDevice) -
     theirs.close()
 
 
+def test_an_adopted_stream_is_kept_until_its_work_is_over(device: FakeMemoryDevice) -> None:
+    theirs = device.make_queue()
+    stream = Stream(theirs.handle)
+    there = weakref.ref(stream)
+    queue = Queue.adopt(stream, device)
+    queue.submit(work)
+    del queue, stream
+    gc.collect()
+    assert there() is not None, "the vendor is still asked about its handle, which whoever made it gives back with it"
+    device.let_go()
+    assert eventually(lambda: there() is None)
+    theirs.close()
+
+
 def test_who_closes_a_queue_closes_what_was_adopted_of_it(device: FakeMemoryDevice) -> None:
     with Queue(device) as queue:
         adopted = Queue.adopt(Stream(queue.handle), device)

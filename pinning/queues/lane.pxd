@@ -83,6 +83,7 @@ cdef class Lane:
     cdef object __weakref__
     cdef readonly object vendor  # the VendorQueue, for Python
     cdef object device
+    cdef object stream  # who has made the vendor's queue, if not we: kept as long as anybody may ask how far it is
     cdef VendorQueue* queue  # the same for C++
     cdef bint adapted  # whether `queue` is an adapter of our own
     cdef Line line

@@ -80,9 +80,10 @@ cdef class Work:
 
 
 cdef class Lane:
-    def __init__(self, vendor, Line line, bint shared, device):
+    def __init__(self, vendor, Line line, bint shared, device, stream=None):
         self.vendor = vendor
         self.device = device
+        self.stream = stream
         if isinstance(vendor, NativeQueue):
             self.queue = (<NativeQueue>vendor).vendor
         else:

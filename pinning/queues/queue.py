@@ -60,7 +60,6 @@ class Queue(Submitter):
     def __init__(self, device: Device | str | None = None, order: Order = "in_order") -> None:
         if not is_one_of(order, "in_order", "out_of_order"):
             raise PinningError(f"there is no order {said(order)}; give 'in_order' or 'out_of_order'")
-        self._stream: object = None
         super().__init__(_memory_device(device), order == "in_order")
 
     @classmethod
@@ -98,8 +97,7 @@ class Queue(Submitter):
     @classmethod
     def _over(cls, device: MemoryDevice, vendor: VendorQueue, stream: object) -> Queue:
         queue = cls.__new__(cls)
-        queue._stream = stream
-        Submitter.__init__(queue, device, True, vendor)
+        Submitter.__init__(queue, device, True, vendor, stream)
         return queue
 
     @property

@@ -11,7 +11,9 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 class Submitter:
-    def __init__(self, device: MemoryDevice, ordered: bool, vendor: VendorQueue | None = None) -> None: ...
+    def __init__(
+        self, device: MemoryDevice, ordered: bool, vendor: VendorQueue | None = None, stream: object = None
+    ) -> None: ...
     @property
     def device(self) -> Any: ...
     @property

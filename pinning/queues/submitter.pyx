@@ -62,12 +62,12 @@ cdef class Submitter:
         self.generation = process()
         self.closed = True  # until it has what it needs
 
-    def __init__(self, device, bint ordered, vendor=None):
-        """Of a device; over a vendor's queue that others use too, if one is given."""
+    def __init__(self, device, bint ordered, vendor=None, stream=None):
+        """Of a device; over a vendor's queue that others use too, if one is given, with what keeps that valid."""
         self.device = device
         self.ordered = ordered
         self.vendor_name = device.name.partition(":")[0]
-        self.lanes.append(Lane(vendor or device.make_queue(), Line(ordered), vendor is not None, device))
+        self.lanes.append(Lane(vendor or device.make_queue(), Line(ordered), vendor is not None, device, stream))
         self.closed = False
 
     def __del__(self):
