@@ -89,12 +89,12 @@ def refuse_fork() -> None:
 def _load() -> ctypes.CDLL:
     # First by name: that finds the one on the library path, or the one that another library has loaded already.
     installed = [Path(prefix) / "lib" / SONAME for prefix in (sys.prefix, site.getuserbase())]
-    reason: object = None
+    reason = ""
     for place in (SONAME, *(str(path) for path in installed if path.exists())):
         try:
             return ctypes.CDLL(place)
         except OSError as error:
-            reason = error
+            reason = str(error)  # itself it would keep alive what all callers have, until the collector comes
     raise PluginUnavailableError(f"{SONAME}, the loader of Unified Runtime, cannot be loaded ({reason}): {INSTALL}")
 
 
