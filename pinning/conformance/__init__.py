@@ -6,7 +6,15 @@
 
 What is optional for a device, and absent, is skipped, and the skip says what it is: run with ``-rs`` to see them. A
 device that lacks what it takes to lock memory, say on an older driver, is tested with ``--refuses``: then it must say
-clearly what is missing, and what needs locked memory is skipped.
+clearly what is missing, and what needs locked memory is skipped. With ``--faults``, a stand-in for the driver, each
+call of the driver fails in turn: see `pinning.conformance.faults.Faults`.
 
 The tests lock their own memory only, 64 MiB at most, and leave nothing locked.
 """
+
+import pytest
+
+# What the tests share asserts too.
+pytest.register_assert_rewrite(
+    "pinning.conformance.bench", "pinning.conformance.faults", "pinning.conformance.processes"
+)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -136,6 +137,29 @@ def test_every_call_fails_until_the_driver_recovers(bench: Bench, locking: Devic
     faults.begin()
     assert bench.state() == before
     locking.data_unlock(ptr)
+
+
+def test_python_runs_on_during_any_call_of_a_lock(bench: Bench, locking: Device) -> None:
+    ptr, faults = bench.pages.ptr, bench.faults
+
+    def begin() -> threading.Thread:
+        thread = threading.Thread(target=locking.data_lock, args=(ptr, PAGE, None))
+        thread.start()
+        return thread
+
+    faults.begin()
+    begin().join()
+    functions = set(faults.calls())
+    locking.data_unlock(ptr)
+    for function in functions:
+        faults.begin(slow=function)
+        thread = begin()
+        while function not in faults.calls():
+            time.sleep(0.001)
+        assert thread.is_alive()  # we are here while the call is under way
+        faults.begin()
+        thread.join()
+        locking.data_unlock(ptr)
 
 
 def test_ctrl_c_during_any_call_of_a_lock_leaves_nothing_locked(bench: Bench, locking: Device) -> None:

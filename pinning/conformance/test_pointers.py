@@ -39,7 +39,7 @@ def test_inside_at_the_borders_and_outside(tells: Held, at: int, size: int) -> N
     assert [tells.device.is_pinned_ptr(address) for address in answers] == [None] * len(answers)
 
 
-@pytest.mark.parametrize("ptr", [0, 1, 4096, 2**47 - 4096, 2**64 - 1], ids=hex)
+@pytest.mark.parametrize("ptr", [0, 1, 4096, 2**47 - 4096, 2**47 - 1, 2**47, 2**64 - 1], ids=hex)
 def test_addresses_of_nobody(device: Device, ptr: int) -> None:
     assert device.is_pinned_ptr(ptr) is None
 

@@ -374,13 +374,15 @@ def test_a_forks_queues_do_nothing_and_say_so(
     ]
     if not refusal_to_call(queue):
         attempts.append(lambda: queue.call(FREE, 0))
+    queue.synchronize()
     with_events = [event.done, event.wait, lambda: event.seconds_since(event), queue.close]
     if driver_faults:
         driver_faults.begin()
     assert refusals(attempts) == len(attempts)
     refused = refusals(with_events)
     assert refused in (0, len(with_events)), "some events work in a fork"
-    assert not refused or driver_faults is None or driver_faults.calls() == [], "the driver was called in the child"
+    if refused and driver_faults:  # a thread of the parent's may end its work only now
+        assert [call for call in driver_faults.calls() if call not in driver_faults.forgiven] == []
     queue.copy(there, source, 8)
     queue.synchronize()
     assert memory.read(there, 8) == DATA[:8]

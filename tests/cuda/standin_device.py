@@ -6,7 +6,6 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
-import ctypes
 import threading
 
 import pytest
@@ -100,24 +99,6 @@ def test_the_context_is_retained_once_however_many_threads_begin(standin: StandI
     for i in (0, 1):
         device.data_unlock(memory.ptr + i * PAGE)
     assert standin.calls("cuDevicePrimaryCtxRetain") == []
-
-
-@pytest.mark.parametrize("locked", [False, True])
-def test_bytes_go_to_the_device_and_come_back(standin: StandIn, locked: bool) -> None:
-    source, target = Memory(1), Memory(1)
-    data = bytes(range(256)) * (PAGE // 256)
-    ctypes.memmove(source.ptr, data, PAGE)
-    if locked:
-        DEVICE.data_lock(source.ptr, PAGE, False)
-        DEVICE.data_lock(target.ptr, PAGE, False)
-    there = DEVICE.allocate(PAGE)
-    DEVICE.copy(there, source.ptr, PAGE)
-    DEVICE.copy(target.ptr, there, PAGE)
-    DEVICE.free(there)
-    assert ctypes.string_at(target.ptr, PAGE) == data
-    if locked:
-        DEVICE.data_unlock(source.ptr)
-        DEVICE.data_unlock(target.ptr)
 
 
 def test_a_copy_across_the_border_of_a_lock_is_refused_as_the_driver_does(standin: StandIn) -> None:

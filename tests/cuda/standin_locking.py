@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -169,33 +166,3 @@ def test_no_advice_where_none_is_known(
     standin.configure("fail=cuMemHostRegister:1:1")
     with pytest.raises(VendorError, match=r"CUDA_ERROR_INVALID_VALUE \(1\)$"):
         DEVICE.data_lock(memory.ptr, memory.size, None)
-
-
-def test_the_interpreter_runs_on_while_the_driver_registers(standin: StandIn) -> None:
-    memory = Memory(1)
-    standin.configure("delay=cuMemHostRegister:60000")
-    locking = threading.Thread(target=DEVICE.data_lock, args=(memory.ptr, memory.size, False))
-    locking.start()
-    while not standin.calls("cuMemHostRegister"):
-        time.sleep(0.001)
-    assert standin.registrations() == set()  # we are here while the call is under way
-    standin.configure()
-    locking.join()
-    assert standin.registrations() == {(memory.ptr, memory.size)}
-    DEVICE.data_unlock(memory.ptr)
-
-
-def test_many_threads_lock_and_unlock(standin: StandIn) -> None:
-    threads, rounds = 8, 50
-    memory = Memory(threads)
-
-    def work(index: int) -> None:
-        ptr = memory.ptr + index * PAGE
-        for _ in range(rounds):
-            assert DEVICE.data_lock(ptr, PAGE, False) == ptr + SHIFT
-            assert DEVICE.is_pinned_ptr(ptr + 1) == (ptr, PAGE, ptr + SHIFT)
-            DEVICE.data_unlock(ptr)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    assert len(standin.calls("cuMemHostRegister")) == threads * rounds

@@ -13,10 +13,8 @@ import numpy
 import pytest
 
 import pinning
-from pinning import MemoryKind
 from pinning.copies import costs, trim_staging
 from pinning_hip import HipDevice, plugin
-from standins.libhip import live
 from standins.standin import StandIn
 
 SIZE = (3 << 20) + 5
@@ -53,19 +51,6 @@ def there_and_back(device: HipDevice, array: numpy.ndarray) -> tuple[str, str]:
     return up.path, down.path
 
 
-def test_locked_memory_goes_directly(device: HipDevice) -> None:
-    array = noise(SIZE)
-    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
-        with pinning.lock(array, device=device):
-            copy = pinning.copy_async(there, array, queue=queue)
-            copy.wait()
-        assert copy.path == "direct"
-        back = pinning.alloc(SIZE, MemoryKind.HOST, device=device)
-        assert pinning.copy(back, there, queue=queue).path == "direct"
-        assert (numpy.asarray(back) == array).all()
-        back.free()
-
-
 def test_pageable_memory_is_staged(standin: StandIn, device: HipDevice) -> None:
     assert there_and_back(device, noise(SIZE)) == ("staged", "staged")
     assert standin.calls("hipStreamWaitValue32")
@@ -80,44 +65,6 @@ def test_pageable_memory_is_left_to_a_runtime_that_cannot_wait_for_values(device
     assert there_and_back(device, noise(SIZE)) == ("plain", "plain")
     with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
         assert "cannot wait for values" in pinning.explain(there, noise(SIZE), queue=queue).reason
-
-
-def test_rows_fills_and_functions(device: HipDevice) -> None:
-    called: list[int] = []
-    with pinning.Queue(device) as queue, pinning.alloc(64, device=device) as there:
-        back = pinning.alloc(64, MemoryKind.HOST, device=device)
-        pinning.fill(there, b"\1\2", queue=queue)
-        pinning.copy_2d_async(back, 8, there, 16, 4, 4, queue=queue)
-        done = queue.call(lambda: called.append(7))
-        done.wait()
-        assert [bytes(numpy.asarray(back)[8 * row : 8 * row + 4]) for row in range(4)] == [b"\1\2\1\2"] * 4
-        assert called == [7]
-        back.free()
-
-
-def test_a_block_of_a_pool_is_used_again(device: HipDevice) -> None:
-    with pinning.Context(device) as context, pinning.Pool(context, MemoryKind.DEVICE) as pool:
-        with pinning.Queue(device) as queue:
-            first, ready = queue.alloc(1000, pool=pool)
-            pinning.fill(first, 1, queue=queue, wait_for=[ready])
-            address = first.ptr
-            queue.free(first)
-            second, _ = queue.alloc(1000, pool=pool)
-            assert second.ptr == address
-            queue.free(second)
-            queue.synchronize()
-        assert live()["allocations"] == 1
-    assert live()["allocations"] == 0
-
-
-def test_what_is_where(device: HipDevice) -> None:
-    for kind in MemoryKind:
-        with pinning.alloc(1000, kind, device=device) as ours:
-            ptr = ours.ptr
-            for known in (pinning.memory_info(ptr + 999), device.memory_info(ptr + 999)):
-                assert known is not None
-                assert (known.kind, known.base, known.size) == (kind, ptr, 1000)
-        assert pinning.memory_info(ptr) is None
 
 
 def test_a_batch_is_one_call_for_some_thousands(device: HipDevice, standin: StandIn) -> None:

@@ -6,7 +6,6 @@ A stand-in checks the ABI and the sequence of calls, not a real runtime's semant
 
 from __future__ import annotations
 
-import ctypes
 import threading
 
 import pytest
@@ -85,24 +84,6 @@ def test_threads_have_their_own_current_device(standin: StandIn) -> None:
     assert seen == [0]
     assert hip.hipGetDevice()[1] == 1
     hip.hipSetDevice(0)
-
-
-@pytest.mark.parametrize("locked", [False, True])
-def test_bytes_go_to_the_device_and_come_back(standin: StandIn, locked: bool) -> None:
-    source, target = Memory(1), Memory(1)
-    data = bytes(range(256)) * (PAGE // 256)
-    ctypes.memmove(source.ptr, data, PAGE)
-    if locked:
-        DEVICE.data_lock(source.ptr, PAGE, False)
-        DEVICE.data_lock(target.ptr, PAGE, False)
-    there = DEVICE.allocate(PAGE)
-    DEVICE.copy(there, source.ptr, PAGE)
-    DEVICE.copy(target.ptr, there, PAGE)
-    DEVICE.free(there)
-    assert ctypes.string_at(target.ptr, PAGE) == data
-    if locked:
-        DEVICE.data_unlock(source.ptr)
-        DEVICE.data_unlock(target.ptr)
 
 
 def test_a_copy_past_the_end_of_a_lock_is_refused_as_the_runtime_does(standin: StandIn) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from hip import hip
 from mapped_memory import PAGE, Memory
 from pinning.conformance.faults import each_failure
 from pinning.errors import VendorError
@@ -22,6 +23,16 @@ UNKNOWN, _ = FAULTS.failure
 def test_a_device_is_made_or_not(standin: StandIn) -> None:
     failed = [call for call, _ in each_failure(FAULTS, lambda: HipDevice("hip:0", 0))]
     assert "hipDeviceGetName" in failed
+
+
+def test_a_device_that_cannot_be_made_current(standin: StandIn) -> None:
+    memory = Memory(1)
+    hip.hipSetDevice(1)
+    standin.configure(f"fail=hipSetDevice:1:{UNKNOWN}")
+    with pytest.raises(VendorError, match="hipSetDevice failed: hipErrorUnknown"):
+        DEVICE.data_lock(memory.ptr, PAGE, False)
+    assert standin.registrations() == set()
+    hip.hipSetDevice(0)
 
 
 def test_a_lock_that_cannot_be_undone_says_so(standin: StandIn) -> None:

@@ -6,10 +6,6 @@ A stand-in checks the ABI and the sequence of calls, not a real runtime's semant
 
 from __future__ import annotations
 
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from hip import hip
@@ -113,33 +109,3 @@ def test_a_refusal_does_not_surface_in_other_libraries(standin: StandIn) -> None
         DEVICE.data_unlock(memory.ptr)
     assert hip.hipGetLastError() == (0,)
     DEVICE.data_unlock(memory.ptr)
-
-
-def test_the_interpreter_runs_on_while_the_runtime_registers(standin: StandIn) -> None:
-    memory = Memory(1)
-    standin.configure("delay=hipHostRegister:60000")
-    locking = threading.Thread(target=DEVICE.data_lock, args=(memory.ptr, memory.size, False))
-    locking.start()
-    while not standin.calls("hipHostRegister"):
-        time.sleep(0.001)
-    assert standin.registrations() == set()  # we are here while the call is under way
-    standin.configure()
-    locking.join()
-    assert standin.registrations() == {(memory.ptr, memory.size)}
-    DEVICE.data_unlock(memory.ptr)
-
-
-def test_many_threads_lock_and_unlock(standin: StandIn) -> None:
-    threads, rounds = 8, 50
-    memory = Memory(threads)
-
-    def work(index: int) -> None:
-        ptr = memory.ptr + index * PAGE
-        for _ in range(rounds):
-            assert DEVICE.data_lock(ptr, PAGE, False) == ptr + SHIFT
-            assert DEVICE.is_pinned_ptr(ptr + 1) == (ptr, PAGE, ptr + SHIFT)
-            DEVICE.data_unlock(ptr)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    assert len(standin.calls("hipHostRegister")) == threads * rounds

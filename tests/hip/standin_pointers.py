@@ -49,11 +49,6 @@ def test_every_byte_of_a_lock_and_no_other_is_pinned(pieces: list[tuple[bool, in
             DEVICE.data_unlock(ptr)
 
 
-@pytest.mark.parametrize("address", [0, 1, (1 << 47) - 1, 1 << 47, (1 << 64) - 1])
-def test_an_address_that_is_no_memory_is_not_pinned(standin: StandIn, address: int) -> None:
-    assert DEVICE.is_pinned_ptr(address) is None
-
-
 def test_a_device_address_is_no_address_of_the_host(standin: StandIn) -> None:
     assert DEVICE.is_pinned_ptr(DEVICE.data_lock(MEMORY.ptr, 100, None)) is None
     DEVICE.data_unlock(MEMORY.ptr)

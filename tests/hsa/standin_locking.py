@@ -11,7 +11,6 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -212,20 +211,3 @@ def test_ctrl_c_during_a_lock_leaves_nothing_locked(standin: StandIn) -> None:
     assert standin.calls("hsa_amd_memory_unlock"), "the lock took place, and was undone"
     DEVICE.data_lock(memory.ptr, memory.size, False)
     DEVICE.data_unlock(memory.ptr)
-
-
-def test_many_threads_lock_and_unlock(standin: StandIn) -> None:
-    threads, rounds = 8, 50
-    memory = Memory(threads)
-
-    def work(index: int) -> None:
-        ptr = memory.ptr + index * PAGE
-        for turn in range(rounds):
-            assert DEVICE.data_lock(ptr, PAGE, False, coherent=turn % 2 == 0) == ptr + SHIFT
-            assert OTHER.is_pinned_ptr(ptr + 1) == (ptr, PAGE, ptr + SHIFT)
-            DEVICE.data_unlock(ptr)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    assert len(standin.calls("hsa_amd_memory_lock_to_pool")) == threads * rounds / 2
-    assert len(standin.calls("hsa_amd_memory_lock")) == threads * rounds / 2

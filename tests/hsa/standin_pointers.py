@@ -71,11 +71,6 @@ def test_the_bytes_locked_are_pinned_and_no_others(configuration: str, requests:
         hsa.standin_configure(b"")
 
 
-@pytest.mark.parametrize("address", [0, 1, (1 << 47) - 1, 1 << 47, (1 << 64) - 1])
-def test_an_address_that_is_no_memory_is_not_pinned(standin: StandIn, address: int) -> None:
-    assert DEVICE.is_pinned_ptr(address) is None
-
-
 def test_the_agent_address_of_a_lock_is_no_host_address(standin: StandIn) -> None:
     assert DEVICE.is_pinned_ptr(DEVICE.data_lock(MEMORY.ptr, 100, False)) is None
     DEVICE.data_unlock(MEMORY.ptr)

@@ -52,5 +52,5 @@ def _restore(failed: str) -> None:
 
 
 # Setting the thread's device back, and forgetting an error that was dealt with.
-FORGIVEN = {"hipSetDevice 2", "hipGetLastError"}
+FORGIVEN = {"hipSetDevice", "hipGetLastError"}
 FAULTS = StandInFaults(DRIVER, (999, "hipErrorUnknown"), left, FORGIVEN, _restore)

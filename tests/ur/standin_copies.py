@@ -14,10 +14,8 @@ import numpy
 import pytest
 
 import pinning
-from pinning import MemoryKind
 from pinning.copies import costs, trim_staging
 from pinning_ur import UrDevice, UrPlugin
-from standins.libur import live
 from standins.standin import StandIn
 
 SIZE = (3 << 20) + 5
@@ -55,37 +53,11 @@ def there_and_back(device: UrDevice, array: numpy.ndarray) -> tuple[str, str]:
     return up.path, down.path
 
 
-def test_locked_memory_goes_directly(device: UrDevice) -> None:
-    array = noise(SIZE)
-    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
-        with pinning.lock(array, device=device):
-            copy = pinning.copy_async(there, array, queue=queue)
-            copy.wait()
-        assert copy.path == "direct"
-        back = pinning.alloc(SIZE, MemoryKind.HOST, device=device)
-        assert pinning.copy(back, there, queue=queue).path == "direct"
-        assert (numpy.asarray(back) == array).all()
-        back.free()
-
-
 def test_pageable_memory_is_left_to_the_adapter_which_cannot_wait_for_values(device: UrDevice) -> None:
     for size in (1000, SIZE):
         assert there_and_back(device, noise(size)) == ("plain", "plain")
     with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
         assert "cannot wait for values" in pinning.explain(there, noise(SIZE), queue=queue).reason
-
-
-def test_rows_fills_and_functions(device: UrDevice) -> None:
-    called: list[int] = []
-    with pinning.Queue(device) as queue, pinning.alloc(64, device=device) as there:
-        back = pinning.alloc(64, MemoryKind.HOST, device=device)
-        pinning.fill(there, b"\1\2", queue=queue)
-        pinning.copy_2d_async(back, 8, there, 16, 4, 4, queue=queue)
-        done = queue.call(lambda: called.append(7))
-        done.wait()
-        assert [bytes(numpy.asarray(back)[8 * row : 8 * row + 4]) for row in range(4)] == [b"\1\2\1\2"] * 4
-        assert called == [7]
-        back.free()
 
 
 @pytest.mark.parametrize("device", ["no_host_task"], indirect=True)
@@ -100,28 +72,3 @@ def test_functions_are_refused_where_the_adapter_has_none(device: UrDevice) -> N
 
 def _pending(queue: pinning.Queue) -> pinning.Event:
     return queue.call(lambda: time.sleep(0.2))
-
-
-def test_a_block_of_a_pool_is_used_again(device: UrDevice) -> None:
-    with pinning.Context(device) as context, pinning.Pool(context, MemoryKind.DEVICE) as pool:
-        with pinning.Queue(device) as queue:
-            first, ready = queue.alloc(1000, pool=pool)
-            pinning.fill(first, 1, queue=queue, wait_for=[ready])
-            address = first.ptr
-            queue.free(first)
-            second, _ = queue.alloc(1000, pool=pool)
-            assert second.ptr == address
-            queue.free(second)
-            queue.synchronize()
-        assert live()["allocations"] == 1
-    assert live()["allocations"] == 0
-
-
-def test_what_is_where(device: UrDevice) -> None:
-    for kind in MemoryKind:
-        with pinning.alloc(1000, kind, device=device) as ours:
-            ptr = ours.ptr
-            for known in (pinning.memory_info(ptr + 999), device.memory_info(ptr + 999)):
-                assert known is not None
-                assert (known.kind, known.base, known.size) == (kind, ptr, 1000)
-        assert pinning.memory_info(ptr) is None

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs use: allocations, queues, pools, and copies, each by the path that was foretold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+import pinning
+from pinning import Device, MemoryKind, PinningError
+from pinning.conformance.faults import Faults, eventually
+from pinning.conformance.memory import has
+from pinning.copies import trim_staging
+from pinning.plugin import MemoryDevice
+
+SIZE = (3 << 20) + 5
+
+
+@pytest.fixture
+def queue(memories: MemoryDevice) -> Iterator[pinning.Queue]:
+    with pinning.Queue(memories) as queue:
+        yield queue
+    trim_staging()
+
+
+def noise(size: int) -> numpy.ndarray:
+    return numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
+
+
+@pytest.mark.parametrize("size", [1, 1000, SIZE])
+def test_pageable_memory_goes_there_and_comes_back(queue: pinning.Queue, memories: MemoryDevice, size: int) -> None:
+    array, back = noise(size), numpy.zeros(size, numpy.uint8)
+    with pinning.alloc(size, device=memories) as there:
+        foretold = pinning.explain(there, array, queue=queue).path
+        up = pinning.copy_async(there, array, queue=queue)
+        assert up.path == foretold
+        pinning.copy_async(back, there, queue=queue).wait()
+        assert up.done()
+    assert (back == array).all()
+
+
+def test_locked_memory_goes_directly(queue: pinning.Queue, memories: MemoryDevice, locking: Device) -> None:
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=memories) as there:
+        with pinning.lock(array, device=locking):
+            copy = pinning.copy_async(there, array, queue=queue)
+            copy.wait()
+        assert copy.path == "direct"
+        with pinning.alloc(SIZE, has(memories, MemoryKind.HOST), device=memories) as back:
+            assert pinning.copy(back, there, queue=queue).path == "direct"
+            assert (numpy.asarray(back) == array).all()
+
+
+def test_rows_fills_and_functions(queue: pinning.Queue, memories: MemoryDevice) -> None:
+    called: list[int] = []
+    host = has(memories, MemoryKind.HOST)
+    with pinning.alloc(64, device=memories) as there, pinning.alloc(64, host, device=memories) as back:
+        pinning.fill(there, b"\1\2", queue=queue)
+        pinning.copy_2d_async(back, 8, there, 16, 4, 4, queue=queue).wait()
+        assert [bytes(numpy.asarray(back)[8 * row : 8 * row + 4]) for row in range(4)] == [b"\1\2\1\2"] * 4
+        try:
+            queue.call(lambda: called.append(7)).wait()
+        except PinningError as error:
+            pytest.skip(str(error))
+        assert called == [7]
+
+
+def test_a_batch(queue: pinning.Queue, memories: MemoryDevice, locking: Device) -> None:
+    count, size = 500, 16
+    array, back = noise(count * size).reshape(count, size), numpy.zeros((count, size), numpy.uint8)
+    order = numpy.random.default_rng(2).permutation(count)
+    with pinning.alloc(array.nbytes, device=memories) as there, pinning.locked(array, back, device=locking):
+        pinning.copy_blocks(there, order, array, range(count), size, queue=queue).wait()
+        pinning.copy_blocks(back, range(count), there, order, size, queue=queue).wait()
+    assert (back == array).all()
+
+
+def test_a_block_of_a_pool_is_used_again(
+    queue: pinning.Queue, memories: MemoryDevice, driver_faults: Faults | None
+) -> None:
+    before = driver_faults and driver_faults.held()
+    with pinning.Context(memories) as context, pinning.Pool(context, MemoryKind.DEVICE) as pool:
+        first, ready = queue.alloc(1000, pool=pool)
+        pinning.fill(first, 1, queue=queue, wait_for=[ready])
+        address = first.ptr
+        queue.free(first)
+        second, _ = queue.alloc(1000, pool=pool)
+        assert second.ptr == address
+        queue.free(second)
+        queue.synchronize()
+    assert driver_faults is None or eventually(lambda: driver_faults.held() == before)
+
+
+@pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
+def test_what_is_where(memories: MemoryDevice, kind: MemoryKind) -> None:
+    with pinning.alloc(1000, has(memories, kind), device=memories) as ours:
+        ptr = ours.ptr
+        known = pinning.memory_info(ptr + 999)
+        assert known and (known.kind, known.base, known.size) == (kind, ptr, 1000)
+    assert pinning.memory_info(ptr) is None
