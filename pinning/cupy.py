@@ -17,6 +17,7 @@ from typing import Any
 
 from pinning.devices import device as device_of_name
 from pinning.errors import OutOfMemoryError
+from pinning.lifecycle import later
 from pinning.memory import Allocation, alloc
 from pinning.plugin import MemoryKind
 from pinning.queues import Queue
@@ -25,7 +26,6 @@ try:
     import cupy
 except ImportError as error:
     raise ImportError(f"pinning.cupy needs CuPy ({error}); pip install cupy-cuda12x or cupy-cuda13x") from error
-
 
 
 def install() -> None:
@@ -98,7 +98,7 @@ def _queue(stream: _Stream, index: int) -> Queue:
 
 
 class _Owner:
-    """Frees an allocation when it goes; that is safe wherever the collector strikes."""
+    """Frees an allocation of a pool when it goes; that is safe wherever the collector strikes."""
 
     def __init__(self, allocation: Allocation) -> None:
         self._allocation = allocation
@@ -114,6 +114,10 @@ class _PinnedMemory(_Owner):
     def __init__(self, allocation: Allocation, size: int) -> None:
         super().__init__(allocation)
         self.ptr, self.size = allocation.ptr, size
+
+    def __del__(self) -> None:
+        if not is_finalizing():
+            later(self._allocation.free)  # not here: the driver waits for GPUs meanwhile, and we may be in any call
 
 
 class _Stream:
