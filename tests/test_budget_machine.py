@@ -78,14 +78,12 @@ class BudgetMachine(RuleBasedStateMachine):
         self.idle = self.idle_now()
 
     def idle_now(self) -> list[tuple[int, int]]:
-        return [
-            (index, array)
-            for index, device in enumerate(self.devices)
-            for region in pinning.regions(device, idle=True)
-            if region.idle
-            for array in range(ARRAYS)
-            if self.arrays[array].ctypes.data == region.start
-        ]
+        """In an order that does not depend on addresses: Hypothesis wants the same to happen each time."""
+        found = []
+        for index, device in enumerate(self.devices):
+            starts = {region.start for region in pinning.regions(device, idle=True) if region.idle}
+            found += [(index, array) for array in range(ARRAYS) if self.arrays[array].ctypes.data in starts]
+        return found
 
     # ---- what a program does ----
 
