@@ -474,6 +474,18 @@ cdef class PinnedMap:
         finally:
             unlock_orphans()
 
+    def _changes(self):
+        """How often what is locked has changed: what `_changed_since` compares."""
+        return self.map.changes()
+
+    def _changed_since(self, uint64_t changes, uint64_t ptr, uint64_t size):
+        """Whether it has, or is about to in ``[ptr, ptr + size)``: then it waits for that."""
+        cdef CPinnedMap* map = self.map
+        cdef cbool changed
+        with nogil:
+            changed = map.changed_since(changes, ptr, size)
+        return changed
+
     def register(self, ptr, size, device_ptr):
         """Enter memory that its owner has pinned: found like any other, never unlocked by this map.
 

@@ -91,6 +91,8 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         void undo_left() except +raise_in_python
         vector[CRegion] refresh() except +raise_in_python
         bool has_idle() noexcept
+        uint64_t changes() noexcept
+        bool changed_since(uint64_t changes, uint64_t ptr, uint64_t size) except +raise_in_python
         size_t size() noexcept
         optional[CRegion] find_registered(uint64_t ptr, uint64_t size) noexcept
         vector[CRegion] regions(bool idle_too) except +raise_in_python

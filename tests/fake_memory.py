@@ -288,6 +288,8 @@ class FakeQueue:
     held : bool
     done_steps : list of str
         The methods of the steps that have run.
+    refused : int
+        Copies across the border of what is locked.
     """
 
     def __init__(self, device: FakeMemoryDevice, held: bool, shared: FakeQueue | None = None) -> None:
@@ -299,6 +301,7 @@ class FakeQueue:
         self.steps: deque[Step] = shared.steps if shared else deque()
         self.done_steps: list[str] = shared.done_steps if shared else []
         self.running = False
+        self.refused = 0
         self._failures: deque[BaseException] = deque()
         self._error: BaseException | None = None  # of work that no event has told yet
         self._submitting = threading.Lock()
@@ -422,7 +425,8 @@ class FakeQueue:
             for start, length in list(self.device.locked.items()):
                 inside = start <= ptr and ptr + size <= start + length
                 if ptr < start + length and start < ptr + size and not inside:
-                    self.device.wrong.append(f"a copy of {size} bytes at {ptr:#x} across {length} locked at {start:#x}")
+                    self.refused += 1
+                    raise VendorError("fakeCopy", 5, "FAKE_INVALID_VALUE")
 
     def _submit(self, step: Step) -> None:
         if not self._submitting.acquire(blocking=False):

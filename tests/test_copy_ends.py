@@ -6,8 +6,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import mmap
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,8 +21,8 @@ import numpy
 import pytest
 
 import pinning
-from fake_device import FOREIGN_OFFSET
-from fake_memory import FakeMemoryDevice
+from fake_device import FOREIGN_OFFSET, Background
+from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
 from pinning.copies import costs
 
@@ -279,8 +281,6 @@ def test_a_lock_of_what_is_read_only_is_not_written(device: FakeMemoryDevice, qu
 
 def test_copies_beside_a_thread_that_locks_and_unlocks(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
     """No error, whatever is locked in the moment: all of the range, a part, or nothing."""
-    from fake_device import Background
-
     array = noise(64 << 10)
     ended = False
 
@@ -302,6 +302,151 @@ def test_copies_beside_a_thread_that_locks_and_unlocks(device: FakeMemoryDevice,
         ended = True
         sys.setswitchinterval(interval)
         other.result()
+
+
+def locked_when_submitted(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], method: str = "copy") -> None:
+    """Have `act` called, with the number of the call, just before the vendor looks at a copy: as by another thread."""
+    vendors = getattr(FakeQueue, method)
+    numbers = itertools.count()
+
+    def copy(queue: FakeQueue, *arguments: int) -> None:
+        act(next(numbers))
+        vendors(queue, *arguments)
+
+    monkeypatch.setattr(FakeQueue, method, copy)
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_part_is_locked_while_a_copy_is_submitted(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, to_device: bool, kept: bool
+) -> None:
+    """Also where nothing is locked any more when it is planned anew."""
+    array, other = noise(), noise(seed=2)
+    locks: list[pinning.Lock] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            locks.append(pinning.lock(array[100:200], device=device))
+
+    def forget(call: Any, *arguments: Any) -> None:
+        try:
+            check(call, *arguments)
+        finally:
+            if not kept:
+                locks[0].unlock()
+
+    check = FakeQueue._check_borders
+    with pinning.alloc(SIZE, device=device) as there:
+        pinning.copy(there, other, queue=queue)
+        locked_when_submitted(monkeypatch, act)
+        monkeypatch.setattr(FakeQueue, "_check_borders", forget)
+        copy = pinning.copy(there, array, queue=queue) if to_device else pinning.copy(array, there, queue=queue)
+        assert copy.path == "plain"
+        assert "in 3 parts" in copy.reason if kept else "parts" not in copy.reason
+        assert bytes_at(there.ptr, SIZE) == array.tobytes() == (array if to_device else other).tobytes()
+    assert sum(each.refused for each in device.queues) == 1
+    locks[0].unlock()
+
+
+def test_a_part_is_being_locked_while_a_copy_is_submitted(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendor has locked it, and the map does not show it yet."""
+    array = noise()
+    locking: list[Background] = []
+    locked, told = threading.Event(), threading.Event()
+    lock_it = device.data_lock
+
+    def slow_lock(*arguments: Any) -> int:
+        device_ptr = lock_it(*arguments)
+        locked.set()
+        assert told.wait(60)
+        return device_ptr
+
+    def act(number: int) -> None:
+        if number == 0:
+            locking.append(Background(lambda: pinning.lock(array[100:200], device=device)))
+            assert locked.wait(60)
+            threading.Timer(0.05, told.set).start()
+
+    monkeypatch.setattr(device, "data_lock", slow_lock)
+    locked_when_submitted(monkeypatch, act)
+    with pinning.alloc(SIZE, device=device) as there:
+        assert "in 3 parts" in pinning.copy(there, array, queue=queue).reason
+        assert bytes_at(there.ptr, SIZE) == array.tobytes()
+    assert sum(each.refused for each in device.queues) == 1
+    lock = locking[0].result()
+    assert isinstance(lock, pinning.Lock)
+    lock.unlock()
+
+
+def test_a_refusal_while_nothing_is_locked_is_told_at_once(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise()
+    with pinning.alloc(SIZE, device=device) as there, pinning.lock(noise(), device=device):
+        calls = device.vendor_calls.count("queue.copy")
+        device.fail_call()
+        with pytest.raises(pinning.VendorError, match="FAKE_FAILURE"):
+            pinning.copy(there, array, queue=queue)
+        assert device.vendor_calls.count("queue.copy") == calls + 1
+        assert pinning.copy(there, array, queue=queue).path == "plain"
+
+
+def test_a_copy_that_is_refused_for_ever(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = noise()
+
+    def act(number: int) -> None:
+        pinning.lock(array[:100], device=device).unlock()
+        raise pinning.VendorError("fakeCopy", 5, "FAKE_INVALID_VALUE")
+
+    with pinning.alloc(SIZE, device=device) as there:
+        with monkeypatch.context() as patched, pytest.raises(pinning.VendorError, match="INVALID_VALUE"):
+            locked_when_submitted(patched, act)
+            pinning.copy(there, array, queue=queue)
+        assert pinning.copy(there, array, queue=queue).path == "plain"
+
+
+def test_a_wait_list_is_gone_through_once(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that is submitted a second time waits for the same as the first."""
+    array = noise()
+    locks: list[pinning.Lock] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            locks.append(pinning.lock(array[100:200], device=device))
+
+    with pinning.alloc(SIZE, device=device) as there, pinning.Queue(device, order="out_of_order") as other:
+        device.queues[0].held = True
+        first = queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", SIZE))
+        locked_when_submitted(monkeypatch, act)
+        copy = pinning.copy_async(there, array, queue=other, wait_for=iter([first]))
+        assert not copy.done()
+        device.let_go()
+        copy.wait()
+        assert bytes_at(there.ptr, SIZE) == array.tobytes()
+    locks[0].unlock()
+
+
+def test_a_part_is_locked_while_rows_are_submitted(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = noise(10 * 100).reshape(10, 100)
+    locks: list[pinning.Lock] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            locks.append(pinning.lock(array.reshape(-1)[330:700], device=device))
+
+    locked_when_submitted(monkeypatch, act, "copy_2d")
+    with pinning.alloc(10 * 40, device=device) as there:
+        pinning.copy_2d_async(there, 40, array, 100, 40, 10, queue=queue).wait()
+        assert bytes_at(there.ptr, 400) == array[:, :40].tobytes()
+    assert sum(each.refused for each in device.queues) == 1
+    locks[0].unlock()
 
 
 # ---- fills ----

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pinning.arguments import integer, is_one_of, said
 from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
 from pinning.copies.batch_work import BatchWork
+from pinning.copies.copy import resubmitted
 from pinning.copies.costs import costs
 from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
@@ -22,6 +23,7 @@ from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin import MemoryDevice
 from pinning.plugin.native import NativeDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
+from pinning.queues.submitter import events_of
 
 Engine = Literal["auto", "copy", "kernel"]
 Addresses = NDArray[numpy.uint64]
@@ -200,6 +202,12 @@ class _Batch(NamedTuple):
         sizes = numpy.broadcast_to(self.sizes, self.dsts.shape)
         return list(zip(self.dsts.tolist(), self.srcs.tolist(), sizes.tolist(), strict=True))
 
+    def span(self) -> tuple[int, int]:
+        """The start and the size of a range in which all of both sides lies."""
+        first = min(int(self.dsts.min()), int(self.srcs.min()))
+        last = max(int(self.dsts.max()), int(self.srcs.max())) + int(self.sizes.max())
+        return first, min(last, _UNKNOWN) - first
+
 
 def _check_engine(engine: Engine) -> None:
     if not is_one_of(engine, "auto", "copy", "kernel"):
@@ -351,18 +359,23 @@ def _work(batch: _Batch, engine: Engine) -> BatchWork | None:
 
 
 def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
+    waits = events_of(wait_for)
+    if not isinstance(batch.queue.device, NativeDevice) and engine != "kernel":
+        return _one_by_one(batch, waits)
+    return resubmitted(lambda: _all_at_once(batch, engine, waits), batch.queue.device, batch.span)
+
+
+def _all_at_once(batch: _Batch, engine: Engine, wait_for: tuple[Event, ...]) -> Copy:
     work = _work(batch, engine)
-    if work is None:
-        return _one_by_one(batch, wait_for)
+    assert work is not None
     copy = submit_planned(batch.queue, work, *work.written, wait_for, batch.owners)
     copy.path, copy.reason = how(work)
     return copy
 
 
-def _one_by_one(batch: _Batch, wait_for: Iterable[Event]) -> Copy:
+def _one_by_one(batch: _Batch, wait_for: tuple[Event, ...]) -> Copy:
     """On a device of a plugin written in Python: a copy for each item, and one event after all."""
-    events = tuple(wait_for)
-    copies = [copy_async(*item, batch.queue, events) for item in batch.items()]
+    copies = [copy_async(*item, batch.queue, wait_for) for item in batch.items()]
     done = batch.queue.submit(None, copies, batch.owners, Copy)
     done.path = slowest(copy.path for copy in copies)
     done.reason = f"{len(copies)} copies, one after another: {batch.queue.device.name} has no batches"

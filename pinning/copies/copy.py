@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
+from typing import NamedTuple
 
 from pinning.arguments import integer
 from pinning.copies.bounce import bounce
@@ -15,10 +16,11 @@ from pinning.copies.plan import CopyPath, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import holds, submit
 from pinning.copies.work import Copy, count_moved, submit_planned
-from pinning.devices import default_memory_device
-from pinning.errors import InvalidRangeError
+from pinning.devices import default_memory_device, pinned_map
+from pinning.errors import InvalidRangeError, VendorError
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
+from pinning.queues.submitter import events_of
 from pinning.staging import staging_of
 
 _TRIES = 100  # of plans that a thread that locks and unlocks makes useless; then the vendor says whether it is locked
@@ -36,23 +38,54 @@ def copy_planned(
     buffer : object
         That of the host's end, which may be locked when it is copied often.
     """
+    host = to if to.device is None else origin
+
+    def submit_parts() -> Copy:
+        return _copy_planned(to, origin, size, on, wait_for, early, buffer)
+
+    return resubmitted(submit_parts, on.device, lambda: (host.ptr, size))
+
+
+def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callable[[], tuple[int, int]]) -> Copy:
+    """What `attempt` plans and submits: anew, where the vendor refuses it and what is locked has changed meanwhile.
+
+    Another thread may have locked a part of what was planned as pageable, and no vendor copies across its border.
+
+    Parameters
+    ----------
+    span : callable
+        Tells the start and the size of a range in which the host's memory lies.
+    """
+    on = pinned_map(device)
+    for _ in range(_TRIES - 1):
+        changes = on._changes()
+        try:
+            return attempt()
+        except VendorError:
+            if not on._changed_since(changes, *span()):
+                raise
+    return attempt()
+
+
+def _copy_planned(
+    to: End, origin: End, size: int, on: Queue, wait_for: Iterable[Event], early: bool, buffer: object
+) -> Copy:
     device = on.device
     chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
     if to.device is None and origin.device is None:
+        copy = _by_host(chosen, (to.owner, origin.owner), on, wait_for)
         count_moved(chosen.path, size)
-        return _by_host(chosen, (to.owner, origin.owner), on, wait_for)
+        return copy
     if chosen.to_device is not None and chosen.path in (CopyPath.STAGED, CopyPath.PLAIN):
         host = origin.ptr if chosen.to_device else to.ptr
         if lock_if_repeated(buffer, host, size, device):
             chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
             chosen = chosen.as_locked()
     if to.device is not None and origin.device is not None and chosen.path is CopyPath.STAGED:
-        count_moved(CopyPath.STAGED, size)
         copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
+        count_moved(CopyPath.STAGED, size)
         copy.path, copy.reason = chosen.path, chosen.reason
         return copy
-    for step in chosen.steps:
-        count_moved(step.path, step.size)
     how = chosen.path, chosen.reason
 
     def work(vendor_queue: VendorQueue) -> None:
@@ -60,6 +93,8 @@ def copy_planned(
         how = submit(chosen, device, vendor_queue, held, early)
 
     copy = submit_planned(on, work, to.ptr, size, wait_for, (held, to.owner, origin.owner))
+    for step in chosen.steps:
+        count_moved(step.path, step.size)
     copy.path, copy.reason = how
     return copy
 
@@ -119,8 +154,36 @@ def copy_2d_async(
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
     _refuse_read_only(to)
     on = on or default_queue(to.device or origin.device or default_memory_device())
-    host_pitch = src_pitch if to.device is not None else dst_pitch
-    chosen, held = _held_plan(to, origin, host_pitch * (height - 1) + width, on, stages=False)
+    rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
+    waits = events_of(wait_for)
+    return resubmitted(lambda: _copy_rows(rows, on, waits), on.device, rows.host_span)
+
+
+class _Rows(NamedTuple):
+    """What `copy_2d_async` copies."""
+
+    to: End
+    dst_pitch: int
+    origin: End
+    src_pitch: int
+    width: int
+    height: int
+
+    @property
+    def host_pitch(self) -> int:
+        return self.src_pitch if self.to.device is not None else self.dst_pitch
+
+    def host_span(self) -> tuple[int, int]:
+        """The start and the size of the host's range."""
+        host = self.origin if self.to.device is not None else self.to
+        return host.ptr, self.host_pitch * (self.height - 1) + self.width
+
+
+def _copy_rows(block: _Rows, on: Queue, wait_for: Iterable[Event]) -> Copy:
+    to, dst_pitch, origin, src_pitch, width, height = block
+    host_pitch = block.host_pitch
+    _, span = block.host_span()
+    chosen, held = _held_plan(to, origin, span, on, stages=False)
     borders = [step.dst - to.ptr for step in chosen.steps[1:]]
 
     def work(vendor_queue: VendorQueue) -> None:
@@ -139,9 +202,9 @@ def copy_2d_async(
                     vendor_queue.synchronize()
             raise
 
-    count_moved(chosen.path, width * height)
     span = dst_pitch * (height - 1) + width
     copy = submit_planned(on, work, to.ptr, span, wait_for, (held, to.owner, origin.owner))
+    count_moved(chosen.path, width * height)
     copy.path, copy.reason = chosen.path, chosen.reason
     return copy
 

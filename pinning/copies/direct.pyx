@@ -23,7 +23,7 @@ from pinning.memory.allocation cimport Allocation
 from pinning.native cimport CPinnedMap, CRegion
 from pinning.plugin.native cimport Grain
 from pinning.queues.event cimport Event
-from pinning.queues.submitter cimport Submitter
+from pinning.queues.submitter cimport Submitter, events_of
 
 from numbers import Integral, Real
 
@@ -32,7 +32,7 @@ from pinning.copies.copy import copy_planned
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath, plan, too_small
 from pinning.devices import default_memory_device
-from pinning.errors import InvalidRangeError
+from pinning.errors import InvalidRangeError, VendorError
 from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
 from pinning.queues.queue import _defaults
@@ -91,10 +91,20 @@ def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_ord
         raise InvalidRangeError(f"src_access_order is {src_access_order!r}; it must be 'stream' or 'any'")
     if on is None:
         on = default_of(to, origin)
+    cdef End host
     cdef Copy copy = Copy.__new__(Copy)
+    wait_for = events_of(wait_for)
     cdef DirectCopy work = recognised(to, origin, size, on, copy)
     if work is not None:
-        return on.enqueue(copy, work, wait_for, ())
+        try:
+            on.enqueue(copy, work, wait_for, ())
+            count_bytes(way_plain if copy.path is PLAIN else way_direct, size)
+            return copy
+        except VendorError:
+            # What was pageable may have been locked since, or a part of it, across whose border no vendor copies.
+            host = origin if origin.device is None else to
+            if copy.path is not PLAIN or not map_of(on.device)._changed_since(work.changes, host.ptr, size):
+                raise
     cdef bint early = src_access_order == "any" or on.may_be_read(origin.ptr, size, wait_for)
     return copy_planned(to, origin, size, on, wait_for, early, src if origin.device is None else dst)
 
@@ -148,6 +158,8 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
     cdef End host
     cdef Hold hold = None
     cdef PinnedMap map
+    cdef DirectCopy work
+    cdef uint64_t changes
     cdef optional[CRegion] region
     if to.device is None:
         if origin.device is None:
@@ -161,11 +173,11 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
             last_reason = f"both ends are memory of {name}"
             last_name = name
         copy.path, copy.reason = DIRECT, last_reason
-        count_bytes(way_direct, size)
         return direct_copy(to, origin, size, None)
     else:
         return None
     map = map_of(on.device)
+    changes = map.map.changes()  # before it is looked at
     region = map.map.find_registered(host.ptr, size)  # to the vendor what is idle is locked: its copy would not wait
     if region.has_value():
         if not dereference(region).in_one_piece(host.ptr, size):
@@ -178,15 +190,15 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
             if not hold.try_take(map, host.ptr, size, Grain.unknown):
                 return None  # it was unlocked just now
         copy.path, copy.reason = DIRECT, LOCKED
-        count_bytes(way_direct, size)
         return direct_copy(to, origin, size, hold)
     if map.map.any_left():
         return None
     if size >= <uint64_t>costs.least_worth_a_look(host is origin) or overlaps(map, host.ptr, size):
         return None
     copy.path, copy.reason = PLAIN, too_small(host is origin)
-    count_bytes(way_plain, size)
-    return direct_copy(to, origin, size, None)
+    work = direct_copy(to, origin, size, None)
+    work.changes = changes
+    return work
 
 
 cdef bint overlaps(PinnedMap map, uint64_t ptr, uint64_t size) except -1:

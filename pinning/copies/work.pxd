@@ -24,6 +24,7 @@ cdef class DirectCopy(Work):
     cdef Hold hold  # so that no unlock takes the host's memory away under the copy
     cdef End to, origin
     cdef uint64_t size
+    cdef uint64_t changes  # of the map, when its memory was found pageable
 
 
 cdef class DirectFill(Work):

@@ -5,7 +5,7 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane
 
 
-cdef tuple events_of(object wait_for)  # a wait list, or a single event
+cpdef tuple events_of(object wait_for)  # a wait list, or a single event
 
 
 cdef class Submitter:

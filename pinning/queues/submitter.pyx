@@ -30,7 +30,8 @@ def _end():
 at_exit(Part.QUEUES, _end)
 
 
-cdef tuple events_of(object wait_for):
+cpdef tuple events_of(object wait_for):
+    """The events of a wait list, or of a single event; can be gone through more than once."""
     if type(wait_for) is tuple:
         return <tuple>wait_for
     if isinstance(wait_for, Event):

@@ -231,6 +231,13 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     }
   }
 
+  /// How often what is locked has changed: a region came, grew, went or was kept.
+  std::uint64_t changes() const noexcept { return changes_.load(std::memory_order_acquire); }
+
+  /// Whether it has changed since, and if not, whether something is changing in [ptr, ptr + size): then waits for that.
+  /// So who has found memory pageable, and is refused by the vendor as if it were not, learns that he is to look anew.
+  bool changed_since(std::uint64_t changes, Address ptr, std::uint64_t size);
+
   /// Unlocks every region, however many locks it has. When the vendor refuses one, the others are still unlocked and
   /// the first error is thrown at the end. Regions in the middle of a vendor call are waited for if `wait`, else left;
   /// one that grows ends with the piece that is being locked.
@@ -446,6 +453,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   std::map<std::uint64_t, Idle> idle_;  // regions by serial: the longest idle first
   std::atomic<std::uint64_t> oldest_idle_ = Budget::unlimited;  // its first serial
   std::atomic<std::size_t> size_ = 0;
+  std::atomic<std::uint64_t> changes_ = 0;
   std::atomic<std::size_t> gone_ = 0;  // regions in the table whose memory has left
 };
 

@@ -191,11 +191,20 @@ inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, 
   return true;
 }
 
+inline bool PinnedMap::changed_since(std::uint64_t changes, Address ptr, std::uint64_t size) {
+  Unwatching const afterwards(*this);
+  std::unique_lock guard(mutex_);
+  while (!settle(guard, ptr, size) && changes_ == changes) {
+  }
+  return changes_ != changes;
+}
+
 inline void PinnedMap::settle_as(Record& record, State state) noexcept {
   State const before = record.state.load(std::memory_order_relaxed);
   record.state.store(state, std::memory_order_release);
   size_.store(size_.load(std::memory_order_relaxed) + Record::is_shown(state) - Record::is_shown(before),
               std::memory_order_relaxed);
+  changes_.store(changes_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   settled_.notify_all();
 }
 
