@@ -8,18 +8,21 @@ import platform
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import combinations
 
 import pinning
 from pinning import numa
 from pinning.arena.names import abandoned, path_of
 from pinning.buffers import resolve
+from pinning.cli import topology
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
-from pinning.devices import unused
+from pinning.devices import is_host, unused
 from pinning.map import hears_of_calls, watch_problem
-from pinning.plugin import DescribedPlugin, Device, Library, LockLimit
+from pinning.plugin import DescribedPlugin, Device, Library, LinkedDevice, LockLimit, MemoryDevice
 from pinning.populate import huge_page_mode
 from pinning.room import Room, cgroup_memory, system_memory
 
@@ -45,7 +48,7 @@ class PluginRow:
 class DeviceRow:
     """A device: whether it locked one page just now, and how much it lets this process lock (None: no limit).
 
-    `numa_node` is the one that it is near; None where nobody knows.
+    `numa_node` is the one that it is near, `pci_address` and `link` how it is on the PCI bus; None where nobody knows.
     """
 
     name: str
@@ -55,6 +58,24 @@ class DeviceRow:
     problem: str | None
     limit: LockLimit | None
     numa_node: int | None
+    pci_address: str | None
+    link: topology.Link | None
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """Two devices that have memory: what the second can do with the first's, and how they are joined.
+
+    `connection` is the name of a `MemoryConnection`, None where the vendor refuses to say. `link` is what the vendor
+    calls links of its own between the two. `way` is what they share that is nearest to both: a ``"switch"``, a
+    ``"host bridge"``, a ``"node"`` or just the ``"machine"``.
+    """
+
+    first: str
+    second: str
+    connection: str | None
+    link: str | None
+    way: str | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +95,7 @@ class DoctorReport:
     kernel: str
     plugins: list[PluginRow]
     devices: list[DeviceRow]
+    pairs: list[PairRow]
     budget: pinning.Budget
     memory: Room
     control_groups: list[Room]
@@ -101,6 +123,7 @@ def run() -> DoctorReport:
         kernel=platform.release(),
         plugins=[_plugin(each) for each in pinning.plugins()],
         devices=rows,
+        pairs=[_pair(*pair) for pair in combinations(filter(_has_memory, found), 2) if _of_one_vendor(*pair)],
         budget=pinning.budget(),
         memory=system_memory(),
         control_groups=groups,
@@ -108,7 +131,7 @@ def run() -> DoctorReport:
         numa_nodes=len(numa.nodes()),
         unwatched=watch_problem(),
         preloaded=hears_of_calls(),
-        advice=[*_unused(), *_limits(rows), *_memory(groups), *_places(rows), *_segments(), *_pages()],
+        advice=[*_unused(), *_limits(rows), *_memory(groups), *_places(rows), *_links(rows), *_segments(), *_pages()],
     )
 
 
@@ -136,6 +159,7 @@ def _device(device: Device, default: bool) -> DeviceRow:
                 problem = "it locked a page without an error, and then says that the page is not pinned"
     except Exception as error:  # of whatever kind: a plugin may be anybody's
         problem = for_the_shell(str(error)) or type(error).__name__
+    address: str | None = getattr(device, "pci_address", None)
     return DeviceRow(
         device.name,
         description(device),
@@ -144,7 +168,31 @@ def _device(device: Device, default: bool) -> DeviceRow:
         problem,
         lock_limit(device),
         numa.node_of(device),
+        address,
+        topology.link_of(address),
     )
+
+
+def _has_memory(device: Device) -> bool:
+    try:
+        return isinstance(device, MemoryDevice) and not is_host(device)
+    except Exception:  # of whatever kind: a plugin may be anybody's
+        return False
+
+
+def _of_one_vendor(first: Device, second: Device) -> bool:
+    # Several plugins may know one GPU, and copies between two vendors go by the host in any case.
+    return first.name.partition(":")[0] == second.name.partition(":")[0]
+
+
+def _pair(first: Device, second: Device) -> PairRow:
+    connection = link = None
+    with suppress(Exception):  # of whatever kind: a plugin may be anybody's
+        connection = pinning.memory_connection(first, second).name
+    with suppress(Exception):
+        link = first.link_to(second) if isinstance(first, LinkedDevice) else None
+    places = [getattr(device, "pci_address", None) for device in (first, second)]
+    return PairRow(first.name, second.name, connection, link, topology.way_between(*places))
 
 
 def _unused() -> Iterator[Advice]:
@@ -171,6 +219,17 @@ def _places(rows: list[DeviceRow]) -> Iterator[Advice]:
         if found := numa.obstacle(node):
             near = ", ".join(row.name for row in rows if row.numa_node == node)
             yield Advice(f"{near} is near node {node}, but {found.why}", found.remedy)
+
+
+def _links(rows: list[DeviceRow]) -> Iterator[Advice]:
+    for row in rows:
+        if row.link and row.link.lanes < row.link.most_lanes:
+            share = row.link.lanes / row.link.most_lanes
+            yield Advice(
+                f"{row.name} has {row.link.lanes} of its {row.link.most_lanes} PCIe lanes, so copies run at "
+                f"{share:.0%} of what it could; a narrower slot, a riser or the firmware's settings do that",
+                f"sudo lspci -vv -s {row.pci_address} | grep -E 'LnkCap|LnkSta'",
+            )
 
 
 def _segments() -> Iterator[Advice]:

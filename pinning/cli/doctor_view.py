@@ -8,8 +8,9 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from pinning.cli.doctor import DoctorReport
+from pinning.cli.doctor import DoctorReport, PairRow
 from pinning.cli.output import BAD, GOOD, WARNING, heading, table
+from pinning.cli.topology import Link
 from pinning.cli.units import size
 
 _HUGE_PAGES = {
@@ -26,6 +27,11 @@ def show(report: DoctorReport, to: Console) -> None:
     to.print(Padding(_plugins(report), (0, 0, 0, 2), expand=False))
     heading(to, "Devices, each asked to lock a page just now")
     to.print(Padding(_devices(report), (0, 0, 0, 2), expand=False))
+    if report.pairs:
+        heading(to, "What joins the devices")
+        to.print(Padding(_pairs(report), (0, 0, 0, 2), expand=False))
+        if any(row.connection != "UNIFIED" for row in report.pairs):
+            to.print("  [dim](in brackets: neither can use the other's memory; copies may go through the host)[/]")
     heading(to, "This machine")
     to.print(Padding(_machine(report), (0, 0, 0, 2), expand=False))
     if report.advice:
@@ -61,15 +67,41 @@ def _plugins(report: DoctorReport) -> Table:
 
 def _devices(report: DoctorReport) -> Table:
     nodes = report.numa_nodes > 1  # else all is near to all
-    shown = table("device", "description", "may lock", *["node"] * nodes, "result", left=4)
+    links = any(row.link for row in report.devices)
+    shown = table("device", "description", "may lock", *["node"] * nodes, *["PCIe"] * links, "result", left=4 + links)
     shown.columns[0].no_wrap = shown.columns[2].no_wrap = True
+    shown.columns[-2].no_wrap = True
     for row in report.devices:
         name = f"{row.name} (default)" if row.default else row.name
         limit = size(row.limit.limit) if row.limit else "no limit" if row.locks else "-"
         result = f"{GOOD} locks" if row.locks else f"{BAD} does not"
         node = "-" if row.numa_node is None else str(row.numa_node)
-        shown.add_row(name, escape(row.description), limit, *[node] * nodes, result)
+        shown.add_row(name, escape(row.description), limit, *[node] * nodes, *[_link(row.link)] * links, result)
     return shown
+
+
+def _link(link: Link | None) -> str:
+    if link is None:
+        return "-"
+    lanes = f"x{link.lanes}" if link.lanes >= link.most_lanes else f"[yellow]x{link.lanes} of {link.most_lanes}[/]"
+    now, most = link.generation, link.most_generation
+    if now is None or most is None:
+        return lanes
+    return f"{lanes} gen {now}" if now >= most else f"{lanes} gen {now} of {most}"  # it does nothing now
+
+
+def _pairs(report: DoctorReport) -> Table:
+    names = list(dict.fromkeys(name for row in report.pairs for name in (row.first, row.second)))
+    cells = {(row.first, row.second): _joined(row) for row in report.pairs}
+    shown = table("", *names[1:], left=len(names))
+    for first in names[:-1]:
+        shown.add_row(first, *[cells.get((first, second), "") for second in names[1:]])
+    return shown
+
+
+def _joined(row: PairRow) -> str:
+    by = escape(row.link or row.way or "-")
+    return by if row.connection == "UNIFIED" else f"({by})"
 
 
 def _machine(report: DoctorReport) -> Table:

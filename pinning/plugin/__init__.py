@@ -4,8 +4,8 @@
 A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
 members of `Plugin`. The documentation has the smallest example. A device is what it can do:
 
-- `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice`, `CoarseDevice` and
-  `LocatedDevice` say more about it;
+- `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`,
+  `LocatedDevice` and `LinkedDevice` say more about it;
 - `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
 
 `pinning.plugin.native` has the base class of devices whose vendor is native.
@@ -16,6 +16,7 @@ from pinning.plugin.locking import (
     CoarseDevice,
     Device,
     LimitedDevice,
+    LinkedDevice,
     LocatedDevice,
     LockLimit,
     PinnedInfo,
@@ -42,6 +43,7 @@ __all__ = [
     "Device",
     "Library",
     "LimitedDevice",
+    "LinkedDevice",
     "LocatedDevice",
     "LockLimit",
     "MemoryConnection",

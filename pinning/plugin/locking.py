@@ -97,6 +97,14 @@ class LocatedDevice(Device, Protocol):
 
 
 @runtime_checkable
+class LinkedDevice(Device, Protocol):
+    """A device that says whether its vendor's own links join it to another, beside the PCI bus."""
+
+    def link_to(self, other: Device) -> str | None:
+        """What their makers call such links, as ``"NVLink"``; None where there is none to that device."""
+
+
+@runtime_checkable
 class CoarseDevice(Device, Protocol):
     """A device that says whether locked memory is coherent, which is to say fine-grained.
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pinning.errors import VendorError
 from pinning.plugin import AutomaticLocking, Device, LockLimit, MemoryConnection, MemoryKind
 from pinning.plugin.native import NativeDevice
-from pinning_cuda.driver import PEER_ACCESS_ALREADY_ENABLED, TOO_MANY_PEERS, call, device_attribute
+from pinning_cuda.driver import PEER_ACCESS_ALREADY_ENABLED, TOO_MANY_PEERS, call, device_attribute, peer_attribute
 
 
 class CudaDevice(NativeDevice, AutomaticLocking):
@@ -74,6 +74,18 @@ class CudaDevice(NativeDevice, AutomaticLocking):
             with contextlib.suppress(VendorError):
                 call("cuCtxPopCurrent")
         return MemoryConnection.UNIFIED
+
+    def link_to(self, other: Device) -> str | None:
+        """NVLink, where the two reach each other's memory with atomic operations: over PCIe GPUs have none."""
+        if not isinstance(other, CudaDevice) or other.name == self.name:
+            return None
+        try:
+            (atomic,) = call(
+                "cuDeviceGetP2PAttribute", peer_attribute("NATIVE_ATOMIC_SUPPORTED"), self._handle, other._handle
+            )
+        except VendorError:
+            return None
+        return "NVLink" if atomic else None
 
     @cached_property
     def _context(self) -> object:

@@ -75,6 +75,11 @@ def device_attribute(name: str) -> Any:
     return getattr(_bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
 
 
+def peer_attribute(name: str) -> Any:
+    """One of the ``CU_DEVICE_P2P_ATTRIBUTE_`` constants, the same way."""
+    return getattr(_bindings.CUdevice_P2PAttribute, f"CU_DEVICE_P2P_ATTRIBUTE_{name}")
+
+
 def _refuse_fork() -> None:
     # The driver's state does not survive a fork, and some of its calls crash there.
     if _process not in (0, os.getpid()):

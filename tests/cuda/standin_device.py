@@ -6,14 +6,20 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
+import io
 import threading
+from pathlib import Path
 
 import pytest
 from cuda.bindings import driver as cuda
+from rich.console import Console
 
+from made_up_pci import GPUS, make_machine
 from mapped_memory import PAGE, Memory
+from pinning.cli import doctor_view, topology
+from pinning.cli.doctor import run as examine
 from pinning.errors import PluginUnavailableError, VendorError
-from pinning.plugin import CopyDevice, LimitedDevice
+from pinning.plugin import CopyDevice, LimitedDevice, LinkedDevice
 from pinning_cuda import plugin
 from standins.standin import StandIn
 
@@ -27,6 +33,16 @@ def test_devices_are_named_and_stay_the_same(standin: StandIn) -> None:
     assert plugin.device(2) is plugin.device(2)
     assert plugin.device(2).description == "Stand-in 2"
     assert plugin.device(2).pci_address == "0001:3d:00.0"
+
+
+def test_which_devices_are_joined(standin: StandIn) -> None:
+    assert isinstance(DEVICE, LinkedDevice)
+    assert [DEVICE.link_to(plugin.device(i)) for i in range(4)] == [None, "NVLink", None, None]
+    assert plugin.device(3).link_to(plugin.device(2)) == "NVLink"
+    standin.configure("no_peers")
+    assert DEVICE.link_to(plugin.device(1)) is None
+    standin.configure("fail=cuDeviceGetP2PAttribute:1:1")
+    assert DEVICE.link_to(plugin.device(1)) is None
 
 
 @pytest.mark.parametrize("index", [-1, 4])
@@ -110,3 +126,27 @@ def test_a_copy_across_the_border_of_a_lock_is_refused_as_the_driver_does(standi
     assert (raised.value.call, raised.value.code) == ("cuMemcpy", 1)
     DEVICE.data_unlock(memory.ptr)
     DEVICE.free(there)
+
+
+def test_doctor_says_how_gpus_are_joined(standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "PCI_DEVICES", make_machine(tmp_path))
+    report = examine()
+    links = {row.name: row.link for row in report.devices}
+    assert links["cuda:1"] == (8, 16, 1, 5)
+    assert links["host:0"] is None
+    pairs = {(row.first, row.second): row for row in report.pairs}
+    assert len(pairs) == 6
+    near, far = pairs["cuda:0", "cuda:1"], pairs["cuda:0", "cuda:3"]
+    assert (near.connection, near.link, near.way) == ("UNIFIED", "NVLink", "switch")
+    assert (far.connection, far.link, far.way) == ("UNIFIED", None, "node")
+    (advice,) = [each for each in report.advice if "lanes" in each.why]
+    assert "cuda:1 has 8 of its 16 PCIe lanes, so copies run at 50% of what it could" in advice.why
+    assert GPUS[1] in advice.command
+    said = Console(width=80, record=True, file=io.StringIO())
+    doctor_view.show(report, said)
+    lines = said.export_text().splitlines()
+    assert "x8 of 16 gen 1 of 5" in next(line for line in lines if line.split()[:1] == ["cuda:1"])
+    (row,) = [line.split() for line in lines if line.split()[:2] == ["cuda:0", "NVLink"]]
+    assert row == ["cuda:0", "NVLink", "host", "bridge", "node"]
+    standin.configure("no_peers")
+    assert {row.connection for row in examine().pairs} == {"MIGRATABLE"}

@@ -251,6 +251,16 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevic
     return CUDA_SUCCESS;
 }
 
+/// All are joined by NVLink that are neighbours, as 0 and 1, 2 and 3.
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice) {
+    ENTER(DRIVER, "%d %d %d", (int)attrib, srcDevice, dstDevice);
+    REQUIRE(srcDevice >= 0 && srcDevice < device_count && dstDevice >= 0 && dstDevice < device_count, CUDA_ERROR_INVALID_DEVICE);
+    REQUIRE(srcDevice != dstDevice, CUDA_ERROR_INVALID_DEVICE);
+    bool const joined = peers_supported && srcDevice / 2 == dstDevice / 2;
+    *value = attrib == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED ? joined : 0;
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {
     ENTER(CONTEXT, "%p %u", (void *)peerContext, Flags);
     REQUIRE(peerContext && peerContext != current() && peers_supported, CUDA_ERROR_INVALID_DEVICE);
@@ -474,6 +484,7 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
         FUNCTION(cuCtxSynchronize, 2000),
         FUNCTION(cuCtxEnablePeerAccess, 4000),
         FUNCTION(cuDeviceCanAccessPeer, 4000),
+        FUNCTION(cuDeviceGetP2PAttribute, 8000),
         FUNCTION(cuStreamCreate, 2000),
         FUNCTION(cuStreamCreateWithPriority, 5050),
         FUNCTION(cuStreamDestroy, 4000),

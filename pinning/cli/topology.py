@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How devices are on the PCI bus: each one's link, and what lies between two. From the kernel's files."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6, "128.0": 7}
+_MOST_LANES = 32
+_BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+
+
+class Link(NamedTuple):
+    """A device's lanes and PCIe generation, as they are now and as the device could have them.
+
+    A GPU that does nothing lowers the generation, and raises it again for a copy. It keeps its lanes.
+    """
+
+    lanes: int
+    most_lanes: int
+    generation: int | None
+    most_generation: int | None
+
+
+def link_of(address: str | None) -> Link | None:
+    """The link of the device at a PCI address; None where the system does not tell, as in some virtual machines."""
+    if address is None:
+        return None
+    folder = PCI_DEVICES / address
+    lanes, most = _lanes(folder / "current_link_width"), _lanes(folder / "max_link_width")
+    if lanes is None or most is None:
+        return None
+    return Link(lanes, most, _generation(folder / "current_link_speed"), _generation(folder / "max_link_speed"))
+
+
+def way_between(first: str | None, second: str | None) -> str | None:
+    """What two devices at PCI addresses have in common that is nearest to them.
+
+    Returns
+    -------
+    str or None
+        ``"switch"``, ``"host bridge"``, ``"node"`` (of memory), ``"machine"``; None where the system does not tell.
+    """
+    if first is None or second is None:
+        return None
+    try:
+        ways = [(PCI_DEVICES / address).resolve(strict=True).parts for address in (first, second)]
+        nodes = [(PCI_DEVICES / address / "numa_node").read_text().strip() for address in (first, second)]
+    except OSError:
+        return None
+    shared = [ours for ours, theirs in zip(*(parts[:-1] for parts in ways), strict=False) if ours == theirs]
+    if any(_BRIDGE.fullmatch(part) for part in shared):
+        return "switch"
+    if any(_ROOT.fullmatch(part) for part in shared):
+        return "host bridge"
+    return "node" if nodes[0] == nodes[1] else "machine"
+
+
+def _lanes(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return lanes if 0 < (lanes := int(file.read_text())) <= _MOST_LANES else None
+    return None
+
+
+def _generation(file: Path) -> int | None:
+    with suppress(OSError):
+        return _GENERATIONS.get(file.read_text().partition(" ")[0].strip())
+    return None
