@@ -258,6 +258,7 @@ cdef class Lock(Hold):
         if not Hold.give_up(self):
             return False
         self.leave()
+        owner = self.owner  # replaced before it goes: see docs/concurrency.md
         self.owner = None
         return True
 

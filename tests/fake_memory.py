@@ -297,6 +297,7 @@ class FakeQueue:
         self.held = shared.held if shared else held
         self.closed = False
         self.adopted = shared is not None
+        self._owner = shared or self
         self.handle: int = shared.handle if shared else id(self)
         self.steps: deque[Step] = shared.steps if shared else deque()
         self.done_steps: list[str] = shared.done_steps if shared else []
@@ -399,17 +400,23 @@ class FakeQueue:
         self._submit(Step("wait", lambda: None, blocked_by=event))
 
     def done(self) -> bool:
+        self._check_owner("done")
         self.device.attend("queue.done")
         if self.idle:
             self._tell()
         return self.idle
 
     def synchronize(self) -> None:
+        self._check_owner("synchronize")
         self.device.attend("queue.synchronize")
         with self.device.moving():
             so_far = len(self.done_steps) + len(self.steps) + self.running
         self.device.until(lambda: len(self.done_steps) >= so_far)
         self._tell()
+
+    def _check_owner(self, method: str) -> None:
+        if self._owner.closed:
+            self.device.wrong.append(f"{method} of a queue that its owner has closed")
 
     def close(self) -> None:
         if self.closed:

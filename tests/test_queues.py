@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -270,6 +271,43 @@ def test_who_closes_a_queue_closes_what_was_adopted_of_it(device: FakeMemoryDevi
     assert adopted.closed
     assert event.done()
     assert adopted.poll(), "and the vendor is not asked about a handle that it has taken back"
+
+
+@pytest.mark.parametrize("how", ["dropped", "closed", "refused"])
+def test_a_stream_that_its_owner_has_ended_is_asked_no_more(device: FakeMemoryDevice, how: str) -> None:
+    """A driver that is asked about a stream that is gone crashes, and streams may go while they have work to do."""
+    theirs = device.make_queue()
+    queue = Queue.adopt(Stream(theirs.handle), device)
+    thing = Thing()
+    gone = weakref.ref(thing)
+
+    def refused(vendor: FakeQueue) -> None:
+        vendor.mark(lambda: None)
+        raise ValueError("after its first call")
+
+    with suppress(ValueError):
+        queue.submit(refused if how == "refused" else work, keep=(thing,))
+    theirs.close()
+    del thing
+    device.let_go()
+    if how == "closed":
+        queue.close()
+    del queue
+    assert eventually(lambda: gone() is None)
+    device.check()
+
+
+def test_an_adopted_queue_is_done_when_its_owners_work_is(device: FakeMemoryDevice) -> None:
+    theirs = device.make_queue()
+    queue = Queue.adopt(Stream(theirs.handle), device)
+    event = queue.submit(work)
+    theirs.mark(lambda: None)
+    device.release(steps=2)
+    assert event.done()
+    assert not queue.done()
+    device.let_go()
+    assert queue.done()
+    theirs.close()
 
 
 def test_a_handle_given_away(device: FakeMemoryDevice) -> None:

@@ -198,6 +198,7 @@ cdef class Event:
                 if path[-1] is not event:
                     continue
             event.learn_error(event is not self)
+            gone = event.sources  # replaced before it goes: see docs/concurrency.md
             event.sources = ()
             event.settled = True
             path.pop()

@@ -83,7 +83,7 @@ cdef class Lane:
     cdef object __weakref__
     cdef readonly object vendor  # the VendorQueue, for Python
     cdef object device
-    cdef object stream  # who has made the vendor's queue, if not we: kept as long as anybody may ask how far it is
+    cdef object stream  # who has made the vendor's queue, if not we: kept as long as anybody may submit there
     cdef VendorQueue* queue  # the same for C++
     cdef bint adapted  # whether `queue` is an adapter of our own
     cdef Line line
@@ -94,11 +94,12 @@ cdef class Lane:
     cdef KeptDeque kept
     cdef Writes writes
     cdef object unsettled  # deque of (position, weakly an event that holds those it waits for)
-    cdef object markers  # deque of (position, vendor's event)
+    cdef object markers  # deque of (position, vendor's event); of an adopted one, of every position
     cdef readonly object error  # of work, told while nobody was there to hear
     cdef int refusals  # of the vendor to say how far it is, since it last did
     cdef list asking  # the threads that are asking the vendor how far it is
     cdef bint shared  # others submit there too
+    cdef bint adopted  # it is another's, who may end it when what was submitted is over: only events are asked
     cdef bint watched
     cdef readonly bint retired
     cdef bint closing  # nothing is submitted any more
@@ -116,6 +117,7 @@ cdef class Lane:
     cdef bint ask(self, bint block) except *
     cdef give_signals(self)
     cdef read_markers(self)
+    cdef drain(self)
     cdef raise_error(self)
     cdef hold(self, object thing)
     cdef Place last_place(self)

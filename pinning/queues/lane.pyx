@@ -21,6 +21,7 @@ from pinning.queues.order cimport Line, point_at
 
 import os
 from collections import deque
+from contextlib import suppress
 from time import monotonic
 
 from pinning.errors import PinningError
@@ -80,7 +81,7 @@ cdef class Work:
 
 
 cdef class Lane:
-    def __init__(self, vendor, Line line, bint shared, device, stream=None):
+    def __init__(self, vendor, Line line, bint adopted, device, stream=None):
         self.vendor = vendor
         self.device = device
         self.stream = stream
@@ -90,7 +91,7 @@ cdef class Lane:
             self.queue = new PythonQueue(<PyObject*>vendor)
             self.adapted = True
         self.line = line
-        self.shared = shared
+        self.shared = self.adopted = adopted
         self.unsettled = deque()
         self.markers = deque()
         self.asking = []
@@ -164,6 +165,8 @@ cdef class Lane:
                     place.vendor_event = self.vendor.record()
                 except Exception:  # then when it is needed, as in other queues: the work is submitted
                     pass
+            if self.adopted and place.vendor_event is not None:
+                self.markers.append((event.position, place.vendor_event))
         finally:
             self.leave(outermost)
 
@@ -189,6 +192,9 @@ cdef class Lane:
             # Some of it may be submitted: what is kept stays until all that was submitted by now is over.
             self.submitted += 1
             self.last = NULL
+            if self.adopted:
+                with suppress(Exception):
+                    self.markers.append((self.submitted, self.vendor.record()))
             raise
 
     cdef flush(self):
@@ -263,7 +269,7 @@ cdef class Lane:
     cdef look(self):
         if self.submitted - self.looked >= LOOK_EVERY:
             self.looked = self.submitted
-            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.line.ordered):
+            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.line.ordered) and not self.adopted:
                 self.mark()
 
     cdef mark(self):
@@ -316,7 +322,9 @@ cdef class Lane:
         cdef uint64_t submitted = self.complete
         if not self.closed and (self.line.reached < submitted or not self.kept.empty() or self.unsettled):
             try:
-                if self.ask(False):
+                if self.adopted:
+                    self.read_markers()
+                elif self.ask(False):
                     self.markers.clear()
                     self.reach(submitted)
                 else:
@@ -401,9 +409,20 @@ cdef class Lane:
             try:
                 self.ask(True)
             except Exception:
-                self.error = None
+                gone, self.error = self.error, None
                 raise
             self.reach(submitted)
+        self.raise_error()
+
+    cdef drain(self):
+        """Wait until all is over that was submitted here. Raises as `synchronize`."""
+        if not self.adopted:
+            self.synchronize()
+            return
+        while self.markers:
+            with suppress(Exception):  # it says so once more when it is read
+                self.markers[0][1].wait()
+            self.read_markers()
         self.raise_error()
 
     cdef raise_error(self):
@@ -429,11 +448,11 @@ cdef class Lane:
         self.leave(outermost)
         try:
             try:
-                self.synchronize()
+                self.drain()
             except Exception as error:
                 first = error
                 try:
-                    self.synchronize()  # the first error may be that of the work
+                    self.drain()  # the first error may be that of the work
                 except Exception:
                     self.refusals = LOST
             try:

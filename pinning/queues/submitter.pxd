@@ -26,6 +26,7 @@ cdef class Submitter:
     # Whether bytes of the host may be read before the turn of an operation that is submitted now.
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1
     cdef tuple waited_for(self, object wait_for)
+    cdef add_to_barrier(self, tuple waits)
     cdef Lane lane_for(self, tuple waits)
     cdef bint needs_waiting(self, Event event, Lane lane)
     cdef Event tail(self, Lane lane)

@@ -9,6 +9,8 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, NONE, check_process, process
 from pinning.queues.order cimport Line, covers, history_of, merged
 
+from contextlib import suppress
+
 from pinning.arguments import said
 from pinning.errors import PinningError
 from pinning.lifecycle import Part, at_exit
@@ -144,8 +146,11 @@ cdef class Submitter:
             event.sources = tuple([wait for wait in waits if not wait.settled or wait.error is not None])
             for wait in waits:
                 before = merged(before, wait.found())
-            self.barrier = tuple([wait for wait in self.barrier if not wait.known_over()])
-            for wait in self.barrier:
+            barrier = self.barrier
+            left = tuple([wait for wait in barrier if not wait.known_over()])
+            if self.barrier is barrier:  # else another thread has added to it
+                self.barrier = left
+            for wait in left:
                 before = merged(before, wait.found())
         lane = self.lane_for(waits)
         for wait in waits + self.barrier if self.barrier else waits:
@@ -223,7 +228,14 @@ cdef class Submitter:
         if self.ordered:
             self.submit(None, events)
         else:
-            self.barrier += self.waited_for(events)
+            self.add_to_barrier(self.waited_for(events))
+
+    cdef add_to_barrier(self, tuple waits):
+        cdef tuple barrier = None, longer
+        while barrier is not self.barrier:  # other threads add as well
+            barrier = self.barrier
+            longer = barrier + waits
+        self.barrier = longer
 
     def record(self):
         """An event after all work so far, whose vendor event is made now: it tells exact times."""
@@ -314,8 +326,11 @@ cdef class Submitter:
             Work failed, and no event was there to tell.
         """
         cdef Lane lane
-        over = self.poll()
+        cdef bint over = self.poll()
         for lane in self.lanes:
+            if lane.adopted and not lane.closed:  # what others have submitted counts as well
+                with suppress(Exception):  # the lane has it
+                    over = lane.ask(False) and over
             lane.raise_error()
         return over
 
@@ -346,9 +361,10 @@ cdef class Submitter:
                 except Exception as error:
                     first = first or error
         finally:
-            open_ones = [lane for lane in self.lanes if not (lane.closed or lane.retired)]
+            lanes, barrier = self.lanes, self.barrier  # replaced before they go: see docs/concurrency.md
+            open_ones = [lane for lane in lanes if not (lane.closed or lane.retired)]
             self.closed = not open_ones
-            self.lanes = open_ones or self.lanes  # what was given back takes no work
+            self.lanes = open_ones or lanes  # what was given back takes no work
         if self.closed:
             self.barrier = ()
         if first is not None:
