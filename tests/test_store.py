@@ -50,7 +50,7 @@ def locks(device: FakeDevice, caplog: pytest.LogCaptureFixture) -> Iterator[Obje
     made = ObjectLocks(lambda: device, SMALLEST, "plasma", logging.getLogger("store"))
     yield made
     made.close()
-    pinning.budget(1.0)
+    pinning.budget(1.0, idle=False)
     assert device.wrong == []
 
 
