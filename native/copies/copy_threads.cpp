@@ -88,12 +88,12 @@ bool CopyThreads::start() {
 }
 
 void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, StagingLimits const& limits) {
-  // There will be work for so many, and to be woken takes longer than for the first chunk to come.
-  unsigned wake = transfer->way == Way::to_device ? limits.to_device : transfer->way == Way::to_host ? limits.to_host : 0;
+  // There will be work for all of them, and to be woken takes longer than for the first chunk to come.
+  unsigned wake = transfer->way == Way::to_device || transfer->way == Way::to_host ? count_.load() : 0;
   {
     std::lock_guard const guard(lock_);
-    ring.at_work.most_to_device = std::max(1u, limits.to_device);
-    ring.at_work.most_to_host = std::max(1u, limits.to_host);
+    most_to_device_ = std::max(1u, limits.to_device);
+    most_to_host_ = std::max(1u, limits.to_host);
     if (ring.transfers.empty()) active_.push_back(&ring);
     try {
       ring.transfers.push_back(transfer);
@@ -189,21 +189,18 @@ void CopyThreads::work() noexcept {
   for (;;) {
     std::uint32_t const seen = news_.count(), seen_arrivals = arrivals_.count();
     Piece piece;
-    bool found, pending, full = false;
-    unsigned more = 0;
+    bool found, more = false, pending;
     {
       std::lock_guard const guard(lock_);
-      found = take(&piece, &full) != 0;
-      if (found && (watching || news_.sleeping() > 0)) more = take(nullptr, &full);
+      found = take(&piece);
+      if (found && (watching || news_.sleeping() > 0)) more = take(nullptr);
       pending = !active_.empty();
     }
     if (found) {
-      if (watching || more > 0) {
+      if (watching || more) {
         if (watching) watching_.store(false);
         watching = false;
-        // To wake a thread takes as long as to move a tenth of a piece, and those that it finds nothing for are in the way.
-        unsigned const spinning = spinning_.load(std::memory_order_relaxed);
-        news_.ring(more > spinning ? more - spinning : 0);
+        news_.ring(more ? count_.load() : 0);
       }
       bool const faulted = move(piece);
       finish(piece, faulted);
@@ -223,23 +220,20 @@ void CopyThreads::work() noexcept {
         arrivals_.wait(seen_arrivals, std::clamp<std::chrono::nanoseconds>(idle / 16, shortest_nap, longest_nap));
         if (arrivals_.count() != seen_arrivals) quiet = Clock::now();
       }
-    } else if (idle < spin_ && !full) {
-      spinning_.fetch_add(1, std::memory_order_relaxed);
+    } else if (idle < spin_) {
       for (int i = 0; i < 8 && news_.count() == seen; ++i) relax();
       while (news_.count() == seen && Clock::now() - quiet < spin_) {
         for (int i = 0; i < 32; ++i) relax();
       }
-      spinning_.fetch_sub(1, std::memory_order_relaxed);
     } else {
-      news_.wait(seen);  // at once where as many are at work as may be: they look again themselves
+      news_.wait(seen);
       quiet = Clock::now();
     }
   }
 }
 
-/// (lock_) The next piece that can move, of each ring in turn; null only asks. For how many threads there is one, at least;
-/// `full` where there is one, but as many are at work as may be.
-unsigned CopyThreads::take(Piece* piece, bool* full) noexcept {
+/// (lock_) The next piece that can move, of each ring in turn; null only asks.
+bool CopyThreads::take(Piece* piece) noexcept {
   for (std::size_t i = 0; i < active_.size();) {
     if (given(*active_[i])) {
       i = 0;  // rings may have left the list
@@ -250,12 +244,11 @@ unsigned CopyThreads::take(Piece* piece, bool* full) noexcept {
   std::size_t const count = active_.size();
   for (std::size_t i = 0; i < count; ++i) {
     std::size_t const at = (turn_ + i) % count;
-    unsigned const found = take_from(*active_[at], piece, full);
-    if (found == 0) continue;
+    if (!take_from(*active_[at], piece)) continue;
     if (piece != nullptr) turn_ = at + 1;
-    return found;
+    return true;
   }
-  return 0;
+  return false;
 }
 
 /// (lock_) A signal is given, or a wait for one is over.
@@ -285,28 +278,26 @@ bool CopyThreads::given(Ring& ring) noexcept {
   return false;
 }
 
-/// (lock_) How many more threads may be at work at it.
-unsigned CopyThreads::room(Transfer const& transfer) noexcept {
-  AtWork const& now = transfer.ring->at_work;
-  unsigned const here = transfer.most_at_work - std::min(transfer.most_at_work, transfer.at_work);
-  if (transfer.to_host()) return std::min(here, now.most_to_host - std::min(now.most_to_host, now.to_host));
-  return transfer.faults ? here : std::min(here, now.most_to_device - std::min(now.most_to_device, now.to_device));
+bool CopyThreads::has_room(Transfer const& transfer) const noexcept {
+  if (transfer.at_work >= transfer.most_at_work) return false;
+  if (transfer.to_host()) return to_host_ < most_to_host_;
+  return transfer.faults || to_device_ < most_to_device_;
 }
 
-unsigned CopyThreads::take_from(Ring& ring, Piece* piece, bool* full) noexcept {
+bool CopyThreads::take_from(Ring& ring, Piece* piece) noexcept {
   std::uint32_t const taken = ring.words().taken.load(std::memory_order_acquire);
   unsigned looked_at = 0;
   for (auto const& each : ring.transfers) {
     Transfer& transfer = *each;
     if (transfer.next == transfer.chunks.size()) continue;
-    if (++looked_at > look_at) return 0;
+    if (++looked_at > look_at) return false;
     Chunk const& chunk = transfer.chunks[transfer.next];
     std::uint32_t const number = transfer.base + static_cast<std::uint32_t>(transfer.next);
     switch (transfer.way) {
       case Way::to_device:
         if (!transfer.early &&
-            !reached(ring.words().begun.load(std::memory_order_acquire), transfer.base + 1)) return 0;
-        if (!reached(taken, chunk.needs) || !reached(ring.published, chunk.needs)) return 0;
+            !reached(ring.words().begun.load(std::memory_order_acquire), transfer.base + 1)) return false;
+        if (!reached(taken, chunk.needs) || !reached(ring.published, chunk.needs)) return false;
         break;
       case Way::to_host:
       case Way::in_host:
@@ -316,28 +307,21 @@ unsigned CopyThreads::take_from(Ring& ring, Piece* piece, bool* full) noexcept {
       case Way::wait:
         continue;
     }
-    unsigned const more = room(transfer);
-    if (more == 0) {
-      *full = true;
-      continue;
-    }
-    auto const pieces = (chunk.size - transfer.next_at + transfer.piece - 1) / transfer.piece;
-    auto const found = static_cast<unsigned>(std::clamp<std::uint64_t>(pieces, 1, more));
-    if (piece == nullptr) return found;
+    if (!has_room(transfer)) continue;
+    if (piece == nullptr) return true;
     piece->transfer = each;
     piece->chunk = transfer.next;
     piece->at = transfer.next_at;
     piece->size = std::min(transfer.piece, chunk.size - transfer.next_at);
     piece->faults = transfer.faults;
-    bool const others_idle = ring.at_work.most_to_device < count_;
-    piece->watch = transfer.way == Way::to_device && !transfer.file && !transfer.faults && others_idle;
+    piece->watch = transfer.way == Way::to_device && !transfer.file && !transfer.faults && most_to_device_ < count_;
     transfer.next_at += piece->size;
     if (transfer.next_at == chunk.size) ++transfer.next, transfer.next_at = 0;
     ++transfer.at_work;
-    ++(transfer.to_host() ? ring.at_work.to_host : ring.at_work.to_device);
-    return found;
+    ++(transfer.to_host() ? to_host_ : to_device_);
+    return true;
   }
-  return 0;
+  return false;
 }
 
 void CopyThreads::finish(Piece& piece, bool faulted) noexcept {
@@ -345,8 +329,7 @@ void CopyThreads::finish(Piece& piece, bool faulted) noexcept {
   std::lock_guard const guard(lock_);
   transfer->faults = transfer->faults || faulted;
   --transfer->at_work;
-  AtWork& at_work = transfer->ring->at_work;
-  --(transfer->to_host() ? at_work.to_host : at_work.to_device);
+  --(transfer->to_host() ? to_host_ : to_device_);
   Chunk& chunk = transfer->chunks[piece.chunk];
   chunk.left -= piece.size;
   if (chunk.left == 0) advance(*transfer->ring);

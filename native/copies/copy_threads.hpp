@@ -58,11 +58,11 @@ class CopyThreads {
   CopyThreads() noexcept;
   bool start();
   void work() noexcept;
-  unsigned take(Piece* piece, bool* full) noexcept;
-  unsigned take_from(Ring& ring, Piece* piece, bool* full) noexcept;
+  bool take(Piece* piece) noexcept;
+  bool take_from(Ring& ring, Piece* piece) noexcept;
   bool given(Ring& ring) noexcept;
   void pass(Transfer& transfer) noexcept;
-  static unsigned room(Transfer const& transfer) noexcept;
+  bool has_room(Transfer const& transfer) const noexcept;
   void finish(Piece& piece, bool faulted) noexcept;
   void advance(Ring& ring) noexcept;
   bool move(Piece const& piece) const noexcept;
@@ -70,10 +70,11 @@ class CopyThreads {
   Spinlock lock_;  // guards what follows, and what ring.hpp says
   std::vector<Ring*> active_;  // those that have transfers
   std::size_t turn_ = 0;       // the ring that is next
+  unsigned to_device_ = 0, to_host_ = 0;  // threads at work
+  unsigned most_to_device_ = 1, most_to_host_ = 1;
 
   std::atomic<unsigned> count_{0};
   Clock::duration spin_;
-  std::atomic<unsigned> spinning_{0};  // threads that will hear the next news at once
   Bell news_;                        // something may move, or be waited for
   Bell calls_;                       // a wait in a vendor's call may be over
   Bell arrivals_;                    // for the thread that watches: begin to look often again

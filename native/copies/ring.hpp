@@ -86,12 +86,6 @@ struct Range {
   Address host, from;  // to be read or written; in the host: to be written, and where it comes from
 };
 
-/// How many threads are at work for one device, and may be. Guarded by the threads' lock.
-struct AtWork {
-  unsigned to_device = 0, to_host = 0;
-  unsigned most_to_device = 1, most_to_host = 1;
-};
-
 struct Ring;
 
 /// Chunks that were submitted together.
@@ -134,9 +128,6 @@ struct Transfer {
 
 /// One queue's at a time. `next` and `placement` belong to whoever submits there.
 struct Ring {
-  explicit Ring(AtWork& at_work) : at_work(at_work) {}
-
-  AtWork& at_work;  // of its device
   Address ptr = 0;
   std::uint64_t size = 0;  // of its blocks; the words are in a page in front of them
   static constexpr std::uint64_t front = 4096;

@@ -33,7 +33,7 @@ struct StagingLimits {
   std::uint64_t device_bytes = 1 << 30;     // of all rings of a device
   std::uint64_t chunk_bytes = 8 << 20;      // that a queue copies at once; half of it in copies below 256 MiB
   unsigned threads;                         // that there are; counts at the first copy of the process
-  unsigned to_device, to_host;              // of them at work for one device in one direction at a time
+  unsigned to_device, to_host;              // of them at work in one direction at a time
   PINNING_API StagingLimits() noexcept;
 };
 
