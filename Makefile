@@ -23,6 +23,8 @@ export PYTHONSAFEPATH := 1
 # Else each of the tests' many processes would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+
 .PHONY: demo doctor bench test test-slow test-all lint docs clean
 
 demo: $(VENV)/installed
@@ -35,10 +37,10 @@ bench: $(VENV)/installed
 	@$(BIN)/pinning bench
 
 test: $(VENV)/installed-for-tests
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/installed-for-tests
-	@$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 4 --dist worksteal
+	@$(PYTEST) -m slow
 
 test-all: test test-slow
 

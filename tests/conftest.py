@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Generator
 
 import pytest
@@ -27,6 +28,18 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         if limit and limit[0] < USUAL_LIMIT and _is_the_limits(error):
             pytest.skip(f"needs to lock more than the {limit[0] >> 10} KiB of RLIMIT_MEMLOCK (ulimit -l)")
         raise
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each reason to skip, whatever it says behind its first colon; pytest has one for each place."""
+    places = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        places[reason.partition(":")[0]].append(reason)
+    if places:
+        terminalreporter.section("skipped", "-")
+    for reasons in places.values():
+        terminalreporter.write_line(f"{len(reasons):5} {min(reasons, key=len)}")
 
 
 def _is_the_limits(error: BaseException | None) -> bool:

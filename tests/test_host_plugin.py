@@ -284,7 +284,7 @@ class TestFork:
 
 
 class TestThreads:
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
     def test_many_threads(self, device: HostDevice, seed: int) -> None:
         """While a thread holds a range its pages are locked; at the end exactly those are that someone still holds."""
         arena = Arena(12)

@@ -127,21 +127,23 @@ def lock(target: Path, wait: bool = True) -> Iterator[bool | None]:
             yield target.exists()
 
 
-def is_slow(program: str, variant: str) -> bool:
-    """Whether it takes a while to compile: sanitized, or with sources of the library."""
-    return variant != "plain" or program in WITH
+def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
+    """Whether it takes a while: to compile, sanitized, or with the map or sources of the library; or to run."""
+    return variant != "plain" or program in {"pinned_map_stress", "siblings_stress", *WITH} or int(arguments[0]) > 2
 
 
 @pytest.mark.parametrize(
     ("program", "variant", "arguments"),
     [
-        pytest.param(*each, marks=pytest.mark.slow if is_slow(*each[:2]) else ())
+        pytest.param(*each, marks=pytest.mark.slow if is_slow(*each) else ())
         for each in (
-            ("page_table_model", "plain", ["3", "1"]),
+            ("page_table_model", "plain", ["1", "1"]),
             ("page_table_model", "plain", ["2", "2", str(512 << 20)]),  # under `ulimit -v`
             ("page_table_model", "address", ["3", "3"]),
-            ("page_table_schedules", "plain", ["12", "1"]),
-            ("page_table_stress", "plain", ["6", "1"]),
+            ("page_table_schedules", "plain", ["2", "1"]),
+            ("page_table_schedules", "plain", ["12", "2"]),
+            ("page_table_stress", "plain", ["1", "1"]),
+            ("page_table_stress", "plain", ["6", "2"]),
             ("page_table_stress", "thread", ["12", "2"]),
             ("page_table_stress", "address", ["10", "3"]),
             ("pinned_map_stress", "plain", ["1", "1"]),

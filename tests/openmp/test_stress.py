@@ -24,6 +24,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_transfer_crosses_a_lock_whatever_others_do(variant: str, tmp_path: Path) -> None:
     compiler = shutil.which("g++")
