@@ -488,6 +488,60 @@ def test_the_child_of_a_fork_has_nothing_idle() -> None:
     )
 
 
+@pytest.mark.parametrize("when", ["before the package's own handler", "afterwards"])
+def test_what_is_the_parents_is_not_given_back_when_the_child_collects_it(when: str) -> None:
+    program = """
+        import gc, os, sys
+        gc.disable()
+        if BEFORE:
+            os.register_at_fork(after_in_child=gc.collect)  # the handlers run in the order in which they come
+        sys.path.insert(0, TESTS)
+        import numpy, pinning
+        from fake_device import FakeDevice
+
+        SIZE, told = 1 << 16, []
+
+        class Device(FakeDevice):
+            def data_unlock(self, ptr):
+                told.append(ptr)
+                super().data_unlock(ptr)
+
+        def make_garbage():
+            device = Device()
+            on = pinning.pinned_map(device)
+            held, counted, idle, foreign, registered, mapped, native = (numpy.ones(SIZE, "u1") for _ in range(7))
+            pinning.lock(idle, device=device).unlock()
+            device.foreign[foreign.ctypes.data] = SIZE
+            locks = [pinning.lock(each, device=device) for each in (held, held, foreign)]
+            locks.append(pinning.lock(native, device="host"))
+            locks.append(pinning.lock_async(numpy.ones(SIZE, "u1"), device=device))
+            locks[-1].wait()
+            on.lock(counted.ctypes.data, SIZE)
+            on.register(registered.ctypes.data, SIZE, 1)
+            on.lock_mapped(mapped.ctypes.data, SIZE, "mandatory")
+            registrar = on.add_registrar(lambda ptr, size: ptr, told.append)
+            arena = pinning.Arena(SIZE, device)
+            arena.wait()
+            device.cycle = device, locks, registrar, counted, idle, registered, mapped, arena
+
+        pinning.budget(1.0, idle=SIZE)
+        make_garbage()
+        before = pinning.budget()
+        assert (before.used, before.idle, before.external) == (7 * SIZE, SIZE, 2 * SIZE), before
+        if (child := os.fork()) == 0:
+            gc.collect()
+            now = pinning.budget()
+            assert (now.used, now.idle, now.external, told) == (0, 0, 0, []), (now, told)
+            with pinning.lock(numpy.ones(SIZE, "u1"), device=FakeDevice()) as lock:
+                assert lock.held and pinning.budget().used == SIZE
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (pinning.budget(), told) == (before, []), (pinning.budget(), told)
+        """
+    program = program.replace("BEFORE", str(when != "afterwards")).replace("TESTS", repr(str(Path(__file__).parent)))
+    run_program(program)
+
+
 def test_what_is_idle_ends_with_the_program() -> None:
     said = run_program(
         """

@@ -194,11 +194,16 @@ class Budget {
   /// In a child of fork, where nothing is locked and no map is there yet; the mutex may be held by a thread that is not.
   void begin_anew() noexcept {
     std::uint64_t const limit = limit_, idle_limit = idle_limit_;
+    unsigned const forks = forks_ + 1;
     new (this) Budget(shown_);
+    forks_ = forks;
     limit_ = limit;
     idle_limit_ = idle_limit;
     show();
   }
+
+  /// How often it has begun anew: what was taken of it before is not to be given back.
+  unsigned forks() const noexcept { return forks_; }
 
   /// Brings what is shown up to date. Of several threads each looks again after its store: the last one has the last word.
   void show() noexcept {
@@ -298,6 +303,7 @@ class Budget {
   }
 
   Shown* shown_;
+  unsigned forks_ = 0;  // changes where there is one thread
   std::atomic<std::uint64_t> limit_ = unlimited, idle_limit_ = 0;
   std::atomic<std::uint64_t> locked_ = 0, idle_ = 0, external_ = 0;
   std::atomic<std::uint64_t> last_ = 0;

@@ -53,6 +53,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
         watcher_(watcher),
         own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
         budget_(budget == nullptr ? *own_ : *budget),
+        forks_(budget_.forks()),
         siblings_(budget == nullptr ? nullptr : locker.siblings()) {
     if (siblings_ != nullptr) siblings_->join(*this);
     if (watcher_ != nullptr) watcher_->add(*this, undone_by_watcher);
@@ -77,6 +78,10 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// In a fork's child, for a map of the parent's, which is not used afterwards and never destroyed: its mutex may be
   /// held by a thread that is not here.
   void abandon() noexcept { table_.abandon(); }
+
+  /// Whether this is a fork of the process that has made it, and its budget has begun anew. Then nothing in it is held,
+  /// and what would give something up does nothing: destructors may run before anybody has put another map in its place.
+  bool is_parents() const noexcept { return forks_ != budget_.forks(); }
 
   /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it.
   ///
@@ -127,7 +132,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
       left = (record.flags.load(std::memory_order_acquire) & Record::memory_left) != 0;
       serial = record.serial.load(std::memory_order_acquire);
     };
-    return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !left;
+    return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !left && !is_parents();
   }
 
   /// What the region around `ptr` is known by in a `Hold`, also while it is half unlocked; 0 where there is none.
@@ -442,6 +447,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   std::atomic<bool> any_unwatched_ = false;
   std::unique_ptr<Budget> const own_;
   Budget& budget_;
+  unsigned const forks_;
   Siblings* const siblings_;
   pagetable::PageTable<Record> table_;
   RegionStarts starts_;

@@ -129,8 +129,12 @@ void keeping_exception(Body&& body) noexcept {
   PyErr_Restore(type, value, traceback);
 }
 
-/// Destroys a map, and with it the locks it still holds.
+/// Destroys a map, and with it the locks it still holds; one of a parent process's is abandoned.
 inline void destroy(MappedLocks* mapped, PinnedMap* map, PythonLocker* locker) noexcept {
+  if (map != nullptr && map->is_parents()) {
+    map->abandon();
+    return;
+  }
   keeping_exception([&] {
     delete mapped;
     delete map;

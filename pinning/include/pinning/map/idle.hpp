@@ -5,6 +5,7 @@
 namespace pinning {
 
 inline bool PinnedMap::give_back_idle(Address start) {
+  if (is_parents()) return false;
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   auto const region = table_.find(start, [](Record const&) {});

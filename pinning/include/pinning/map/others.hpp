@@ -22,6 +22,7 @@ inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address 
 }
 
 inline void PinnedMap::unregister(Address ptr) {
+  if (is_parents()) return;
   hear_of_what_left();
   Unwatching const afterwards(*this);
   std::lock_guard const guard(mutex_);

@@ -46,6 +46,7 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
 }
 
 inline void PinnedMap::remove_registrar(Registrar& registrar) {
+  if (is_parents()) return;
   std::unique_ptr<Registrar> removed;
   std::exception_ptr first_error;
   std::unique_lock guard(mutex_);

@@ -6,6 +6,7 @@ namespace pinning {
 
 /// False when no lock of a region with this serial is held there.
 inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) {
+  if (is_parents()) return false;
   hear_of_what_left();  // else the vendor might unlock what has come in its place
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
@@ -53,6 +54,7 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
 }
 
 inline bool PinnedMap::try_count_down(Address ptr, std::uint64_t serial, bool keep) {
+  if (is_parents()) return false;
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (!guard) return false;
   auto region = table_.find(ptr, [](Record const&) {});
@@ -143,6 +145,7 @@ inline void PinnedMap::leave(Address start) noexcept {
 }
 
 inline void PinnedMap::clear(bool wait) {
+  if (is_parents()) return;
   std::exception_ptr first_error;
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
