@@ -113,6 +113,7 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         """Free everything, and give it back to the driver."""
         super().reset()
         if self._pool is not None:
+            self._queue.synchronize()  # what was freed in it can go once all before is over
             self._pool.trim_to(0)
 
     def _finalizer(self, allocation: Any, size: int) -> Callable[[], None]:

@@ -91,20 +91,15 @@ def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_ord
         raise InvalidRangeError(f"src_access_order is {src_access_order!r}; it must be 'stream' or 'any'")
     if on is None:
         on = default_of(to, origin)
-    cdef End host
     cdef Copy copy = Copy.__new__(Copy)
-    wait_for = events_of(wait_for)
     cdef DirectCopy work = recognised(to, origin, size, on, copy)
-    if work is not None:
-        try:
-            on.enqueue(copy, work, wait_for, ())
-            count_bytes(way_plain if copy.path is PLAIN else way_direct, size)
-            return copy
-        except VendorError:
-            # What was pageable may have been locked since, or a part of it, across whose border no vendor copies.
-            host = origin if origin.device is None else to
-            if copy.path is not PLAIN or not map_of(on.device)._changed_since(work.changes, host.ptr, size):
-                raise
+    if work is not None and copy.path is not PLAIN:
+        on.enqueue(copy, work, wait_for, ())
+        count_bytes(way_direct, size)
+        return copy
+    wait_for = events_of(wait_for)
+    if work is not None and submitted_plain(copy, work, on, wait_for):
+        return copy
     cdef bint early = src_access_order == "any" or on.may_be_read(origin.ptr, size, wait_for)
     return copy_planned(to, origin, size, on, wait_for, early, src if origin.device is None else dst)
 
@@ -150,6 +145,19 @@ def explain(dst, src, nbytes=None, queue=None):
     if on is None:
         on = default_of(to, origin)
     return plan(to, origin, size, on.device, stages=on.waits_for_values)
+
+
+cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter on, tuple wait_for) except -1:
+    """False where what was pageable has been locked since, or a part of it, across whose border no vendor copies."""
+    cdef End host = work.origin if work.origin.device is None else work.to
+    try:
+        on.enqueue(copy, work, wait_for, ())
+    except VendorError:
+        if not map_of(on.device)._changed_since(work.changes, host.ptr, work.size):
+            raise
+        return False
+    count_bytes(way_plain, work.size)
+    return True
 
 
 cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy copy):

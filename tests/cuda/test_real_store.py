@@ -34,7 +34,7 @@ def gpu() -> Iterator[pinning.CopyDevice]:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
     assert isinstance(device, pinning.CopyDevice)
     yield device
-    pinning.budget(1.0)
+    pinning.budget(1.0, idle=False)
 
 
 @pytest.fixture
