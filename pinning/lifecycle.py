@@ -78,6 +78,7 @@ class _Reaper:
         self.begin()
 
     def begin(self) -> None:
+        self._process = os.getpid()
         self._left: dict[int, tuple[Callable[..., object], tuple[object, ...]]] = {}
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._unstarted = [None]  # who pops it starts the thread
@@ -94,7 +95,7 @@ class _Reaper:
         It may be called twice, where Ctrl-C has ended `catch_up`. A PinningError that it raises is dropped. Nothing is
         called in a child after fork, nor once the program exits.
         """
-        if self.ended:
+        if self.ended or self._process != os.getpid():  # a child that has not begun anew yet destroys its parent's
             return
         self._left[next(self._serials)] = function, arguments
         self._bell.put(None)

@@ -737,6 +737,8 @@ cdef class PinnedMap:
     def _after_fork_in_child(self):
         # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
         cdef CPinnedMap* parents = self.map
+        if not parents.is_parents():
+            return  # it was made in this child, by what ran before this
         self.holds = NULL
         self.registrars = []
         self._make()
