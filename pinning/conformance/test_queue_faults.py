@@ -125,4 +125,4 @@ def test_each_call_of_a_question_fails(faults: Faults, memories: MemoryDevice, q
         except PinningError as error:
             pytest.skip(f"{memories.name} adopts no queue: {error}")
     for _ in each_failure(faults, acts[what]):
-        assert event.done() and queue.done()
+        assert event.done() and eventually(queue.done)  # a driver may have a call of its own in it for a moment
