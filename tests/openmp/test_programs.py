@@ -157,7 +157,7 @@ def ordinary_user() -> None:
 
 
 def test_a_limit_of_the_system_is_reported_and_the_program_goes_on(buffers: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # for pytest's is closed to other users by each run of pytest that begins
+    with tempfile.TemporaryDirectory() as folder:  # each run of pytest closes its own to others
         Path(folder).chmod(0o755)
         ran = run(Path(shutil.copy(buffers, folder)), "heap", 4 * MIB, before=ordinary_user)
     assert (ran.code, ran.out) == (0, run_plain(buffers, "heap", 4 * MIB).out)
