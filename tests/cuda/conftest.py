@@ -57,12 +57,19 @@ def standin(tmp_path: Path) -> Iterator[StandIn]:
     assert left() == {"streams": 0, "allocations": 0}
 
 
-@pytest.fixture
-def queue() -> Iterator[pinning.Queue]:
-    """A queue of a real GPU. The tests on the stand-in have their own."""
+@pytest.fixture(scope="session")
+def real_gpu() -> pinning.CopyDevice:
+    """The first GPU of this machine; without one the test is skipped."""
     try:
         device = pinning.device("cuda:0")
     except pinning.PluginUnavailableError as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
-    with pinning.Queue(device) as queue:
+    assert isinstance(device, pinning.CopyDevice)
+    return device
+
+
+@pytest.fixture
+def queue(real_gpu: pinning.CopyDevice) -> Iterator[pinning.Queue]:
+    """A queue of a real GPU. The tests on the stand-in have their own."""
+    with pinning.Queue(real_gpu) as queue:
         yield queue

@@ -32,15 +32,10 @@ def entered(on: PinnedMap) -> list[pinning.Region]:
 
 
 @pytest.fixture
-def gpu() -> Iterator[pinning.CopyDevice]:
-    try:
-        device = pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    assert isinstance(device, pinning.CopyDevice)
-    device.free(device.allocate(1))  # the context that the other libraries use too
-    yield device
-    assert entered(pinning.pinned_map(device)) == [], "a test left something locked"
+def gpu(real_gpu: pinning.CopyDevice) -> Iterator[pinning.CopyDevice]:
+    real_gpu.free(real_gpu.allocate(1))  # the context that the other libraries use too
+    yield real_gpu
+    assert entered(pinning.pinned_map(real_gpu)) == [], "a test left something locked"
 
 
 @pytest.fixture

@@ -27,13 +27,8 @@ MINUTE = 60
 
 
 @pytest.fixture
-def gpu() -> Iterator[pinning.CopyDevice]:
-    try:
-        device = pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    assert isinstance(device, pinning.CopyDevice)
-    yield device
+def gpu(real_gpu: pinning.CopyDevice) -> Iterator[pinning.CopyDevice]:
+    yield real_gpu
     pinning.budget(1.0, idle=False)
 
 

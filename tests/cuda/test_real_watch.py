@@ -33,14 +33,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def gpu() -> Iterator[pinning.CopyDevice]:
-    try:
-        device = pinning.device("cuda:0")
-    except pinning.PluginUnavailableError as error:
-        pytest.skip(f"needs an NVIDIA GPU: {error}")
-    assert isinstance(device, pinning.CopyDevice)
-    yield device
-    left = [region for region in pinning.regions(device) if region.references or not region.registered]
+def gpu(real_gpu: pinning.CopyDevice) -> Iterator[pinning.CopyDevice]:
+    yield real_gpu
+    left = [region for region in pinning.regions(real_gpu) if region.references or not region.registered]
     assert left == [], "a test left something locked"
 
 
