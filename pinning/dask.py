@@ -25,6 +25,7 @@ from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.limits import budget
 from pinning.plugin import Device, MemoryDevice
+from pinning.plugin.native import synchronize_in_background
 
 try:
     import distributed
@@ -123,7 +124,7 @@ class _Frames:
             if waiting and (block is None or self._closing or sum(each.nbytes for each in waiting) >= self._enough):
                 with suppress(PinningError):
                     if isinstance(self._device, MemoryDevice):
-                        self._device.synchronize()
+                        synchronize_in_background(self._device)
                     while waiting:
                         waiting.pop().free()
             del block

@@ -29,6 +29,7 @@ from pinning.errors import LockLimitError, PinningError
 from pinning.limits import budget
 from pinning.locks import Lock, lock, range_of
 from pinning.plugin import Device, MemoryDevice
+from pinning.plugin.native import synchronize_in_background
 
 
 class ObjectLocks:
@@ -166,7 +167,7 @@ class ObjectLocks:
                 self._lock(extent)
             with suppress(PinningError):  # what the vendor refuses is tried again with the next one
                 if ended and isinstance(self._device, MemoryDevice):
-                    self._device.synchronize()
+                    synchronize_in_background(self._device)
                 while ended:
                     self._end(ended[-1])
                     ended.pop()

@@ -85,7 +85,13 @@ pinning_status pinning_copy_batch_async(pinning_map* map, void* const* dsts, voi
     pinning::room(copy);
     auto& device = device_of(pinning::given(map));
     auto const wanted = items(dsts, srcs, sizes, count);
-    auto made = std::make_unique<pinning_copy>(*map, device, wanted, device.adopt_queue(pinning::word(stream)));
+    auto queue = device.adopt_queue(pinning::word(stream));
+    if (queue->capture() != 0) {
+      throw pinning::GraphCapture("the stream is being captured into a graph, and a batch of this interface has an end to "
+                                  "be asked for, which work in a graph has not: record the vendor's own copies of locked "
+                                  "memory instead");
+    }
+    auto made = std::make_unique<pinning_copy>(*map, device, wanted, std::move(queue));
     submit(*made);
     *copy = made.release();
   });

@@ -37,6 +37,8 @@ pinning_status failure() noexcept {
     return fail(PINNING_INVALID_RANGE, error.what());
   } catch (InvalidArgument const& error) {
     return fail(PINNING_INVALID_ARGUMENT, error.what());
+  } catch (GraphCapture const& error) {
+    return fail(PINNING_INVALID_ARGUMENT, error.what());
   } catch (NotLocked const& error) {
     return fail(PINNING_NOT_LOCKED, error.what());
   } catch (StillLocked const& error) {

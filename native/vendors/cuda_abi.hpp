@@ -84,15 +84,21 @@ struct CopyAttributes {
   FUNCTION(cuEventQuery, int, void*)                                                                    \
   FUNCTION(cuEventSynchronize, int, void*)                                                              \
   FUNCTION(cuEventElapsedTime, int, float*, void*, void*)                                               \
+  FUNCTION(cuStreamIsCapturing, int, void*, int*)                                                       \
+  FUNCTION(cuThreadExchangeStreamCaptureMode, int, int*)                                                \
+  FUNCTION(cuUserObjectCreate, int, void**, void*, void (*)(void*), unsigned, unsigned)                 \
+  FUNCTION(cuUserObjectRelease, int, void*, unsigned)                                                   \
+  FUNCTION(cuGraphRetainUserObject, int, void*, void*, unsigned, unsigned)                              \
   FUNCTION(cuModuleLoadData, int, void**, void const*)                                                  \
   FUNCTION(cuModuleUnload, int, void*)                                                                  \
   FUNCTION(cuModuleGetFunction, int, void**, void*, char const*)                                        \
   FUNCTION(cuLaunchKernel, int, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, \
            void**, void**)
 
-// Null in drivers that lack them. The first is exported as cuMemcpyBatchAsync, since 12.8; the other came with 13.0, whose
-// header calls it by that name.
+// Null in drivers that lack them. The first came with 12.3. The second is exported as cuMemcpyBatchAsync, since 12.8; the
+// third came with 13.0, whose header calls it by that name.
 #define PINNING_CUDA_NEWER_FUNCTIONS(FUNCTION)                                                          \
+  FUNCTION(cuStreamGetCaptureInfo_v3, int, void*, int*, std::uint64_t*, void**, void const**, void const**, std::size_t*) \
   FUNCTION(cuMemcpyBatchAsync_v1, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
            CopyAttributes*, std::size_t*, std::size_t, std::size_t*, void*)                             \
   FUNCTION(cuMemcpyBatchAsync_v2, int, unsigned long long*, unsigned long long*, std::size_t*, std::size_t, \
@@ -126,6 +132,10 @@ struct CopyAttributes {
   CONSTANT(CU_STREAM_MEM_OP_WAIT_VALUE_32, 1)                           \
   CONSTANT(CU_STREAM_MEM_OP_WRITE_VALUE_32, 2)                          \
   CONSTANT(CU_STREAM_WAIT_VALUE_GEQ, 0)                                 \
+  CONSTANT(CU_STREAM_CAPTURE_STATUS_NONE, 0)                            \
+  CONSTANT(CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)                     \
+  CONSTANT(CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, 1)                        \
+  CONSTANT(CU_GRAPH_USER_OBJECT_MOVE, 1)                                \
   CONSTANT(CU_STREAM_WRITE_VALUE_DEFAULT, 0)
 
 #define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);

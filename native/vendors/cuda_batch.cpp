@@ -51,7 +51,8 @@ void Queue::move_parts(Address parts, std::uint64_t count) {
 
 void Queue::copy_batch(Part const* parts, std::uint64_t count) {
   bool const has_call = driver_.cuMemcpyBatchAsync_v2 != nullptr || driver_.cuMemcpyBatchAsync_v1 != nullptr;
-  if (count < 2 || !has_call || handle() <= last_default) return VendorQueue::copy_batch(parts, count);
+  // The call refuses the default streams and streams under capture.
+  if (count < 2 || !has_call || handle() <= last_default || capture() != 0) return VendorQueue::copy_batch(parts, count);
   CopyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   copy_by_batch_call<unsigned long long>(*this, parts, count, [&](auto* dsts, auto* srcs, auto* sizes, auto now) {

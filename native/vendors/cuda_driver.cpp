@@ -22,6 +22,7 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
 #define PINNING_GET(name, ...) library_.get(#name, this->name);
   PINNING_CUDA_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
+  library_.get_if_there("cuStreamGetCaptureInfo_v3", cuStreamGetCaptureInfo_v3);
   library_.get_if_there("cuMemcpyBatchAsync", cuMemcpyBatchAsync_v1);
   library_.get_if_there("cuMemcpyBatchAsync_v2", cuMemcpyBatchAsync_v2);
   streams_ = {
@@ -37,6 +38,8 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
       .event_synchronize = {"cuEventSynchronize", cuEventSynchronize},
       .event_record = {"cuEventRecord", cuEventRecord},
       .event_elapsed = {"cuEventElapsedTime", cuEventElapsedTime},
+      .stream_is_capturing = {"cuStreamIsCapturing", cuStreamIsCapturing},
+      .thread_exchange_capture_mode = {"cuThreadExchangeStreamCaptureMode", cuThreadExchangeStreamCaptureMode},
   };
   int const code = cuInit(0);
   if (code != 0) {

@@ -55,6 +55,38 @@ void Queue::write_then_wait(Address written, std::uint32_t value, Address awaite
   submit("cuStreamBatchMemOp", [&] { return driver_.cuStreamBatchMemOp_v2(stream(), 2, operations, 0); });
 }
 
+std::uint64_t Queue::capture_id() {
+  return driver_.cuStreamGetCaptureInfo_v3 == nullptr ? StreamQueue::capture_id() : capture_info().id;
+}
+
+Queue::Capture Queue::capture_info() {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  std::uint64_t id = 0;
+  void* graph = nullptr;
+  int const code = result("cuStreamGetCaptureInfo", [&] {
+    return driver_.cuStreamGetCaptureInfo_v3(stream(), &status, &id, &graph, nullptr, nullptr, nullptr);
+  });
+  if (code == StreamVendor::capture_implicit || (code == 0 && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)) {
+    return {closed_capture, nullptr};
+  }
+  if (code != 0 || status == CU_STREAM_CAPTURE_STATUS_NONE) return {0, nullptr};
+  return {id, graph};
+}
+
+void Queue::keep_with_graph(void* object, void (*release)(void*)) {
+  void *const graph = capture_info().graph, *user_object = nullptr;
+  int code = CUDA_ERROR_INVALID_VALUE;
+  if (graph != nullptr) code = driver_.cuUserObjectCreate(&user_object, object, release, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (code != 0) {
+    release(object);
+    if (graph == nullptr) throw GraphCapture("no graph is being captured in this stream, or its capture has failed");
+    driver_.check("cuUserObjectCreate", code);
+  }
+  code = driver_.cuGraphRetainUserObject(graph, user_object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  if (code != 0) driver_.cuUserObjectRelease(user_object, 1);  // the last reference: the driver calls `release`
+  driver_.check("cuGraphRetainUserObject", code);
+}
+
 void Queue::close() {
   StreamQueue::close();
   if (own_spares_) own_spares_->destroy_all();

@@ -46,7 +46,9 @@ namespace pinning::hip {
   FUNCTION(hipEventRecord, int, void*, void*)                                                                   \
   FUNCTION(hipEventQuery, int, void*)                                                                           \
   FUNCTION(hipEventSynchronize, int, void*)                                                                     \
-  FUNCTION(hipEventElapsedTime, int, float*, void*, void*)
+  FUNCTION(hipEventElapsedTime, int, float*, void*, void*)                                                      \
+  FUNCTION(hipStreamIsCapturing, int, void*, int*)                                                              \
+  FUNCTION(hipThreadExchangeStreamCaptureMode, int, int*)
 
 // Null in runtimes before ROCm 7.1. Those of 7.2.1 to 7.2.3 refuse attributes, which are optional: none are given.
 #define PINNING_HIP_NEWER_FUNCTIONS(FUNCTION)                                                                   \

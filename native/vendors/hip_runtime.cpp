@@ -39,6 +39,8 @@ Runtime::Runtime()
       .event_synchronize = {"hipEventSynchronize", hipEventSynchronize},
       .event_record = {"hipEventRecord", hipEventRecord},
       .event_elapsed = {"hipEventElapsedTime", hipEventElapsedTime},
+      .stream_is_capturing = {"hipStreamIsCapturing", hipStreamIsCapturing},
+      .thread_exchange_capture_mode = {"hipThreadExchangeStreamCaptureMode", hipThreadExchangeStreamCaptureMode},
   };
   int code = hipInit(0);
   if (code == 0) code = hipGetDeviceCount(&count);

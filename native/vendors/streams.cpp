@@ -71,6 +71,7 @@ void SpareEvents::destroy(Spare* spare) noexcept {
 
 bool StreamEvent::done() {
   vendor_.started().check();
+  BesideCaptures const beside(vendor_);
   auto const& query = vendor_.streams().event_query;
   return vendor_.ready(query.name, query.call(handle()));
 }
@@ -80,11 +81,13 @@ void StreamEvent::wait() {
     if (done()) return;
     std::this_thread::yield();
   }
+  BesideCaptures const beside(vendor_);
   vendor_.check(vendor_.streams().event_synchronize, handle());
 }
 
 double StreamEvent::seconds_since(VendorEvent& earlier) {
   vendor_.started().check();
+  BesideCaptures const beside(vendor_);
   float milliseconds = 0;
   vendor_.check(vendor_.streams().event_elapsed, &milliseconds, of(vendor_, earlier).handle(), handle());
   return static_cast<double>(milliseconds) / 1e3;
@@ -127,14 +130,30 @@ void StreamQueue::wait(VendorEvent& event) {
   submit(wait.name, [&] { return wait.call(stream_, awaited, 0); });
 }
 
+std::uint64_t StreamQueue::capture() {
+  Asking const asking(asking_);
+  return calls_ == Calls::never ? 0 : capture_id();
+}
+
+std::uint64_t StreamQueue::capture_id() {
+  auto const& is_capturing = vendor_.streams().stream_is_capturing;
+  int status = 0;
+  int const code = result(is_capturing.name, [&] { return is_capturing.call(stream_, &status); });
+  if (code != 0) vendor_.forget_error();
+  return code == StreamVendor::capture_implicit || (code == 0 && status != 0) ? closed_capture : 0;
+}
+
 bool StreamQueue::done() {
   Asking const asking(asking_);
+  BesideCaptures const beside(vendor_);
   auto const& query = vendor_.streams().stream_query;
   return vendor_.ready(query.name, result(query.name, [&] { return query.call(stream_); }));
 }
 
 void StreamQueue::synchronize() {
+  if (capture() != 0) throw GraphCapture(std::string(vendor_.name()) + " captures this stream, which cannot be waited for");
   Asking const asking(asking_);
+  BesideCaptures const beside(vendor_);
   auto const& synchronize = vendor_.streams().stream_synchronize;
   submit(synchronize.name, [&] { return synchronize.call(stream_); });
 }

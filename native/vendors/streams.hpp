@@ -33,6 +33,8 @@ class StreamVendor {
     Function<void*> event_destroy, event_query, event_synchronize;
     Function<void*, void*> event_record;
     Function<float*, void*, void*> event_elapsed;
+    Function<void*, int*> stream_is_capturing;
+    Function<int*> thread_exchange_capture_mode;
   };
 
   explicit StreamVendor(char const* name) : name_(name), started_(name) {}
@@ -70,6 +72,8 @@ class StreamVendor {
   virtual void forget_error() const noexcept {}
 
   static constexpr int not_ready = 600;
+  static constexpr int capture_implicit = 906;  // of a default stream, while a stream that waits for it is captured
+  static constexpr int capture_relaxed = 2;
   static constexpr unsigned non_blocking = 1;   // a stream that neither waits for the default stream nor that for it
   static constexpr unsigned blocking_sync = 1;  // who waits for an event sleeps instead of keeping a processor
 
@@ -81,15 +85,35 @@ class StreamVendor {
   Started const started_;
 };
 
-/// A place that is current in this thread, and afterwards whichever was before.
+/// While it lives, calls of this thread break no capture of a stream. A driver takes all calls that ask or wait, allocate,
+/// free or register for unsafe while a stream is captured: it refuses them, and the capture is lost, even that of
+/// another thread (measured on an H200: with this guard it accepts them, and only a wait for the whole device still
+/// ends a capture).
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(StreamVendor const& vendor) noexcept : vendor_(vendor) { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(BesideCaptures const&) = delete;
+
+ private:
+  void exchange() noexcept {
+    if (vendor_.streams().thread_exchange_capture_mode.call(&mode_) != 0) vendor_.forget_error();
+  }
+
+  StreamVendor const& vendor_;
+  int mode_ = StreamVendor::capture_relaxed;
+};
+
+/// A place that is current in this thread, and afterwards whichever was before. Its calls break no capture.
 class Current {
  public:
-  Current(StreamVendor const& vendor, Where where) : vendor_(vendor), before_(vendor.enter(where)) {}
+  Current(StreamVendor const& vendor, Where where) : vendor_(vendor), beside_(vendor), before_(vendor.enter(where)) {}
   ~Current() { vendor_.leave(before_); }
   Current(Current const&) = delete;
 
  private:
   StreamVendor const& vendor_;
+  BesideCaptures const beside_;
   Where const before_;
 };
 
@@ -155,9 +179,11 @@ class StreamQueue : public VendorQueue {
  public:
   std::uintptr_t handle() const noexcept override { return reinterpret_cast<std::uintptr_t>(stream_); }
   void call(void (*function)(void*), void* argument) override;
+  std::uint64_t capture() final;
   std::unique_ptr<VendorEvent> record() override;
   void wait(VendorEvent& event) override;
   bool done() override;
+  /// Throws GraphCapture while the stream is captured: the driver would end the capture.
   void synchronize() override;
   void close() override;
 
@@ -174,6 +200,9 @@ class StreamQueue : public VendorQueue {
 
   /// Whether to repeat a call that has given this code, from now on with the place current.
   virtual bool wants_place(int) const noexcept { return false; }
+
+  /// `capture`, of a stream that is not closed meanwhile. A vendor that cannot record has closed captures only.
+  virtual std::uint64_t capture_id();
 
   void* stream() const noexcept { return stream_; }
   Where where() const noexcept { return where_; }

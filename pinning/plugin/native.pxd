@@ -80,6 +80,8 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         void write_value(uint64_t address, uint32_t value) except +raise_in_python
         void write_then_wait(uint64_t written, uint32_t value, uint64_t awaited,
                              uint32_t reached) except +raise_in_python
+        uint64_t capture() except +raise_in_python
+        void keep_with_graph(void* object, void (*release)(void*) noexcept nogil) except +raise_in_python
         unique_ptr[VendorEvent] record() except +raise_in_python
         void wait(VendorEvent& event) except +raise_in_python
         bool done() except +raise_in_python
@@ -98,6 +100,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         optional[CMemoryInfo] memory_info(uint64_t ptr) except +raise_in_python
         void copy(uint64_t dst, uint64_t src, uint64_t size) except +raise_in_python
         void synchronize() except +raise_in_python
+        void synchronize_beside_captures() except +raise_in_python
         unique_ptr[VendorQueue] make_queue() except +raise_in_python
         unique_ptr[VendorQueue] adopt_queue(uintptr_t handle) except +raise_in_python
 

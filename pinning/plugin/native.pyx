@@ -163,6 +163,11 @@ cdef class NativeDevice:
         with nogil:
             self.vendor.synchronize()
 
+    def synchronize_beside_captures(self):
+        """The same for threads that the program does not know of: ends no capture of a stream, and may take longer."""
+        with nogil:
+            self.vendor.synchronize_beside_captures()
+
     def make_queue(self):
         """A new in-order queue."""
         cdef unique_ptr[VendorQueue] made
@@ -282,6 +287,14 @@ cdef class NativeQueue:
     def close(self):
         with nogil:
             self.vendor.close()
+
+
+def synchronize_in_background(device):
+    """Have a thread that the program does not know of wait for all work of a device."""
+    if isinstance(device, NativeDevice):
+        device.synchronize_beside_captures()
+    else:
+        device.synchronize()
 
 
 cdef class NativeEvent:

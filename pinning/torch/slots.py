@@ -23,10 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from pinning.arena import Arena
-from pinning.devices import is_host
+from pinning.devices import device, is_host
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.lifecycle import later
 from pinning.plugin import Device
+from pinning.plugin.native import synchronize_in_background
 
 Ticket = tuple[int, int]  # a slot, and how often it was given out before
 _TICKET = struct.Struct("QQ")  # read and written by the kernel as a whole
@@ -245,7 +246,7 @@ def _settle(dropped: SimpleQueue[int | None], gate: _Gate) -> None:
         if slot is not None:
             waiting.append(slot)
         if waiting and (slot is None or len(waiting) >= gate.free):
-            with suppress(RuntimeError):  # a GPU that has failed gives nothing back
+            with suppress(RuntimeError, PinningError):  # a GPU that has failed gives nothing back
                 _wait_for_gpus()
                 for each in waiting:
                     gate.give(each)
@@ -255,4 +256,4 @@ def _settle(dropped: SimpleQueue[int | None], gate: _Gate) -> None:
 def _wait_for_gpus() -> None:
     for index in range(torch.cuda.device_count()):
         if torch._C._cuda_hasPrimaryContext(index):
-            torch.cuda.synchronize(index)
+            synchronize_in_background(device(f"cuda:{index}"))  # unlike torch's it ends no capture

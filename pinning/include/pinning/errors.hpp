@@ -109,6 +109,12 @@ class VendorAlreadyPinned : public AlreadyPinned {
   VendorCall call;
 };
 
+/// Work that cannot be recorded into a graph was submitted to a queue that is being captured. The vendor was not called.
+class GraphCapture : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 /// The lock would exceed a limit of this machine.
 class LockLimit : public std::runtime_error {
  public:

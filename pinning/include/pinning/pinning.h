@@ -247,7 +247,7 @@ typedef struct pinning_copy pinning_copy;
  * The same in the vendor's `stream` (a CUstream, hipStream_t, ...; of the map's device), after what was submitted there
  * before; returns once it is submitted. The caller keeps the stream and the memory, and sees to it that nobody else submits
  * to the stream meanwhile; locks of the memory are held, until `pinning_copy_wait`. In a child of fork a copy is not to be
- * used.
+ * used. PINNING_INVALID_ARGUMENT where the stream is being captured into a graph, and the capture goes on.
  */
 PINNING_API pinning_status pinning_copy_batch_async(pinning_map *map, void *const *dsts, const void *const *srcs,
                                                     const size_t *sizes, size_t count, void *stream,

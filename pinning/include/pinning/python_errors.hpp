@@ -100,6 +100,8 @@ inline void raise_in_python() {
     raise_vendor("AlreadyPinnedError", error.call);
   } catch (VendorError const& error) {
     raise_vendor(error.call.no_memory ? "OutOfMemoryError" : "VendorError", error.call);
+  } catch (GraphCapture const& error) {
+    raise("GraphCaptureError", error.what());
   } catch (LockLimit const& error) {
     raise("LockLimitError", error.what());
   } catch (Unavailable const& error) {

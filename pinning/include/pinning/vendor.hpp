@@ -101,6 +101,17 @@ class VendorQueue {
     wait_value(awaited, reached);
   }
 
+  /// The capture into whose graph the vendor records what is submitted here, instead of doing it; 0 where there is none.
+  virtual std::uint64_t capture() { return 0; }
+  /// Of a capture that takes no work: it has failed, or this vendor's captures cannot be recorded into.
+  static constexpr std::uint64_t closed_capture = ~std::uint64_t{0};
+  /// Calls `release(object)` once, on any thread, when the graph under capture and all that is instantiated from it are
+  /// gone. `release` calls no vendor. After an error, which is GraphCapture where there is no such graph, it is called too.
+  virtual void keep_with_graph(void* object, void (*release)(void*)) {
+    release(object);
+    throw GraphCapture("the queues of this vendor cannot tell when a graph is gone, so nothing is recorded into one");
+  }
+
   /// A point after all that was submitted so far.
   virtual std::unique_ptr<VendorEvent> record() = 0;
   /// Later work waits for a point in any queue of the same vendor.
@@ -141,8 +152,10 @@ class VendorDevice : public Locker {
   virtual std::optional<MemoryInfo> memory_info(Address ptr) = 0;
   /// Copies in either direction, and waits until it is done.
   virtual void copy(Address dst, Address src, std::uint64_t size) = 0;
-  /// Waits until all work of the device is done.
+  /// Waits until all work of the device is done. A driver may end each capture of a stream by it.
   virtual void synchronize() = 0;
+  /// The same for threads that the program does not know of: ends no capture, and may take longer.
+  virtual void synchronize_beside_captures() { synchronize(); }
 
   virtual std::unique_ptr<VendorQueue> make_queue() = 0;
   /// Over a queue that someone else has made and keeps.
