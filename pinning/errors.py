@@ -25,6 +25,11 @@ class StillLockedError(PinningError):
     cannot be locked; a lock inside a coarse-grained region cannot be coherent."""
 
 
+class GraphCaptureError(PinningError):
+    """What a stream under capture cannot record into its graph. It is refused before the driver is called, and the
+    capture goes on."""
+
+
 class StillInUseError(PinningError):
     """Memory that a queue still uses cannot be freed; what still has allocations cannot be closed."""
 

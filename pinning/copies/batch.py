@@ -368,7 +368,7 @@ def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
 def _all_at_once(batch: _Batch, engine: Engine, wait_for: tuple[Event, ...]) -> Copy:
     work = _work(batch, engine)
     assert work is not None
-    copy = submit_planned(batch.queue, work, *work.written, wait_for, batch.owners)
+    copy = submit_planned(batch.queue, work, *work.written, wait_for, batch.owners, work.is_direct)
     copy.path, copy.reason = how(work)
     return copy
 

@@ -150,6 +150,12 @@ cdef class BatchWork:
         }
 
     @property
+    def is_direct(self):
+        """Whether the device alone moves all bytes."""
+        cdef const Parts* parts = &self.batch.parts()
+        return parts.to_device.empty() and parts.to_host.empty() and parts.on_host.empty()
+
+    @property
     def plain(self):
         """How many parts of pageable memory the vendor has copied itself, because there was no ring for them, or one
         small part."""

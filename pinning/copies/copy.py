@@ -82,6 +82,7 @@ def _copy_planned(
             chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
             chosen = chosen.as_locked()
     if to.device is not None and origin.device is not None and chosen.path is CopyPath.STAGED:
+        on.check_uncaptured("a copy through the host is made once")
         copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
         count_moved(CopyPath.STAGED, size)
         copy.path, copy.reason = chosen.path, chosen.reason
@@ -92,7 +93,7 @@ def _copy_planned(
         nonlocal how
         how = submit(chosen, device, vendor_queue, held, early)
 
-    copy = submit_planned(on, work, to.ptr, size, wait_for, (held, to.owner, origin.owner))
+    copy = submit_planned(on, work, to.ptr, size, wait_for, (held, to.owner, origin.owner), chosen.is_direct)
     for step in chosen.steps:
         count_moved(step.path, step.size)
     copy.path, copy.reason = how
@@ -203,7 +204,7 @@ def _copy_rows(block: _Rows, on: Queue, wait_for: Iterable[Event]) -> Copy:
             raise
 
     span = dst_pitch * (height - 1) + width
-    copy = submit_planned(on, work, to.ptr, span, wait_for, (held, to.owner, origin.owner))
+    copy = submit_planned(on, work, to.ptr, span, wait_for, (held, to.owner, origin.owner), chosen.is_direct)
     count_moved(chosen.path, width * height)
     copy.path, copy.reason = chosen.path, chosen.reason
     return copy
@@ -237,7 +238,7 @@ def _by_host(chosen: Plan, owners: tuple[object, ...], queue: Queue, wait_for: I
         staging = staging_of(queue.device)
         held.append(staging.copy_in_host(vendor_queue, step.dst, step.src, step.size, costs))
 
-    copy = submit_planned(queue, work, step.dst, step.size, wait_for, (held, *owners))
+    copy = submit_planned(queue, work, step.dst, step.size, wait_for, (held, *owners), False)
     copy.path, copy.reason = chosen.path, chosen.reason
     return copy
 

@@ -93,7 +93,7 @@ def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_ord
         on = default_of(to, origin)
     cdef Copy copy = Copy.__new__(Copy)
     cdef DirectCopy work = recognised(to, origin, size, on, copy)
-    if work is not None and copy.path is not PLAIN:
+    if work is not None and not work.pageable:
         on.enqueue(copy, work, wait_for, ())
         count_bytes(way_direct, size)
         return copy
@@ -205,7 +205,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
         return None
     copy.path, copy.reason = PLAIN, too_small(host is origin)
     work = direct_copy(to, origin, size, None)
-    work.changes = changes
+    work.changes, work.pageable = changes, True
     return work
 
 

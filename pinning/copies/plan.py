@@ -59,6 +59,11 @@ class Plan:
     steps: tuple[Step, ...]
     to_device: bool | None
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the device alone moves all bytes."""
+        return all(step.path is CopyPath.DIRECT for step in self.steps)
+
     def as_locked(self) -> Plan:
         """The same copy of a range that has just been locked for good."""
         return replace(self, path=CopyPath.LOCK, reason="the host's memory is copied often and now locked for good")

@@ -25,6 +25,7 @@ cdef class DirectCopy(Work):
     cdef End to, origin
     cdef uint64_t size
     cdef uint64_t changes  # of the map, when its memory was found pageable
+    cdef bint pageable
 
 
 cdef class DirectFill(Work):
@@ -39,4 +40,5 @@ cdef class PlannedCopy(Work):
 
     cdef object calls
     cdef tuple kept
+    cdef bint direct  # no part of it is pageable, or copied by the host
 

@@ -18,4 +18,5 @@ def submit_planned(
     size: int,
     wait_for: Iterable[Event],
     keep: tuple[object, ...],
+    direct: bool,
 ) -> Copy: ...

@@ -14,6 +14,7 @@ from pinning.queues.submitter cimport Submitter
 
 from pinning.copies.plan import CopyPath
 
+cdef str PAGEABLE = "threads of the host, or the driver itself, would move pageable memory once, when it is submitted"
 cdef dict WAYS = {path: way for way, path in enumerate(CopyPath)}
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
@@ -68,6 +69,9 @@ cdef class DirectCopy(Work):
     cdef bint keeps(self, object thing):
         return thing is self.to.owner or thing is self.origin.owner
 
+    cdef str unrecordable(self):
+        return PAGEABLE if self.pageable else None
+
     def __dealloc__(self):
         self.hold = None  # before its memory may go
 
@@ -83,6 +87,9 @@ cdef class DirectFill(Work):
     cdef bint keeps(self, object thing):
         return thing is self.to.owner
 
+    cdef str unrecordable(self):
+        return None
+
 
 @cython.final
 cdef class PlannedCopy(Work):
@@ -95,10 +102,16 @@ cdef class PlannedCopy(Work):
                 return True
         return False
 
+    cdef str unrecordable(self):
+        return None if self.direct else PAGEABLE
 
-def submit_planned(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None):
-    """As `Queue.submit`, of calls that write nothing but so many bytes at `dst`."""
+
+def submit_planned(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None, bint direct):
+    """As `Queue.submit`, of calls that write nothing but so many bytes at `dst`.
+
+    `direct`: the device alone moves the bytes, so that a graph can have the calls.
+    """
     cdef PlannedCopy work = PlannedCopy.__new__(PlannedCopy)
-    work.calls, work.kept = calls, keep
+    work.calls, work.kept, work.direct = calls, keep, direct
     work.written, work.written_size = dst, size
     return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())

@@ -27,6 +27,7 @@ cdef class Event:
     cdef object traceback
     cdef bint settled
     cdef tuple sources  # unsettled events of the wait list
+    cdef uint64_t capture  # where its operation was recorded into a graph instead of done
 
     cdef bint known_over(self)
     cdef fail(self, error)

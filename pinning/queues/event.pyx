@@ -31,7 +31,8 @@ cdef class Event:
     It fails when its operation failed, or any that the wait list of its operation names. Operations before it in an
     in-order queue that failed do not make it fail.
 
-    An `Event` that is made by calling the class is over already; see `over`.
+    An `Event` that is made by calling the class is over already; see `over`. That of an operation which was recorded
+    into a graph has no end of its own: `done` and `wait` raise `GraphCaptureError`.
 
     Attributes
     ----------
@@ -222,7 +223,9 @@ cdef class Event:
             raise self.error.with_traceback(self.traceback)
 
     def __repr__(self):
-        if self.error is not None:
+        if self.capture:
+            state = "recorded into a graph"
+        elif self.error is not None:
             state = f"failed: {self.error!r}"
         elif self.settled or self.known_over():
             state = "over"

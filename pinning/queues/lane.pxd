@@ -65,6 +65,7 @@ cdef extern from * nogil:
         cbool empty() noexcept
 
 cdef list NONE  # to be given where there is nothing to wait for
+cdef str ONCE  # why work in general is not recorded into a graph
 
 
 cdef class Lane
@@ -77,6 +78,7 @@ cdef class Work:
 
     cdef submit(self, Lane lane)
     cdef bint keeps(self, object thing)
+    cdef str unrecordable(self)  # why a graph cannot have it; None where it can: at each launch it does the same anew
 
 
 cdef class Lane:
@@ -98,8 +100,9 @@ cdef class Lane:
     cdef readonly object error  # of work, told while nobody was there to hear
     cdef int refusals  # of the vendor to say how far it is, since it last did
     cdef list asking  # the threads that are asking the vendor how far it is
-    cdef bint shared  # others submit there too
-    cdef bint adopted  # it is another's, who may end it when what was submitted is over: only events are asked
+    cdef bint shared  # others submit there too, and may capture it: how far it is only events are asked
+    cdef bint adopted  # and it is another's, who may end it when what was submitted is over
+    cdef list recorder  # what recorded operations keep, if it is not to be kept by their graph
     cdef bint watched
     cdef readonly bint retired
     cdef bint closing  # nothing is submitted any more
@@ -110,6 +113,7 @@ cdef class Lane:
 
     cdef bint enter(self) except *
     cdef leave(self, bint outermost)
+    cdef uint64_t capture(self) except? 0
     cdef bint busy_here(self) except *
     cdef put(self, Event event, object work, list vendor_waits, list crossings, tuple keep)
     cdef give(self, object work, list vendor_waits, list crossings, tuple keep)
@@ -129,5 +133,6 @@ cdef class Lane:
     cdef reach(self, uint64_t position)
 
 
+cdef bint keeps(object kept, object thing)
 cdef long process() noexcept  # another number in a fork
 cdef check_process(long made_in)

@@ -24,7 +24,7 @@ from collections import deque
 from contextlib import suppress
 from time import monotonic
 
-from pinning.errors import PinningError
+from pinning.errors import GraphCaptureError, PinningError
 from pinning.lifecycle import Part, in_child
 from pinning.queues import pending
 from pinning.staging import Staged
@@ -43,6 +43,7 @@ cdef enum:
 cdef double SPIN = 100e-6  # seconds, for which a thread asks before it has an event made and sleeps
 cdef long generation = 0  # counts forks
 NONE = []
+ONCE = "this work is done once, when it is submitted"
 
 
 def _after_fork_in_child():
@@ -79,6 +80,9 @@ cdef class Work:
     cdef bint keeps(self, object thing):
         return False
 
+    cdef str unrecordable(self):
+        return ONCE
+
 
 cdef class Lane:
     def __init__(self, vendor, Line line, bint adopted, device, stream=None):
@@ -110,6 +114,12 @@ cdef class Lane:
     def check_process(self):
         check_process(self.generation)
 
+    def check_uncaptured(self, what):
+        """Raise GraphCaptureError while the stream is being captured, when `what` holds."""
+        if self.capture() != 0:
+            raise GraphCaptureError(f"this queue's stream is being captured into a graph, and {what}: do that before the "
+                                    "capture, after it, or in another queue")
+
     # ---- submitting ----
 
     cdef bint enter(self) except *:
@@ -128,6 +138,16 @@ cdef class Lane:
             self.complete = self.submitted
             self.owner = 0
             self.mutex.release()
+
+    cdef uint64_t capture(self) except? 0:
+        """The capture into whose graph the vendor records what is submitted; 0 where there is none."""
+        cdef VendorQueue* queue = self.queue
+        cdef uint64_t capture
+        if not self.shared or self.closed:
+            return 0
+        with nogil:
+            capture = queue.capture()
+        return capture
 
     cdef bint busy_here(self) except *:
         """Whether this very thread is in the middle of a call of the vendor's, in which an object was collected."""
@@ -165,7 +185,7 @@ cdef class Lane:
                     place.vendor_event = self.vendor.record()
                 except Exception:  # then when it is needed, as in other queues: the work is submitted
                     pass
-            if self.adopted and place.vendor_event is not None:
+            if self.shared and place.vendor_event is not None:
                 self.markers.append((event.position, place.vendor_event))
         finally:
             self.leave(outermost)
@@ -192,7 +212,7 @@ cdef class Lane:
             # Some of it may be submitted: what is kept stays until all that was submitted by now is over.
             self.submitted += 1
             self.last = NULL
-            if self.adopted:
+            if self.shared:
                 with suppress(Exception):
                     self.markers.append((self.submitted, self.vendor.record()))
             raise
@@ -218,6 +238,7 @@ cdef class Lane:
             if place.vendor_event is None:
                 if self.closed:
                     raise PinningError("the queue is closed, and nobody has asked it for this event before")
+                self.check_uncaptured("an event cannot stand in a graph")
                 place.vendor_event = self.vendor.record()
         finally:
             self.leave(outermost)
@@ -228,6 +249,7 @@ cdef class Lane:
         try:
             if not self.shared:
                 self.flush()
+                self.markers.append((self.submitted, self.vendor.record()))
                 self.shared = True
         finally:
             self.leave(outermost)
@@ -269,7 +291,7 @@ cdef class Lane:
     cdef look(self):
         if self.submitted - self.looked >= LOOK_EVERY:
             self.looked = self.submitted
-            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.line.ordered) and not self.adopted:
+            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.line.ordered) and not self.shared:
                 self.mark()
 
     cdef mark(self):
@@ -287,6 +309,7 @@ cdef class Lane:
     cdef bint ask(self, bint block) except *:
         """Whether the vendor has done all, or wait until it has. Until it answers, the queue is not given back."""
         cdef bint over = True
+        self.check_uncaptured("cannot be asked or waited for")
         ident = PyThread_get_thread_ident()
         self.asking.append(ident)
         try:
@@ -322,7 +345,7 @@ cdef class Lane:
         cdef uint64_t submitted = self.complete
         if not self.closed and (self.line.reached < submitted or not self.kept.empty() or self.unsettled):
             try:
-                if self.adopted:
+                if self.shared:
                     self.read_markers()
                 elif self.ask(False):
                     self.markers.clear()
@@ -443,6 +466,7 @@ cdef class Lane:
             pending.retire(self)  # another thread will do it, once this call has ended
             return
         first = None
+        self.check_uncaptured("cannot be asked or waited for")
         cdef bint outermost = self.enter()  # and so no submission is in progress
         self.closing = True
         self.leave(outermost)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -145,6 +146,7 @@ class Queue(Submitter):
         (Allocation, Event)
             The pointer is known at once. Over the pool's maximum, the event fails, and the pointer raises its error.
         """
+        self.check_uncaptured("memory is allocated once")
         return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
 
     def free(self, allocation: Any, wait_for: Iterable[Event] = ()) -> Event:
@@ -157,7 +159,27 @@ class Queue(Submitter):
         wait_for : iterable of Event
             What else must be over before, such as work of other queues on it.
         """
+        self.check_uncaptured("memory is freed once")
         return self._pools.free_in(self, allocation, wait_for)
+
+    @contextmanager
+    def keep_recorded(self) -> Iterator[list[object]]:
+        """Within it, have a list keep what is recorded into graphs, alive and locked, instead of the graph itself.
+
+        A graph that keeps something takes 0.9 us longer to launch (H200). Let go of the list when the graph, and all
+        that was instantiated from it, are gone: a launch after that reads and writes memory that may be another's.
+
+        Examples
+        --------
+        >>> with queue.keep_recorded() as kept, torch.cuda.graph(graph, stream=stream):
+        ...     pinning.copy_async(static_input, locked_buffer, queue=queue)
+        """
+        kept: list[object] = []
+        self.record_to(kept)
+        try:
+            yield kept
+        finally:
+            self.record_to(None)
 
     def call(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
         """Call a Python function in its turn, on a thread of the vendor's.

@@ -21,11 +21,12 @@ cdef class Submitter:
     cdef long generation
 
     cdef check(self)
+    cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep)
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple keep)
     cdef bint is_usable(self) noexcept
     # Whether bytes of the host may be read before the turn of an operation that is submitted now.
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1
-    cdef tuple waited_for(self, object wait_for)
+    cdef tuple waited_for(self, object wait_for, uint64_t capture=*)
     cdef add_to_barrier(self, tuple waits)
     cdef Lane lane_for(self, tuple waits)
     cdef bint needs_waiting(self, Event event, Lane lane)

@@ -6,19 +6,22 @@
 from libc.stdint cimport uint64_t
 
 from pinning.queues.event cimport Event
-from pinning.queues.lane cimport Lane, NONE, check_process, process
+from pinning.queues.graphs cimport keep_with_graph
+from pinning.queues.lane cimport Lane, NONE, ONCE, Work, check_process, process
 from pinning.queues.order cimport Line, covers, history_of, merged
 
 from contextlib import suppress
 
 from pinning.arguments import said
-from pinning.errors import PinningError
+from pinning.errors import GraphCaptureError, PinningError
 from pinning.lifecycle import Part, at_exit
 from pinning.queues import pending
 from pinning.queues.crossing import crossing
 
 cdef enum:
     LANES = 4  # of the vendor's, at most, for an out-of-order queue
+
+cdef uint64_t CLOSED = <uint64_t>-1  # VendorQueue::closed_capture
 
 cdef bint ended = False  # the program has: what is left goes with the process
 cdef dict NOTHING = {}
@@ -133,6 +136,10 @@ cdef class Submitter:
 
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple kept):
         self.check()
+        cdef Lane first = self.lanes[0]
+        cdef uint64_t capture = first.capture() if first.shared else 0
+        if capture != 0:
+            return self.record_in_graph(first, capture, event, work, wait_for, kept)
         cdef list vendor_waits = NONE
         cdef list crossings = NONE
         cdef tuple waits = ()
@@ -174,13 +181,66 @@ cdef class Submitter:
         lane.look()
         return event
 
-    cdef tuple waited_for(self, object wait_for):
+    cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep):
+        """Submit an operation to a stream under capture. It is done at each launch of the graph, and has no end to ask for.
+
+        All that can be refused is refused before the driver is called, for its own refusal ends the capture.
+        """
+        cdef Event wait
+        cdef str why = (<Work>work).unrecordable() if isinstance(work, Work) else ONCE
+        if capture == CLOSED:
+            why = "that capture takes no work: it has failed, or the vendor's captures cannot be recorded into"
+        elif not self.ordered:
+            why = "this queue runs out of order over several streams, of which one alone is captured"
+        if why is not None:
+            raise GraphCaptureError(f"{self!r} is being captured into a graph, and {why}. A graph can have copies of locked "
+                                    "memory and of the device's own, batches of these, and fills of the device's memory: "
+                                    "lock the buffer before, or submit to another queue")
+        for wait in self.waited_for(wait_for, capture):
+            if wait.capture == 0 and not wait.done():
+                raise GraphCaptureError(f"{wait!r} is not over, and a graph cannot wait for it: wait for it before the "
+                                        "capture begins")
+        cdef bint outermost = lane.enter()
+        try:
+            if lane.closing or lane.closed:
+                raise PinningError("the queue was closed meanwhile; nothing can be submitted to it")
+            if lane.recorder is None:
+                keep_with_graph(lane.queue, work, keep)
+            else:
+                lane.recorder.append((work, keep))
+            (<Work>work).submit(lane)
+        finally:
+            lane.leave(outermost)
+        event.queue, event.capture = self, capture
+        event.fail(GraphCaptureError(f"this operation of {self!r} was recorded into a graph, which does it at each launch, so it "
+                                     "has no end of its own: wait for the stream in which the graph was launched"))
+        return event
+
+    def check_uncaptured(self, what):
+        """Raise GraphCaptureError while a queue's stream is being captured, when `what` holds."""
+        cdef Lane lane = self.lanes[0]
+        lane.check_uncaptured(what)
+
+    @property
+    def is_capturing(self):
+        """Whether the vendor records what is submitted into a graph, which others have it capture, instead of doing it."""
+        cdef Lane lane = self.lanes[0]
+        return not self.closed and lane.capture() != 0
+
+    def record_to(self, list recorder):
+        """Have a list keep what recorded operations use, instead of their graph; None for the graph again."""
+        cdef Lane lane = self.lanes[0]
+        lane.recorder = recorder
+
+    cdef tuple waited_for(self, object wait_for, uint64_t capture=0):
         cdef tuple waits = events_of(wait_for)
         cdef Event wait
         for each in waits:
             if not isinstance(each, Event):
                 raise TypeError(f"wait_for takes a list of events, not one with {said(each)} in it")
             wait = each
+            if wait.capture != capture and wait.capture != 0:
+                wait.raise_error()
             if not wait.settled and wait.known_over():
                 wait._ask(block=False)
         return waits
@@ -328,7 +388,8 @@ cdef class Submitter:
         cdef Lane lane
         cdef bint over = self.poll()
         for lane in self.lanes:
-            if lane.adopted and not lane.closed:  # what others have submitted counts as well
+            if lane.shared and not lane.closed:  # what others have submitted counts as well
+                lane.check_uncaptured("cannot be asked or waited for")
                 with suppress(Exception):  # the lane has it
                     over = lane.ask(False) and over
             lane.raise_error()
