@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import pinning
 from installed import ROOT, Installed, installed, no_isolation, pip, run
 from limits import needs_room_to_lock
 
@@ -135,6 +136,16 @@ def test_kv_blocks(package: Installed, tmp_path: Path) -> None:
     said = package.run(EXAMPLES / "kv_blocks.py", "64", folder=tmp_path)
     assert "64 parts by" in said
     assert said.endswith("every byte came back\n")
+
+
+def test_graph_step(package: Installed, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs PyTorch")
+    try:
+        pinning.device("cuda:0")
+    except pinning.PluginUnavailableError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    said = package.run(EXAMPLES / "graph_step.py", folder=tmp_path)
+    assert said.count("largest difference") == 3
 
 
 def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:

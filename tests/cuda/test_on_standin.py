@@ -19,7 +19,7 @@ from standins.libcuda import DRIVER
     [
         *("standin_locking.py", "standin_pointers.py", "standin_faults.py", "standin_device.py"),
         *("standin_memory.py", "standin_queues.py", "standin_two_vendors.py", "standin_arrays.py"),
-        *("standin_batch.py", "standin_files.py", "standin_siblings.py"),
+        *("standin_batch.py", "standin_files.py", "standin_siblings.py", "standin_graphs.py"),
     ],
 )
 def test_on_the_standin(file: str, standin_folder: Path) -> None:

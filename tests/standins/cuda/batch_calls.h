@@ -82,6 +82,9 @@ CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t
                                     CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream) {
     ENTER(WORKING, "%zu %p", count, (void *)hStream);
     REQUIRE((uintptr_t)hStream > 2 && count && numAttrs == 1 && attrsIdxs[0] == 0, CUDA_ERROR_INVALID_VALUE);
+    CUstreamCaptureStatus status;
+    CUresult known = cuStreamIsCapturing(hStream, &status);
+    if (known || status) return known ? known : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     REQUIRE(attrs->srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < count; ++i) {
         CUresult code = move_work(

@@ -94,7 +94,7 @@ static CUresult check(const char *function, enum needs needs) {
     lose(function);
     if (needs >= WORKING && lost) return lost;
     if (needs >= CONTEXT && !current()) return CUDA_ERROR_INVALID_CONTEXT;
-    return CUDA_SUCCESS;
+    return beside_captures(function);
 }
 
 #define ENTER(needs, ...)                             \
@@ -430,6 +430,7 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_at
 
 #include "stream_calls.h"
 #include "batch_calls.h"
+#include "graph_calls.h"
 
 // ---- what failures are called ----
 

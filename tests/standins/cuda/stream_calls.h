@@ -54,12 +54,14 @@ CUresult CUDAAPI cuStreamGetCtx(CUstream hStream, CUcontext *pctx) {
 CUresult CUDAAPI cuStreamQuery(CUstream hStream) {
     ENTER(WORKING, "%p", (void *)hStream);
     IN_STREAM(hStream, stream);
+    if (stream->capture) return leave(end_captures(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
     return leave(lost ? lost : stream->finished == stream->submitted ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 CUresult CUDAAPI cuStreamSynchronize(CUstream hStream) {
     ENTER(WORKING, "%p", (void *)hStream);
     IN_STREAM(hStream, stream);
+    if (stream->capture) return leave(end_captures(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
     wait_until(stream, stream->submitted);
     return leave(lost);
 }
@@ -67,6 +69,9 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream hStream) {
 CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
     ENTER(WORKING, "%p %p %u", (void *)hStream, (void *)hEvent, Flags);
     IN_STREAM(hStream, stream);
+    if (stream->capture) {
+        return leave(hEvent->captured ? CUDA_SUCCESS : end_captures(stream->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
+    }
     if (hEvent->point) {
         ++hEvent->point->references;
         submit(stream, (struct work){.kind = WAIT, .point = hEvent->point});
@@ -135,7 +140,7 @@ CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags) {
     ENTER(CONTEXT, "%u", Flags);
     pthread_mutex_lock(&mutex);
     *phEvent = malloc(sizeof **phEvent);
-    **phEvent = (struct CUevent_st){current(), Flags, NULL};
+    **phEvent = (struct CUevent_st){current(), Flags, NULL, false};
     ++live_events;
     return leave(CUDA_SUCCESS);
 }
@@ -153,6 +158,8 @@ CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream) {
     ENTER(WORKING, "%p %p", (void *)hEvent, (void *)hStream);
     IN_STREAM(hStream, stream);
     if (hEvent->context != stream->context) return leave(CUDA_ERROR_INVALID_HANDLE);
+    hEvent->captured = stream->capture;
+    if (hEvent->captured) return leave(CUDA_SUCCESS);
     forget(hEvent->point);
     hEvent->point = calloc(1, sizeof *hEvent->point);
     hEvent->point->references = 2;
@@ -163,6 +170,7 @@ CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream) {
 CUresult CUDAAPI cuEventQuery(CUevent hEvent) {
     ENTER(WORKING, "%p", (void *)hEvent);
     pthread_mutex_lock(&mutex);
+    if (hEvent->captured) return leave(end_captures(NULL, CUDA_ERROR_CAPTURED_EVENT));
     bool pending = hEvent->point && !hEvent->point->reached;
     return leave(lost ? lost : pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
 }
@@ -170,6 +178,7 @@ CUresult CUDAAPI cuEventQuery(CUevent hEvent) {
 CUresult CUDAAPI cuEventSynchronize(CUevent hEvent) {
     ENTER(WORKING, "%p", (void *)hEvent);
     pthread_mutex_lock(&mutex);
+    if (hEvent->captured) return leave(end_captures(NULL, CUDA_ERROR_CAPTURED_EVENT));
     while (hEvent->point && !hEvent->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
     return leave(lost);
 }
@@ -206,13 +215,13 @@ static CUresult move_work(CUstream handle, struct work work) {
                                                  (of_host(work.to) && of_host(work.from))));
     uintptr_t to = reachable(work.to, to_end), from = reads ? reachable(work.from, from_end) : 0;
     if (!to || (reads && !from)) return leave(CUDA_ERROR_INVALID_VALUE);
-    if (reads && !waits && pageable(work.from)) {
+    if (reads && (!waits || stream->capture) && pageable(work.from)) {
         work.staged = malloc(from_end);
         from = (uintptr_t)memcpy(work.staged, (void *)from, from_end);
     }
     work.to = to, work.from = from;
     size_t place = submit(stream, work);
-    if (waits) wait_until(stream, place);
+    if (waits && !stream->capture) wait_until(stream, place);
     return leave(waits ? lost : CUDA_SUCCESS);
 }
 

@@ -26,6 +26,7 @@ struct CUevent_st {
     CUcontext context;
     unsigned flags;
     struct point *point;  // NULL until it is recorded
+    bool captured;        // recorded in a stream under capture last
 };
 
 struct work {
@@ -45,10 +46,20 @@ struct channel {
     size_t submitted, finished;
 };
 
+struct capture {
+    cuuint64_t id;
+    CUstreamCaptureMode mode;
+    pthread_t thread;
+    bool lost;
+    CUgraph graph;
+    struct capture *next;
+};
+
 struct CUstream_st {
     CUcontext context;
     unsigned flags;
     bool closing;
+    struct capture *capture;  // NULL: what is submitted is done
     struct channel *channel;  // NULL: one of its own
     size_t submitted, finished;
     struct work *first, **last;
@@ -66,6 +77,39 @@ static int holding_up;                   // calls that no submission comes past
 static pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // functions of the host
 static _Atomic int lost;  // the code of the failure that nothing survives
 static bool lose(const char *function);
+static struct capture *captures;
+static _Thread_local CUstreamCaptureMode capture_mode;  // of this thread; global at first
+static void record(CUgraph graph, const struct work *work);
+
+// (mutex) Ends captures: all, or those of one stream. Returns `code`.
+static CUresult end_captures(struct capture *one, CUresult code) {
+    for (struct capture *capture = captures; capture; capture = capture->next) capture->lost |= !one || capture == one;
+    return code;
+}
+
+// The code of a call that is unsafe while a stream is captured.
+static CUresult beside_captures(const char *function) {
+    static const char *const unsafe[] = {"cuEventQuery", "cuEventSynchronize", "cuStreamQuery", "cuStreamSynchronize",
+                                         "cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost",
+                                         "cuMemAllocManaged", "cuMemHostRegister", "cuMemHostUnregister",
+                                         "cuModuleUnload"};
+    if (!captures) return CUDA_SUCCESS;
+    bool for_all = !strcmp(function, "cuCtxSynchronize"), prohibited = for_all;
+    for (size_t i = 0; i < sizeof unsafe / sizeof *unsafe; ++i) {
+        size_t length = strlen(unsafe[i]);
+        prohibited |= !strncmp(function, unsafe[i], length) && (!function[length] || function[length] == '_');
+    }
+    if (!prohibited || (!for_all && capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED)) return CUDA_SUCCESS;
+    CUresult code = CUDA_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    for (struct capture *capture = captures; capture; capture = capture->next) {
+        bool own = pthread_equal(capture->thread, pthread_self()) && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+        bool others = capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        if (for_all || own || others) code = end_captures(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
 
 static void forget(struct point *point) {  // (mutex)
     if (point && --point->references == 0) free(point);
@@ -158,6 +202,10 @@ static CUstream stream_of(CUstream handle, CUcontext current) {
 }
 
 static size_t submit(CUstream stream, struct work work) {  // (mutex)
+    if (stream->capture) {
+        record(stream->capture->graph, &work);
+        return stream->submitted;
+    }
     while (holding_up) pthread_cond_wait(&progress, &mutex);
     struct work *added = malloc(sizeof *added);
     *added = work;

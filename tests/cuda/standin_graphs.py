@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams under capture, on the stand-in, whose captures have the rules that were seen on a real driver."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+from captures import Graph
+from graph_cases import *  # noqa: F403
+from graph_cases import SMALL, Case, refusals
+
+import pinning
+from standins.standin import StandIn
+
+
+@pytest.fixture(params=["own", "adopted"])
+def queue(standin: StandIn, request: pytest.FixtureRequest) -> Iterator[pinning.Queue]:
+    with pinning.Queue("cuda:0") as own:
+        if request.param == "own":
+            own.handle  # noqa: B018  from here on others may submit to it
+            yield own
+            return
+        with pinning.Queue.adopt(own.handle, "cuda:0") as adopted:
+            yield adopted
+
+
+def test_the_driver_does_not_hear_of_what_is_refused(standin: StandIn, case: Case) -> None:
+    calls = refusals(case)
+    with Graph(case.queue.handle, "relaxed") as graph:
+        for name, call in calls.items():
+            before = standin.calls()
+            with pytest.raises(pinning.GraphCaptureError):
+                call()
+            asked = [each.split()[0] for each in standin.calls()[len(before) :]]
+            assert set(asked) <= {"cuPointerGetAttributes"}, name
+    graph.close()
+
+
+def test_a_batch_of_the_c_interface_is_refused(case: Case) -> None:
+    library = ctypes.CDLL(str(next(pinning.library_dirs()[0].glob("libpinning.so.*"))))
+    map_of_gpu, copy = ctypes.c_void_p(), ctypes.c_void_p()
+    assert library.pinning_map_open(ctypes.byref(map_of_gpu), b"cuda:0") == 0
+    dsts, srcs = (ctypes.c_void_p * 1)(case.memory.ptr), (ctypes.c_void_p * 1)(case.locked.ctypes.data)
+    batch = map_of_gpu, dsts, srcs, (ctypes.c_size_t * 1)(SMALL), ctypes.c_size_t(1)
+    stream = ctypes.c_void_p(case.queue.handle)
+    with Graph(case.queue.handle, "relaxed") as graph:
+        invalid_argument = library.pinning_copy_batch_async(*batch, stream, ctypes.byref(copy))
+    graph.close()
+    library.pinning_error_string.restype = library.pinning_last_error.restype = ctypes.c_char_p
+    assert library.pinning_error_string(invalid_argument) == b"an argument is wrong"
+    assert b"captured into a graph" in library.pinning_last_error()
+    assert library.pinning_copy_batch_async(*batch, stream, ctypes.byref(copy)) == 0
+    assert library.pinning_copy_wait(copy) == 0
+
+
+def test_a_graph_that_cannot_keep_what_it_uses_records_nothing(standin: StandIn, case: Case) -> None:
+    for call in ("cuUserObjectCreate", "cuGraphRetainUserObject"):
+        with Graph(case.queue.handle, "relaxed") as graph:
+            standin.configure(f"fail={call}:1:2")
+            with pytest.raises(pinning.OutOfMemoryError, match=call):
+                pinning.fill(case.memory, 1, queue=case.queue)
+            assert not standin.calls("cuMemsetD8Async")
+        graph.close()
