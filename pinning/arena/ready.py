@@ -61,7 +61,7 @@ class Ready:
     def begin(self) -> None:
         """Start a thread for it, unless that has been done. Raises RuntimeError where no thread is to be had."""
         if not self._threads:
-            # Two steps in C: Ctrl-C in Thread.start would keep this for ever; between these two it makes one thread more.
+            # Two steps in C: Ctrl-C in Thread.start would keep this for ever; between these it makes one thread more.
             self._threads.append(_thread.start_new_thread(self._run, ()))
 
     def stop(self) -> None:
