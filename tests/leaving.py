@@ -8,9 +8,11 @@ That counts what is stale after so many cycles of each of two threads, beside re
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import mmap
 import os
+import signal
 import struct
 import sys
 import threading
@@ -32,6 +34,7 @@ FIXED_NOREPLACE = 0x100000
 DONTNEED = 4
 MAYMOVE = 1
 FORKS_EVERY = 100  # cycles
+CHILD_SECONDS = 300
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -105,8 +108,11 @@ def block() -> int:
 def is_held_in_a_child(lock: pinning.Lock) -> bool:
     child = os.fork()
     if child == 0:
+        signal.alarm(CHILD_SECONDS)
         os._exit(int(lock.held))
-    return os.waitpid(child, 0)[1] != 0
+    status = os.waitpid(child, 0)[1]
+    assert not os.WIFSIGNALED(status), f"a child of fork ended by signal {os.WTERMSIG(status)}"
+    return status != 0
 
 
 def stale_after(cycles: int, device: FakeDevice) -> list[str]:
@@ -198,6 +204,7 @@ def forbid_userfaultfd() -> None:
 
 
 def main(arguments: list[str]) -> None:
+    faulthandler.dump_traceback_later(CHILD_SECONDS, repeat=True)  # where it stands still, if it does
     if arguments[0] == "forbidden":
         forbid_userfaultfd()
     device = FakeDevice()
