@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that is made to leave while it is locked, in all ways; as a program: ``leaving.py [forbidden] CYCLES``.
 
-That counts what is stale after so many cycles of each of two threads, beside readers and copies; ``forbidden`` has the
-kernel refuse userfaultfd first, as Docker's seccomp filter does.
+That counts what is stale after so many cycles of each of two threads, beside readers, copies and other mappings;
+``forbidden`` has the kernel refuse userfaultfd first, as Docker's seccomp filter does.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import mmap
 import os
+import signal
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import numpy
@@ -27,9 +30,11 @@ LARGE = 1 << 30  # a block that malloc always maps by itself: no free part of th
 READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 FIXED = 0x10
+FIXED_NOREPLACE = 0x100000
 DONTNEED = 4
 MAYMOVE = 1
 FORKS_EVERY = 100  # cycles
+CHILD_SECONDS = 300
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -73,6 +78,25 @@ def discarded(ptr: int) -> None:
 
 
 WAYS: list[Callable[[int], None]] = [unmapped, unmapped_in_part, replaced, moved, discarded]
+# Offset and bytes that are mapped no more: another thread's mapping may come there, and is not to be touched.
+GIVEN_BACK = {unmapped: (0, SIZE), unmapped_in_part: (mmap.PAGESIZE, mmap.PAGESIZE), moved: (0, SIZE)}
+
+
+def unmap_the_rest(ptr: int, leave: Callable[[int], None]) -> None:
+    """What is still mapped of the pages at `ptr` that have left by `leave`."""
+    offset, size = GIVEN_BACK.get(leave, (0, 0))
+    for start, end in ((0, offset), (offset + size, SIZE)):
+        assert start == end or libc.munmap(ptr + start, end - start) == 0
+
+
+def mapped_anew(ptr: int, leave: Callable[[int], None]) -> bool:
+    """Map what the pages at `ptr` lack since they have left by `leave`; False where another mapping has come there."""
+    offset, size = GIVEN_BACK.get(leave, (0, 0))
+    start = ptr + offset
+    if size and libc.mmap(start, size, READ_WRITE, ANONYMOUS | FIXED_NOREPLACE, -1, 0) != start:
+        return False
+    ctypes.memset(ptr, 1, SIZE)
+    return True
 
 
 def block() -> int:
@@ -84,8 +108,11 @@ def block() -> int:
 def is_held_in_a_child(lock: pinning.Lock) -> bool:
     child = os.fork()
     if child == 0:
+        signal.alarm(CHILD_SECONDS)
         os._exit(int(lock.held))
-    return os.waitpid(child, 0)[1] != 0
+    status = os.waitpid(child, 0)[1]
+    assert not os.WIFSIGNALED(status), f"a child of fork ended by signal {os.WTERMSIG(status)}"
+    return status != 0
 
 
 def stale_after(cycles: int, device: FakeDevice) -> list[str]:
@@ -108,8 +135,8 @@ def stale_after(cycles: int, device: FakeDevice) -> list[str]:
             if lock.held:
                 stale.append(f"{i}: held after {leave.__name__}")
             lock.unlock()
-            if leave in (unmapped_in_part, replaced, discarded):
-                unmapped(ptr)
+            if leave is not libc.free:
+                unmap_the_rest(ptr, leave)
 
     def read() -> None:
         while not done.is_set():
@@ -125,6 +152,17 @@ def stale_after(cycles: int, device: FakeDevice) -> list[str]:
                 pinning.copy(there, between, queue=queue)
                 assert (there == array).all()
 
+    def come() -> None:
+        """Into the places of what has left, each page to stay as it is for a while."""
+        there: deque[mmap.mmap] = deque()
+        while not done.is_set():
+            there.append(mmap.mmap(-1, mmap.PAGESIZE))
+            there[-1][:1] = b"x"
+            if len(there) == 100:
+                assert all(page[:1] == b"x" for page in there)
+                for _ in range(50):
+                    there.popleft().close()
+
     def guarded(run: Callable[..., None], *given: int) -> None:
         try:
             run(*given)
@@ -132,7 +170,7 @@ def stale_after(cycles: int, device: FakeDevice) -> list[str]:
             failures.append(error)
 
     workers = [threading.Thread(target=guarded, args=(cycle, number)) for number in range(2)]
-    others = [threading.Thread(target=guarded, args=(each,)) for each in (read, copy)]
+    others = [threading.Thread(target=guarded, args=(each,)) for each in (read, copy, come)]
     for thread in (*workers, *others):
         thread.start()
     for thread in workers:
@@ -166,6 +204,7 @@ def forbid_userfaultfd() -> None:
 
 
 def main(arguments: list[str]) -> None:
+    faulthandler.dump_traceback_later(CHILD_SECONDS, repeat=True)  # where it stands still, if it does
     if arguments[0] == "forbidden":
         forbid_userfaultfd()
     device = FakeDevice()

@@ -16,16 +16,29 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
+_FIXED_NOREPLACE = 0x100000
+_apart = [1 << 36]  # the next one's place
+
+
+def map_apart(
+    size: int, prot: int = READ_WRITE, flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, file: int = -1
+) -> int:
+    """Map memory far below where the kernel places mappings: what is unmapped of it no other mapping takes."""
+    wanted = _apart[0]
+    start: int = _libc.mmap(wanted, size, prot, flags | _FIXED_NOREPLACE, file, 0)
+    assert start == wanted, os.strerror(ctypes.get_errno())
+    _apart[0] += (size // PAGE + 2) * PAGE
+    return start
+
 
 class Memory:
-    """Pages that stay mapped until the process ends, anonymous and private unless told otherwise."""
+    """Pages apart from others that stay mapped until the process ends, anonymous and private unless told otherwise."""
 
     def __init__(
         self, pages: int, prot: int = READ_WRITE, flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, file: int = -1
     ) -> None:
         self.size = pages * PAGE
-        self.ptr: int = _libc.mmap(None, self.size, prot, flags, file, 0)
-        assert self.ptr != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+        self.ptr = map_apart(self.size, prot, flags, file)
 
     def protect(self, page: int, prot: int) -> None:
         assert _libc.mprotect(self.ptr + page * PAGE, PAGE, prot) == 0, os.strerror(ctypes.get_errno())

@@ -9,9 +9,10 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -520,6 +521,22 @@ def test_it_says_where_its_pages_are(device: FakeDevice) -> None:
     with Arena(SIZE, device, numa_node=node) as arena:
         arena.wait(timeout=WAIT)
         assert arena.placement() == {node: SIZE}
+
+
+def test_an_arena_that_is_closed_at_once_has_begun_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it waits for; another one that is only beginning when the interpreter ends may crash it."""
+    begun: list[threading.Timer] = []
+
+    def begin(run: Callable[[], None], arguments: tuple[()]) -> int:
+        begun.append(threading.Timer(0.1, run))
+        begun[-1].start()
+        return len(begun)
+
+    monkeypatch.setattr("pinning.arena.ready._thread", SimpleNamespace(start_new_thread=begin))
+    Arena(SIZE, []).close()
+    for each in begun:
+        each.join()
+    assert len(begun) == 1
 
 
 def test_it_is_near_its_device(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:

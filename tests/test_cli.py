@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -19,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from child_process import ordinary_user
 from standins import libhost
 from standins.standin import MissingError
 
 MIB = 1 << 20
-_CAP_IPC_LOCK, _PR_CAPBSET_DROP = 14, 24
 _SHARED_MEMORY = Path("/dev/shm")
 # What a command makes by multiprocessing there has names of this process's, beside which others make theirs.
 _OWN_NAMES = f"""
@@ -57,7 +55,7 @@ class Pinning:
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env=environment,
-            preexec_fn=None if memlock is None else _ordinary_user(memlock),
+            preexec_fn=None if memlock is None else ordinary_user(memlock),
             capture_output=True,
             text=True,
             timeout=300,
@@ -87,21 +85,6 @@ def pinning(tmp_path: Path) -> Pinning:
     folder = tmp_path / "temporary"
     folder.mkdir()
     return Pinning(folder)
-
-
-def _ordinary_user(memlock: int) -> Callable[[], None]:
-    """Makes a child that is about to start a program one without CAP_IPC_LOCK, whom RLIMIT_MEMLOCK binds."""
-    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if hard != resource.RLIM_INFINITY and hard < memlock:
-        pytest.skip(f"needs a hard RLIMIT_MEMLOCK of {memlock} bytes; here it is {hard}")
-    drop = ctypes.CDLL(None).prctl
-
-    def become() -> None:
-        if os.geteuid() == 0 and drop(_PR_CAPBSET_DROP, _CAP_IPC_LOCK, 0, 0, 0):
-            raise PermissionError("cannot give up CAP_IPC_LOCK")
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
-
-    return become
 
 
 def test_demo_locks_real_buffers_and_checks_every_byte(pinning: Pinning) -> None:

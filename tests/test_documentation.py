@@ -57,6 +57,12 @@ def test_there_are_blocks() -> None:
     assert len(blocks("cpp")) == len(blocks("cython")) == 1
 
 
+def test_no_block_has_a_file_in_a_folder_of_all_users() -> None:
+    """Where another user may have one of that name."""
+    for place, text in [*ALL, *blocks("cpp"), *blocks("cython")]:
+        assert not re.search(r"""["'](/tmp|/var/tmp|/dev/shm)/""", text), place
+
+
 def test_cpp(tmp_path: Path) -> None:
     ((_, text),) = blocks("cpp")
     (tmp_path / "example.cpp").write_text(text + "int main() { return !example(); }\n")

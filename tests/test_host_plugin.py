@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from child_process import run_as_ordinary_user, run_in_child
+from mapped_memory import map_apart
 from pinning import PinnedMap
 from pinning.errors import InvalidRangeError, LockLimitError, NotLockedError, PluginUnavailableError, VendorError
 from pinning.plugin import CopyDevice, Device, LimitedDevice, MemoryInfo, MemoryKind, PinnedInfo
@@ -45,7 +46,7 @@ class Arena:
     """Pages that a test locks, unmaps and protects as it likes."""
 
     def __init__(self, pages: int) -> None:
-        self.start = map_memory(pages * PAGE)
+        self.start = map_apart(pages * PAGE)
         self.size = pages * PAGE
 
     def page(self, number: int) -> int:
@@ -217,7 +218,7 @@ class TestLimit:
             assert limit is not None
             assert limit[:3] == ("RLIMIT_MEMLOCK", 8 << 20, 3 * PAGE)
             assert f"prlimit --memlock=unlimited --pid {os.getpid()}" in limit.remedy
-            big = map_memory(9 << 20)
+            big = map_apart(9 << 20)
             with pytest.raises(LockLimitError, match="mlock failed: ENOMEM") as failure:
                 device.data_lock(big, 9 << 20, None)
             assert "RLIMIT_MEMLOCK allows 8388608 bytes" in str(failure.value)
@@ -256,7 +257,7 @@ class TestLimit:
             if os.geteuid() != 0:
                 pytest.skip("needs CAP_IPC_LOCK")
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (PAGE, PAGE))
-            big = map_memory(1 << 20)
+            big = map_apart(1 << 20)
             try:
                 device.data_lock(big, 1 << 20, None)
             except LockLimitError:
@@ -444,15 +445,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
-
-
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
-
-def map_memory(size: int) -> int:
-    start: int = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    assert start != ctypes.c_void_p(-1).value
-    return start
 
 
 def unmap_memory(start: int, size: int) -> None:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mapped_memory import map_apart
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.populate import huge_page_mode, is_resident, populate
 
@@ -42,15 +43,14 @@ Map = Callable[..., int]
 
 @pytest.fixture
 def new_memory() -> Iterator[Map]:
-    """Maps memory that is nobody else's; what a test unmaps of it may be gone already."""
+    """Maps memory, apart from all other; a test may unmap some of it."""
     mapped: list[tuple[int, int]] = []
 
     def map_memory(
         size: int, file: int = -1, access: int = mmap.PROT_READ | mmap.PROT_WRITE, shared: bool = False
     ) -> int:
         kind = (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE) | (mmap.MAP_ANONYMOUS if file < 0 else 0)
-        start: int = _libc.mmap(None, size, access, kind, file, 0)
-        assert start != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+        start = map_apart(size, access, kind, file)
         mapped.append((start, size))
         return start
 

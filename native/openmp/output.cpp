@@ -107,11 +107,14 @@ bool Output::write(std::string_view text) noexcept {
   Uncancelled const uncancelled;
   if (!is_ours()) {
     // The program has closed it. A file of ours still has its name.
-    descriptor_ = path_.empty() ? descriptor_ : open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
-    if (!is_ours()) {
-      errno = EBADF;
+    int const again = path_.empty() ? -1 : open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
+    if (!identity_.is_of(again)) {
+      bool const none_left = again < 0 && !path_.empty() && (errno == EMFILE || errno == ENFILE);
+      if (again >= 0) close(again);
+      errno = none_left ? EMFILE : EBADF;
       return false;
     }
+    descriptor_ = again;
   }
   errno = 0;
   Unsignalled const unsignalled;

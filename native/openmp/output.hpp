@@ -24,7 +24,8 @@ class Output {
   ~Output();
 
   std::string const& path() const noexcept { return path_; }
-  /// All of it at once. False, and errno says why, where it could not be written: EBADF where the descriptor is not ours.
+  /// All of it at once. False, and errno says why, where it could not be written: EBADF where the descriptor is not ours,
+  /// EMFILE where there is none left to open the file again.
   bool write(std::string_view text) noexcept;
 
  private:

@@ -529,6 +529,7 @@ def _node(given: int | None, devices: tuple[Device, ...]) -> int | None:
     return node
 
 
+_EXIT_SECONDS = 60
 _living: Living[Arena] = Living()
 _ended = False
 
@@ -541,8 +542,13 @@ def _in_child() -> None:
 def _at_exit() -> None:
     global _ended
     _ended = True
-    for arena in _living:
+    living = list(_living)
+    for arena in living:
         arena._at_exit()
+    until = time.monotonic() + _EXIT_SECONDS
+    for arena in living:  # the end of the interpreter may crash where a thread is only beginning: Python 3.11
+        for each in arena._parts:
+            each.over.wait(until - time.monotonic())
 
 
 in_child(Part.ARENAS, _in_child)

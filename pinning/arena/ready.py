@@ -56,11 +56,13 @@ class Ready:
         self._last = Latch()  # the last device's turn has come, or none will
         self._pending: PendingLock | None = None
         self._turn = [None]  # who pops it does the work
+        self._threads: list[int] = []
 
     def begin(self) -> None:
         """Start a thread for it, unless that has been done. Raises RuntimeError where no thread is to be had."""
-        if self._turn:
-            _thread.start_new_thread(self._run, ())  # one step; Ctrl-C in Thread.start would keep this for ever
+        if not self._threads:
+            # Two steps in C: Ctrl-C in Thread.start would keep this for ever; between these it makes one thread more.
+            self._threads.append(_thread.start_new_thread(self._run, ()))
 
     def stop(self) -> None:
         """Have it end soon, unless it has ended. Raises VendorError where the vendor refuses to undo a piece."""

@@ -75,7 +75,7 @@ def test_what_is_pinned_in_the_midst_is_found_by_the_newer_releases(standin: Sta
 
 @pytest.mark.parametrize("side", [-PAGE, PAGE])
 def test_neighbours_in_one_page_do_not_mind_each_other(standin: StandIn, side: int) -> None:
-    memory = Memory(3)
+    memory = Memory(4)
     ptr = memory.ptr + PAGE + 100
     DEVICE.data_lock(ptr, PAGE, None)
     DEVICE.data_lock(ptr + side, PAGE, None)

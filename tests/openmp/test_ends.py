@@ -72,6 +72,17 @@ def test_nothing_is_written_to_descriptors_that_the_program_has_taken(ends: Path
     assert len([event for event in events((tmp_path / "trace.json").read_text()) if event["name"] == "target"]) == 10
 
 
+def test_a_program_that_has_taken_all_descriptors_ends_the_trace_after_a_whole_event(
+    ends: Path, tmp_path: Path
+) -> None:
+    own, file = tmp_path / "own", tmp_path / "trace.json"
+    ran = run(ends, "closed, and none left", own, trace=file)
+    assert ran.code == 0
+    assert own.read_text() == ""
+    assert len([event for event in events(file.read_text(), whole=False) if event["name"] == "target"]) == 5
+    assert f"the trace {file} ends early: Too many open files" in ran.said
+
+
 def test_numbers_have_points_in_every_locale(ends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     localedef = shutil.which("localedef") or pytest.skip("needs localedef: apt-get install libc-bin")
     source = tmp_path / "commas"

@@ -6,17 +6,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from programs import SOURCES, TOOL, Ran, run, run_plain
 
-from child_process import NOBODY
+from child_process import ordinary_user
 
 MIB = 1 << 20
 BUFFERS = SOURCES / "buffers.c"
@@ -147,19 +144,8 @@ def test_the_programs_own_locks_are_locks(buffers: Path) -> None:
     assert locked_kib(ran, " at the end") == 0
 
 
-def ordinary_user() -> None:
-    """Without CAP_IPC_LOCK, and with 64 KiB that may be locked."""
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-
-
 def test_a_limit_of_the_system_is_reported_and_the_program_goes_on(buffers: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # each run of pytest closes its own to others
-        Path(folder).chmod(0o755)
-        ran = run(Path(shutil.copy(buffers, folder)), "heap", 4 * MIB, before=ordinary_user)
+    ran = run(buffers, "heap", 4 * MIB, before=ordinary_user(64 << 10))
     assert (ran.code, ran.out) == (0, run_plain(buffers, "heap", 4 * MIB).out)
     assert locked_kib(ran) == 0
     assert any("RLIMIT_MEMLOCK allows 65536 bytes" in why for why in ran.refused)

@@ -85,7 +85,8 @@ int main(int argc, char **argv) {
     printf("%ld\n", found);
     munmap(p, n);
   } else if (!strcmp(how, "freed while mapped")) {
-    p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *apart = (void *)(1L << 36);  // where no other mapping takes its place
+    p = mmap(apart, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(p, 1, n);
 #pragma omp target enter data map(to : p[0 : n])
 #pragma omp target update to(p[0 : n])

@@ -50,10 +50,15 @@ int main(int argc, char **argv) {
     snprintf(command, sizeof command, "%s", argv[0]);
     if (system(command) != 0) return 3;
   }
-  if (!strcmp(how, "closed")) {
-    for (int i = 2; i < 1024; i++) close(i);
-    for (int i = 2; i < 1024; i++) {
-      if (open(argv[2], O_WRONLY | O_CREAT | O_APPEND, 0600) != i) break;
+  if (!strcmp(how, "closed") || !strcmp(how, "closed, and none left")) {
+    int all = strcmp(how, "closed") != 0, first = all ? 3 : 2;
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur > 1024) limit.rlim_cur = 1024;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int i = first; i < (int)limit.rlim_cur; i++) close(i);
+    for (int i = first; i < (int)limit.rlim_cur - (all ? 0 : 8); i++) {
+      if (open(argv[2], O_WRONLY | O_CREAT | O_APPEND, 0600) != i) return 4;
     }
   }
   use(b);

@@ -136,7 +136,7 @@ int main(int argc, char **argv) {
     printf(" %ld\n", locked_kib());
     return 0;
   }
-  b = mmap(NULL, N, read_write, ours, -1, 0);
+  b = mmap((void *)(1L << 36), N, read_write, ours, -1, 0);  // where no other mapping takes its place
   memset(b, 1, N);
   use(b);
   printf("%ld", locked_kib());
