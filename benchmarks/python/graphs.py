@@ -16,6 +16,7 @@ import numpy
 from rounds import Case, take_turns
 
 import pinning
+from pinning.queues.graphs import graphs_alive
 
 LAUNCHES, BYTES, DEVICE = 5000, 4096, "cuda:0"
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -88,6 +89,9 @@ def main() -> None:
         case.print()
         for ready in graphs.values():
             call("cuGraphExecDestroy", ready)
+        kept.clear()
+        while graphs_alive():
+            time.sleep(0.01)
 
 
 if __name__ == "__main__":

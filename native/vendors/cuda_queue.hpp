@@ -37,7 +37,7 @@ class Queue final : public StreamQueue {
   void wait_value(Address address, std::uint32_t value) override;
   void write_value(Address address, std::uint32_t value) override;
   void write_then_wait(Address written, std::uint32_t value, Address awaited, std::uint32_t reached) override;
-  /// By a user object, which the graph and all its instances share. The first one of a graph adds 0.9 us to each launch
+  /// By a user object, which the graph and all its instances share. The first one of a graph adds 1.4 us to each launch
   /// (H200, driver 580), more of them nothing.
   void keep_with_graph(void* object, void (*release)(void*)) override;
   void close() override;
