@@ -14,7 +14,7 @@ from pinning.queues.submitter cimport Submitter
 
 from pinning.copies.plan import CopyPath
 
-cdef str PAGEABLE = "threads of the host, or the driver itself, would move pageable memory once, when it is submitted"
+cdef str PAGEABLE = "memory of the host that the copy uses is pageable: it would be read or written once, at the submission"
 cdef dict WAYS = {path: way for way, path in enumerate(CopyPath)}
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
