@@ -93,6 +93,7 @@ class Watch : public Watcher {
     while (*link != nullptr && *link != &tenant) link = &link->load()->next_;
     if (*link == nullptr) return;  // in a child of fork, one of the parent's
     *link = tenant.next_.load();
+    if (undo_next_ == &tenant) undo_next_ = tenant.next_.load();
     while (tenant.undoing_) {
       guard.unlock();
       sched_yield();
@@ -374,7 +375,8 @@ class Watch : public Watcher {
       undo_wanted_.wait(done, std::memory_order_acquire);
       done = undo_wanted_.load(std::memory_order_acquire);
       std::unique_lock guard(tenants_mutex_);
-      for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
+      for (Tenant* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
+        undo_next_ = tenant->next_.load();
         if (!tenant->undone_by_thread_) continue;
         tenant->undoing_ = true;
         guard.unlock();
@@ -398,6 +400,7 @@ class Watch : public Watcher {
 
   std::mutex tenants_mutex_;
   std::atomic<Tenant*> tenants_ = nullptr;
+  Tenant* undo_next_ = nullptr;  // the undoer's, which lets go of the mutex meanwhile
   std::atomic<int> walkers_ = 0;
 
   std::atomic<int> open_file_ = -1;
