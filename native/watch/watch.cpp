@@ -38,6 +38,7 @@
 #include <thread>
 
 #include "../file_identity.hpp"
+#include "../process/fork.hpp"
 #include "page_counts.hpp"
 
 namespace pinning {
@@ -420,22 +421,20 @@ class Watch : public Watcher {
 
 namespace {
 
-Watch& only();
-
-void after_fork_in_child() { only().begin_anew(); }
-
 /// Never destroyed: its threads go on until the end.
-Watch& only() {
-  static Watch& watch = []() -> Watch& {
-    auto* const made = new Watch;
-    if (pthread_atfork(nullptr, nullptr, after_fork_in_child) != 0) throw std::bad_alloc();
-    return *made;
-  }();
-  return watch;
+Only<Watch> only;
+
+void begin_anew() {
+  if (Watch* const watch = only.if_made()) watch->begin_anew();
 }
 
 }  // namespace
 
-Watcher& process_watcher() { return only(); }
+Watcher& process_watcher() {
+  return only.get([] {
+    in_child(ForkPart::watch, begin_anew);
+    return std::unique_ptr<Watch>(new Watch);  // without zeros in its lists
+  });
+}
 
 }  // namespace pinning
