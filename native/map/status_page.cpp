@@ -32,10 +32,9 @@ void put(char* to, std::size_t room, char const* text) noexcept {
   to[room - 1] = 0;
 }
 
-/// Empty memory that no other process sees; `in` a place, or anywhere.
-void* anonymous(std::size_t size, void* in = nullptr) noexcept {
-  int const flags = MAP_PRIVATE | MAP_ANONYMOUS | (in != nullptr ? MAP_FIXED : 0);
-  void* const at = mmap(in, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+/// Empty memory that no other process sees.
+void* anonymous(std::size_t size) noexcept {
+  void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) std::abort();  // some MiB of addresses
   return at;
 }
@@ -92,7 +91,8 @@ struct Book {
 
   /// In a child of fork, whose parent's page this was: an empty one, in the same place, which nobody finds.
   void begin_anew() noexcept {
-    anonymous(sizeof(StatusPage), page);
+    // Refused to a process that may have no more addresses: then nothing can be locked in it either.
+    mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (file >= 0 && identity.is_of(file)) close(file);
     static_assert(noexcept(new (this) Book(page)));
     new (this) Book(page);  // the old one may have been in the midst of anything, and is not destroyed
