@@ -21,9 +21,25 @@ from pinning.plugin.native import NativeDevice
 HOST = "host"
 _log = logging.getLogger(__name__)
 
-# A child that is forked while another thread imports a plugin would wait for that import for ever.
+# A child that is forked while another thread imports a plugin would wait for that import for ever. So a fork waits for
+# it; and holds nothing then, for handlers of others may wait for threads that are about to look for devices.
 _loading = threading.RLock()
-os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
+_loader: int | None = None  # the thread that has it
+_cut_short = False  # another thread was loading at the moment of the fork
+
+
+def _wait_for_loads() -> None:
+    with _loading:
+        pass
+
+
+def _begin_anew() -> None:
+    global _loading, _cut_short
+    _cut_short = _loader not in (None, threading.get_ident())
+    _loading = threading.RLock()
+
+
+os.register_at_fork(before=_wait_for_loads, after_in_child=_begin_anew)
 
 
 class PluginReport(NamedTuple):
@@ -51,11 +67,31 @@ def _entries() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
+def _load() -> list[PluginReport]:
+    global _loader
+    if _cut_short:
+        raise PluginUnavailableError(
+            f"process {os.getpid()} was forked while another thread of its parent imported plugins, and such an import "
+            "cannot be ended here: call pinning.devices() before the fork, or start processes by exec"
+        )
+    with _loading:
+        outer, _loader = _loader, threading.get_ident()
+        try:
+            return [_report(entry.name, entry.load) for entry in _entries()]
+        finally:
+            _loader = outer
+
+
 @cache
 def plugins() -> tuple[PluginReport, ...]:
-    """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once."""
-    with _loading:
-        found = [_report(entry.name, entry.load) for entry in _entries()]
+    """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once.
+
+    Raises
+    ------
+    PluginUnavailableError
+        This process was forked while another thread imported plugins, which nobody can go on with here.
+    """
+    found = _load()
     reports = tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
     if not any(report.devices for report in reports if report.name != HOST):
         for hardware, problem in unused(reports):

@@ -246,15 +246,23 @@ def test_threads_that_ask_for_a_map_get_one() -> None:
         assert len({id(thread.result()) for thread in threads}) == 1
 
 
+def with_a_slow_plugin(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """A program with a plugin whose import sets an event, and takes its time."""
+    slow = "import started\nstarted.event.set()\nimport time\ntime.sleep(1)\nplugin = 1\n"
+    (folder / "slow_plugin.py").write_text(slow)
+    (folder / "started.py").write_text("import threading\nevent = threading.Event()\n")
+    metadata = folder / "slow_plugin-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[pinning.plugins]\nslow = slow_plugin:plugin\n")
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    # Python 3.12 warns of any fork of a process with threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
 def test_a_fork_while_another_thread_loads_plugins(tmp_path: Path) -> None:
     """The child would wait for an import that nobody goes on with."""
-    slow = "import started\nstarted.event.set()\nimport time\ntime.sleep(1)\nplugin = 1\n"
-    (tmp_path / "slow_plugin.py").write_text(slow)
-    (tmp_path / "started.py").write_text("import threading\nevent = threading.Event()\n")
-    folder = tmp_path / "slow_plugin-1.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1\n")
-    (folder / "entry_points.txt").write_text("[pinning.plugins]\nslow = slow_plugin:plugin\n")
     program = """
 import os, sys, threading, pinning, started
 threading.Thread(target=pinning.plugins).start()
@@ -264,11 +272,37 @@ if child == 0:
     os._exit(7 if "slow" in [each.name for each in pinning.plugins()] else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    # Python 3.12 warns of any fork of a process with threads.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = with_a_slow_plugin(tmp_path, program)
     assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+def test_a_handler_before_a_fork_waits_for_a_thread_that_loads_plugins(tmp_path: Path) -> None:
+    """Nothing is held over it; and where the load was cut short, the child says so."""
+    program = """
+import os, sys, threading, started
+def before():
+    thread = threading.Thread(target=pinning.plugins, daemon=True)
+    thread.start()
+    assert started.event.wait(60)
+    if joins:
+        thread.join()
+os.register_at_fork(before=before)  # the handlers before a fork run in the reverse of the order in which they come
+import pinning
+for joins in [False, True]:
+    child = os.fork()
+    if child == 0:
+        try:
+            print(len(pinning.plugins()) > 1)
+        except pinning.PluginUnavailableError as error:
+            print(error)
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    done = with_a_slow_plugin(tmp_path, program)
+    cut_short, whole = done.stdout.splitlines()
+    assert "was forked while another thread of its parent imported plugins" in cut_short
+    assert (whole, done.stderr) == ("True", "")
 
 
 # ---- the maps of devices that come and go ----

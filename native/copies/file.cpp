@@ -37,7 +37,7 @@ class Aligned {
 
 /// Whether pages of this range, here and there, are all in the page cache. Who may not write the file is told that they are.
 bool is_warm(int descriptor, std::uint64_t offset, std::uint64_t size) noexcept {
-  static std::uint64_t const page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  auto const page = static_cast<std::uint64_t>(getpagesize());
   std::uint64_t const first = offset / page * page, length = offset + size - first;
   void* const mapped = mmap(nullptr, length, PROT_READ, MAP_SHARED, descriptor, static_cast<off_t>(first));
   if (mapped == MAP_FAILED) return true;
@@ -57,7 +57,7 @@ bool is_cached(int descriptor, std::uint64_t offset, std::uint64_t size) noexcep
 #if !defined(SYS_cachestat)
 #define SYS_cachestat 451
 #endif
-  static std::uint64_t const page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  auto const page = static_cast<std::uint64_t>(getpagesize());
   struct {
     std::uint64_t offset, size;
   } const range{offset, size};

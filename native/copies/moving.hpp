@@ -55,7 +55,7 @@ inline long minor_faults() noexcept {
 /// refuses, reading does it.
 inline void populate(char const* from, std::size_t size) noexcept {
 #if defined(MADV_POPULATE_READ)
-  static std::uintptr_t const page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  auto const page = static_cast<std::uintptr_t>(getpagesize());
   std::uintptr_t const first = reinterpret_cast<std::uintptr_t>(from) & ~(page - 1);
   std::uintptr_t const last = (reinterpret_cast<std::uintptr_t>(from) + size + page - 1) & ~(page - 1);
   madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_READ);

@@ -5,7 +5,6 @@
 // vendor is called under either.
 #include <pinning/staging.hpp>
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <optional>
 #include <thread>
 
+#include "../process/fork.hpp"
 #include "copy_threads.hpp"
 
 namespace pinning {
@@ -538,27 +538,24 @@ Rings::Rings(VendorDevice& device) : Rings(std::make_unique<NativeMemory>(device
   lists_.emplace(device);
 }
 
-/// The staging of each native device. Never destroyed; a fork begins with another, for its parent's threads may have been
-/// anywhere in this one.
+/// The staging of each native device. A fork begins with another, for its parent's threads may have been anywhere in this
+/// one.
 struct Known {
   std::mutex mutex;
   std::map<VendorDevice*, std::unique_ptr<Staging>> of;
 };
-std::atomic<Known*> known_stagings{nullptr};
+Only<Known> known_stagings;
 
-void after_fork() {
+void begin_anew() {
   CopyThreads::after_fork();
-  known_stagings.store(nullptr);
+  known_stagings.forget();
 }
 
 Known& known() {
-  Known* there = known_stagings.load(std::memory_order_acquire);
-  if (there != nullptr) return *there;
-  static int const handled = pthread_atfork(nullptr, nullptr, after_fork);
-  static_cast<void>(handled);
-  auto made = std::make_unique<Known>();
-  if (known_stagings.compare_exchange_strong(there, made.get())) return *made.release();
-  return *there;
+  return known_stagings.get([] {
+    in_child(ForkPart::copies, begin_anew);
+    return std::make_unique<Known>();
+  });
 }
 
 unsigned processors() noexcept {
@@ -575,7 +572,9 @@ std::atomic<std::uint64_t> queue_numbers{0};
 // 49 and twelve fewer. The rest is left to the program. Beyond 20 they wait for one another's lock: of 32 processors, to the
 // host from two GPUs at once, 20 move 103 GB/s and 24 move 60.
 StagingLimits::StagingLimits() noexcept {
-  static unsigned const count = processors();
+  static constinit std::atomic<unsigned> counted = 0;
+  if (counted == 0) counted = processors();
+  unsigned const count = counted;
   threads = count == 1 ? 1 : std::clamp(count * 3 / 4, 2u, 20u);
   to_device = threads;
   to_host = std::min(threads, std::max(2u, count / 2));

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <pthread.h>
-
 #include <pinning/status_page.hpp>
+
+#include "../process/fork.hpp"
 
 namespace pinning {
 
+namespace {
+
+Only<Budget> only;
+
+void begin_anew() {
+  if (Budget* const budget = only.if_made()) budget->begin_anew();
+}
+
+}  // namespace
+
 /// Never destroyed, nor are the maps that it counts.
 Budget& process_budget() {
-  static Budget& only = []() -> Budget& {
-    auto* const made = new Budget(&status_page().budget);
-    if (pthread_atfork(nullptr, nullptr, [] { process_budget().begin_anew(); }) != 0) throw std::bad_alloc();
-    return *made;
-  }();
-  return only;
+  return only.get([] {
+    in_child(ForkPart::budget, begin_anew);
+    return std::make_unique<Budget>(&status_page().budget);
+  });
 }
 
 }  // namespace pinning

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Locks: `Book::mutex` guards which slots are whose, is taken last, and held for a look through a list.
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "../file_identity.hpp"
+#include "../process/fork.hpp"
 
 namespace pinning {
 
@@ -31,19 +32,26 @@ void put(char* to, std::size_t room, char const* text) noexcept {
   to[room - 1] = 0;
 }
 
-StatusPage* anonymous() noexcept {
-  void* const at = mmap(nullptr, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) std::abort();  // a page of 1 MiB of addresses
-  return static_cast<StatusPage*>(at);
+/// Empty memory that no other process sees.
+void* anonymous(std::size_t size) noexcept {
+  void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) std::abort();  // some MiB of addresses
+  return at;
 }
 
-/// Never destroyed, and made without an allocation that could fail.
+/// Made without an allocation that could fail.
 struct Book {
+  explicit Book(void* room) noexcept : page(static_cast<StatusPage*>(room)) {}
+  ~Book() { munmap(page, sizeof(StatusPage)); }
+  static void* operator new(std::size_t size) noexcept { return anonymous(size); }
+  static void* operator new(std::size_t, void* room) noexcept { return room; }
+  static void operator delete(void* book) noexcept { munmap(book, sizeof(Book)); }
+
+  StatusPage* const page;
   std::mutex mutex;
-  StatusPage* page = anonymous();
-  bool shown = false;  // or it has been tried
-  int file = -1;       // by which others find it
-  FileIdentity identity;
+  bool shown = false;          // or it has been tried
+  std::atomic<int> file = -1;  // by which others find it
+  FileIdentity identity;       // as long as there is a file
   struct Locked {
     std::uint64_t size;
     StatusPage::Slot* slot;  // null where there was none left
@@ -58,15 +66,16 @@ struct Book {
     if (std::exchange(shown, true)) return;
     char const* const wish = std::getenv("PINNING_STATUS");
     if (wish != nullptr && std::strcmp(wish, "0") == 0) return;
-    file = memfd_create("pinning-status", MFD_CLOEXEC);
-    if (file < 0) return;
-    identity = FileIdentity(file);
-    if (ftruncate(file, sizeof(StatusPage)) == 0) {
+    int const made = memfd_create("pinning-status", MFD_CLOEXEC);
+    if (made < 0) return;
+    identity = FileIdentity(made);
+    file = made;
+    if (ftruncate(made, sizeof(StatusPage)) == 0) {
       // In the same place, so that who counts bytes in it meanwhile goes on; what they have counted in it is carried over
       // but for an instant's.
       std::uint64_t moved[StatusPage::paths];
       for (std::uint32_t i = 0; i < StatusPage::paths; ++i) moved[i] = page->moved[i];
-      if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED) {
+      if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, made, 0) != MAP_FAILED) {
         for (std::uint32_t i = 0; i < StatusPage::paths; ++i) page->moved[i] += moved[i];
         page->version = 1;
         process_budget().show();
@@ -77,14 +86,16 @@ struct Book {
         return;
       }
     }
-    close(std::exchange(file, -1));
+    close(file.exchange(-1));
   }
 
-  /// Nobody finds it any more.
-  void hide() noexcept {
-    int const was = std::exchange(file, -1);
-    shown = false;
-    if (identity.is_of(was)) close(was);
+  /// In a child of fork, whose parent's page this was: an empty one, in the same place, which nobody finds.
+  void begin_anew() noexcept {
+    // Refused to a process that may have no more addresses: then nothing can be locked in it either.
+    mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (file >= 0 && identity.is_of(file)) close(file);
+    static_assert(noexcept(new (this) Book(page)));
+    new (this) Book(page);  // the old one may have been in the midst of anything, and is not destroyed
   }
 
   StatusPage::Slot* take() noexcept {
@@ -123,33 +134,17 @@ struct Book {
   }
 };
 
-Book& book() noexcept;
+Only<Book> only;
 
-void before_fork() {
-  book().mutex.lock();
-}
-void after_fork_in_parent() {
-  book().mutex.unlock();
-}
-/// The page is the parent's.
-void after_fork_in_child() {
-  Book& ours = book();
-  ours.mutex.unlock();
-  mmap(ours.page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  ours.hide();
-  ours.next = 0;
-  ours.free_count = 0;
-  ours.locks.clear();
+void begin_anew() {
+  if (Book* const known = only.if_made()) known->begin_anew();
 }
 
 Book& book() noexcept {
-  static Book& only = []() -> Book& {
-    alignas(Book) static unsigned char room[sizeof(Book)];
-    auto* const made = new (room) Book;
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return *made;
-  }();
-  return only;
+  return only.get([] {
+    in_child(ForkPart::status, begin_anew);
+    return std::make_unique<Book>(anonymous(sizeof(StatusPage)));
+  });
 }
 
 }  // namespace

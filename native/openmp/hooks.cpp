@@ -7,26 +7,34 @@
 // libc's own calls, such as those by which `free` unmaps, do not come here. So `free` itself does, and what makes threads,
 // whose stacks libc unmaps.
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <link.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <threads.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <pinning/watcher.hpp>
 
 #include "stacks.hpp"
+#include "this_process.hpp"
 #include "tool.hpp"
 #include "uncancelled.hpp"
 
@@ -45,6 +53,7 @@ using pinning::omp::Uncancelled;
 struct Next {
   decltype(&::free) free = nullptr;
   decltype(&::realloc) realloc = nullptr;
+  decltype(&::malloc_usable_size) size_of_block = nullptr;  // by whose `free` that is; null where it does not tell
   decltype(&::munmap) munmap = nullptr;
   void* (*mmap)(void*, size_t, int, int, int, off_t) = nullptr;
   void* (*mremap)(void*, size_t, size_t, int, ...) = nullptr;
@@ -54,6 +63,7 @@ struct Next {
   decltype(&::shmat) shmat = nullptr;
   decltype(&::shmdt) shmdt = nullptr;
   decltype(&::syscall) syscall = nullptr;
+  int (*prctl)(int, ...) = nullptr;
   decltype(&::pthread_create) pthread_create = nullptr;
   decltype(&::thrd_create) thrd_create = nullptr;
   decltype(&::brk) brk = nullptr;
@@ -66,8 +76,24 @@ void find(char const* name, Function*& function) {
   function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
+/// What is loaded there; null for what is of nobody.
+link_map const* object_of(void* ptr) noexcept {
+  Dl_info info;
+  void* object = nullptr;
+  return dladdr1(ptr, &info, &object, RTLD_DL_LINKMAP) != 0 ? static_cast<link_map const*>(object) : nullptr;
+}
+
+/// An allocator without `malloc_usable_size` leaves libc's, which knows nothing of its blocks, in its place.
+void find_size_of_block() {
+  decltype(next.size_of_block) found = nullptr;
+  find("malloc_usable_size", found);
+  auto const object = [](auto* function) { return object_of(reinterpret_cast<void*>(function)); };
+  if (found != nullptr && object(found) == object(next.free)) next.size_of_block = found;
+}
+
 [[gnu::constructor]] void look_up() {
   find("free", next.free);
+  find_size_of_block();
   find("realloc", next.realloc);
   find("munmap", next.munmap);
   find("mmap", next.mmap);
@@ -78,6 +104,7 @@ void find(char const* name, Function*& function) {
   find("shmat", next.shmat);
   find("shmdt", next.shmdt);
   find("syscall", next.syscall);
+  find("prctl", next.prctl);
   find("pthread_create", next.pthread_create);
   find("thrd_create", next.thrd_create);
   find("brk", next.brk);
@@ -122,10 +149,7 @@ void goes_for_tool(Range const& range) noexcept {
   if (tool != nullptr && tool->may_meet(range)) goes(*tool, range);
 }
 
-Address page() noexcept {
-  static Address const size = static_cast<Address>(sysconf(_SC_PAGESIZE));
-  return size;
-}
+Address page() noexcept { return static_cast<Address>(getpagesize()); }
 
 /// Of the pages that the range touches.
 void goes(Range const& range) noexcept {
@@ -153,13 +177,28 @@ void remapped(void const* ptr, size_t size, size_t new_size, int flags, void con
   if (fixed) pages_go(target, new_size);
 }
 
+/// Whether anything was ever locked in [start, the top): quick, and without a system call.
+bool tool_meets(Tool const* tool, Address start) noexcept { return tool != nullptr && tool->may_meet({start, ~Address{0}}); }
+bool maps_meet(pinning::Watcher const* watcher, Address start) noexcept {
+  return watcher != nullptr && watcher->may_meet(start, ~Address{0});
+}
+
+/// A program that locks nothing is to make no system call that it would not make without this library.
+bool anything_is_locked() noexcept {
+  return tool_meets(Tool::running(), 0) || maps_meet(maps.load(std::memory_order_acquire), 0);
+}
+
+/// The allocator is asked only where something was ever locked beyond the block's first byte. Of a block whose size it does
+/// not tell that byte counts.
 void block_goes(void* ptr) noexcept {
   Tool* const tool = Tool::running();
   pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
-  if ((tool == nullptr && watcher == nullptr) || ptr == nullptr) return;
-  Range const block = range_of(ptr, malloc_usable_size(ptr));
-  if (tool != nullptr && tool->may_meet(block)) [[unlikely]] goes(*tool, block);
-  if (watcher != nullptr && watcher->may_meet(block.start, block.end)) [[unlikely]] goes(*watcher, block);
+  auto const start = reinterpret_cast<Address>(ptr);
+  bool const of_tools = tool_meets(tool, start), of_maps = maps_meet(watcher, start);
+  if ((!of_tools && !of_maps) || ptr == nullptr) return;
+  Range const block = range_of(ptr, next.size_of_block != nullptr ? next.size_of_block(ptr) : 1);
+  if (of_tools && tool->may_meet(block)) [[unlikely]] goes(*tool, block);
+  if (of_maps && watcher->may_meet(block.start, block.end)) [[unlikely]] goes(*watcher, block);
 }
 
 /// The mapping that starts at an address, as shmdt takes it.
@@ -196,39 +235,68 @@ bool takes_pages(int advice) noexcept {
   return discards(advice) || advice == cold || advice == pageout;
 }
 
-bool anybody_hears() noexcept {
-  return Tool::running() != nullptr || maps.load(std::memory_order_acquire) != nullptr;
-}
-
 void advised(void* ptr, size_t size, int advice) noexcept {
   if (discards(advice)) return pages_go(ptr, size);
   if (takes_pages(advice) && size != 0 && on_a_page(ptr)) goes_for_tool(range_of(ptr, size));
 }
 
-void advised(iovec const* ranges, size_t count, int advice) noexcept {
-  if (!anybody_hears() || !takes_pages(advice)) return;
-  for (size_t i = 0; i < count; ++i) advised(ranges[i].iov_base, ranges[i].iov_len, advice);
+/// Whether a descriptor stands for this process.
+bool is_self(int process) noexcept {
+  constexpr int self_thread = -10000, self = -10001;  // PIDFD_SELF_THREAD, PIDFD_SELF
+  if (process < 0) return process == self || process == self_thread;
+  char line[64];
+  std::snprintf(line, sizeof line, "/proc/self/fdinfo/%d", process);
+  Uncancelled const uncancelled;
+  int const file = open(line, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  char text[512];
+  ssize_t const length = read(file, text, sizeof text - 1);
+  close(file);
+  text[std::max<ssize_t>(length, 0)] = 0;
+  char const* const found = std::strstr(text, "\nPid:\t");
+  return found != nullptr && std::atoi(found + 6) == getpid();
+}
+
+/// Ranges as the kernel would read them: it refuses all where some of the list is not there. Nothing is allocated, for the
+/// caller may be an allocator.
+template <class Look>
+bool each_range(iovec const* ranges, size_t count, Look&& look) noexcept {
+  iovec some[32];
+  for (size_t done = 0; done < count;) {
+    size_t const now = std::min(count - done, std::size(some));
+    iovec const to{some, now * sizeof *some}, from{const_cast<iovec*>(ranges) + done, to.iov_len};
+    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != static_cast<ssize_t>(to.iov_len)) return false;
+    for (size_t i = 0; i < now; ++i) look(some[i]);
+    done += now;
+  }
+  return true;
+}
+
+void advised(int process, iovec const* ranges, size_t count, int advice, unsigned flags) noexcept {
+  if (!anything_is_locked() || !takes_pages(advice) || count > IOV_MAX || flags != 0) return;
+  int const error = errno;
+  if (each_range(ranges, count, [](iovec const&) {}) && is_self(process)) {
+    each_range(ranges, count, [&](iovec const& range) { advised(range.iov_base, range.iov_len, advice); });
+  }
+  errno = error;
 }
 
 void shared_memory_comes(int id, void const* ptr, int flags) noexcept {
   shmid_ds facts;
-  if (!anybody_hears() || (flags & SHM_REMAP) == 0 || shmctl(id, IPC_STAT, &facts) != 0) return;
+  if (!anything_is_locked() || (flags & SHM_REMAP) == 0 || shmctl(id, IPC_STAT, &facts) != 0) return;
   goes(range_of(ptr, (facts.shm_segsz + page() - 1) / page() * page()));
 }
 
 void shared_memory_goes(void const* ptr) noexcept {
-  if (anybody_hears() && !Inside::now()) goes(mapping_at(reinterpret_cast<Address>(ptr)));
+  if (anything_is_locked() && !Inside::now()) goes(mapping_at(reinterpret_cast<Address>(ptr)));
 }
 
 void heap_ends(Address end, Address before) noexcept {
   if (end < before) goes({end, before});
 }
 
-/// What is loaded there; null for what is of nobody.
-link_map const* object_of(void* ptr) noexcept {
-  Dl_info info;
-  void* object = nullptr;
-  return dladdr1(ptr, &info, &object, RTLD_DL_LINKMAP) != 0 ? static_cast<link_map const*>(object) : nullptr;
+void controlled(long option) noexcept {
+  if (option == PR_SET_SECCOMP) pinning::omp::this_process.sandboxed = true;
 }
 
 /// Whether a symbol that the loader found is no definition: a program that is linked to a fixed address and takes that of a
@@ -320,7 +388,7 @@ int madvise(void* ptr, size_t size, int advice) noexcept {
 }
 
 ssize_t process_madvise(int process, iovec const* ranges, size_t count, int advice, unsigned flags) noexcept {
-  advised(ranges, count, advice);
+  advised(process, ranges, count, advice, flags);
   if (libc().process_madvise != nullptr) return libc().process_madvise(process, ranges, count, advice, flags);
   return libc().syscall(SYS_process_madvise, process, ranges, count, advice, flags);
 }
@@ -351,6 +419,16 @@ void* sbrk(intptr_t change) noexcept {
   return libc().sbrk(change);
 }
 
+int prctl(int option, ...) noexcept {
+  va_list arguments;
+  va_start(arguments, option);
+  unsigned long given[4];
+  for (unsigned long& each : given) each = va_arg(arguments, unsigned long);
+  va_end(arguments);
+  controlled(option);
+  return libc().prctl(option, given[0], given[1], given[2], given[3]);
+}
+
 /// The same by number.
 long syscall(long number, ...) noexcept {
   va_list arguments;
@@ -376,7 +454,14 @@ long syscall(long number, ...) noexcept {
       advised(ptr, size, static_cast<int>(given[2]));
       break;
     case SYS_process_madvise:
-      advised(reinterpret_cast<iovec const*>(given[1]), static_cast<size_t>(given[2]), static_cast<int>(given[3]));
+      advised(static_cast<int>(given[0]), reinterpret_cast<iovec const*>(given[1]), static_cast<size_t>(given[2]),
+              static_cast<int>(given[3]), static_cast<unsigned>(given[4]));
+      break;
+    case SYS_seccomp:
+      pinning::omp::this_process.sandboxed = true;
+      break;
+    case SYS_prctl:
+      controlled(given[0]);
       break;
     case SYS_remap_file_pages:
       goes(range_of(ptr, size));

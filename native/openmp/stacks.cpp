@@ -2,23 +2,32 @@
 #include "stacks.hpp"
 
 #include <pthread.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 
+#include "this_process.hpp"
 #include "uncancelled.hpp"
 
 namespace pinning::omp {
 
 namespace {
 
-// A list that needs no memory, for threads begin where none may be left. Held over a fork.
-pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-Stack* first = nullptr;
+std::atomic<std::uint64_t> last_era = 0;
 pthread_key_t current;  // a thread's own, which the thread's end destroys, however it comes about
 pthread_t main_thread;
 bool main_is_known = false;
+
+/// A list that needs no memory, for threads begin where none may be left.
+class List {
+ public:
+  List() noexcept { pthread_mutex_lock(&all.mutex); }
+  ~List() { pthread_mutex_unlock(&all.mutex); }
+  List(List const&) = delete;
+
+  ThisProcess::Stacks& all = this_process.stacks;
+};
 
 Range stack_of(pthread_t thread) noexcept {
   pthread_attr_t attributes;
@@ -30,11 +39,7 @@ Range stack_of(pthread_t thread) noexcept {
   return range_of(start, size);
 }
 
-void lock() { pthread_mutex_lock(&mutex); }
-void unlock() { pthread_mutex_unlock(&mutex); }
-
 [[gnu::constructor]] void begin() {
-  pthread_atfork(lock, unlock, unlock);
   main_is_known = gettid() == getpid();
   if (main_is_known) main_thread = pthread_self();
 }
@@ -46,39 +51,53 @@ void Stack::begin() noexcept {
   static bool made = false;
   pthread_once(&once, [] { made = pthread_key_create(&current, end) == 0; });
   if (!made || pthread_setspecific(current, this) != 0) return;
-  range_ = stack_of(pthread_self());
-  thread_ = gettid();
-  lock();
-  next_ = first;
+  pthread_mutexattr_t robust;
+  pthread_mutexattr_init(&robust);
+  pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&life_, &robust);
+  pthread_mutexattr_destroy(&robust);
+  pthread_mutex_lock(&life_);
+  thread_ = pthread_self();
+  List const list;
+  if (list.all.era == 0) list.all.era = ++last_era;
+  era_ = list.all.era;
+  next_ = list.all.first;
   if (next_ != nullptr) next_->previous_ = this;
-  first = this;
-  unlock();
+  list.all.first = this;
 }
 
 void Stack::end(void* stack) noexcept { delete static_cast<Stack*>(stack); }
 
 Stack::~Stack() {
-  if (thread_ == 0) return;
-  lock();
-  (previous_ != nullptr ? previous_->next_ : first) = next_;
-  if (next_ != nullptr) next_->previous_ = previous_;
-  unlock();
+  if (era_ == 0) return;
+  {
+    List const list;
+    if (era_ == list.all.era) {  // not where a fork has begun another
+      (previous_ != nullptr ? previous_->next_ : list.all.first) = next_;
+      if (next_ != nullptr) next_->previous_ = previous_;
+    }
+  }
+  pthread_mutex_unlock(&life_);
 }
 
-bool Stack::is_there() const noexcept { return syscall(SYS_tgkill, getpid(), thread_, 0) == 0 || errno != ESRCH; }
+bool Stack::is_there() const noexcept {
+  int const error = pthread_mutex_trylock(&life_);
+  if (error == EOWNERDEAD) pthread_mutex_unlock(&life_);
+  return error == EBUSY;
+}
 
 bool on_a_stack(Range const& range) noexcept {
   Uncancelled const uncancelled;  // the first time reads a file
   static Range const main_stack = main_is_known ? stack_of(main_thread) : Range{};
   thread_local Range const own = stack_of(pthread_self());
   if (main_stack.meets(range) || own.meets(range)) return true;
-  lock();
-  bool found = false;
-  for (Stack const* each = first; each != nullptr && !found; each = each->next_) {
-    found = each->range_.meets(range) && each->is_there();
+  List const list;
+  for (Stack* each = list.all.first; each != nullptr; each = each->next_) {
+    if (!each->is_there()) continue;
+    if (each->range_.empty()) each->range_ = stack_of(each->thread_);
+    if (each->range_.meets(range)) return true;
   }
-  unlock();
-  return found;
+  return false;
 }
 
 }  // namespace pinning::omp

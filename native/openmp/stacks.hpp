@@ -3,7 +3,9 @@
 // so.
 #pragma once
 
-#include <sys/types.h>
+#include <pthread.h>
+
+#include <cstdint>
 
 #include "range.hpp"
 
@@ -16,7 +18,7 @@ class Stack {
   Stack() = default;
   Stack(Stack const&) = delete;
 
-  /// On the thread.
+  /// On the thread. Makes no system call: the program may have forbidden itself all but a few.
   void begin() noexcept;
 
  protected:
@@ -27,8 +29,10 @@ class Stack {
   static void end(void* stack) noexcept;
   bool is_there() const noexcept;
 
-  Range range_;
-  pid_t thread_ = 0;
+  pthread_t thread_{};
+  Range range_;  // once it was asked for
+  mutable pthread_mutex_t life_;  // the thread's own, of which the kernel tells when the thread is gone
+  std::uint64_t era_ = 0;         // of the list in which it is
   Stack *previous_ = nullptr, *next_ = nullptr;
 };
 

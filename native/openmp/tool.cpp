@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tool.hpp"
 
-#include <pthread.h>
-#include <sys/mman.h>
-
 #include <cerrno>
 #include <fstream>
 #include <system_error>
@@ -34,9 +31,7 @@ Tool::Tool() {
 Tool& Tool::get() {
   static Tool& only = []() -> Tool& {
     Tool* const made = new Tool;  // not destroyed: programs free memory until the end
-    pthread_atfork(nullptr, nullptr, [] { running_.tool = nullptr; });  // where the kernel's pages are larger
-    madvise(&running_, sizeof running_, MADV_WIPEONFORK);
-    running_.tool = made;
+    this_process.tool = made;
     started_ = true;
     return *made;
   }();
@@ -51,7 +46,7 @@ bool Tool::unlock(Address ptr) {
 }
 
 void Tool::finish() {
-  running_.tool = nullptr;  // drivers end now, so nothing can be unlocked
+  this_process.tool = nullptr;  // drivers end now, so nothing can be unlocked
   if (context.journal.trace) context.journal.trace->finish();
   auto const& report = context.journal.report;
   if (!report) return;

@@ -6,6 +6,7 @@
 
 #include "devices.hpp"
 #include "locks.hpp"
+#include "this_process.hpp"
 
 namespace pinning::omp {
 
@@ -14,7 +15,7 @@ class Tool {
   Tool();
 
   /// Null before the first use, and in a child of fork, where nothing is locked and no device works.
-  static Tool* running() noexcept { return running_.tool.load(std::memory_order_acquire); }
+  static Tool* running() noexcept { return this_process.tool.load(std::memory_order_acquire); }
   /// Starts it.
   static Tool& get();
   /// Whether a runtime has ever started it in this process.
@@ -35,11 +36,6 @@ class Tool {
   Devices devices;
 
  private:
-  /// In pages of its own, which the kernel empties in a child, whatever call has made it.
-  struct alignas(4096) Running {
-    std::atomic<Tool*> tool;
-  };
-  static inline Running running_;
   static inline std::atomic<bool> started_ = false;
 
   Locks locks_[vendors]{Locks(context), Locks(context), Locks(context)};

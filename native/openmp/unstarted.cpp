@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the tool was loaded into a program and no runtime has started it: one line at its end, and status 1 where locks
-// are mandatory, for else nobody would know why there is no report.
+// are mandatory, for else nobody would know why there is no report. A program that has forbidden itself system calls may
+// be ended by any of those that this takes, and gets neither.
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/resource.h>
@@ -20,7 +21,6 @@ namespace pinning::omp {
 namespace {
 
 // As the environment was at the beginning.
-pid_t process;           // not that of a child of fork
 bool is_the_run;         // it is what `pinning run` has become
 bool wanted, mandatory;  // there should be a report or a trace; there must be locks
 
@@ -53,7 +53,7 @@ std::string reason(std::string const& runtime) {
   if (std::strcmp(variable("OMP_TOOL"), "disabled") == 0) return "OMP_TOOL=disabled forbids it; unset that";
   Dl_info first, self;
   void* const asked = dlsym(RTLD_DEFAULT, "ompt_start_tool");
-  if (asked != nullptr && dladdr(asked, &first) != 0 && dladdr(&process, &self) != 0 &&
+  if (asked != nullptr && dladdr(asked, &first) != 0 && dladdr(&is_the_run, &self) != 0 &&
       first.dli_fbase != self.dli_fbase) {
     return std::string(first.dli_fname) + " has an OMPT tool of its own, and a runtime takes only one";
   }
@@ -66,7 +66,7 @@ std::string reason(std::string const& runtime) {
 }
 
 void at_exit(int status, void*) {
-  if (Tool::was_started() || getpid() != process || !(is_the_run || wanted)) return;
+  if (Tool::was_started() || !this_process.began || this_process.sandboxed || !(is_the_run || wanted)) return;
   std::string const loaded = runtime();
   // A shell, or another program that starts programs: these speak for themselves.
   if (loaded.empty() && (!is_the_run || has_had_children())) return;
@@ -79,8 +79,7 @@ void at_exit(int status, void*) {
 
 [[gnu::constructor]] void begin() {
   Output::standard_error();
-  process = getpid();
-  is_the_run = std::atoi(variable("PINNING_RUN")) == process;
+  is_the_run = std::atoi(variable("PINNING_RUN")) == getpid();
   mandatory = strcasecmp(variable("PINNING_LOCK_MAPPED"), "mandatory") == 0;
   wanted = mandatory || *variable("PINNING_REPORT") != 0 || *variable("PINNING_TRACE") != 0;
   if (is_the_run || wanted) on_exit(at_exit, nullptr);

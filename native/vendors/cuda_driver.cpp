@@ -48,7 +48,8 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
 }
 
 Driver const& Driver::get() {
-  static Driver const& driver = *new Driver;  // not destroyed: programs lock until the end
+  static Only<Driver> only;
+  Driver const& driver = only.get([] { return std::unique_ptr<Driver>(new Driver); });
   driver.started().check();
   return driver;
 }

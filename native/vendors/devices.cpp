@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which device has which name. Locks: `List::mutex` guards the list, is taken last, and is held during no call that may
-// wait; over a fork too, so that the child's list is whole.
+// Which device has which name. No lock: the list only grows.
 #include "devices.hpp"
-
-#include <pthread.h>
 
 #include <charconv>
 #include <iterator>
-#include <map>
-#include <mutex>
 
 #include "../map/failure.hpp"
+#include "../process/fork.hpp"
 
 namespace pinning {
 
@@ -21,30 +17,16 @@ constexpr struct {
   std::unique_ptr<VendorDevice> (*make)(unsigned index);
 } kinds[] = {{"cuda", make_cuda}, {"hip", make_hip}, {"hsa", make_hsa}, {"ur", make_ur}, {"host", make_host}};
 
-struct List {
-  std::mutex mutex;
-  std::map<std::string, std::unique_ptr<VendorDevice>> devices;
+struct Named {
+  std::string name;
+  std::unique_ptr<VendorDevice> device;
 };
 
-List& list();
+/// Never destroyed: programs lock until the end.
+GrowingList<Named> all_devices;
 
-void before_fork() { list().mutex.lock(); }
-
-void after_fork_in_parent() { list().mutex.unlock(); }
-
-void after_fork_in_child() {
-  for (auto const& [name, device] : list().devices) device->after_fork();
-  list().mutex.unlock();
-}
-
-/// Never destroyed: programs lock until the end. Nor are its devices.
-List& list() {
-  static List& only = []() -> List& {
-    auto* const made = new List;
-    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();
-    return *made;
-  }();
-  return only;
+void begin_anew() {
+  all_devices.each([](Named& each) { each.device->after_fork(); });
 }
 
 /// The number behind the colon of a full name.
@@ -87,14 +69,10 @@ std::string full_name(char const* device) {
 }
 
 VendorDevice& vendor_device(std::string const& name) {
-  List& all = list();
-  {
-    std::lock_guard const guard(all.mutex);
-    if (auto const found = all.devices.find(name); found != all.devices.end()) return *found->second;
-  }
-  std::unique_ptr<VendorDevice> made = make(name);  // which may start a driver
-  std::lock_guard const guard(all.mutex);
-  return *all.devices.try_emplace(name, std::move(made)).first->second;
+  auto const has_it = [&](Named const& each) { return each.name == name; };
+  if (Named* const known = all_devices.find(has_it)) return *known->device;
+  in_child(ForkPart::devices, begin_anew);
+  return *all_devices.add({name, make(name)}, has_it).device;
 }
 
 }  // namespace pinning

@@ -52,7 +52,8 @@ Runtime::Runtime()
 }
 
 Runtime const& Runtime::get() {
-  static Runtime const& runtime = *new Runtime;  // not destroyed: programs lock until the end
+  static Only<Runtime> only;
+  Runtime const& runtime = only.get([] { return std::unique_ptr<Runtime>(new Runtime); });
   runtime.started().check();
   return runtime;
 }

@@ -54,7 +54,8 @@ Runtime::Runtime()
 }
 
 Runtime& Runtime::get() {
-  static Runtime& runtime = *new Runtime;  // not destroyed: programs lock until the end
+  static Only<Runtime> only;
+  Runtime& runtime = only.get([] { return std::unique_ptr<Runtime>(new Runtime); });
   runtime.started_.check();
   return runtime;
 }

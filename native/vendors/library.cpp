@@ -2,7 +2,6 @@
 #include "library.hpp"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <pinning/errors.hpp>
@@ -31,13 +30,7 @@ void* Library::find(char const* name) const {
   return found;
 }
 
-std::atomic<unsigned> forks = 0;
-
-namespace {
-[[maybe_unused]] int const counts_forks = pthread_atfork(nullptr, nullptr, [] { ++forks; });
-}
-
-Started::Started(char const* driver) : driver_(driver), process_(getpid()), forks_(forks) {}
+Started::Started(char const* driver) : driver_(driver), process_(getpid()), forks_(forks) { count_forks(); }
 
 void Started::refuse() const {
   throw Unavailable("process " + std::to_string(getpid()) + " is a fork of process " + std::to_string(process_) +

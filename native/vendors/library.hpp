@@ -4,9 +4,10 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <initializer_list>
 #include <string>
+
+#include "../process/fork.hpp"
 
 namespace pinning {
 
@@ -35,9 +36,6 @@ class Library {
   void* handle_ = nullptr;
   std::string name_;
 };
-
-/// How many forks lie between the process that loaded us and this one. To ask for the process's number takes a system call.
-extern std::atomic<unsigned> forks;
 
 /// The process in which a driver was started: its state does not survive a fork.
 class Started {

@@ -23,7 +23,8 @@ Loader::Loader()
 }
 
 Loader& Loader::get() {
-  static Loader& loader = *new Loader;
+  static Only<Loader> only;
+  Loader& loader = only.get([] { return std::unique_ptr<Loader>(new Loader); });
   loader.started_.check();
   return loader;
 }

@@ -38,6 +38,7 @@
 #include <thread>
 
 #include "../file_identity.hpp"
+#include "../process/fork.hpp"
 #include "page_counts.hpp"
 
 namespace pinning {
@@ -93,6 +94,7 @@ class Watch : public Watcher {
     while (*link != nullptr && *link != &tenant) link = &link->load()->next_;
     if (*link == nullptr) return;  // in a child of fork, one of the parent's
     *link = tenant.next_.load();
+    if (undo_next_ == &tenant) undo_next_ = tenant.next_.load();
     while (tenant.undoing_) {
       guard.unlock();
       sched_yield();
@@ -374,7 +376,8 @@ class Watch : public Watcher {
       undo_wanted_.wait(done, std::memory_order_acquire);
       done = undo_wanted_.load(std::memory_order_acquire);
       std::unique_lock guard(tenants_mutex_);
-      for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
+      for (Tenant* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
+        undo_next_ = tenant->next_.load();
         if (!tenant->undone_by_thread_) continue;
         tenant->undoing_ = true;
         guard.unlock();
@@ -398,6 +401,7 @@ class Watch : public Watcher {
 
   std::mutex tenants_mutex_;
   std::atomic<Tenant*> tenants_ = nullptr;
+  Tenant* undo_next_ = nullptr;  // the undoer's, which lets go of the mutex meanwhile
   std::atomic<int> walkers_ = 0;
 
   std::atomic<int> open_file_ = -1;
@@ -417,22 +421,20 @@ class Watch : public Watcher {
 
 namespace {
 
-Watch& only();
-
-void after_fork_in_child() { only().begin_anew(); }
-
 /// Never destroyed: its threads go on until the end.
-Watch& only() {
-  static Watch& watch = []() -> Watch& {
-    auto* const made = new Watch;
-    if (pthread_atfork(nullptr, nullptr, after_fork_in_child) != 0) throw std::bad_alloc();
-    return *made;
-  }();
-  return watch;
+Only<Watch> only;
+
+void begin_anew() {
+  if (Watch* const watch = only.if_made()) watch->begin_anew();
 }
 
 }  // namespace
 
-Watcher& process_watcher() { return only(); }
+Watcher& process_watcher() {
+  return only.get([] {
+    in_child(ForkPart::watch, begin_anew);
+    return std::unique_ptr<Watch>(new Watch);  // without zeros in its lists
+  });
+}
 
 }  // namespace pinning

@@ -2,6 +2,7 @@
 // Threads that lock neighbouring ranges by mlock through <pinning/pinning.h>, while others look up and list; with a third
 // argument the process also forks: c_api_stress [SECONDS] [SEED] [forks]
 #include <pinning/pinning.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,6 +32,7 @@ void ok(pinning_status status) {
 }
 
 constexpr std::size_t page = 4096, slice = 3000, threads = 3;  // slices of two threads share pages
+constexpr std::size_t paused_at = 4 * page, all_pages = 5 * page;
 char* arena;
 
 pinning_map* host() {
@@ -43,6 +45,12 @@ pinning_map* host() {
 constexpr bool mlock_works = false;  // the sanitizers' mlock does nothing
 #else
 constexpr bool mlock_works = true;
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool children_start_threads = false;  // ThreadSanitizer bears none that a fork's child starts
+#else
+constexpr bool children_start_threads = true;
 #endif
 
 /// Locked pages are those that cannot be given up.
@@ -76,13 +84,14 @@ void locker(std::size_t index, unsigned seed, std::atomic<bool> const& over, std
 }
 
 void reader(std::atomic<bool> const& over) {
-  pinning_region regions[threads];
+  pinning_region regions[threads + 1];
   while (!over) {
     std::size_t count = 0;
-    ok(pinning_regions(host(), regions, threads, &count));
-    expect(count <= threads, "more regions than threads");
+    ok(pinning_regions(host(), regions, threads + 1, &count));
+    expect(count <= threads + 1, "more regions than threads");
     for (std::size_t i = 0; i < count; ++i) {
       auto const offset = static_cast<char*>(regions[i].start) - arena;
+      if (offset == paused_at) continue;
       expect(offset / slice == (offset + regions[i].size - 1) / slice, "a region that nobody has locked");
     }
   }
@@ -106,14 +115,82 @@ void fork_once() {
   expect(waitpid(child, &status, 0) == child && status == 0, "the child has failed");
 }
 
+/// A thread that looks at devices, locks and unlocks, and that handlers of the program's own end before each fork, as many
+/// libraries have it: no fork may wait for what the thread needs.
+class Paused {
+ public:
+  static void begin() {
+    expect(pthread_atfork(stop, start, nullptr) == 0, "no memory");  // before the first use of the library
+    start();
+  }
+  static void stop() {
+    over_ = true;
+    thread_.join();
+  }
+
+ private:
+  static void start() {
+    over_ = false;
+    thread_ = std::thread([] {
+      do {
+        pinning_map* map = nullptr;
+        expect(pinning_map_open(&map, "no device:0") == PINNING_INVALID_ARGUMENT, "there is such a device");
+        ok(pinning_lock(host(), arena + paused_at, page, nullptr));
+        ok(pinning_unlock(host(), arena + paused_at));
+      } while (!over_);
+    });
+  }
+
+  static inline std::atomic<bool> over_;
+  static inline std::thread thread_;
+};
+
+/// A process forks while its threads use the library for the first time, and the child uses it.
+void fork_at_first_use(unsigned seed) {
+  std::mt19937 random(seed);
+  for (int i = 0; i < 200; ++i) {
+    pid_t const fresh = fork();
+    if (fresh == 0) {
+      std::atomic<int> ready = 0;
+      auto const use = [&](std::size_t index) {
+        for (++ready; ready < 3;) {
+        }
+        ok(pinning_lock(host(), arena + index * page, page, nullptr));
+      };
+      std::thread first(use, 0), second(use, 1);
+      for (++ready; ready < 3;) {
+      }
+      std::atomic<unsigned> spins = random() % (1u << random() % 18);
+      while (spins != 0) --spins;
+      pid_t const child = fork();
+      if (child == 0) {
+        ok(pinning_lock(host(), arena, page, nullptr));
+        ok(pinning_unlock(host(), arena));
+        std::_Exit(0);
+      }
+      int status = 1;
+      expect(waitpid(child, &status, 0) == child && status == 0, "a child at the first use has failed");
+      first.join();
+      second.join();
+      std::_Exit(0);
+    }
+    int status = 1;
+    expect(waitpid(fresh, &status, 0) == fresh && status == 0, "a process has failed at its first use");
+    random();
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   double const seconds = count > 1 ? std::atof(arguments[1]) : 2;
   unsigned const seed = count > 2 ? std::atoi(arguments[2]) : 1;
-  void* const mapped = mmap(nullptr, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const mapped = mmap(nullptr, all_pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   expect(mapped != MAP_FAILED, "no memory");
   arena = static_cast<char*>(mapped);
+  bool const forks_too = count > 3;
+  if (forks_too && children_start_threads) fork_at_first_use(seed);
+  if (forks_too) Paused::begin();
   std::atomic<bool> over = false;
   std::atomic<long> locks = 0;
   std::vector<std::thread> all;
@@ -124,7 +201,7 @@ int main(int count, char** arguments) {
   auto const end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   long forks = 0;
   while (std::chrono::steady_clock::now() < end) {
-    if (count > 3) {
+    if (forks_too) {
       fork_once();
       ++forks;
     }
@@ -132,6 +209,7 @@ int main(int count, char** arguments) {
   }
   over = true;
   for (auto& each : all) each.join();
-  for (std::size_t at = 0; at < 4 * page; at += page) expect(!is_locked(arena + at), "a page is still locked");
+  if (forks_too) Paused::stop();
+  for (std::size_t at = 0; at < all_pages; at += page) expect(!is_locked(arena + at), "a page is still locked");
   std::printf("all right: %ld locks, %ld forks\n", locks.load(), forks);
 }

@@ -443,6 +443,41 @@ void a_region_goes_while_a_registrar_is_told_of_it() {
   expect(book.told == 1 && scene.vendor.ranges.empty(), "nor does the next region");
 }
 
+/// A registrar is removed while it is told of what is locked already: then it is told of no more, and forgets that too.
+void a_registrar_goes_while_it_is_added() {
+  Scene scene;
+  static std::atomic<int> known, told;
+  static std::atomic<bool> goes_on;
+  known = told = 0;
+  goes_on = false;
+  struct Slow : pinning::Registrar {
+    ~Slow() override { expect(known == 0, "a registrar goes when it knows nothing"); }
+    void* add(Address, std::uint64_t) override {
+      ++told;
+      while (!goes_on) std::this_thread::yield();
+      ++known;
+      return nullptr;
+    }
+    void remove(void*) override { --known; }
+  };
+  scene.a.lock(0x1000, 100);
+  scene.a.lock(0x2000, 100);
+  std::jthread const adder([&] { scene.a.add_registrar(std::make_unique<Slow>()); });
+  while (told == 0) std::this_thread::yield();
+  pinning::Registrar* const registrar = scene.a.find_registrar([](pinning::Registrar&) { return true; });
+  std::atomic<bool> removed = false;
+  std::jthread const remover([&] {
+    scene.a.remove_registrar(*registrar);
+    removed = true;
+  });
+  while (scene.a.find_registrar([](pinning::Registrar&) { return true; }) != nullptr) std::this_thread::yield();
+  expect(!removed, "it is not removed while it is told");
+  goes_on = true;
+  while (!removed) std::this_thread::yield();
+  expect(told == 1 && known == 0, "it is told of no more, and knows nothing");
+  scene.a.clear();
+}
+
 void churn(std::chrono::duration<double> time, unsigned seed) {
   constexpr Address base = 0x1000;
   constexpr std::uint64_t space = 64;
@@ -532,6 +567,7 @@ int main(int argc, char** argv) {
   registrars_are_told();
   registrars_refuse();
   a_region_goes_while_a_registrar_is_told_of_it();
+  a_registrar_goes_while_it_is_added();
   for (unsigned round = 0; round < 6; ++round) churn(time / 6, 6 * seed + round);
   std::puts("all right");
 }

@@ -19,9 +19,8 @@ import pytest
 
 HERE = Path(__file__).parent
 INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "pinning")]
-LIBPINNING = [
-    path for part in ("map", "vendors", "watch") for path in (HERE.parents[1] / "native" / part).glob("*.cpp")
-]
+NATIVE = HERE.parents[1] / "native"
+LIBPINNING = [path for part in ("map", "process", "vendors", "watch") for path in (NATIVE / part).glob("*.cpp")]
 CXX = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES]
 VARIANTS = {
@@ -31,8 +30,8 @@ VARIANTS = {
 }
 # What is compiled into a program besides its source: the library too is to be sanitized.
 COPIES = [
-    *sorted((HERE.parents[1] / "native" / "copies").glob("*.cpp")),
-    *[path for path in LIBPINNING if path.stem in ("budget", "status_page")],  # which count what they move
+    *sorted((NATIVE / "copies").glob("*.cpp")),
+    *[path for path in LIBPINNING if path.stem in ("budget", "fork", "status_page")],  # which count what they move
 ]
 HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks")]
 ALL = sorted({*LIBPINNING, *COPIES})
@@ -41,7 +40,7 @@ WITH = {
     "host_stress": [*HOST, *COPIES],
     "out_of_memory": ALL,
     "staging_stress": COPIES,
-    "watch_stress": [HERE.parents[1] / "native" / "watch" / "watch.cpp"],
+    "watch_stress": [path for path in LIBPINNING if path.stem in ("fork", "watch")],
 }
 EMPTY_PROGRAM = "int main() {}"
 

@@ -212,6 +212,46 @@ void told_by_a_thread() {
   expect(device.locked == 0, "no thread tells the vendor");
 }
 
+/// Tenants are removed while the undoer is at the one before them.
+void removed_beside_the_undoer() {
+  struct Undone : pinning::Tenant {
+    std::optional<bool> try_left(Address, std::uint64_t) noexcept override {
+      ++told;
+      return true;
+    }
+    bool may_have(Address, std::uint64_t) const noexcept override { return true; }
+    void undo_left() override {
+      expect(!removed, "a tenant is called once it has been removed");
+      ++begun;
+      while (stopped) std::this_thread::yield();
+      ++undone;
+    }
+    std::atomic<long> told = 0, begun = 0, undone = 0;
+    std::atomic<bool> stopped = false, removed = false;
+  } last, second, first;
+  pinning::Watcher& watcher = pinning::process_watcher();
+  for (Undone* const each : {&last, &second, &first}) watcher.add(*each, true);  // who comes is told first
+  auto const memory_goes = [&] {
+    void* const at = map_anonymous();
+    expect(watcher.watch(address(at), size), "memory is not watched");
+    munmap(at, size);
+    watcher.unwatch(address(at), size);
+  };
+  first.stopped = true;
+  memory_goes();
+  while (first.begun == 0) std::this_thread::yield();
+  std::jthread const remover([&] { watcher.remove(first); });
+  for (long before = -1; before != first.told;) {  // until it is in the list no more
+    before = first.told;
+    memory_goes();
+  }
+  watcher.remove(second);
+  second.removed = true;
+  first.stopped = false;
+  while (last.undone == 0) std::this_thread::yield();
+  watcher.remove(last);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -225,6 +265,7 @@ int main(int argc, char** argv) {
   memory_goes_in_a_vendor_call();
   churn(time, seed);
   told_by_a_thread();
+  removed_beside_the_undoer();
   if (argc > 3) child_of_fork();
   std::printf("all right\n");
 }

@@ -402,6 +402,9 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   void tell_all(Address start, Registered& registered);
   // With the mutex:
   void tell_of(std::unique_lock<std::mutex>& guard, pagetable::Region const& range, Registrar& registrar);
+  bool has(Registrar const& registrar) const noexcept;
+  std::unique_ptr<Registrar> take_out(Registrar& registrar) noexcept;
+  void take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar);
 
   // ---- map/locking.hpp ----
 

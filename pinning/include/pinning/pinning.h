@@ -167,8 +167,10 @@ typedef struct pinning_registrar {
 PINNING_API pinning_status pinning_add_registrar(pinning_map *map, const pinning_registrar *registrar) PINNING_NOEXCEPT;
 
 /*
- * Removes all that the registrar with this `self` was told of, and calls it no more afterwards. PINNING_INVALID_ARGUMENT
- * where there is none. The error of its `remove` is returned when all is done; it has gone all the same.
+ * Removes all that the registrar with this `self` was told of, and calls it no more afterwards: also while another thread
+ * is still in `pinning_add_registrar` of it, for which it waits. Not to be called by the registrar's own functions.
+ * PINNING_INVALID_ARGUMENT where there is none. The error of its `remove` is returned when all is done; it has gone all
+ * the same.
  */
 PINNING_API pinning_status pinning_remove_registrar(pinning_map *map, const void *self) PINNING_NOEXCEPT;
 

@@ -80,12 +80,16 @@ class Siblings {
   std::atomic<bool> several_ = false;
 };
 
-/// Those of all devices of one class. Never destroyed, like their maps.
+/// Those of all devices of one class. Never destroyed, like their maps; and made when the library is loaded, not by a
+/// thread for which a child of fork, where that is not, would wait.
+template <class Device>
+struct SiblingsOf {
+  alignas(Siblings) static inline unsigned char room[sizeof(Siblings)];
+  static inline Siblings& all = *new (room) Siblings;
+};
 template <class Device>
 Siblings& siblings_of() noexcept {
-  alignas(Siblings) static unsigned char room[sizeof(Siblings)];
-  static Siblings& only = *new (room) Siblings;
-  return only;
+  return SiblingsOf<Device>::all;
 }
 
 }  // namespace pinning

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <threads.h>
 #include <unistd.h>
 
@@ -113,6 +115,25 @@ static int advise(char *b, int advice) {
   return failed && errno == EINVAL && madvise(NULL, 0, advice) ? 77 : failed;  // 77: an older kernel
 }
 
+// Advice for the same addresses of another process, and a list of ranges whose second half is not there.
+static int advise_elsewhere(char *b) {
+  enum { page = 65536, pidfd_open = 434, process_madvise_ = 440, cold = 20 };
+  pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  struct iovec one = {b, N};
+  syscall(process_madvise_, syscall(pidfd_open, child, 0), &one, 1L, (long)cold, 0L);
+  kill(child, SIGKILL);
+  waitpid(child, NULL, 0);
+  char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  struct iovec *last = (struct iovec *)(pages + page) - 1;
+  *last = one;
+  return mprotect(pages + page, page, PROT_NONE) != 0 ||
+         syscall(process_madvise_, syscall(pidfd_open, getpid(), 0), last, 2L, (long)cold, 0L) != -1;
+}
+
 int main(int argc, char **argv) {
   const char *how = argc > 1 ? argv[1] : "";
   int failed = 0;
@@ -172,7 +193,7 @@ int main(int argc, char **argv) {
              madvise(b + 4096, 0, MADV_DONTNEED) != 0 || madvise(b, N, 9999) != -1 ||
              mremap(b + 1, N, N, MREMAP_MAYMOVE) != MAP_FAILED || mremap(b, N, 0, MREMAP_MAYMOVE) != MAP_FAILED ||
              mmap(b + 1, N, read_write, ours | MAP_FIXED, -1, 0) != MAP_FAILED ||
-             syscall(SYS_madvise, b + 1, (long)N, (long)MADV_DONTNEED) != -1;
+             syscall(SYS_madvise, b + 1, (long)N, (long)MADV_DONTNEED) != -1 || advise_elsewhere(b);
   } else if (!strcmp(how, "syscall")) {
     failed = syscall(SYS_munmap, b, (long)N) != 0;
     if (mmap(b, N, read_write, ours | MAP_FIXED_NOREPLACE, -1, 0) != b) failed = 2;

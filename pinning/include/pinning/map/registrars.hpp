@@ -27,35 +27,61 @@ class PinnedMap::Told {
 
 inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   Registrar& added = *registrar;
-  {
-    std::lock_guard const guard(mutex_);
-    registrars_.push_back(std::move(registrar));
-    any_registrars_ = true;
-  }
+  std::exception_ptr refused;
+  std::unique_ptr<Registrar> removed;
+  Unwatching const afterwards(*this);
+  std::unique_lock guard(mutex_);
+  registrars_.push_back(std::move(registrar));
+  any_registrars_ = true;
+  ++added.uses;  // until it is told of all: who removes it meanwhile waits
   try {
-    Unwatching const afterwards(*this);
-    std::unique_lock guard(mutex_);
-    for (auto const& range : table_.regions()) tell_of(guard, range, added);
-  } catch (...) {
-    try {
-      remove_registrar(added);
-    } catch (std::exception const&) {  // its first error says more
+    for (auto const& range : table_.regions()) {
+      if (!has(added)) break;
+      tell_of(guard, range, added);
     }
-    throw;
+  } catch (...) {
+    refused = std::current_exception();
   }
+  if (!guard.owns_lock()) guard.lock();
+  if (refused) removed = take_out(added);
+  --added.uses;
+  settled_.notify_all();
+  if (!refused) return;
+  try {
+    if (removed) take_back_all(guard, *removed);
+  } catch (std::exception const&) {  // its first error says more
+  }
+  if (guard.owns_lock()) guard.unlock();
+  std::rethrow_exception(refused);
 }
 
 inline void PinnedMap::remove_registrar(Registrar& registrar) {
   if (is_parents()) return;
-  std::unique_ptr<Registrar> removed;
-  std::exception_ptr first_error;
+  std::unique_ptr<Registrar> removed;  // destroyed without the mutex
   std::unique_lock guard(mutex_);
+  removed = take_out(registrar);
+  if (removed) take_back_all(guard, *removed);
+}
+
+inline bool PinnedMap::has(Registrar const& registrar) const noexcept {
+  return std::any_of(registrars_.begin(), registrars_.end(), [&](auto const& each) { return each.get() == &registrar; });
+}
+
+/// From now on nobody tells it of anything anew.
+inline std::unique_ptr<Registrar> PinnedMap::take_out(Registrar& registrar) noexcept {
   auto const found = std::find_if(registrars_.begin(), registrars_.end(),
                                   [&](auto const& each) { return each.get() == &registrar; });
-  if (found == registrars_.end()) return;
-  removed = std::move(*found);
+  if (found == registrars_.end()) return nullptr;
+  auto removed = std::move(*found);
   registrars_.erase(found);
   any_registrars_ = !registrars_.empty();
+  return removed;
+}
+
+/// Has one that was taken out forget all, also what it is being told just now, and releases the mutex. Throws its first
+/// error when all is done.
+inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar) {
+  std::exception_ptr first_error;
   for (;;) {
     std::vector<Registration> known;
     for (auto& [id, registered] : ends_) {
@@ -66,7 +92,7 @@ inline void PinnedMap::remove_registrar(Registrar& registrar) {
       all.erase(theirs, all.end());
     }
     if (known.empty() && registrar.uses == 0) break;
-    if (known.empty()) {  // by who locks or unlocks just now
+    if (known.empty()) {  // by who adds it, locks or unlocks just now
       settled_.wait(guard);
       continue;
     }

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that locks nothing does the same with the library loaded before it, whatever it does and is linked to."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import SOURCES, TOOL
+
+Build = Callable[..., Path]
+NEVER = "pinning: the tool was never started"
+WAYS = [
+    "memory",
+    "children",
+    "libraries",
+    "no descriptors",
+    "ten descriptors",
+    "no streams",
+    "small stacks",
+    "few addresses",
+    "no processes",
+    "changed root",
+    "traced",
+    "refused advice",
+    "sandboxed",
+]
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Compiles a C source, once for each set of options; "shared" makes a library."""
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    folder = tmp_path_factory.mktemp("harmless")
+
+    def build(source: str, name: str, *options: object) -> Path:
+        made = folder / name
+        if not made.exists():
+            command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", SOURCES / source, "-o", made, "-pthread", "-ldl"]
+            subprocess.run([*command, *options], check=True)
+        return made
+
+    return build
+
+
+def outcome(*command: object, preload: str = "", streams: bool = True, **variables: str) -> tuple[int, str, str]:
+    """Status, output and errors."""
+    environment = {**os.environ, "LD_PRELOAD": preload, "EF_DISABLE_BANNER": "1", **variables}
+    done = subprocess.run(
+        [*map(str, command)], env=environment, capture_output=streams, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stdout or "", done.stderr or ""
+
+
+def by_run(*command: object) -> tuple[int, str, str]:
+    """The same by ``pinning run``, without what that says itself."""
+    run = [sys.executable, "-P", "-c", "from pinning.cli import app; app(prog_name='pinning')", "run", "--"]
+    code, out, errors = outcome(*run, *command)
+    return code, out, "".join(line for line in errors.splitlines(True) if not line.startswith(NEVER))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_does_the_same(build: Build, way: str) -> None:
+    program = build("harmless.c", "harmless")
+    command: list[object] = [program, way]
+    if way == "no streams":
+        command = ["sh", "-c", f"exec {program} 'no streams' 0<&- 1>&- 2>&-"]
+    plain = outcome(*command)
+    if plain[0] == 77:
+        pytest.skip(f"{way}: not for this user, or this kernel")
+    assert plain[0] == 5, plain
+    assert outcome(*command, preload=str(TOOL)) == plain
+    assert by_run(*command) == plain
+
+
+def test_a_library_that_joins_its_threads_before_a_fork(build: Build) -> None:
+    library = build("joins_before_fork.c", "libjoins_before_fork.so", "-shared", "-fPIC")
+    options = ["-DPROGRAM", library, f"-Wl,-rpath,{library.parent}"]
+    program = build("joins_before_fork.c", "joins_before_fork", *options)
+    assert outcome(program, preload=str(TOOL)) == (0, "20 children\n", "")
+
+
+@pytest.fixture(params=["guarded_malloc", "efence", "jemalloc", "tcmalloc_minimal", "mimalloc"])
+def allocator(request: pytest.FixtureRequest, build: Build) -> str:
+    """A library with an allocator of its own."""
+    if request.param == "guarded_malloc":
+        return str(build("guarded_malloc.c", "libguarded_malloc.so", "-shared", "-fPIC", "-fno-builtin"))
+    return ctypes.util.find_library(request.param) or pytest.skip(f"there is no lib{request.param}.so here")
+
+
+@pytest.mark.parametrize("way", ["memory", "children"])
+def test_a_program_with_an_allocator_of_its_own(build: Build, allocator: str, way: str) -> None:
+    program = build("harmless.c", "harmless")
+    plain = outcome(program, way, preload=allocator)
+    assert plain[0] == 5, plain
+    assert outcome(program, way, preload=f"{allocator}:{TOOL}") == plain
+    assert outcome(program, way, preload=f"{TOOL}:{allocator}") == plain
+    name, folder = Path(allocator).name, Path(allocator).parent
+    options = ["-Wl,--no-as-needed", f"-L{folder}", f"-l:{name}", f"-Wl,-rpath,{folder}"]
+    linked = build("harmless.c", f"harmless-{name}", *options)
+    assert outcome(linked, way, preload=str(TOOL)) == plain
