@@ -27,9 +27,8 @@ from contextlib import suppress
 from pinning.arguments import integer, seconds
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.lifecycle import Part, at_exit, in_child
-from pinning.limits import check_budget
+from pinning.limits import check_lock
 from pinning.populate import Populating, is_resident
-from pinning.room import check_room
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -89,8 +88,7 @@ cdef class Job:
             self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
             return
         resident = is_resident(ptr, size)
-        check_room(size, on.device, resident)
-        check_budget(size)
+        check_lock(size, on.device, resident)
         if resident:
             self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
             return

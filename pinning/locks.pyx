@@ -11,8 +11,8 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
-from pinning.idle cimport keeps, make_room
-from pinning.map cimport Hold, PinnedMap, wish
+from pinning.idle cimport keeps
+from pinning.map cimport Hold, PinnedMap, forks, wish, wrap
 from pinning.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.plugin.native cimport Wish
 
@@ -25,9 +25,8 @@ from pinning import devices
 from pinning.arguments import integer, said
 from pinning.buffers import HostBuffer, resolve
 from pinning.errors import InvalidRangeError, NotLockedError
-from pinning.limits import check_budget
+from pinning.limits import check_lock
 from pinning.populate import is_resident, populate
-from pinning.room import check_room
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
     void describe_in_status(uint64_t start, uint64_t size, const char* owner, const char* site) noexcept
@@ -423,9 +422,7 @@ cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
     if on.closed or on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
         return
     resident = is_resident(ptr, size)
-    check_room(size, on.device, resident)
-    make_room(size)
-    check_budget(size)
+    check_lock(size, on.device, resident)
     populate(ptr, size, progress=progress, resident=resident)
 
 
