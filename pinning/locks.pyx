@@ -301,7 +301,7 @@ cdef class Lock(Hold):
 
     def __repr__(self):
         state = "" if self.is_held() else ", unlocked"
-        if state and self.counted and not self.map.closed and self.generation == self.map.generation:
+        if state and self.counted and not self.map.closed and self.generation == forks():
             state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
         device = getattr(self.map.device, "name", self.map.device)
         end = int(self.ptr) + self.size

@@ -78,7 +78,6 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
     cppclass CPinnedMap "pinning::PinnedMap":
         CPinnedMap(Locker& locker, Watcher* watcher, bool undone_by_watcher, Budget* budget) except +
         void abandon() noexcept
-        bint is_parents() noexcept
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, Pieces& pieces) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
