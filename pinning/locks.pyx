@@ -530,11 +530,17 @@ def is_locked(buffer, size=None, *, device=None):
     return map_with(found.ptr, found.size) is not None
 
 
-cdef PinnedMap map_with(uint64_t ptr, uint64_t size):
+cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=NULL):
     cdef object known, on
+    cdef optional[CRegion] there
     for known in maps.values():
         on = <object>PyWeakref_GetObject(known)
-        if on is not None and (<PinnedMap>on).map.find(ptr, size).has_value():
+        if on is None:
+            continue
+        there = (<PinnedMap>on).map.find(ptr, size)
+        if there.has_value():
+            if region is not NULL:
+                region[0] = there
             return on
     return None
 
@@ -561,8 +567,9 @@ def find(buffer, size=None, *, device=None):
         return None
     if device is not None:
         return map_of(device).find(found.ptr, found.size)
-    cdef PinnedMap on = map_with(found.ptr, found.size)
-    return None if on is None else on.find(found.ptr, found.size)
+    cdef optional[CRegion] region
+    cdef PinnedMap on = map_with(found.ptr, found.size, &region)
+    return None if on is None else wrap(dereference(region), on.device)
 
 
 cdef Lock held_within(uint64_t ptr, uint64_t size):
