@@ -13,7 +13,7 @@ from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes
 from pinning.locks cimport Lock, Pace, describe, description_of, map_of, pace_of, unlocked
-from pinning.map cimport PinnedMap, wish
+from pinning.map cimport PinnedMap, forks, wish
 from pinning.native cimport CRegion
 from pinning.plugin.native cimport Wish
 
@@ -27,9 +27,8 @@ from contextlib import suppress
 from pinning.arguments import integer, seconds
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.lifecycle import Part, at_exit, in_child
-from pinning.limits import check_budget
+from pinning.limits import check_lock
 from pinning.populate import Populating, is_resident
-from pinning.room import check_room
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -38,6 +37,8 @@ cdef double SLICE = 0.05  # seconds between two looks for a signal
 cdef double EXIT_SECONDS = 60
 
 cdef dict workers = {}  # those that have a thread, by the map
+cdef long begun = forks()  # in which process
+cdef list parents = []  # the workers of the processes before, whose threads are not here
 
 
 @cython.no_gc_clear
@@ -61,7 +62,7 @@ cdef class Job:
 
     cdef bint is_lost(self) noexcept:
         """In a child of fork."""
-        return self.generation != self.on.generation
+        return self.generation != forks()
 
     cdef run(self):
         try:
@@ -89,8 +90,7 @@ cdef class Job:
             self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
             return
         resident = is_resident(ptr, size)
-        check_room(size, on.device, resident)
-        check_budget(size)
+        check_lock(size, on.device, resident)
         if resident:
             self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
             return
@@ -167,6 +167,7 @@ cdef class Worker:
 
 
 cdef int begin(Job job) except -1:
+    begin_anew()
     cdef Worker worker = workers.get(<size_t><void*>job.on)
     if worker is not None:
         worker.jobs.append(job)
@@ -413,7 +414,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     if read_only is None and found.read_only >= 0:
         read_only = bool(found.read_only)
     job.wanted = wish(read_only, coherent)
-    job.generation = job.on.generation
+    job.generation = forks()
     job.listeners = []
     job.description = description_of(buffer)
     job.on.check_open()
@@ -428,10 +429,18 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     return made
 
 
-def _begin_anew_in_child():
-    global workers
-    parents.append(workers)  # whose threads are not here
+cdef begin_anew():
+    """In a child of fork, once."""
+    global workers, begun
+    if begun == forks():
+        return
+    parents.append(workers)
     workers = {}
+    begun = forks()
+
+
+def _begin_anew_in_child():
+    begin_anew()  # unless a handler that ran before has
 
 
 def _end_all():
@@ -445,8 +454,6 @@ def _end_all():
     for job in left:
         job.wait(job.lock.size + 1, EXIT_SECONDS)
 
-
-parents = []
 
 in_child(Part.LOCKS, _begin_anew_in_child)
 at_exit(Part.LOCKS, _end_all)

@@ -7,6 +7,3 @@ from pinning.map cimport PinnedMap
 # Whether the region of a lock that an owner's memory has is to be kept idle by its last unlock: its memory stays where it
 # is from now on until the region is gone.
 cdef bint keeps(PinnedMap on, uint64_t ptr, object owner) except -1
-
-# Where there is no room for so many bytes: gives back what nobody can use any more.
-cdef make_room(uint64_t size)

@@ -7,11 +7,13 @@ from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_GetObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
+from libcpp.vector cimport vector
 
 from pinning.exports cimport Bytes, Export, export
 from pinning.map cimport PinnedMap
-from pinning.native cimport Budget, CRegion, process_budget, process_watcher
+from pinning.native cimport Budget, CPinnedMap, CRegion, process_budget, process_watcher
 
 import mmap
 from contextlib import suppress
@@ -21,6 +23,7 @@ import numpy
 
 from pinning.errors import PinningError
 from pinning.lifecycle import Part, at_exit, in_child
+from pinning.map import _maps
 from pinning.watch import Watch
 
 cdef extern from "Python.h":
@@ -28,6 +31,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     MOST_VIEWS = 64  # of one another that are followed to their owner
+
+NO_LIMIT = 2**64 - 1
 
 cdef Budget* budget = &process_budget()
 cdef dict kept = {}  # by map and start of the region
@@ -127,11 +132,69 @@ cdef void give_back_one(PinnedMap on, uint64_t start) noexcept:
         pass
 
 
-cdef make_room(uint64_t size):
+def clear_up():
+    """Where there is no room: unlock what has left, and what is idle and can be used by nobody any more."""
+    for each in _maps:
+        with suppress(PinningError):
+            each.undo_left()
+    look()
+
+
+def unlocks():
+    """How many have ended: for `give_way`, from before its caller has looked for room."""
+    return budget.ended()
+
+
+def give_way(device, uint64_t needed, uint64_t unlocks):
+    """Give back the longest idle region of a device, where so many bytes are idle there.
+
+    Where they are not, wait for an unlock that another thread is in the middle of.
+
+    Returns
+    -------
+    bool
+        Whether there may be more room now.
+    """
+    cdef PinnedMap on
+    cdef CPinnedMap* map
+    cdef vector[CRegion] found
+    cdef CRegion region
+    cdef list idle = []
+    cdef uint64_t most = NO_LIMIT
+    cdef cbool ended
+    for on in _maps:
+        if on.device is not device or not on.map.has_idle():
+            continue
+        map = on.map
+        with nogil:
+            found = map.overlapping(1, most, True)
+        idle += [(region.serial, region.start, region.size, on) for region in found if region.idle]
+    if sum([each[2] for each in idle]) >= needed:
+        for _, start, _, on in sorted(idle):  # no two serials are equal
+            give_back_one(on, start)
+            if not on.map.serial_at(start):  # else the vendor has refused
+                look()
+                return True
+    with nogil:
+        ended = budget.wait_for_an_end(unlocks)
+    return ended
+
+
+def give_back_for(uint64_t nbytes):
+    """Where a vendor refuses for want of room: give back so many bytes of what is idle; whether that gave any."""
+    cdef uint64_t given
+    with nogil:
+        given = budget.give_back(nbytes)
+    look()
+    return given != 0
+
+
+def make_room(uint64_t size):
+    """Where the budget has no room for so many bytes: `clear_up`, for a lock takes others' idle regions only then."""
     cdef Budget.Figures now = budget.figures()
     cdef uint64_t taken = now.locked + now.external
-    if kept and now.limit != NO_LIMIT and (taken > now.limit or size > now.limit - taken):
-        look()
+    if now.limit != NO_LIMIT and (taken > now.limit or size > now.limit - taken):
+        clear_up()
 
 
 def check(uint64_t size):
@@ -190,8 +253,6 @@ def _end():
     watch.end()
     set_limits(budget.figures().limit, 0)
 
-
-NO_LIMIT = 2**64 - 1
 
 in_child(Part.IDLE, _begin_anew_in_child)
 at_exit(Part.IDLE, _end)

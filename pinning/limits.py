@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from pinning import idle as _idle
 from pinning.errors import InvalidRangeError, LockLimitError
-from pinning.room import Room, cgroup_memory, system_memory
+from pinning.plugin import Device
+from pinning.room import Room, cgroup_memory, check_room, system_memory
 
 
 class Budget(NamedTuple):
@@ -110,15 +111,26 @@ def give_back_idle(nbytes: int | None = None) -> int:
     return _idle.give_back(_idle.NO_LIMIT if nbytes is None else _bytes(nbytes, "nbytes"))
 
 
-def check_budget(size: int) -> None:
-    """Refuse a lock of so many bytes that the budget has no room for, before anything is touched for it.
+def check_lock(size: int, device: Device, resident: bool) -> None:
+    """Refuse a lock for which there is no room, nor would be without what is idle, before anything is touched for it.
+
+    Parameters
+    ----------
+    size, device, resident
+        As for `pinning.room.check_room`.
 
     Raises
     ------
     LockLimitError
-        The message has the figures.
+        The message has the figures, and what raises the limit.
     """
+    check_room(size, device, resident)
+    _check_budget(size)
+
+
+def _check_budget(size: int) -> None:
     global _chosen
+    _idle.make_room(size)
     try:
         _idle.check(size)
     except LockLimitError:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes
 from pinning.map cimport Hold, PinnedMap
-from pinning.native cimport PacedPieces
+from pinning.native cimport CRegion, PacedPieces
 
 
 cdef class Pace:
@@ -26,7 +27,8 @@ cdef class Lock(Hold):
 cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, object stall_ms)
 cdef Lock unlocked(object buffer, object size, Bytes* found)  # not locked yet
 cdef PinnedMap map_of(object device)
-cdef PinnedMap map_with(uint64_t ptr, uint64_t size)  # that has a region which holds all of this, or None
+# The first map that has a region which holds all of this, and that region; or None.
+cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=*)
 cdef tuple description_of(object buffer)
 cdef void describe(Lock made, tuple description) noexcept  # in the process's status page
 cdef object bytes_of(object buffer, object size, Bytes* found)

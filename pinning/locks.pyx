@@ -11,8 +11,8 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
-from pinning.idle cimport keeps, make_room
-from pinning.map cimport Hold, PinnedMap, wish
+from pinning.idle cimport keeps
+from pinning.map cimport Hold, PinnedMap, forks, wish, wrap
 from pinning.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.plugin.native cimport Wish
 
@@ -25,9 +25,8 @@ from pinning import devices
 from pinning.arguments import integer, said
 from pinning.buffers import HostBuffer, resolve
 from pinning.errors import InvalidRangeError, NotLockedError
-from pinning.limits import check_budget
+from pinning.limits import check_lock
 from pinning.populate import is_resident, populate
-from pinning.room import check_room
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
     void describe_in_status(uint64_t start, uint64_t size, const char* owner, const char* site) noexcept
@@ -302,7 +301,7 @@ cdef class Lock(Hold):
 
     def __repr__(self):
         state = "" if self.is_held() else ", unlocked"
-        if state and self.counted and not self.map.closed and self.generation == self.map.generation:
+        if state and self.counted and not self.map.closed and self.generation == forks():
             state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
         device = getattr(self.map.device, "name", self.map.device)
         end = int(self.ptr) + self.size
@@ -423,9 +422,7 @@ cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
     if on.closed or on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
         return
     resident = is_resident(ptr, size)
-    check_room(size, on.device, resident)
-    make_room(size)
-    check_budget(size)
+    check_lock(size, on.device, resident)
     populate(ptr, size, progress=progress, resident=resident)
 
 
@@ -533,11 +530,17 @@ def is_locked(buffer, size=None, *, device=None):
     return map_with(found.ptr, found.size) is not None
 
 
-cdef PinnedMap map_with(uint64_t ptr, uint64_t size):
+cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=NULL):
     cdef object known, on
+    cdef optional[CRegion] there
     for known in maps.values():
         on = <object>PyWeakref_GetObject(known)
-        if on is not None and (<PinnedMap>on).map.find(ptr, size).has_value():
+        if on is None:
+            continue
+        there = (<PinnedMap>on).map.find(ptr, size)
+        if there.has_value():
+            if region is not NULL:
+                region[0] = there
             return on
     return None
 
@@ -564,8 +567,9 @@ def find(buffer, size=None, *, device=None):
         return None
     if device is not None:
         return map_of(device).find(found.ptr, found.size)
-    cdef PinnedMap on = map_with(found.ptr, found.size)
-    return None if on is None else on.find(found.ptr, found.size)
+    cdef optional[CRegion] region
+    cdef PinnedMap on = map_with(found.ptr, found.size, &region)
+    return None if on is None else wrap(dereference(region), on.device)
 
 
 cdef Lock held_within(uint64_t ptr, uint64_t size):

@@ -38,6 +38,7 @@ cdef class PinnedMap:
     cdef readonly long generation
 
     cdef _make(self)
+    cdef begin_anew(self)
     cdef _let_go(self)
     cdef _remove_registrars(self)
     cdef give_back(self, uint64_t start)  # what is idle there
@@ -46,6 +47,10 @@ cdef class PinnedMap:
     cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *
     cdef check_open(self)
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
+
+
+cdef Region wrap(const CRegion& found, object device)
+cdef long forks() noexcept
 
 
 cdef class Registrar:

@@ -13,6 +13,7 @@ from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
 from pinning.native cimport (
+    Budget,
     CHold,
     CPinnedMap,
     CRegion,
@@ -215,7 +216,7 @@ cdef class PinnedMap:
     closed : bool
         Whether `close` was called; nothing can be locked then.
     generation : int
-        How many forks lie between this process and the one that made the map.
+        The forks between the first process that has loaded libpinning and this one.
     """
 
     def __cinit__(self, device, *, bint shared=False):
@@ -233,6 +234,7 @@ cdef class PinnedMap:
                 raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
             self.shared = &shared_map((<NativeDevice>device).vendor[0])
         self._make()
+        self.generation = forks()
         _maps.add(self)
 
     cdef _make(self):
@@ -333,6 +335,7 @@ cdef class PinnedMap:
         return made
 
     cdef check_open(self):
+        self.begin_anew()
         if self.closed:
             raise PinningError(f"the map of {self.device} is closed; nothing can be locked or registered in it")
 
@@ -389,6 +392,7 @@ cdef class PinnedMap:
         if not is_one_of(policy, *_POLICIES):
             raise PinningError(f"the policy {said(policy)} is none; give one of {', '.join(map(repr, _POLICIES))}")
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
+        self.begin_anew()
         if self.closed:
             if chosen == LockMapped.mandatory:
                 self.check_open()
@@ -576,7 +580,7 @@ cdef class PinnedMap:
             raise InvalidRangeError("piece 0 registers nothing; give at least one byte, or None for whole regions")
         self.check_open()
         cdef Registrar made = Registrar.__new__(Registrar)
-        made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, self.generation
+        made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, forks()
         made.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
         cdef CPinnedMap* map = self.map
         self.registrars.append(made)  # first, so that it lives
@@ -734,17 +738,20 @@ cdef class PinnedMap:
         with nogil:
             map.give_back_idle(start)
 
-    def _after_fork_in_child(self):
-        # The old map may have been in the middle of anything, and its locks are the parent's: it is never destroyed.
+    cdef begin_anew(self):
+        """In a child of fork, once: what was locked before, and who was told of it, is the parent's."""
+        if self.generation == forks():
+            return
         cdef CPinnedMap* parents = self.map
-        if not parents.is_parents():
-            return  # it was made in this child, by what ran before this
+        self._make()
+        if self.shared is NULL:
+            parents.abandon()  # never destroyed, for it may have been in the middle of anything
         self.holds = NULL
         self.registrars = []
-        self._make()
-        self.generation += 1
-        if self.shared is NULL:
-            parents.abandon()
+        self.generation = forks()
+
+    def _after_fork_in_child(self):
+        self.begin_anew()  # unless a handler that ran before has locked something
 
     def __enter__(self):
         return self
@@ -794,7 +801,7 @@ cdef class Registrar:
         """
         cdef PythonRegistrar* native = self.native
         cdef CPinnedMap* map = self.map.map
-        if native is NULL or self.generation != self.map.generation:
+        if native is NULL or self.generation != forks():
             return
         self.native = NULL  # first, so that of two threads only one removes it
         try:
@@ -809,7 +816,7 @@ cdef class Registrar:
             self.native.let_go()
 
     def __repr__(self):
-        removed = self.native is NULL or self.generation != self.map.generation
+        removed = self.native is NULL or self.generation != forks()
         return f"<Registrar {self.name} of {self.map!r}{', removed' if removed else ''}>"
 
 
@@ -826,7 +833,7 @@ cdef class Hold:
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept:
         """`take` where a region holds the range already and nobody need be asked."""
-        if map.closed:
+        if map.closed or map.generation != forks():
             return False
         cdef optional[CHold] held = map.map.try_lock(ptr, size, wish)
         if held.has_value():
@@ -835,6 +842,7 @@ cdef class Hold:
 
     cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1:
         """`take` where the range is locked already, or someone else has pinned it."""
+        map.begin_anew()
         if map.closed:
             return False
         cdef Wish any_kind = wish(None, None)
@@ -857,7 +865,7 @@ cdef class Hold:
 
     cdef void own(self, PinnedMap map, CHold hold) noexcept:
         self.map = map
-        self.generation = map.generation
+        self.generation = forks()
         self.hold = hold
         self.counted = True
         if map.shared is not NULL:
@@ -879,7 +887,7 @@ cdef class Hold:
         return self.counted and self.is_in_map()
 
     cdef bint is_in_map(self) noexcept:
-        return not self.map.closed and self.generation == self.map.generation and self.map.map.holds(self.hold)
+        return not self.map.closed and self.generation == forks() and self.map.map.holds(self.hold)
 
     cdef void link(self) noexcept:
         """Into the list of those that the map has to give up at exit; the GIL guards it."""
@@ -890,7 +898,7 @@ cdef class Hold:
         self.linked = True
 
     cdef void unlink(self) noexcept:
-        if not self.linked or self.generation != self.map.generation:
+        if not self.linked or self.generation != forks():
             return
         self.linked = False
         if self.previous_hold is NULL:
@@ -959,6 +967,14 @@ cdef unlock_orphans():
 
 cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor, nobody is there to hear of an error
     hold.give_up()
+
+
+cdef Budget* budget = &process_budget()
+
+
+cdef long forks() noexcept:
+    """What a lock was taken after another number of is the parent process's: known before any handler of the fork has run."""
+    return budget.forks()
 
 
 _maps = Living()

@@ -36,6 +36,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         bool watched
         bool idle
         Grain grain
+        uint64_t serial
 
         bool in_one_piece(uint64_t ptr, uint64_t bytes) noexcept
 
@@ -58,6 +59,10 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         void check(uint64_t size) except +raise_in_python
         bool keeps(uint64_t size) noexcept
         uint64_t trim(uint64_t bytes) except +raise_in_python
+        uint64_t give_back(uint64_t bytes) except +raise_in_python
+        uint64_t ended() noexcept
+        bool wait_for_an_end(uint64_t ended) noexcept
+        unsigned forks() noexcept
 
     Budget& process_budget() except +
 
@@ -73,7 +78,6 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
     cppclass CPinnedMap "pinning::PinnedMap":
         CPinnedMap(Locker& locker, Watcher* watcher, bool undone_by_watcher, Budget* budget) except +
         void abandon() noexcept
-        bint is_parents() noexcept
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
         CHold lock(uint64_t ptr, uint64_t size, Wish wish, Pieces& pieces) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python

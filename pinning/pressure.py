@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pinning.room import memory_group
+from pinning.control_group import memory_group
 
 HIGH = 0.1  # of the time some task has waited for memory
 

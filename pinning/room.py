@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from pinning import idle
+from pinning.control_group import memory_group
 from pinning.errors import LockLimitError
 from pinning.plugin import Device, LockLimit
 
@@ -41,7 +43,7 @@ class Room(NamedTuple):
 
 
 def check_room(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock for which there is no room.
+    """Refuse a lock for which there is no room. What is idle gives way to it, where that is enough.
 
     Parameters
     ----------
@@ -69,6 +71,14 @@ def check_memory(size: int) -> None:
     """Refuse what neither the machine nor a control group has room for. Raises as `check_room`."""
     if size < WORTH_A_LOOK:
         return
+    try:
+        _check_memory(size)
+    except LockLimitError:
+        idle.clear_up()  # what is idle for others is memory of theirs, locked or not
+        _check_memory(size)
+
+
+def _check_memory(size: int) -> None:
     with suppress(OSError):
         check(size, system_memory())
     for room in cgroup_memory():
@@ -78,8 +88,19 @@ def check_memory(size: int) -> None:
 def _check_limit(size: int, device: Device) -> None:
     # isinstance(device, LimitedDevice) would take 20 us.
     lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
-    if lock_limit and (lock := lock_limit()):
-        check(size, Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy))
+    cleared = False
+    while lock_limit:
+        unlocks = idle.unlocks()
+        lock = lock_limit()
+        if lock is None:
+            return
+        room = Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
+        if size > room.free and not cleared:
+            cleared = True
+            idle.clear_up()
+        elif size <= room.free or not idle.give_way(device, size - room.free, unlocks):
+            check(size, room)
+            return
 
 
 def system_memory() -> Room:
@@ -111,30 +132,6 @@ def cgroup_memory(root: Path = Path("/")) -> Iterator[Room]:
         cached = sum(int(usage[names.stat_prefix + kind]) for kind in ("active_file", "inactive_file"))
         remedy = f"echo BYTES > {folder / names.limit} (as root; for a container: its --memory)"
         yield Room(f"the memory limit of control group {path}", int(limit), int(limit) - used + cached, remedy)
-
-
-class _Names(NamedTuple):
-    limit: str
-    used: str
-    stat_prefix: str
-
-
-def memory_group(root: Path) -> tuple[Path, PurePosixPath, _Names]:
-    """Where the groups that bound memory are mounted, this process' group among them, and its files' names."""
-    mount = root / "sys/fs/cgroup"
-    unified = PurePosixPath("/")
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            names = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            return mount / "memory", PurePosixPath(path), names
-        if not controllers:
-            unified = PurePosixPath(path)
-    return mount, unified, _Names("memory.max", "memory.current", "")
 
 
 def check(size: int, room: Room) -> None:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
@@ -196,3 +199,91 @@ def test_without_descriptors_what_cannot_be_read_does_not_bind() -> None:
             pinning.lock((mmap.PAGESIZE, 10), device="host")
 
     run_in_child(child)
+
+
+# ---- what is idle ----
+
+
+@pytest.fixture
+def idle() -> Iterator[None]:
+    pinning.budget(idle=True)
+    yield
+    pinning.budget(1.0, idle=False)
+
+
+def locked_whole(memory: mmap.mmap) -> None:
+    pinning.lock(memory, device="host").unlock()
+
+
+def locked_in_the_background(memory: mmap.mmap) -> None:
+    pinning.lock_async(memory, device="host").wait().unlock()
+
+
+def locked_as_it_is_mapped(memory: mmap.mmap) -> None:
+    assert pinning.lock_mapped(memory, device="host")
+    pinning.unlock_unmapped(memory, device="host")
+
+
+def in_an_arena(memory: mmap.mmap) -> None:
+    with pinning.Arena(len(memory), "host") as arena:
+        arena.wait()
+
+
+def allocated(memory: mmap.mmap) -> None:
+    pinning.alloc(len(memory), "host", device="host").free()
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize(
+    "lock", [locked_whole, locked_in_the_background, locked_as_it_is_mapped, in_an_arena, allocated]
+)
+def test_what_is_idle_gives_way(lock: Callable[[mmap.mmap], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PINNING_LOCK_MAPPED", "mandatory")
+
+    def child() -> None:
+        owners = [mmap.mmap(-1, 2 << 20, prot=mmap.PROT_READ) for _ in range(3)]
+        for each in owners:
+            locked_whole(each)
+        assert pinning.budget().idle == 6 << 20
+        lock(mmap.mmap(-1, 3 << 20))
+        assert pinning.budget().idle >= 2 << 20, "no more than is needed"
+        pinning.lock(owners[2], device="host").unlock()
+
+    run_as_ordinary_user(child)
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_lock_that_would_not_fit_anyway_takes_nothing() -> None:
+    def child() -> None:
+        owners = [mmap.mmap(-1, 2 << 20, prot=mmap.PROT_READ) for _ in range(3)]
+        for each in owners:
+            locked_whole(each)
+        with pytest.raises(LockLimitError, match="RLIMIT_MEMLOCK"):
+            pinning.lock(mmap.mmap(-1, 9 << 20), device="host")
+        assert pinning.budget().idle == 6 << 20
+
+    run_as_ordinary_user(child)
+
+
+@pytest.mark.usefixtures("idle")
+def test_threads_that_need_what_is_idle_find_it() -> None:
+    def child() -> None:
+        owners = [mmap.mmap(-1, 3 << 20, prot=mmap.PROT_READ) for _ in range(6)]
+        with ThreadPoolExecutor(2) as threads:  # each has room if all that is idle goes
+            for _ in threads.map(locked_whole, owners * 30):
+                pass
+
+    run_as_ordinary_user(child)
+
+
+@pytest.mark.usefixtures("idle")
+def test_only_what_is_idle_of_the_device_itself_gives_way() -> None:
+    device, other = FakeDevice(), FakeDevice()
+    limited = FakeLimitedDevice(LockLimit("RLIMIT_TEST", 10000, 10000, "testlimit -u"))
+    owners = [np.zeros(8000, "u1") for _ in range(2)]
+    for each, on in zip(owners, (device, other), strict=True):
+        pinning.lock(each, device=on).unlock()
+    with pytest.raises(LockLimitError):
+        check_room(5000, limited, resident=True)
+    assert pinning.budget().idle == 16000
+    pinning.give_back_idle()

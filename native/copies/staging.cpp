@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <pinning/budget.hpp>
 #include <thread>
 
 #include "../process/fork.hpp"
@@ -440,7 +441,8 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
     bytes_ -= ring->size;
   };
   try {
-    ring->ptr = memory_->allocate(Ring::front + ring->size);
+    std::uint64_t const bytes = Ring::front + ring->size;
+    ring->ptr = process_budget().with_room(bytes, [&] { return memory_->allocate(bytes); });
   } catch (std::exception const&) {  // a limit on locked memory, most likely: copies go on without
     refused();
     return std::nullopt;

@@ -11,6 +11,8 @@
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
+#include <span>
+#include <thread>
 
 #include "mappings.hpp"
 #include "system_call.hpp"
@@ -25,21 +27,25 @@ int lock_pages(Address start, Address end) {
   return mlock(reinterpret_cast<void*>(start), end - start) == 0 ? 0 : errno;
 }
 
+/// So often munlock is tried with the mappings as they are by then, before its refusal is believed.
+constexpr int most_looks = 16;
+
+/// Pages that were unmapped took their lock with them, so none of them is in the way. But munlock ends at the first, and
+/// other threads unmap and map while this looks what is mapped: what was mapped since holds no lock that is to be undone.
 int unlock_pages(Address start, Address end) {
-  if (munlock(reinterpret_cast<void*>(start), end - start) == 0) return 0;
-  int const error = errno;
+  auto const unlock = [](Address from, Address to) { return munlock(reinterpret_cast<void*>(from), to - from) == 0; };
+  if (unlock(start, end)) return 0;
+  int error = errno;
   try {
-    auto const found = mappings(start, end - start);
-    if (!gap(start, end - start, found)) return error;
-    // Pages that were unmapped took their lock with them, and only what is left of the range is still to be unlocked.
-    for (auto const& mapping : found) {
-      int const again = unlock_pages(std::max(start, mapping.start), std::min(end, mapping.end));
-      if (again != 0) return again;
+    for (int look = 0; look < most_looks && error == ENOMEM; ++look) {
+      error = 0;
+      for (auto const& mapping : mappings(start, end - start)) {
+        if (!unlock(std::max(start, mapping.start), std::min(end, mapping.end))) error = errno;
+      }
     }
-    return 0;
   } catch (std::exception const&) {  // nobody can say what is mapped
-    return error;
   }
+  return error;
 }
 
 /// By a call that writes nothing: /proc/self/maps is long where refusals are many.
@@ -100,6 +106,12 @@ void check_limit(std::uint64_t size, std::string const& where, int code) {
                                     "of its file, or the process has more mappings than vm.max_map_count allows"));
 }
 
+/// Which pages, by how many ranges hold them.
+auto exactly(unsigned locks) {
+  return [=](unsigned each) { return each == locks; };
+}
+constexpr auto locked = [](unsigned each) { return each != 0; };
+
 }  // namespace
 
 /// While it lives, nobody else changes these pages.
@@ -133,13 +145,24 @@ class PageLocks::Change {
   Change* next_ = nullptr;
 };
 
+PageLocks::~PageLocks() {
+  if (listens_) process_watcher().remove(*this);
+}
+
+/// From the first lock on, and so in each process for itself.
+void PageLocks::listen() {
+  if (!listens_.exchange(true)) process_watcher().add(*this, true);
+}
+
 void PageLocks::lock(Range range) {
+  listen();
+  undo_left();
   Pages const pages = pages_of(range);
   Entry entry = entry_for(range, pages);
   Change const change(*this, pages);
   // Pages that are held already as well: their memory may have been unmapped, lock and all, and mapped anew.
   if (int const code = lock_pages(pages.start, pages.end); code != 0) {
-    each_run(pages, 0, [](Pages run) {  // some of them may be locked by now
+    each_run(pages, exactly(0), [](Pages run) {  // some of them may be locked by now
       unlock_pages(run.start, run.end);
       return 0;
     });
@@ -174,9 +197,11 @@ void PageLocks::unlock(Address ptr, Span gone) {
       return code;
     };
   };
-  int const code = each_run(pages, 1, what_is_there(unlock_pages));
+  int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
+  // What has moved just before that is still to be found in the account by `try_moved`.
+  while (gone.start < gone.end && !process_watcher().settled()) std::this_thread::yield();
   if (code != 0) {
-    each_run(pages, 1, what_is_there([](Address start, Address end) {  // some of them may be unlocked by now
+    each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some of them may be unlocked by now
       lock_pages(start, end);
       return 0;
     }));
@@ -209,19 +234,106 @@ void PageLocks::forget(Range range) {
 
 std::optional<PageLocks::Range> PageLocks::around(Address ptr) {
   std::lock_guard const guard(mutex_);
+  return meeting(ptr, 1);
+}
+
+std::optional<PageLocks::Range> PageLocks::meeting(Address ptr, std::uint64_t size) const {
+  Address const last = ptr + (size - 1);
   for (std::size_t width = held_.size(); width-- > 0;) {
     Held const& held = held_[width];
     std::uint64_t const reach = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;  // of the largest size
     std::optional<Range> largest;
-    for (auto next = held.upper_bound(Range{ptr, ~std::uint64_t{0}}); next != held.begin();) {
+    for (auto next = held.upper_bound(Range{last, ~std::uint64_t{0}}); next != held.begin();) {
       Range const& range = *--next;
-      std::uint64_t const offset = ptr - range.start;
+      std::uint64_t const offset = ptr - std::min(ptr, range.start);
       if (offset >= reach) break;
       if (offset < range.size && (!largest || range.size > largest->size)) largest = range;
     }
     if (largest) return largest;
   }
   return std::nullopt;
+}
+
+std::optional<bool> PageLocks::try_moved(Address ptr, std::uint64_t size, Address to) noexcept {
+  std::unique_lock const guard(mutex_, std::try_to_lock);
+  if (!guard) return std::nullopt;
+  Address const end = ptr + size;
+  auto const there = [=](Pages pages, bool grows) {
+    return Moved{{to + (pages.start - ptr), to + (pages.end - ptr)}, grows || pages.end == end};
+  };
+  for (Moved& each : std::span(moved_).first(moved_count_)) {  // again, before it was unlocked
+    if (ptr <= each.pages.start && each.pages.end <= end) each = there(each.pages, each.grows);
+  }
+  for (auto run = next_run(ptr, end, locked); run; run = next_run(run->end, end, locked)) {
+    if (moved_count_ == moved_.size()) break;
+    moved_[moved_count_++] = there(*run, false);
+  }
+  any_moved_ = moved_count_ != 0;
+  return moved_count_ != 0;
+}
+
+std::optional<bool> PageLocks::try_left(Address ptr, std::uint64_t size) noexcept {
+  std::unique_lock const guard(mutex_, std::try_to_lock);
+  if (!guard) return std::nullopt;
+  auto const moved = std::span(moved_).first(moved_count_);
+  auto const inside = [&](Moved const& each) { return ptr <= each.pages.start && each.pages.end <= ptr + size; };
+  moved_count_ -= std::ranges::remove_if(moved, inside).size();
+  return false;
+}
+
+/// A call that is refused would leave them locked for good, and one that moves them would have them locked elsewhere.
+void PageLocks::about_to_leave(Address ptr, std::uint64_t size) noexcept {
+  Address const end = ptr + size;
+  Pages pages{ptr & -page, ((end - 1) & -page) + page};
+  // Of a page that is left in part, another range may hold the rest.
+  auto const stays = [&](Address at) {
+    Address const from = std::max(ptr, at), to = std::min(end, at + page);
+    std::lock_guard const guard(mutex_);
+    return to - from < page && !(next_run(at, at + page, exactly(1)) && meeting(from, to - from));
+  };
+  if (stays(pages.start)) pages.start += page;
+  if (pages.start < pages.end && stays(pages.end - page)) pages.end -= page;
+  each_run(pages, locked, [](Pages run) {
+    munlock(reinterpret_cast<void*>(run.start), run.end - run.start);
+    return 0;
+  });
+}
+
+/// What has moved stays in the list while it is unlocked, so that it is found there if it moves again meanwhile.
+void PageLocks::undo_left() {
+  while (process_watcher().unheard()) std::this_thread::yield();
+  while (any_moved_) {
+    Moved moved;
+    {
+      std::lock_guard const guard(mutex_);
+      if (moved_count_ == 0) {
+        any_moved_ = false;
+        return;
+      }
+      moved = moved_[moved_count_ - 1];
+    }
+    unlock_moved(moved);
+    std::lock_guard const guard(mutex_);
+    auto const all = std::span(moved_).first(moved_count_);
+    if (auto const done = std::ranges::find(all, moved); done != all.end()) *done = moved_[--moved_count_];
+  }
+}
+
+/// The kernel has locked what the move has added behind it as well.
+void PageLocks::unlock_moved(Moved const& moved) {
+  Pages pages = moved.pages;
+  if (moved.grows) {
+    try {
+      auto const mapped = mappings(pages.end - 1, 1);
+      if (!mapped.empty()) pages.end = mapped.front().end;
+    } catch (Unavailable const&) {  // nobody can say how much that is
+    }
+  }
+  Change const change(*this, pages);
+  each_run(pages, exactly(0), [](Pages run) {
+    unlock_pages(run.start, run.end);
+    return 0;
+  });
 }
 
 PageLocks::Pages PageLocks::pages_of(Range range) {
@@ -270,13 +382,14 @@ void PageLocks::drop_border(Address address, Steps::node_type& dropped) {
   if (--step->second.borders == 0) dropped = steps_.extract(step);
 }
 
-std::optional<PageLocks::Pages> PageLocks::next_run(Address from, Address end, unsigned locks) const {
+template <class Wanted>
+std::optional<PageLocks::Pages> PageLocks::next_run(Address from, Address end, Wanted&& wanted) const {
   auto next = steps_.upper_bound(from);
   unsigned here = next == steps_.begin() ? 0 : std::prev(next)->second.locks;
   std::optional<Pages> found;
   while (from < end) {
     Address const until = next == steps_.end() ? end : std::min(next->first, end);
-    if (here == locks) {
+    if (wanted(here)) {
       found = Pages{found ? found->start : from, until};
     } else if (found) {
       break;
@@ -295,13 +408,13 @@ PageLocks::Held::node_type PageLocks::take(Address ptr) {
   return {};
 }
 
-template <class Act>
-int PageLocks::each_run(Pages pages, unsigned locks, Act&& act) {
+template <class Wanted, class Act>
+int PageLocks::each_run(Pages pages, Wanted&& wanted, Act&& act) {
   for (;;) {
     std::optional<Pages> run;
     {
       std::lock_guard const guard(mutex_);
-      run = next_run(pages.start, pages.end, locks);
+      run = next_run(pages.start, pages.end, wanted);
     }
     if (!run) return 0;
     if (int const code = act(*run); code != 0) return code;

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <pinning/locker.hpp>
+#include <pinning/watcher.hpp>
 #include <set>
 
 namespace pinning {
@@ -16,7 +18,9 @@ namespace pinning {
 /// A change of a range waits for a change of the same pages to end, and for no other. The kernel is called without the
 /// mutex, and what is counted changes only after it has done its part. No memory is allocated or freed under the mutex: a
 /// program's allocator may give pages back, which a tool may want to unlock first.
-class PageLocks {
+///
+/// Memory that moves takes mlock's lock along: where it went it is unlocked by whoever locks next, or by the watcher's thread.
+class PageLocks : private Tenant {
  public:
   struct Range {
     Address start;
@@ -39,9 +43,20 @@ class PageLocks {
   /// The largest range locked that holds the byte at `ptr`.
   std::optional<Range> around(Address ptr);
 
+  ~PageLocks() override;
+
+  /// Unlocks what has moved, where it is now.
+  void undo_left() override;
+
  private:
   struct Pages {
     Address start, end;
+    friend bool operator==(Pages const&, Pages const&) = default;
+  };
+  struct Moved {
+    Pages pages;
+    bool grows;  // up to the end of what moved with it, behind which there may be more
+    friend bool operator==(Moved const&, Moved const&) = default;
   };
   /// From its address on up to the next one `locks` ranges hold each page. It stays while a range begins or ends there,
   /// so that none is ever missing when a range goes.
@@ -57,6 +72,14 @@ class PageLocks {
   };
   class Change;
 
+  std::optional<bool> try_moved(Address ptr, std::uint64_t size, Address to) noexcept override;
+  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override;
+  void about_to_leave(Address ptr, std::uint64_t size) noexcept override;
+  bool may_have(Address, std::uint64_t) const noexcept override { return false; }  // it hears of calls before they are made
+
+  void listen();
+  void unlock_moved(Moved const& moved);
+
   static Pages pages_of(Range range);
   static Entry entry_for(Range range, Pages pages);
   Held& ranges_like(std::uint64_t size);
@@ -66,12 +89,16 @@ class PageLocks {
   void uncount(Entry& entry, Pages pages);
   Steps::iterator step_at(Address address, Steps::node_type& spare);
   void drop_border(Address address, Steps::node_type& dropped);
-  std::optional<Pages> next_run(Address from, Address end, unsigned locks) const;
+  template <class Wanted>
+  std::optional<Pages> next_run(Address from, Address end, Wanted&& wanted) const;
   Held::node_type take(Address ptr);
+  /// The largest range that shares bytes with this one.
+  std::optional<Range> meeting(Address ptr, std::uint64_t size) const;
 
-  /// Calls `act` with each run of pages that so many ranges hold, until one gives a code that is not 0.
-  template <class Act>
-  int each_run(Pages pages, unsigned locks, Act&& act);
+  /// Calls `act` with each run of pages of which `wanted` says so by how many ranges hold them, until one gives a code that
+  /// is not 0.
+  template <class Wanted, class Act>
+  int each_run(Pages pages, Wanted&& wanted, Act&& act);
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -80,6 +107,11 @@ class PageLocks {
   /// The ranges locked, by the bit width of their sizes: so those around an address are found by looking at a few places
   /// of each, the larger ones first.
   std::array<Held, 65> held_;
+  /// Where pages are by now that were locked as they moved. What finds no room here stays locked.
+  std::array<Moved, 256> moved_;
+  std::size_t moved_count_ = 0;
+  std::atomic<bool> any_moved_ = false;
+  std::atomic<bool> listens_ = false;
 };
 
 }  // namespace pinning

@@ -111,6 +111,10 @@ class Watch : public Watcher {
   void leaves(Address ptr, std::uint64_t size) noexcept override {
     if (size == 0 || ptr + (size - 1) < ptr) return;
     Range const range{ptr, ptr + size};
+    {
+      Walk const walk(*this);
+      for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) tenant->about_to_leave(ptr, size);
+    }
     bool wants_undo = false;
     if (!told_all(range, wants_undo, most_tries)) post(range);
     if (wants_undo) wake(undo_wanted_);
@@ -222,11 +226,17 @@ class Watch : public Watcher {
     if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);  // refused where nothing is mapped any more
   }
 
-  // ---- the reader ----
-
   struct Range {
     Address start, end;
     friend bool operator==(Range const&, Range const&) = default;
+  };
+
+  // ---- the reader ----
+
+  struct Heard {
+    Range range;
+    Address to;  // where it is now; 0 where it is nowhere
+    friend bool operator==(Heard const&, Heard const&) = default;
   };
 
   [[noreturn]] void read(int file) noexcept {
@@ -245,47 +255,58 @@ class Watch : public Watcher {
       bool wants_undo = false;
       {
         std::lock_guard const guard(tenants_mutex_);
-        for (std::size_t i = 0; i < heard_; ++i) {  // of more meanwhile
-          Range told;
+        for (std::size_t i = 0; i < heard_count_; ++i) {  // of more meanwhile
+          Heard told;
           do {
-            told = ranges_heard_[i];
-            for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
-              wants_undo |= tell(*tenant, told, file);
+            told = heard_[i];
+            auto const [start, end] = told.range;
+            if (told.to != 0) {
+              wants_undo |= tell_all(file, [=](Tenant& each) { return each.try_moved(start, end - start, told.to); });
             }
-          } while (told != ranges_heard_[i]);
+            wants_undo |= tell_all(file, [=](Tenant& each) { return each.try_left(start, end - start); });
+          } while (told != heard_[i]);
         }
       }
-      heard_ = 0;
+      heard_count_ = 0;
       unheard_.fetch_sub(1, std::memory_order_seq_cst);
       if (wants_undo) wake(undo_wanted_);
     }
   }
 
-  bool tell(Tenant& tenant, Range range, int file) noexcept {
-    for (;;) {
-      if (auto const wants_undo = tenant.try_left(range.start, range.end - range.start)) return *wants_undo;
-      take(file);  // who holds a lock of the tenant's may be waiting in munmap
-      sched_yield();
+  template <class Tell>
+  bool tell_all(int file, Tell&& tell) noexcept {
+    bool wants_undo = false;
+    for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
+      std::optional<bool> told;
+      while (!(told = tell(*tenant))) {
+        take(file);  // who holds a lock of the tenant's may be waiting in munmap
+        sched_yield();
+      }
+      wants_undo |= *told;
     }
+    return wants_undo;
   }
 
-  /// Reads what there is, so that no caller of munmap waits. What there is no room for makes the last range larger.
+  /// Reads what there is, so that no caller of munmap waits. What there is no room for makes the last range larger, which
+  /// then has moved nowhere.
   void take(int file) noexcept {
     uffd_msg message;
     while (::read(file, &message, sizeof message) == sizeof message) {
       Range range;
+      Address to = 0;
       if (message.event == UFFD_EVENT_UNMAP || message.event == UFFD_EVENT_REMOVE) {
         range = {message.arg.remove.start, message.arg.remove.end};
       } else if (message.event == UFFD_EVENT_REMAP) {
         range = {message.arg.remap.from, message.arg.remap.from + message.arg.remap.len};
+        to = message.arg.remap.to;
       } else {
         continue;
       }
-      if (heard_ < ranges_heard_.size()) {
-        ranges_heard_[heard_++] = range;
+      if (heard_count_ < heard_.size()) {
+        heard_[heard_count_++] = {range, to};
       } else {
-        Range& last = ranges_heard_.back();
-        last = {std::min(last.start, range.start), std::max(last.end, range.end)};
+        Range const last = heard_.back().range;
+        heard_.back() = {{std::min(last.start, range.start), std::max(last.end, range.end)}, 0};
       }
     }
   }
@@ -415,8 +436,8 @@ class Watch : public Watcher {
   std::atomic<std::uint32_t> tell_wanted_ = 0;
 
   // The reader's own.
-  std::array<Range, 1024> ranges_heard_;
-  std::size_t heard_ = 0;
+  std::array<Heard, 1024> heard_;
+  std::size_t heard_count_ = 0;
 };
 
 namespace {

@@ -29,6 +29,7 @@ from pinning.queues.lane cimport process
 from pinning.arguments import integer
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
+from pinning.idle import give_back_for
 from pinning.plugin import MemoryKind, WriteCombiningDevice
 
 cdef enum:
@@ -163,6 +164,17 @@ cdef class Backing:
 
 
 cdef uint64_t allocate_by(device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
+    try:
+        return allocate_now(device, length, kind, write_combined)
+    except InvalidRangeError:
+        raise
+    except Exception:
+        if kind != CMemoryKind.host or not give_back_for(length):
+            raise
+    return allocate_now(device, length, kind, write_combined)
+
+
+cdef uint64_t allocate_now(device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
     cdef VendorDevice* vendor
     cdef uint64_t base
     if isinstance(device, NativeDevice):

@@ -33,7 +33,7 @@ COPIES = [
     *sorted((NATIVE / "copies").glob("*.cpp")),
     *[path for path in LIBPINNING if path.stem in ("budget", "fork", "status_page")],  # which count what they move
 ]
-HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks")]
+HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks", "watch")]
 ALL = sorted({*LIBPINNING, *COPIES})
 WITH = {
     "c_api_stress": ALL,

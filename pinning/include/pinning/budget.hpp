@@ -169,11 +169,41 @@ class Budget {
     if (refused) std::rethrow_exception(refused);
     return given;
   }
+  /// Calls what a vendor may refuse for want of room, and once more when as many bytes of what is idle were given back.
+  template <class Call>
+  auto with_room(std::uint64_t bytes, Call&& call) {
+    try {
+      return call();
+    } catch (AlreadyPinned const&) {
+      throw;
+    } catch (InvalidRange const&) {
+      throw;
+    } catch (std::exception const&) {
+      if (give_back(bytes) == 0) throw;
+    }
+    return call();
+  }
   /// Unlocks what is idle beyond what may be.
   void give_back_excess() {
     std::uint64_t const begun = next();
     while (has_excess() && give_back_oldest(begun)) {
     }
+  }
+
+  /// How many unlocks have ended.
+  std::uint64_t ended() const noexcept { return ended_; }
+  /// Whether one has ended since `ended` was read, waiting where another thread is at one.
+  bool wait_for_an_end(std::uint64_t ended) {
+    std::unique_lock guard(mutex_);
+    while (ended_ == ended) {
+      bool others = false;
+      for (Unlocking* each = unlocking_; each != nullptr; each = each->next_) {
+        others |= each->thread_ != std::this_thread::get_id();
+      }
+      if (!others) return false;
+      one_ended_.wait(guard);
+    }
+    return true;
   }
 
   /// A number larger than all before: what a region is known by, and how long it has been idle.
@@ -271,20 +301,6 @@ class Budget {
       if (refused != nullptr && !*refused) *refused = std::current_exception();
       return 0;
     }
-  }
-
-  /// Whether an unlock has ended since `ended` was read, waiting where another thread is at one.
-  bool wait_for_an_end(std::uint64_t ended) {
-    std::unique_lock guard(mutex_);
-    while (ended_ == ended) {
-      bool others = false;
-      for (Unlocking* each = unlocking_; each != nullptr; each = each->next_) {
-        others |= each->thread_ != std::this_thread::get_id();
-      }
-      if (!others) return false;
-      one_ended_.wait(guard);
-    }
-    return true;
   }
 
   [[noreturn]] void refuse(std::uint64_t size) const {

@@ -68,6 +68,9 @@ class Locker {
   /// anything, stays as it is.
   virtual void forget(Address ptr, [[maybe_unused]] Span gone) { unlock(ptr); }
 
+  /// Undoes what it knows itself to have left: memory that took its lock along as it moved.
+  virtual void undo_left() {}
+
   /// The pinned range around `ptr`, whoever pinned it.
   virtual std::optional<Pinned> is_pinned(Address ptr) = 0;
 

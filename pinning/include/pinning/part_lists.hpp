@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "budget.hpp"
 #include "vendor.hpp"
 
 namespace pinning {
@@ -74,7 +75,9 @@ class PartLists {
     return room;
   }
   Room make(std::uint64_t count) {
-    Address const ptr = device_.allocate(count * sizeof(Part), MemoryKind::host);
+    std::uint64_t const bytes = count * sizeof(Part);
+    Address const ptr =
+        process_budget().with_room(bytes, [&] { return device_.allocate(bytes, MemoryKind::host); });
     auto const pinned = device_.is_pinned(ptr);
     return {reinterpret_cast<Part*>(ptr), pinned ? pinned->device_ptr + (ptr - pinned->base) : ptr, count};
   }

@@ -410,7 +410,6 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces);
   Hold lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces);
-  Address lock_piece(Address ptr, std::uint64_t size, Wish wish);
   std::optional<Hold> grow(Attempt& attempt, Facts const& facts, std::uint64_t held);
   bool take_back(Attempt& attempt) noexcept;
   void give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept;

@@ -44,15 +44,22 @@ struct Pages {
   static constexpr unsigned page_bits = 12;
   std::uint32_t first, end;
 
+  /// Those of a region that lie in [start, end) whole: what has left in part is there still.
   static Pages of(Address region, std::uint64_t size, Address start, Address end) noexcept {
     Address const base = region >> page_bits, last = (region + (size - 1)) >> page_bits;
-    return {number(std::max(start >> page_bits, base) - base), number(std::min((end - 1) >> page_bits, last) - base + 1)};
+    Address const after = std::min(((end - 1) >> page_bits) + (end % (1 << page_bits) == 0), last + 1);
+    Address const before = std::min(std::max((start + ((1 << page_bits) - 1)) >> page_bits, base), after);
+    return {number(before - base), number(after - base)};
   }
   static Pages unpack(std::uint64_t word) noexcept {
     return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
   }
   std::uint64_t pack() const noexcept { return std::uint64_t{end} << 32 | first; }
-  Pages with(Pages other) const noexcept { return {std::min(first, other.first), std::max(end, other.end)}; }
+  /// Of parts that do not touch the larger one: what lies between is there still.
+  Pages with(Pages other) const noexcept {
+    if (other.end < first || end < other.first) return end - first < other.end - other.first ? other : *this;
+    return {std::min(first, other.first), std::max(end, other.end)};
+  }
   Span of_region(Address region) const noexcept {
     Address const base = region >> page_bits;
     return {(base + first) << page_bits, (base + end) << page_bits};

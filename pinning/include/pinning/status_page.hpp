@@ -64,6 +64,7 @@ class PINNING_API ListedLocker : public Locker {
   Address lock(Address ptr, std::uint64_t size, Wish wish) override;
   void unlock(Address ptr) override;
   void forget(Address ptr, Span gone) override;
+  void undo_left() override { calls_.undo_left(); }
   std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
   Grains grains() const noexcept override { return calls_.grains(); }
   Siblings* siblings() noexcept override { return calls_.siblings(); }

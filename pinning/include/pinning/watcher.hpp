@@ -21,6 +21,16 @@ class Tenant {
   /// to be called.
   virtual std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept = 0;
 
+  /// The memory has moved to `to`. Called before any tenant is told that it has left, likewise.
+  virtual std::optional<bool> try_moved([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size,
+                                        [[maybe_unused]] Address to) noexcept {
+    return false;
+  }
+
+  /// The memory is about to leave, by a call of this thread that may still be refused, or move it. Waits for nobody who could
+  /// wait for the caller, and neither allocates nor frees.
+  virtual void about_to_leave([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size) noexcept {}
+
   /// Whether it relies on some of this memory: it may say so where it does not, never the reverse. Takes no lock.
   virtual bool may_have(Address ptr, std::uint64_t size) const noexcept = 0;
 

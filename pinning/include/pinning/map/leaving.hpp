@@ -70,6 +70,7 @@ inline bool PinnedMap::any_left() const noexcept {
 }
 
 inline void PinnedMap::undo_left() {
+  locker_.undo_left();
   if (!any_left()) return;
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);

@@ -171,7 +171,8 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
   for (std::uint64_t held = 0;;) {
     std::uint64_t const bytes = pieces.next(held, attempt.size);
     ends.reserve(ends.size() + 1);
-    Address const piece_ptr = lock_piece(attempt.start + held, bytes, wish);
+    Address const piece_ptr =
+        budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, wish); });
     ends.push_back(held + bytes);
     if (held == 0) device_ptr = piece_ptr;
     if (piece_ptr != device_ptr + held) throw NotContiguous();
@@ -181,20 +182,6 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
     pieces.locked(held);
     if (hold) return *hold;
   }
-}
-
-/// Refused by the vendor a piece is tried once more, when as much that was idle has been given back.
-inline Address PinnedMap::lock_piece(Address ptr, std::uint64_t size, Wish wish) {
-  try {
-    return locker_.lock(ptr, size, wish);
-  } catch (AlreadyPinned const&) {
-    throw;
-  } catch (InvalidRange const&) {
-    throw;
-  } catch (std::exception const&) {
-    if (budget_.give_back(size) == 0) throw;
-  }
-  return locker_.lock(ptr, size, wish);
 }
 
 /// So much of a region is locked now; the lock, when that is all.

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernel tells of this process' control group."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+
+class _Names(NamedTuple):
+    limit: str
+    used: str
+    stat_prefix: str
+
+
+def memory_group(root: Path) -> tuple[Path, PurePosixPath, _Names]:
+    """Where the groups that bound memory are mounted, this process' group among them, and its files' names."""
+    mount = root / "sys/fs/cgroup"
+    unified = PurePosixPath("/")
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            names = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            return mount / "memory", PurePosixPath(path), names
+        if not controllers:
+            unified = PurePosixPath(path)
+    return mount, unified, _Names("memory.max", "memory.current", "")
