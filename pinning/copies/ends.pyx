@@ -210,7 +210,7 @@ cdef object checked(ptr, size):
 
 
 cdef End at_address(address, object preferred, size=0):
-    if not (FIRST <= address and address + size <= TOP):
+    if not (FIRST <= address and address + (size or 1) <= TOP):
         raise InvalidRangeError(f"{address:#x} is no address of {f'{size} bytes' if size else 'memory'}")
     cdef uint64_t ptr = address
     cdef Allocation allocation = lookup(ptr)

@@ -22,7 +22,7 @@ from pinning.queues.order cimport Line
 from pinning.queues.submitter cimport Submitter, events_of
 
 
-from pinning.arguments import integer, said
+from pinning.arguments import MOST_BYTES, byte_count, integer, said
 from pinning.errors import (
     InvalidRangeError,
     PinningError,
@@ -36,7 +36,6 @@ from pinning.queues.pending import uses
 cdef enum:
     GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
 
-cdef object MOST = (1 << 63) - 1  # bytes: more is no limit
 
 
 # ---- what comes after what ----
@@ -514,7 +513,4 @@ cdef class Store:
 
 
 cdef object bytes_of(nbytes, str name):
-    number = integer(nbytes, name)
-    if number < 0:
-        raise InvalidRangeError(f"{name} is {number}; it cannot be negative")
-    return min(number, MOST)
+    return byte_count(min(integer(nbytes, name), MOST_BYTES), name, 0)  # more is no limit
