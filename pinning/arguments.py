@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
@@ -100,6 +101,8 @@ def path_name(path: Any, name: str = "path") -> str:
         It is none.
     ValueError
         No file can have this name.
+    FileNotFoundError
+        It is empty, as `open` says it.
     """
     try:
         found = os.fsdecode(path)
@@ -107,6 +110,12 @@ def path_name(path: Any, name: str = "path") -> str:
         raise TypeError(f"{name} is {said(path)}; it must be a path: a string, bytes or an os.PathLike") from None
     if "\0" in found:
         raise ValueError(f"{name} is {said(found)}; no file has a null character in its name")
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, f"{name} is empty", "")
+    try:
+        os.fsencode(found)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is {found[:_LONGEST]!a}; no file has half a letter in its name") from None
     return found
 
 
