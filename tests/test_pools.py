@@ -16,7 +16,7 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background
-from fake_memory import FakeMemoryDevice
+from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import (
     Context,
     Event,
@@ -653,6 +653,22 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
         assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
         with pytest.raises(PinningError, match="closed"):
             queue.alloc(1, pool=pool)
+
+
+def test_a_queue_that_is_late_to_say_that_it_is_idle(
+    device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a vendor's queue that has set an event and not yet counted its work as done."""
+    pool = Pool(context)
+    with Queue(device, order="out_of_order") as queue:
+        parts = [alloc(queue, pool, KIB) for _ in range(3)]
+        for part in parts:
+            queue.free(part, [queue.submit(lambda vendor, ptr=part.ptr: vendor.fill(ptr, b"\1", KIB))])
+        device.let_go()
+        with monkeypatch.context() as late:
+            late.setattr(FakeQueue, "done", lambda queue: False)
+            pool.close()
+    assert pool.reserved == 0
 
 
 def test_a_closed_queue(device: FakeMemoryDevice, pool: Pool) -> None:

@@ -21,6 +21,7 @@ from pinning.queues.lane cimport Lane, Work, process
 from pinning.queues.order cimport Line
 from pinning.queues.submitter cimport Submitter, events_of
 
+from contextlib import suppress
 
 from pinning.arguments import MOST_BYTES, byte_count, integer, said
 from pinning.errors import (
@@ -495,10 +496,10 @@ cdef class Store:
         cdef list errors = []
         try:
             for queue in self.watched():
-                try:
-                    queue.record().wait()
-                except PinningError:  # what went wrong in a queue is for its users; see below what is left
-                    pass
+                with suppress(PinningError):  # what went wrong in a queue is for its users; see below what is left
+                    for tail in (<Submitter>queue).tails():
+                        with suppress(PinningError):
+                            tail.wait()
             self.release(0, errors)
             if errors:
                 raise errors[0]
