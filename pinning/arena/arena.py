@@ -206,7 +206,7 @@ class Arena(Space):
         TimeoutError
             It takes longer.
         LockLimitError
-            Memory ran out.
+            Memory ran out, or the file system of its name is full.
         VendorError
             The vendor refused.
 
