@@ -19,8 +19,10 @@ _ACCEPTED = (
 )
 _TOP = 1 << 64
 _SIZE = "the number of bytes. A device is named by device=, and several buffers are for pinning.locked"
-# Device types of DLPack whose memory is the host's: CPU, and what CUDA and ROCm allocate pinned.
-_DLPACK_HOST = (1, 3, 11)
+#: Whose memory DLPack's types of devices are, by plugin; and those that are the host's: CPU, and what CUDA and ROCm
+#: allocate pinned.
+DLPACK_PLUGINS = {1: "host", 2: "cuda", 3: "cuda", 13: "cuda", 10: "hip", 11: "hip", 14: "ur"}
+DLPACK_HOST = (1, 3, 11)
 # These export the few bytes that hold the address, which nobody wants to lock.
 _POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
 
@@ -185,7 +187,7 @@ def _of_dlpack(buffer: Any) -> HostBuffer:
     import numpy
 
     device = buffer.__dlpack_device__()[0]
-    if device not in _DLPACK_HOST:
+    if device not in DLPACK_HOST:
         _refuse_device_memory(buffer, f"its DLPack device type is {int(device)}")
     try:
         array = numpy.from_dlpack(buffer)

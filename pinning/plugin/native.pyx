@@ -260,7 +260,7 @@ cdef class NativeQueue:
 
     def wait(self, event):
         if not isinstance(event, NativeEvent):
-            raise PinningError(f"{event!r} is no event of this vendor's queues")
+            raise not_native(event)
         cdef VendorEvent* awaited = (<NativeEvent>event).vendor
         with nogil:
             self.vendor.wait(dereference(awaited))
@@ -282,6 +282,11 @@ cdef class NativeQueue:
     def close(self):
         with nogil:
             self.vendor.close()
+
+
+cdef object not_native(event):
+    return PinningError(f"{event!r} is of another vendor: queues wait only for events of their own, and only those times "
+                        "are compared; wait for the event itself")
 
 
 cdef class NativeEvent:
@@ -313,7 +318,7 @@ cdef class NativeEvent:
 
     def seconds_since(self, earlier):
         if not isinstance(earlier, NativeEvent):
-            raise InvalidRangeError(f"{earlier!r} is no event of this vendor's; times of two vendors cannot be compared")
+            raise not_native(earlier)
         cdef double seconds
         cdef VendorEvent* before = (<NativeEvent>earlier).vendor
         with nogil:
