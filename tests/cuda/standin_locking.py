@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -196,15 +197,20 @@ def test_a_driver_that_takes_less_by_one_call(standin: StandIn) -> None:
         on.close()
 
 
-def test_confidential_computing(standin: StandIn) -> None:
+def test_confidential_computing(standin: StandIn, tmp_path: Path) -> None:
     """Memory of the program's is not to be registered; what the driver allocates itself is pinned all the same."""
     standin.configure("confidential")
-    array = bytearray(1 << 16)
+    array = bytearray(range(256)) * (1 << 17)
     with pytest.raises(VendorError, match=r"confidential computing.*pinning\.alloc") as caught:
         pinning.lock(array, device=DEVICE)
     assert caught.value.code == 801
     with pinning.alloc(len(array), device=DEVICE) as there, pinning.Queue(DEVICE) as queue:
-        copy = pinning.copy_async(there, array, queue=queue)
-        copy.wait()
+        copy = pinning.copy(there, array, queue=queue)
+        assert copy.path == "staged"
         with pinning.alloc(len(array), pinning.MemoryKind.HOST, device=DEVICE) as pinned:
             assert pinning.copy(pinned, there, queue=queue).path == "direct"
+            assert ctypes.string_at(pinned.ptr, pinned.size) == array
+    (tmp_path / "a").write_bytes(array)
+    with pinning.Queue(DEVICE) as queue, pinning.alloc(len(array), device=DEVICE) as there:
+        assert pinning.copy_file(there, tmp_path / "a", 0, len(array), queue).path == "staged"
+    assert not standin.registrations()
