@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
+import sys
 from typing import Any, SupportsIndex
 
+from pinning.errors import InvalidRangeError
+
+MOST_BYTES = sys.maxsize
 _LONGEST = 80  # characters of a value in an error
 
 
@@ -26,12 +31,46 @@ def integer(value: SupportsIndex, name: str, what: str = "the number of bytes") 
     Raises
     ------
     TypeError
-        It is none; a float neither, even if it is whole.
+        It is none; a float neither, even if it is whole, nor a bool.
     """
     try:
-        return operator.index(value)
+        if not isinstance(value, bool):
+            return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {said(value)}; it must be an integer, {what}") from None
+        pass
+    raise TypeError(f"{name} is {said(value)}; it must be an integer, {what}")
+
+
+def byte_count(value: SupportsIndex, name: str = "nbytes", least: int = 1, what: str = "the number of bytes") -> int:
+    """A number of bytes, at least `least`.
+
+    Raises
+    ------
+    TypeError
+        It is no integer.
+    InvalidRangeError
+        It is less, or more than any memory or file has.
+    """
+    count = integer(value, name, what)
+    if not least <= count <= MOST_BYTES:
+        raise InvalidRangeError(f"{name} is {said(count)}; it must lie between {least} and {MOST_BYTES}, in bytes")
+    return count
+
+
+def alignment(value: SupportsIndex) -> int:
+    """A power of two.
+
+    Raises
+    ------
+    TypeError
+        It is no integer.
+    InvalidRangeError
+        It is none.
+    """
+    found = byte_count(value, "alignment")
+    if found & (found - 1):
+        raise InvalidRangeError(f"alignment is {found}; it must be a power of two")
+    return found
 
 
 def seconds(value: float | None, name: str = "timeout") -> float | None:
@@ -62,6 +101,8 @@ def path_name(path: Any, name: str = "path") -> str:
         It is none.
     ValueError
         No file can have this name.
+    FileNotFoundError
+        It is empty, as `open` says it.
     """
     try:
         found = os.fsdecode(path)
@@ -69,6 +110,12 @@ def path_name(path: Any, name: str = "path") -> str:
         raise TypeError(f"{name} is {said(path)}; it must be a path: a string, bytes or an os.PathLike") from None
     if "\0" in found:
         raise ValueError(f"{name} is {said(found)}; no file has a null character in its name")
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, f"{name} is empty", "")
+    try:
+        os.fsencode(found)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is {found[:_LONGEST]!a}; no file has half a letter in its name") from None
     return found
 
 

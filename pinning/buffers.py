@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import sys
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
-from pinning.arguments import said
+from pinning.arguments import integer
 from pinning.errors import InvalidRangeError
 from pinning.exports import exported
 
@@ -19,8 +18,11 @@ _ACCEPTED = (
     "object with __array_interface__, data_ptr() or DLPack on the CPU, a pair (address, size), or an address and size="
 )
 _TOP = 1 << 64
-# Device types of DLPack whose memory is the host's: CPU, and what CUDA and ROCm allocate pinned.
-_DLPACK_HOST = (1, 3, 11)
+_SIZE = "the number of bytes. A device is named by device=, and several buffers are for pinning.locked"
+#: Whose memory DLPack's types of devices are, by plugin; and those that are the host's: CPU, and what CUDA and ROCm
+#: allocate pinned.
+DLPACK_PLUGINS = {1: "host", 2: "cuda", 3: "cuda", 13: "cuda", 10: "hip", 11: "hip", 14: "ur"}
+DLPACK_HOST = (1, 3, 11)
 # These export the few bytes that hold the address, which nobody wants to lock.
 _POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
 
@@ -78,7 +80,7 @@ def resolve(buffer: object, size: int | None = None) -> HostBuffer:
     whole = _whole(buffer, size)
     if size is None:
         return whole
-    if not 0 < (wanted := _size(size)) <= whole.size:
+    if not 0 < (wanted := integer(size, "size", _SIZE)) <= whole.size:
         raise InvalidRangeError(f"size is {wanted}; it must lie between 1 and the buffer's {whole.size} bytes")
     return whole._replace(size=wanted)
 
@@ -91,7 +93,7 @@ def _whole(buffer: object, size: int | None) -> HostBuffer:
     except TypeError:
         pass  # No buffer protocol: the others follow.
     if isinstance(buffer, tuple) and len(buffer) == 2:
-        return _checked(_integer(buffer[0], "address"), _integer(buffer[1], "size"), None, None)
+        return _checked(_address(buffer[0]), integer(buffer[1], "size", _SIZE), None, None)
     if _is_shared_memory(buffer):
         return _of_shared_memory(buffer)
     if hasattr(buffer, "__array_interface__"):
@@ -163,7 +165,7 @@ def _of_data_ptr(tensor: Any, size: int | None) -> HostBuffer:
     if getattr(tensor, "is_cuda", False) is True or (isinstance(kind, str) and kind.partition(":")[0] != "cpu"):
         _refuse_device_memory(tensor, f"its device is {device}")
     try:
-        ptr = _integer(tensor.data_ptr(), "address")
+        ptr = _address(tensor.data_ptr())
     except RuntimeError as error:  # What torch raises for a sparse tensor.
         raise _no_access(tensor, error) from error
     if hasattr(tensor, "stride") and hasattr(tensor, "element_size"):
@@ -178,14 +180,14 @@ def _of_data_ptr(tensor: Any, size: int | None) -> HostBuffer:
         bytes_held = bytes_held()
     if bytes_held is None:
         raise InvalidRangeError(f"this {type(tensor).__name__} has no nbytes; pass size=")
-    return _checked(ptr, _integer(bytes_held, "size"), None, tensor)
+    return _checked(ptr, integer(bytes_held, "size"), None, tensor)
 
 
 def _of_dlpack(buffer: Any) -> HostBuffer:
     import numpy
 
     device = buffer.__dlpack_device__()[0]
-    if device not in _DLPACK_HOST:
+    if device not in DLPACK_HOST:
         _refuse_device_memory(buffer, f"its DLPack device type is {int(device)}")
     try:
         array = numpy.from_dlpack(buffer)
@@ -208,21 +210,8 @@ def _checked(ptr: int, size: int, read_only: bool | None, owner: object) -> Host
     return HostBuffer(ptr, size, read_only, owner)
 
 
-def _size(size: object) -> int:
-    try:
-        return operator.index(size)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidRangeError(
-            f"size is {said(size)}; it must be an integer, the number of bytes. A device is named by device=, and "
-            "several buffers are for pinning.locked"
-        ) from None
-
-
-def _integer(value: object, what: str) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidRangeError(f"{what} must be an integer, not {type(value).__name__}") from None
+def _address(ptr: Any) -> int:
+    return integer(ptr, "address", "that of a first byte")
 
 
 def _refuse_device_memory(buffer: object, why: str) -> NoReturn:

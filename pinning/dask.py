@@ -19,10 +19,10 @@ from typing import Any
 import numpy
 
 from pinning.arena import Arena, ArenaAllocation
-from pinning.arguments import integer, said
+from pinning.arguments import byte_count, said
 from pinning.devices import default_device, is_host
 from pinning.devices import device as device_of_name
-from pinning.errors import InvalidRangeError, PinningError
+from pinning.errors import PinningError
 from pinning.limits import budget
 from pinning.plugin import Device, MemoryDevice
 from pinning.plugin.native import synchronize_in_background
@@ -61,9 +61,7 @@ class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
     def __init__(self, nbytes: int, device: str | None = None, smallest: int = 1 << 16) -> None:
         if device is not None and not isinstance(device, str):
             raise TypeError(f"device is {said(device)}; give a name, such as 'cuda:0', which each worker looks up")
-        self.nbytes, self.device, self.smallest = integer(nbytes, "nbytes"), device, integer(smallest, "smallest")
-        if self.nbytes < 1:
-            raise InvalidRangeError(f"nbytes is {nbytes}; an arena has at least 1 byte")
+        self.nbytes, self.device, self.smallest = byte_count(nbytes), device, byte_count(smallest, "smallest", 0)
 
     def __repr__(self) -> str:
         return f"<LockedFrames of {self.nbytes} bytes, for {self.device or 'the first GPU'}>"

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from numbers import Integral
 from typing import NamedTuple
 
 from pinning import idle as _idle
+from pinning.arguments import byte_count
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.plugin import Device
 from pinning.room import Room, cgroup_memory, check_room, system_memory
+
+_BYTES_OR_FRACTION = "the number of bytes, or a fraction above 0.0 and up to 1.0 of the memory this process may use"
 
 
 class Budget(NamedTuple):
@@ -71,7 +73,7 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
 
     Raises
     ------
-    InvalidRangeError
+    TypeError, InvalidRangeError
         A limit or a number of bytes that is none.
     """
     global _chosen
@@ -80,7 +82,7 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
         chosen = _choice(limit)
         most_idle = _idle.NO_LIMIT
     if idle is not None:
-        most_idle = (_idle.NO_LIMIT if idle else 0) if isinstance(idle, bool) else _bytes(idle, "idle")
+        most_idle = (_idle.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0)
     if limit is not None:
         now, _chosen = chosen.limit, chosen  # first: where native code has set another limit, that is seen
     if limit is not None or idle is not None:
@@ -108,7 +110,7 @@ def give_back_idle(nbytes: int | None = None) -> int:
     VendorError
         The vendor refused one, which is idle still; the others have been given back.
     """
-    return _idle.give_back(_idle.NO_LIMIT if nbytes is None else _bytes(nbytes, "nbytes"))
+    return _idle.give_back(_idle.NO_LIMIT if nbytes is None else byte_count(nbytes, least=0))
 
 
 def check_lock(size: int, device: Device, resident: bool) -> None:
@@ -149,12 +151,10 @@ class _Limit(NamedTuple):
 
 
 def _choice(limit: int | float) -> _Limit:
-    if isinstance(limit, Integral) and not isinstance(limit, bool):
-        return _Limit(_bytes(limit, "limit"), f"pinning.budget({limit})")
-    if not isinstance(limit, float) or not 0.0 < limit <= 1.0:
-        raise InvalidRangeError(
-            f"limit is {limit!r}; give bytes, or a fraction above 0.0 and up to 1.0 of the memory this process may use"
-        )
+    if not isinstance(limit, float):
+        return _Limit(byte_count(limit, "limit", 0, _BYTES_OR_FRACTION), f"pinning.budget({limit})")
+    if not 0.0 < limit <= 1.0:
+        raise InvalidRangeError(f"limit is {limit!r}; it must be {_BYTES_OR_FRACTION}")
     room = _memory()
     if room is None:
         raise InvalidRangeError(
@@ -176,12 +176,6 @@ def _memory() -> Room | None:
     with suppress(OSError):
         rooms += cgroup_memory()
     return min(rooms, key=lambda room: room.limit, default=None)
-
-
-def _bytes(count: int, what: str) -> int:
-    if not isinstance(count, Integral) or isinstance(count, bool) or not 0 <= count < _idle.NO_LIMIT:
-        raise InvalidRangeError(f"{what} is {count!r}; give a number of bytes, 0 or more")
-    return int(count)
 
 
 def _told(limit: int) -> int | None:

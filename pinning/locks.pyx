@@ -22,7 +22,7 @@ import warnings
 from contextlib import ExitStack, contextmanager
 
 from pinning import devices
-from pinning.arguments import integer, said
+from pinning.arguments import byte_count, integer, said
 from pinning.buffers import HostBuffer, resolve
 from pinning.errors import InvalidRangeError, NotLockedError
 from pinning.limits import check_lock
@@ -184,7 +184,7 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
     cdef uint64_t least = 0
     cdef long long longest = 0
     if piece is not None:
-        least = positive(piece, "piece")
+        least = byte_count(piece, "piece")
     elif unit is not None or stall_ms is not None:
         try:
             stall = STALL_MS if stall_ms is None else float(stall_ms)
@@ -193,20 +193,13 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
         if not 0 < stall < 1e9:
             raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
         longest = <long long>(1e6 * stall)
-        least = positive(1 if unit is None else unit, "unit")
+        least = 1 if unit is None else byte_count(unit, "unit")
         least *= max(<uint64_t>LEAST // least, <uint64_t>1)
     if least > largest or (least == 0 and size > largest):
         least = largest
     cdef Pace made = Pace.__new__(Pace)
     made.pieces = new PacedPieces(least, largest, Nanoseconds(longest))
     return made
-
-
-cdef uint64_t positive(object value, str what) except 0:
-    number = integer(value, what)
-    if not 0 < number < 1 << 64:
-        raise InvalidRangeError(f"{what} {value} is no number of bytes; give at least one")
-    return number
 
 
 @cython.no_gc_clear

@@ -34,7 +34,7 @@ from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
 from collections import deque
 from contextlib import suppress
 
-from pinning.arguments import integer, is_one_of, said
+from pinning.arguments import byte_count, integer, is_one_of, said
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.lifecycle import Living, Part, at_exit, in_child
 
@@ -306,14 +306,12 @@ cdef class PinnedMap:
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
-        cdef uint64_t each = 0 if piece is None else word(integer(piece, "piece"), "piece")
+        cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
         cdef Wish wanted = wish(read_only, coherent)
         self.check_open()
         cdef optional[CHold] held = self.map.try_lock(first, count, wanted.grain)
         if held.has_value():
             return dereference(held)
-        if piece is not None and each == 0:
-            raise InvalidRangeError("piece 0 locks nothing; give at least one byte, or None for one piece")
         return self.hold_range(first, count, wanted, self.step(count, each), NULL)
 
     cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *:
@@ -575,9 +573,7 @@ cdef class PinnedMap:
                 raise TypeError(f"{what} is {said(function)}; it must be a function")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name is {said(name)}; it must be a string, or None for the function's own")
-        cdef uint64_t each = 0 if piece is None else word(piece, "piece")
-        if piece is not None and each == 0:
-            raise InvalidRangeError("piece 0 registers nothing; give at least one byte, or None for whole regions")
+        cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
         self.check_open()
         cdef Registrar made = Registrar.__new__(Registrar)
         made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, forks()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
-from pinning.arguments import said
+from pinning.arguments import byte_count, said
 from pinning.buffers import resolve
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, NotLockedError, PinningError
@@ -82,6 +82,10 @@ class AgentMemory:
         Of the agent, to register with; all that take such memory when there are none.
     device_id : int
         What stands in the third column of descriptors.
+    piece : int, optional
+        The most bytes that are registered by one call: some network cards are slower above 4 GiB. A range that reaches
+        over a border then is several descriptors; borders are counted from the start of what is locked, so both sides
+        must be cut alike.
 
     Attributes
     ----------
@@ -103,6 +107,7 @@ class AgentMemory:
         mem_type: str = "DRAM",
         backends: Sequence[str] = (),
         device_id: int = 0,
+        piece: int | None = None,
     ) -> None:
         for method in ("register_memory", "deregister_memory", "get_xfer_descs"):
             if not callable(getattr(agent, method, None)):
@@ -110,8 +115,8 @@ class AgentMemory:
         self.agent, self.mem_type, self.map = agent, mem_type, pinned_map(device)
         self._backends, self._device_id = list(backends), device_id
         name = f"NIXL agent {getattr(agent, 'name', '')}".rstrip()
-        self._closed = False
-        self._registrar = self.map.add_registrar(self._register, self._unregister, name=name)
+        self._closed, self._piece = False, None if piece is None else byte_count(piece, "piece")
+        self._registrar = self.map.add_registrar(self._register, self._unregister, name=name, piece=piece)
 
     def _register(self, ptr: int, size: int) -> object:
         rows = numpy.array([[ptr, size, self._device_id]], numpy.uint64)
@@ -183,7 +188,7 @@ class AgentMemory:
         rows[:, 0], rows[:, 1] = starts, lengths
         if not rows[:, 1].all():
             raise InvalidRangeError(f"range {int(rows[:, 1].argmin())} has 0 bytes; each needs at least one")
-        known = self.registered
+        known = self._regions()
         index = numpy.searchsorted(known[:, 0], starts, "right").astype(numpy.int64) - 1
         inside = index >= 0
         offset = starts[inside] - known[index[inside], 0]
@@ -196,13 +201,30 @@ class AgentMemory:
                 f"range {first}, [{ptr:#x}, {ptr + size:#x}), is in no memory that {self._registrar.name} knows of: "
                 "lock it first, as a whole; what others have pinned is for them to register"
             )
-        return self._with_ids(rows)
+        return self._with_ids(self._cut(rows, known[index, 0]))
 
     @property
     def registered(self) -> Rows:
         """What the agent knows of by this, as rows of address, bytes and device id, ascending."""
+        known = self._regions()
+        return self._with_ids(self._cut(known, known[:, 0]))
+
+    def _regions(self) -> Rows:
         regions = [(each.start, each.size) for each in self.map if not each.external and each.size == each.whole]
-        return self._with_ids(numpy.array(regions, numpy.uint64).reshape(-1, 2))
+        return numpy.array(regions, numpy.uint64).reshape(-1, 2)
+
+    def _cut(self, rows: Rows, bases: Rows) -> Rows:
+        """Rows none of which reaches over a border of pieces, which are counted from `bases`."""
+        if self._piece is None:
+            return rows
+        piece = numpy.uint64(self._piece)
+        first, ends = (rows[:, 0] - bases) // piece, rows[:, 0] + rows[:, 1]
+        counts = ((ends - bases - numpy.uint64(1)) // piece - first + numpy.uint64(1)).astype(numpy.int64)
+        of = numpy.repeat(numpy.arange(len(rows)), counts)
+        within = numpy.arange(len(of)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
+        borders = bases[of] + (first[of] + within.astype(numpy.uint64)) * piece
+        starts = numpy.maximum(rows[of, 0], borders)
+        return numpy.stack([starts, numpy.minimum(ends[of] - starts, borders + piece - starts)], axis=1)
 
     def close(self) -> None:
         """Deregister everything; what is locked stays locked. Nothing the second time."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinning.errors import InvalidRangeError, LockLimitError
+from pinning.room import file_system
 
 PIECE = 16 << 20
 _PAGE = mmap.PAGESIZE
@@ -277,14 +278,37 @@ def _touch(start: int, end: int, access: bytes) -> None:
     if code == errno.ENOMEM:
         _window_is_resident(start, end - start)  # Raises if it is for a page that is not mapped.
         raise LockLimitError(f"memory ran out while [{start:#x}, {end:#x}) was brought in; free some, or lock less")
+    if code == errno.EFAULT:
+        _check_file_system(start, end)
     if code == errno.EFAULT or access.startswith(b"--"):
         raise InvalidRangeError(
-            f"some of [{start:#x}, {end:#x}) cannot be brought into memory: it is not readable, or its file is shorter "
-            "than the mapping"
+            f"some of [{start:#x}, {end:#x}) cannot be brought into memory: it is not readable, its file is "
+            "shorter than the mapping, or its file system was full"
         )
     # Linux before 5.14, or a mapping that refuses. Where a read would not make the copy, leave it to the lock.
     if not private_writable:
         _read_each_page(start, end)
+
+
+def _check_file_system(start: int, end: int) -> None:
+    """Raise where the file of these pages is as long as they need, and its file system has none to give."""
+    with suppress(OSError), Path("/proc/self/maps").open("rb") as maps:
+        for line in maps:
+            addresses, _, offset, _, inode, *name = line.split(maxsplit=5)
+            low, high = (int(address, 16) for address in addresses.split(b"-"))
+            if not low <= start < high or not name:
+                continue
+            path = Path(os.fsdecode(name[0].strip()))
+            with suppress(OSError):  # it has no name any more
+                status = path.stat()
+                if status.st_ino == int(inode) and status.st_size <= int(offset, 16) + end - low - _PAGE:
+                    return
+            room = file_system(path.parent)
+            if room.free < end - start:
+                raise LockLimitError(
+                    f"some of [{start:#x}, {end:#x}) cannot be brought into memory: {room.name} has {room.limit} "
+                    f"bytes, of which {room.free} are free; remove what else is there, or {room.remedy}"
+                )
 
 
 def _read_each_page(start: int, end: int) -> None:

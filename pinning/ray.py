@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 from pinning import arrays
-from pinning.arguments import integer
+from pinning.arguments import byte_count
 from pinning.devices import default_device, is_host
 from pinning.devices import device as device_of_name
 from pinning.plugin import Device
@@ -55,7 +55,7 @@ def setup(device: Device | str | None = None, smallest: int = 1 << 20) -> None:
     if hooked is None:
         _log.warning("nothing is locked: Ray %s has no %s.%s", ray.__version__, serialization.__name__, _HOOKED)
         return
-    least = integer(smallest, "smallest")
+    least = byte_count(smallest, "smallest", 0)
     before, _store = _store, ObjectLocks(lambda: given or _device_of_worker(), least, "plasma", _log)
     if before is not None:
         before.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -107,6 +108,13 @@ def system_memory() -> Room:
     """The memory that this machine can still give without swapping."""
     memory = psutil.virtual_memory()
     return Room("the machine's memory", memory.total, memory.available, "end what else uses it, or lock less at a time")
+
+
+def file_system(path: Path) -> Room:
+    """What the file system of a path has. Raises OSError."""
+    system = os.statvfs(path)
+    remedy = f"mount -o remount,size=BYTES {path} (as root; for a container: its --shm-size)"
+    return Room(f"the file system {path}", system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail, remedy)
 
 
 def cgroup_memory(root: Path = Path("/")) -> Iterator[Room]:

@@ -243,3 +243,63 @@ def test_a_child_that_leaves_takes_nothing_away(name: str, device: FakeDevice) -
         assert file_of(name).exists()
         run_in_child(lambda: None)
         assert arena.asarray().size == SIZE
+
+
+def in_a_small_file_system(program: str) -> None:
+    """Run a program whose /dev/shm has 4 MiB, of which nothing else is used."""
+    enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    mount = "mount -t tmpfs -o size=4M tmpfs /dev/shm"
+    try:
+        subprocess.run([*enter, "sh", "-c", mount], check=True, capture_output=True, timeout=WAIT)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs a mount namespace: unshare -m")
+    done = subprocess.run(
+        [*enter, "sh", "-c", f'{mount} && exec "$0" -W error -c "$1"', sys.executable, program],
+        capture_output=True, text=True, timeout=WAIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_arenas_that_do_not_both_fit() -> None:
+    in_a_small_file_system("""
+import os, pinning
+with pinning.Arena(3 << 20, [], name="one", part=slice(0, 4096)) as one:
+    for _ in range(2):
+        try:
+            pinning.Arena(3 << 20, [], name="two")
+        except pinning.LockLimitError as error:
+            assert "other arenas will still need" in str(error)
+        else:
+            raise SystemExit("both are made")
+        assert os.listdir("/dev/shm") == ["pinning-arena.one"]
+    with pinning.Arena(1 << 20, [], name="two") as two:
+        one.wait(), two.wait()
+with pinning.Arena(3 << 20, [], name="two") as two:
+    two.wait()
+    two.asarray()[:] = 1
+""")
+
+
+@pytest.mark.parametrize("devices", ["host", []])
+def test_a_file_system_that_others_fill(devices: object) -> None:
+    in_a_small_file_system(f"""
+import pinning
+with pinning.Arena(3 << 20, [], name="one", part=slice(0, 4096)):
+    with open("/dev/shm/other", "wb") as file:
+        file.write(bytes(2 << 20))
+    with pinning.Arena(3 << 20, {devices!r}, name="one") as arena:
+        try:
+            arena.wait()
+        except pinning.LockLimitError as error:
+            assert "the file system /dev/shm has 4194304 bytes, of which 0 are free" in str(error), error
+        else:
+            raise SystemExit("nobody says that there is no room")
+""")
+
+
+def test_an_arena_without_devices_is_brought_in(name: str) -> None:
+    with Arena(SIZE, [], name=name) as arena:
+        arena.wait()
+        assert file_of(name).stat().st_blocks * 512 >= SIZE
+    with Arena(SIZE, [], shared=True) as arena:
+        arena.wait()

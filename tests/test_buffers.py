@@ -261,7 +261,7 @@ class TestSize:
     @pytest.mark.parametrize("size", [0, -1, 11, 1.0, "3"])
     def test_bad_size(self, size: Any) -> None:
         for buffer in (bytearray(10), (4096, 10), SimpleNamespace(data_ptr=lambda: 4096, nbytes=10)):
-            with pytest.raises(InvalidRangeError, match=rf"size.*({size}|{type(size).__name__})"):
+            with pytest.raises(InvalidRangeError if type(size) is int else TypeError, match=f"size is {size!r};"):
                 resolve(buffer, size)
 
 
@@ -276,14 +276,15 @@ class TestRefused:
             (TOP, 1),
             (TOP - 1, 2),
             (10, TOP),
-            (1.5, 1),
-            (1, 1.5),
-            ("a", 1),
-            (None, 1),
         ],
     )
     def test_pair_that_is_no_range(self, pair: Any) -> None:
         with pytest.raises(InvalidRangeError):
+            resolve(pair)
+
+    @pytest.mark.parametrize("pair", [(1.5, 1), (1, 1.5), ("a", 1), (None, 1)])
+    def test_pair_that_is_no_integers(self, pair: Any) -> None:
+        with pytest.raises(TypeError, match=r"(address|size) is .*; it must be an integer"):
             resolve(pair)
 
     @pytest.mark.parametrize("buffer", [b"", bytearray(), np.zeros(0), np.zeros((3, 0)), memoryview(b"")])

@@ -89,7 +89,7 @@ class ExchangeAPI(ctypes.Structure):
 
 def _give(tensor: Tensor, out: Any) -> int:
     answer = out.contents
-    answer.data, answer.byte_offset = tensor.array.ctypes.data - 8, 8
+    answer.data, answer.byte_offset = tensor.ptr - 8, 8
     answer.device_type, answer.device_id = tensor.device
     answer.ndim, answer.code, answer.bits, answer.lanes = tensor.array.ndim, 2, tensor.array.itemsize * 8, 1
     if tensor.odd:
@@ -111,7 +111,7 @@ class Tensor:
     __dlpack_c_exchange_api__ = _new(ctypes.addressof(API), NAME, None)
 
     def __init__(self, array: numpy.ndarray[Any, Any], device: tuple[int, int] = (1, 0), odd: bool = False) -> None:
-        self.array, self.device, self.odd = array, device, odd
+        self.array, self.device, self.odd, self.ptr = array, device, odd, array.ctypes.data
         steps = [step // array.itemsize for step in array.strides]
         self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
         self.strides = None if array.flags.c_contiguous else (ctypes.c_int64 * array.ndim)(*steps)

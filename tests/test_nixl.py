@@ -117,6 +117,25 @@ def test_blocks_by_address(memory: AgentMemory, device: FakeDevice) -> None:
         memory.rows(blocks, 64)
 
 
+def test_pieces_of_a_registration(device: FakeDevice) -> None:
+    """Some network cards are slower where one registration is large."""
+    agent = Agent()
+    with AgentMemory(agent, device, piece=4096) as memory:
+        whole = bytearray(10_000)
+        with memory.lock([whole]) as locked:
+            base = int(locked.rows[0, 0])
+            pieces = [[base, 4096, 0], [base + 4096, 4096, 0], [base + 8192, 1808, 0]]
+            assert sorted(agent.known) == [tuple(each) for each in pieces]
+            assert locked.rows.tolist() == memory.registered.tolist() == pieces
+            assert memory.rows([base + 4000, base + 4096], [200, 4096]).tolist() == [
+                [base + 4000, 96, 0],
+                [base + 4096, 104, 0],
+                pieces[1],
+            ]
+    with pytest.raises(InvalidRangeError, match="piece is 0"):
+        AgentMemory(agent, device, piece=0)
+
+
 def test_an_agent_that_refuses(memory: AgentMemory, device: FakeDevice) -> None:
     first = numpy.zeros(1000, "u1")
     second = numpy.zeros(1000, "u1")

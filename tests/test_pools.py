@@ -16,7 +16,7 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background
-from fake_memory import FakeMemoryDevice
+from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import (
     Context,
     Event,
@@ -329,7 +329,7 @@ def test_trimming_leaves_what_is_in_use_or_not_over(device: FakeMemoryDevice, po
         pool.trim_to(0)
         assert pool.reserved == KIB
         queue.free(used)
-    with pytest.raises(InvalidRangeError, match="is -1; it cannot be negative"):
+    with pytest.raises(InvalidRangeError, match="is -1; it must lie between 0"):
         pool.trim_to(-1)
 
 
@@ -405,7 +405,7 @@ def test_a_device_that_is_full_is_given_back_what_is_free(device: FakeMemoryDevi
 
 def test_limits_that_are_none(context: Context) -> None:
     for limits in ({"maximum_size": -1}, {"release_threshold": -1}):
-        with pytest.raises(InvalidRangeError, match="is -1; it cannot be negative"):
+        with pytest.raises(InvalidRangeError, match="is -1; it must lie between 0"):
             Pool(context, **limits)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Pool(context, maximum_size=1.5)  # type: ignore[arg-type]
@@ -608,7 +608,7 @@ def test_the_default_pool(device: FakeMemoryDevice) -> None:
 def test_sizes_that_no_memory_has(device: FakeMemoryDevice, pool: Pool) -> None:
     with Queue(device) as queue:
         for size in (0, -1, 1 << 63):
-            with pytest.raises(InvalidRangeError, match=f"size is {size};"):
+            with pytest.raises(InvalidRangeError, match=f"nbytes is {size};"):
                 queue.alloc(size, pool=pool)
     assert "allocate" not in device.vendor_calls
 
@@ -653,6 +653,22 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
         assert (pool.closed, pool.reserved, device.allocated) == (True, 0, {})
         with pytest.raises(PinningError, match="closed"):
             queue.alloc(1, pool=pool)
+
+
+def test_a_queue_that_is_late_to_say_that_it_is_idle(
+    device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a vendor's queue that has set an event and not yet counted its work as done."""
+    pool = Pool(context)
+    with Queue(device, order="out_of_order") as queue:
+        parts = [alloc(queue, pool, KIB) for _ in range(3)]
+        for part in parts:
+            queue.free(part, [queue.submit(lambda vendor, ptr=part.ptr: vendor.fill(ptr, b"\1", KIB))])
+        device.let_go()
+        with monkeypatch.context() as late:
+            late.setattr(FakeQueue, "done", lambda queue: False)
+            pool.close()
+    assert pool.reserved == 0
 
 
 def test_a_closed_queue(device: FakeMemoryDevice, pool: Pool) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import pinning
 from file_copies import descriptors_of, noise
 from pinning.files import load as loading
-from pinning.files.header import ITEMSIZES
+from pinning.files.header import BITS
 from pinning.files.header import parse as parse_header
 
 DTYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
@@ -50,7 +50,7 @@ def some_tensors(draw: Callable[..., Any]) -> Tensors:
     for i, name in enumerate(names):
         dtype = draw(st.sampled_from(sorted(DTYPES)))
         shape = draw(st.lists(st.integers(0, 5), max_size=4))
-        count = int(numpy.prod(shape, dtype=int)) * ITEMSIZES[dtype]
+        count = int(numpy.prod(shape, dtype=int)) * BITS[dtype] // 8
         data = noise(count, i).tobytes()
         tensors[name] = dtype, shape, bytes(each & 1 for each in data) if dtype == "BOOL" else data
     return tensors
@@ -125,9 +125,17 @@ def one(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4), **more: Any
         (one(shape="4"), "whole numbers"),
         (one(shape=None), "whole numbers"),
         (one(shape=[1] * 65 + [4]), "66 dimensions"),
-        (one(shape=[1 << 32, 1 << 32, 4]), "more elements"),
-        (one(shape=[0, 1 << 62, 4], offsets=[0, 0]), "more elements"),
-        (one(shape=[1 << 70]), "more elements"),
+        (one(shape=[1 << 32, 1 << 32, 4]), "more bytes"),
+        (one(shape=[0, 1 << 62, 4], offsets=[0, 0]), "more bytes"),
+        (one("F64", shape=[0, 1 << 61], offsets=[0, 0]), "more bytes"),
+        (one("F32", shape=[0, 1 << 31, 1 << 31], offsets=[0, 0]), "more bytes"),
+        (one(shape=[1 << 70]), "more bytes"),
+        (one("F4", shape=[7]), "28 bits: no whole bytes"),
+        (one("F4", shape=[]), "4 bits: no whole bytes"),
+        (one("F6_E3M2", shape=[5]), "30 bits: no whole bytes"),
+        (one("F6_E2M3", shape=[4]), "has 3 bytes"),
+        ({"\ud800": one()["a"]}, r"has '\\ud800' in it, which is half a letter"),
+        ({"__metadata__": {"a": "\udfff"}, **one()}, "half a letter"),
         (one(offsets=[0, 5]), "ends at byte"),
         (one(offsets=[-1, 3]), "whole numbers in order"),
         (one(offsets=[4, 0]), "whole numbers in order"),
@@ -189,14 +197,14 @@ def test_a_shape_of_millions_of_lengths_is_soon_refused() -> None:
 
 @pytest.mark.parametrize(("dtype", "framework"), [("BF16", "numpy"), ("F8_E4M3", "pinning"), ("F8_E5M2", "numpy")])
 def test_a_dtype_that_a_framework_has_not(tmp_path: Path, dtype: str, framework: str) -> None:
-    path = write(tmp_path / "a", {"a": (dtype, [8], bytes(8 * ITEMSIZES[dtype]))})
+    path = write(tmp_path / "a", {"a": (dtype, [8], bytes(BITS[dtype]))})
     with pytest.raises(pinning.FileFormatError, match=f"'a' is of dtype {dtype}"):
         load(path, framework=framework)
 
 
 def test_any_dtype_by_dlpack(tmp_path: Path) -> None:
     tensors: Tensors = {
-        dtype: (dtype, [2, 3], noise(6 * size, i).tobytes()) for i, (dtype, size) in enumerate(ITEMSIZES.items())
+        dtype: (dtype, [2, 4], noise(bits, i).tobytes()) for i, (dtype, bits) in enumerate(BITS.items())
     }
     found = load(write(tmp_path / "a", tensors), framework="dlpack")
     assert {name: (each.dtype, each.shape, each.nbytes) for name, each in found.items()} == {
@@ -269,6 +277,7 @@ def test_shards(tmp_path: Path) -> None:
         ({"a": ""}, "beside it"),
         ({"a": 1}, "beside it"),
         ({"a": "1.safe\0tensors"}, "beside it"),
+        ({"a": "\ud800"}, "beside it"),
         ({"nobody": "1.safetensors"}, "no tensor 'nobody'"),
         ({}, "no weight_map"),
         (["a"], "no weight_map"),
@@ -343,6 +352,12 @@ def test_ctrl_c_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # ---- saving ----
 
 
+class Series:
+    """What pandas has of an array."""
+
+    dtype, shape, nbytes, flags = numpy.dtype("f8"), (2,), 16, object()
+
+
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"as it was")
@@ -356,6 +371,9 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         ({1: array}, None, TypeError, "must be a string"),
         ({"__metadata__": array}, None, TypeError, "must be a string"),
         ({"a": array}, {"a": 1}, TypeError, "metadata"),
+        ({"a": Series()}, None, TypeError, "'a' is a Series, which is no array that can be saved"),
+        ({"\ud800": array}, None, pinning.FileFormatError, r"a name of a tensor.* '\\ud800'.* half a letter"),
+        ({"a": array}, {"a": "\udfff"}, pinning.FileFormatError, "the metadata.* half a letter"),
     ]:
         with pytest.raises(error, match=says):
             pinning.save_file(tensors, path, metadata)  # type: ignore[arg-type]
@@ -367,6 +385,23 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "pipe", "/dev/null"):
         with pytest.raises(pinning.FileError, match="no regular file"):
             pinning.save_file({"a": array}, place)
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9", "\u65e5", "\U0001f600", "a\u00e9"])
+def test_a_name_as_long_as_files_have(tmp_path: Path, letter: str) -> None:
+    name = (letter * 255).encode()[:255].decode(errors="ignore")
+    pinning.save_file({"a": numpy.arange(3)}, tmp_path / name)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert load(tmp_path / name)["a"].tolist() == [0, 1, 2]
+
+
+def test_names_that_no_file_has() -> None:
+    array = numpy.zeros(3)
+    for call in (load, lambda path: pinning.save_file({"a": array}, path), lambda path: pinning.copy_file(array, path)):
+        with pytest.raises(FileNotFoundError):
+            call("")
+        with pytest.raises(ValueError, match=r"'x\\ud800'; no file has half a letter"):
+            call("x\ud800")
 
 
 def test_where_a_link_points_to(tmp_path: Path) -> None:
@@ -429,6 +464,28 @@ def test_tensors_of_torch(tmp_path: Path) -> None:
         assert found[name].tolist() == tensor.tolist()
     with pytest.raises(pinning.LayoutError):
         pinning.save_file({"a": torch.zeros(3, 2).T}, tmp_path / "a")
+    whole = torch.zeros(10)
+    for shared in ((whole, whole), (whole, whole[2:4]), (whole[:6], whole[5:]), (whole, whole.view(torch.int32))):
+        with pytest.raises(pinning.LayoutError, match="'a' and 'b' share memory"):
+            pinning.save_file(dict(zip("ab", shared, strict=True)), tmp_path / "a")
+    pinning.save_file({"a": whole[:5], "b": whole[5:], "c": whole[:0], "d": whole[:0]}, tmp_path / "a")
     for strange in (torch.zeros(2, device="meta"), torch.zeros(2, 2).to_sparse()):
         with pytest.raises(TypeError, match="has no bytes"):
             pinning.save_file({"a": strange}, tmp_path / "a")
+
+
+def test_pairs_of_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this PyTorch has no dtype of 4 bits")
+    pairs = torch.arange(16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).reshape(2, 8)
+    pinning.save_file({"pairs": pairs}, tmp_path / "a")
+    assert load(tmp_path / "a", framework="dlpack")["pairs"].shape == (2, 16)
+    found = load(tmp_path / "a", framework="torch")["pairs"]
+    assert (found.dtype, found.shape) == (pairs.dtype, pairs.shape)
+    assert torch.equal(found.view(torch.uint8), pairs.view(torch.uint8))
+    for dtype, shape, says in (("F4", [2, 3], "length must be even"), ("F6_E2M3", [4], "which PyTorch .* has not")):
+        with pytest.raises(pinning.FileFormatError, match=says):
+            load(write(tmp_path / "b", {"a": (dtype, shape, bytes(3))}), framework="torch")
+    with pytest.raises(pinning.LayoutError, match="4 bits"):
+        pinning.save_file({"a": pairs[0, 0]}, tmp_path / "a")

@@ -26,6 +26,8 @@ from pinning import (
 )
 
 A, B = numpy.ones(512), numpy.zeros(512)
+NONE = numpy.array([], numpy.uint64)
+ENDS = (numpy.array([A.ctypes.data, A.ctypes.data + 8], numpy.uint64), numpy.array([B.ctypes.data] * 2, numpy.uint64))
 OBJECTS = numpy.array([None] * 512, dtype=object)
 HOST = pinning.device("host")
 TABLE = PageTable()
@@ -33,9 +35,9 @@ MAP = pinning.PinnedMap(HOST)
 
 CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     # A device, or several buffers, where the size goes.
-    (lambda: pinning.lock(A, "cuda:0"), InvalidRangeError, "size is 'cuda:0'.* device="),
-    (lambda: pinning.lock(A, B), InvalidRangeError, "size is a ndarray.* pinning.locked"),
-    (lambda: pinning.lock_async(A, "host"), InvalidRangeError, "size is 'host'.* device="),
+    (lambda: pinning.lock(A, "cuda:0"), TypeError, "size is 'cuda:0'.* device="),
+    (lambda: pinning.lock(A, B), TypeError, "size is a ndarray.* pinning.locked"),
+    (lambda: pinning.lock_async(A, "host"), TypeError, "size is 'host'.* device="),
     (lambda: pinning.locked([A, B]).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
     (lambda: pinning.locked((A, B)).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
     # What is no device.
@@ -73,6 +75,21 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_2d_async(A, "64", B, 64, 64, 1), TypeError, "dst_pitch is '64'"),
     (lambda: pinning.copy_blocks(A, [0], B, [0], "64"), TypeError, "block_bytes is '64'"),
     (lambda: pinning.copy_file(A, __file__, "x"), TypeError, "offset is 'x'"),
+    # Indices, addresses and sizes of a batch.
+    (lambda: pinning.copy_blocks(A, NONE, B, NONE, 8), InvalidRangeError, "dst_indices is empty"),
+    (lambda: pinning.copy_blocks(A, [], B, [], 8), InvalidRangeError, "dst_indices is empty"),
+    (lambda: pinning.copy_blocks(A, [0, 1 << 64], B, [0, 1], 8), InvalidRangeError, r"item 1 .* not in \[0, 2\*\*64\)"),
+    (lambda: pinning.copy_blocks(A, [0, 1.5], B, [0, 1], 8), TypeError, "item 1 .* dst_indices is 1.5"),
+    (lambda: pinning.copy_blocks(A, [0], B, [[0], [1, 2]], 8), TypeError, "src_indices is a list"),
+    (lambda: pinning.copy_batch([A, A], [B, B], [8, -(1 << 63)]), InvalidRangeError, "item 1 .* in sizes is negative"),
+    (lambda: pinning.copy_batch([A, A], [B, B], [8, 1 << 64]), InvalidRangeError, "item 1 .* in sizes is not in"),
+    (lambda: pinning.copy_batch(*ENDS, [8, 1 << 63]), InvalidRangeError, f"item 1 .* its size is {1 << 63}"),
+    (lambda: pinning.copy_batch(*ENDS, [1 << 62, 1 << 62]), InvalidRangeError, "item 1 .* together have fewer"),
+    (lambda: pinning.copy_batch([A, A], [B, B], [8, [8, 8]]), TypeError, "item 1 .* in sizes is a list"),
+    (lambda: pinning.copy_batch([1 << 64], [B], 8), InvalidRangeError, "item 0 .* no address of memory"),
+    (lambda: pinning.copy_batch([A, 1 << 64], [B, B], 8), InvalidRangeError, "item 1 .* no address of memory"),
+    (lambda: pinning.copy(1 << 64, A, 8), InvalidRangeError, "no address of memory"),
+    (lambda: MAP.overlapping(8, 0), InvalidRangeError, "at least one byte"),
     # What is no yes or no.
     (lambda: pinning.lock(A, coherent="yes"), TypeError, "coherent is 'yes'"),
     (lambda: pinning.lock(A, read_only="no"), TypeError, "read_only is 'no'"),
@@ -149,6 +166,67 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Pool("host").trim_to("x"), TypeError, "the size to trim to is 'x'"),
 ]
 
+# Each takes a number of bytes, of which 0 is none.
+BYTES: dict[str, Callable[[Any], object]] = {
+    "lock": lambda n: pinning.lock(A, n),
+    "lock of an address": lambda n: pinning.lock(A.ctypes.data, n),
+    "lock of a pair": lambda n: pinning.lock((A.ctypes.data, n)),
+    "piece": lambda n: pinning.lock(A, piece=n),
+    "unit": lambda n: pinning.lock(A, unit=n),
+    "lock_async": lambda n: pinning.lock_async(A, n),
+    "alloc": pinning.alloc,
+    "alignment": lambda n: pinning.alloc(64, alignment=n),
+    "Context.alloc": lambda n: Context("host").alloc(n),
+    "Queue.alloc": lambda n: Queue("host").alloc(n),
+    "Pool.alloc": lambda n: Pool("host").alloc(Queue("host"), n),
+    "Arena": lambda n: Arena(n, devices=()),
+    "grow": lambda n: Arena(64, devices=(), grow=n),
+    "unit of an arena": lambda n: Arena(64, devices=(), unit=n),
+    "Arena.allocate": lambda n: of_arena("allocate", n),
+    "alignment in an arena": lambda n: of_arena("allocate", 64, n),
+    "device_ptr_of": lambda n: of_arena("device_ptr_of", A.ctypes.data, n),
+    "copy": lambda n: pinning.copy(A, B, n),
+    "explain": lambda n: pinning.explain(A, B, n),
+    "fill": lambda n: pinning.fill(A, 0, n),
+    "copy_batch": lambda n: pinning.copy_batch([A, A], [B, B], n),
+    "copy_batch of addresses": lambda n: pinning.copy_batch(*ENDS, n),
+    "copy_batch, one item": lambda n: pinning.copy_batch([A], [B], n),
+    "copy_blocks": lambda n: pinning.copy_blocks(A, [0], B, [0], n),
+    "copy_2d_async, width": lambda n: pinning.copy_2d_async(A, 64, B, 64, n, 2),
+    "copy_2d_async, pitch": lambda n: pinning.copy_2d_async(A, n, B, 64, 8, 2),
+    "copy_file": lambda n: pinning.copy_file(A, __file__, 0, n),
+}
+
+# Of these 0 is one.
+FROM_0: dict[str, Callable[[Any], object]] = {
+    "budget": pinning.budget,
+    "give_back_idle": pinning.give_back_idle,
+    "idle": lambda n: pinning.budget(idle=n),
+    "Arena.wait": lambda n: of_arena("wait", n),
+    "PendingLock.wait": lambda n: waited(nbytes=n),
+    "offset": lambda n: pinning.copy_file(A, __file__, n),
+    "part": lambda n: Arena(64, devices=(), name="/none", part=slice(n, 64)),
+}
+
+
+@pytest.mark.parametrize("name", [*BYTES, *FROM_0])
+def test_a_number_of_bytes_that_nothing_has_is_refused(name: str) -> None:
+    for wrong in (-1, 1 << 63, 1 << 64, 10**30, *([0] if name in BYTES else [])):
+        with pytest.raises(InvalidRangeError):
+            print((BYTES | FROM_0)[name](wrong), "for", wrong)
+
+
+@pytest.mark.parametrize("name", [*BYTES, *FROM_0])
+def test_what_is_no_number_of_bytes_is_refused_by_its_type(name: str) -> None:
+    wrong = [True, 8.0, numpy.float32(8), numpy.bool_(True), "8", b"8", 8j]
+    if name == "idle":
+        wrong.remove(True)  # as much as there is
+    if name == "budget":
+        wrong.remove(8.0)  # a fraction that is none
+    for each in wrong:
+        with pytest.raises(TypeError, match="it must be an integer"):
+            print((BYTES | FROM_0)[name](each), "for", each)
+
 
 def waited(**arguments: Any) -> None:
     pending = pinning.lock_async(A, device="host")
@@ -156,6 +234,11 @@ def waited(**arguments: Any) -> None:
         pending.wait(**arguments)
     finally:
         pending.cancel()
+
+
+def of_arena(method: str, *arguments: Any) -> object:
+    with Arena(4096, devices="host") as arena:
+        return getattr(arena, method)(*arguments)
 
 
 def waited_for_arena(timeout: Any) -> None:

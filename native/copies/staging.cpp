@@ -500,12 +500,11 @@ std::uint64_t Rings::trim() {
   {
     std::lock_guard const guard(mutex_);
     if (threads == nullptr) return freed;
-    auto const goes = [&](std::unique_ptr<Ring> const& ring) {
-      return ring->users == 0 && (ring->ptr == 0 || idle(*threads, *ring));
-    };
-    auto const first = std::stable_partition(rings_.begin(), rings_.end(), [&](auto const& ring) { return !goes(ring); });
-    std::move(first, rings_.end(), std::back_inserter(out));
-    rings_.erase(first, rings_.end());
+    out.reserve(rings_.size());
+    for (auto& ring : rings_) {
+      if (ring->users == 0 && (ring->ptr == 0 || idle(*threads, *ring))) out.push_back(std::move(ring));
+    }
+    std::erase(rings_, nullptr);
   }
   for (auto& ring : out) {
     if (ring->ptr == 0) continue;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
-#include <functional>
 #include <ranges>
+#include <tuple>
 #include <vector>
 
 #include "output.hpp"
@@ -81,7 +82,9 @@ std::string Report::text(Moment until) {
     unlocking += buffer.unlocking;
     if (buffer.is_locked) buffer.held += until - buffer.since;
   }
-  std::ranges::stable_sort(largest, std::greater(), [](auto const& each) { return each.second.fast.bytes; });
+  std::ranges::sort(largest, [](auto const& one, auto const& other) {
+    return std::tuple(other.second.fast.bytes, one.first) < std::tuple(one.second.fast.bytes, other.first);
+  });
   std::string made = line("%zu buffers locked, %s at most; %s to lock, %s to unlock", largest.size(),
                           in_units(most_).c_str(), ms(locking).c_str(), ms(unlocking).c_str());
   for (int const to_device : {1, 0}) {

@@ -218,6 +218,10 @@ class CudaDevice : public VendorDevice {
   [[noreturn]] void refuse(Address ptr, std::uint64_t size, Wish wish, unsigned flags, int code) {
     char const* const function = "cuMemHostRegister";
     if (code == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) throw VendorAlreadyPinned(driver_.failed(function, code));
+    if (code == CUDA_ERROR_NOT_SUPPORTED) {
+      throw VendorError(driver_.failed(function, code, "under confidential computing no memory of the program's own is "
+                                       "locked: copies of it are staged; allocate with pinning.alloc(n, \"host\")"));
+    }
     if (code != CUDA_ERROR_INVALID_VALUE) throw VendorError(driver_.failed(function, code));
     // Of memory that it has allocated pinned itself the driver says this, not "already registered".
     auto call = driver_.failed(function, code, advice(ptr, size, wish, flags));

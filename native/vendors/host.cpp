@@ -112,7 +112,7 @@ class HostDevice : public VendorDevice {
   void after_fork() override {
     host_queues_after_fork();
     // Another thread may have been changing it, so it is not destroyed; and to make it anew takes no memory.
-    static_assert(noexcept(new (&state_) State));
+    static_assert(noexcept(State()));
     new (&state_) State;
   }
 

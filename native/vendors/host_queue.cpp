@@ -63,10 +63,7 @@ class HostEvent : public VendorEvent {
     return std::chrono::duration<double>(point_->time - first.point_->time).count();
   }
 
-  static HostEvent& of_the_host(VendorEvent& event) {
-    if (auto* const found = dynamic_cast<HostEvent*>(&event)) return *found;
-    throw InvalidRange("this is no event of the host, and those of two vendors cannot be compared or awaited");
-  }
+  static HostEvent& of_the_host(VendorEvent& event) { return event_cast<HostEvent>(event, "the host"); }
   std::shared_ptr<Point> const& point() const noexcept { return point_; }
 
  private:

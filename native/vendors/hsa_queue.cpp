@@ -123,10 +123,7 @@ class Event : public VendorEvent {
     return std::chrono::duration<double>(reached() - of_ours(earlier).reached()).count();
   }
 
-  static Event& of_ours(VendorEvent& event) {
-    if (auto* const ours = dynamic_cast<Event*>(&event)) return *ours;
-    throw Unsupported("that is no event of a queue of HSA; only those can be waited for, or compared");
-  }
+  static Event& of_ours(VendorEvent& event) { return event_cast<Event>(event, "HSA"); }
 
  private:
   Clock::time_point reached() {

@@ -94,10 +94,9 @@ double StreamEvent::seconds_since(VendorEvent& earlier) {
 }
 
 StreamEvent& StreamEvent::of(StreamVendor const& vendor, VendorEvent& event) {
-  auto* const ours = dynamic_cast<StreamEvent*>(&event);
-  if (ours != nullptr && &ours->vendor_ == &vendor) return *ours;
-  throw Unsupported(std::string("that is no event of a queue of ") + vendor.name() +
-                    "; only those can be waited for, or compared");
+  StreamEvent& ours = event_cast<StreamEvent>(event, vendor.name());
+  if (&ours.vendor_ != &vendor) refuse_event(vendor.name());
+  return ours;
 }
 
 StreamQueue::StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls)

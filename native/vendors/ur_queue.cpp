@@ -43,10 +43,7 @@ class Event : public VendorEvent {
     return static_cast<double>(after - static_cast<std::int64_t>(of_ours(earlier).nanoseconds())) / 1e9;
   }
 
-  static Event& of_ours(VendorEvent& event) {
-    if (auto* const ours = dynamic_cast<Event*>(&event)) return *ours;
-    throw Unsupported("this event is of another vendor's queue: wait for it in a thread of your own");
-  }
+  static Event& of_ours(VendorEvent& event) { return event_cast<Event>(event, "Unified Runtime"); }
 
   void* const handle;
 

@@ -170,7 +170,7 @@ class Watch : public Watcher {
     int const file = open_file_.load(std::memory_order_relaxed);
     bool const hears_of_calls = hears_of_calls_;
     if (identity_.is_of(file)) close(file);
-    static_assert(noexcept(new (this) Watch));
+    static_assert(noexcept(Watch()));
     new (this) Watch;  // the old one may have been in the midst of anything, and is not destroyed
     hears_of_calls_ = hears_of_calls;
   }

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import threading
@@ -19,7 +18,7 @@ from pinning.arena.mapping import PAGE, HugePages, map_memory, up
 from pinning.arena.memory import Memory
 from pinning.arena.ready import Ready
 from pinning.arena.space import ArenaAllocation, Space
-from pinning.arguments import integer, said, seconds
+from pinning.arguments import byte_count, integer, said, seconds
 from pinning.devices import default_device, pinned_map, pinned_maps
 from pinning.devices import device as device_of_name
 from pinning.errors import (
@@ -124,8 +123,8 @@ class Arena(Space):
     ) -> None:
         if self._memory is not None:
             raise TypeError("an Arena is made once")
-        size = _size(nbytes, "nbytes")
-        self.maximum = size if grow is None else _size(grow, "grow")
+        size = byte_count(nbytes)
+        self.maximum = size if grow is None else byte_count(grow, "grow")
         if self.maximum < size:
             raise InvalidRangeError(f"grow is {grow}, the most it may grow to; that must be at least nbytes, {size}")
         if name is not None and self.maximum > size:
@@ -136,7 +135,7 @@ class Arena(Space):
             raise PinningError("part is for arenas with a name, which processes share")
         self.name = name
         self.devices = _devices(devices)
-        self.unit = None if unit is None else _size(unit, "unit")
+        self.unit = None if unit is None else byte_count(unit, "unit")
         self.part = _part(part, size)
         self._whole_is_ours = part is None
         self._huge_pages = huge_pages is not False
@@ -207,7 +206,7 @@ class Arena(Space):
         TimeoutError
             It takes longer.
         LockLimitError
-            Memory ran out.
+            Memory ran out, or the file system of its name is full.
         VendorError
             The vendor refused.
 
@@ -219,7 +218,7 @@ class Arena(Space):
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
         if any(each.stopped for each in list(self._parts)) and not self._ending:
             self._resume()  # Ctrl-C has ended a close that was refused
-        upto = sys.maxsize if nbytes is None else self.part.start + integer(nbytes, "nbytes")
+        upto = sys.maxsize if nbytes is None else self.part.start + byte_count(nbytes, least=0)
         for each in list(self._parts):
             if each.start >= upto:
                 break
@@ -245,7 +244,8 @@ class Arena(Space):
             They are not locked for that device.
         """
         self._check()
-        self.wait(integer(ptr, "ptr", "an address") + integer(size, "size") - self.ptr - self.part.start)
+        last = integer(ptr, "ptr", "an address") + byte_count(size, "size") - self.ptr
+        self.wait(min(max(last - self.part.start, 0), self.maximum))
         if self.devices or device is not None:
             region = pinned_map(self.devices[0] if device is None else device).find(ptr, size)
             if region is not None:
@@ -280,7 +280,7 @@ class Arena(Space):
             A fork's child, or a process that joined a segment without a `part` of its own: the allocations of others
             are not known here.
         """
-        size = _size(nbytes, "nbytes")
+        size = byte_count(nbytes)
         if not self.made and self._whole_is_ours:
             raise PinningError(
                 f"{self!r} was made by another process, whose allocations are not known here: make it with a part= of "
@@ -320,7 +320,7 @@ class Arena(Space):
         LockLimitError
             There is no room. Nothing has changed.
         """
-        self._grow(_size(nbytes, "nbytes"))
+        self._grow(byte_count(nbytes))
 
     def _grow(self, more: int, end: int | None = None) -> None:
         """Grow by `more` bytes, unless the end is elsewhere by now than where it was seen."""
@@ -493,13 +493,6 @@ class Arena(Space):
             self._segment.leave()
 
 
-def _size(value: int, what: str) -> int:
-    size = integer(value, what)
-    if not 1 <= size <= sys.maxsize:
-        raise InvalidRangeError(f"{what} is {size}; it must be at least 1 byte and at most {sys.maxsize}")
-    return size
-
-
 def _devices(given: Device | str | Iterable[Device | str] | None) -> tuple[Device, ...]:
     if given is None:
         return (default_device(),)
@@ -513,10 +506,11 @@ def _part(given: slice | None, size: int) -> slice:
         return slice(0, size)
     if not isinstance(given, slice):
         raise TypeError(f"part is {said(given)}; it must be a slice of its bytes")
-    first, last = given.start or 0, size if given.stop is None else given.stop
+    first = 0 if given.start is None else integer(given.start, "the start of part")
+    last = size if given.stop is None else integer(given.stop, "the end of part")
     if given.step not in (None, 1) or not 0 <= first < last <= size:
         raise InvalidRangeError(f"part is {given}; it must be some of the bytes 0 to {size}, one after the other")
-    return slice(operator.index(first), operator.index(last))
+    return slice(first, last)
 
 
 def _node(given: int | None, devices: tuple[Device, ...]) -> int | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pinning.arena.memory import Segment
 from pinning.arguments import said
-from pinning.errors import InvalidRangeError, PinningError
-from pinning.room import Room, check
+from pinning.errors import InvalidRangeError, LockLimitError, PinningError
+from pinning.room import Room, check, file_system
 
 FOLDER = Path("/dev/shm")
 PREFIX = "pinning-arena."
@@ -49,9 +49,14 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
                         f"there is no segment {name!r} ({path}): make it first, with create=None or True"
                     )
                 remove_abandoned()
-                check(nbytes, _room())
+                check(nbytes, _room(path))
                 made = Segment.make(FOLDER, path, nbytes)
                 if made is not None:
+                    try:
+                        check(nbytes, _room(path))  # again: of two that are made at once each sees the other
+                    except LockLimitError:
+                        made.leave()
+                        raise
                     return made
             elif found.abandoned and create is not False:
                 found.leave()  # and so it has gone
@@ -103,8 +108,13 @@ def _is_abandoned(path: Path) -> bool:
     return True
 
 
-def _room() -> Room:
-    system = os.statvfs(FOLDER)
-    size = system.f_frsize * system.f_blocks
-    remedy = f"mount -o remount,size=BYTES {FOLDER} (as root; for a container: its --shm-size), or leave out the name"
-    return Room(f"the file system {FOLDER}", size, system.f_frsize * system.f_bavail, remedy)
+def _room(path: Path) -> Room:
+    """What the segment of this path may have: what is free, less what others were promised and have not touched."""
+    promised = 0
+    for each in FOLDER.glob(PREFIX + "?*"):
+        with suppress(OSError):
+            status = each.stat()
+            promised += max(status.st_size - status.st_blocks * 512, 0) if each != path else 0
+    room = file_system(FOLDER)
+    name = f"{room.name}, with the {promised} bytes that other arenas will still need there," if promised else room.name
+    return Room(name, room.limit, room.free - promised, f"{room.remedy}, or leave out the name")

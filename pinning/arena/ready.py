@@ -13,6 +13,7 @@ from pinning.arena.memory import Memory
 from pinning.background import PendingLock, lock_unlisted
 from pinning.errors import PinningError
 from pinning.plugin import Device
+from pinning.populate import Populating
 
 # At most. 24 GiB of a machine with 16 processors are there in a second with as many, and in 13 with one.
 _THREADS = 16
@@ -71,6 +72,8 @@ class Ready:
             self.begin()  # its thread says that it is over
             if (pending := self._pending) is not None:
                 pending.cancel()
+            if not self.devices:
+                self._last.set()
 
     def again(self) -> Ready:
         """Itself, or the same anew if it was stopped before it was locked."""
@@ -102,6 +105,20 @@ class Ready:
                     return True
         return self.over.wait(None if end is None else max(end - time.monotonic(), 0))
 
+    def _bring_in(self) -> None:
+        """Of a file system that others fill as well: now it is an error where there is none, and a signal later."""
+
+        def reached(done: int | None) -> None:
+            if done is None or done == self.size:
+                self._last.set()
+
+        start, threads = self.memory.ptr + self.start, min(_THREADS, len(self.cpus))
+        populating = Populating(start, self.size, reached, threads=threads, cpus=self.cpus, huge_pages=self.huge_pages)
+        self._last.wait()
+        populating.stop()
+        if populating.error is not None:
+            raise populating.error
+
     def _run(self) -> None:
         try:
             self._turn.pop()
@@ -123,6 +140,8 @@ class Ready:
                 if self.stopped:
                     pending.cancel()
                 locks.append(pending.wait())
+            if not self.devices and self.memory.segment is not None and self.memory.segment.has_name:
+                self._bring_in()
             self.memory.holds.extend(locks)
             self.locked = True
         except BaseException as error:

@@ -16,6 +16,7 @@ from pinning.queues.lane cimport process
 
 import os
 
+from pinning.arguments import alignment as alignment_of
 from pinning.arguments import integer
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
 
@@ -73,10 +74,7 @@ cdef class Space:
         cdef uint64_t step = CACHE_LINE
         cdef bint in_units = alignment is None and self.grain > 0
         if alignment is not None:
-            aligned = integer(alignment, "alignment")
-            if not (1 <= aligned < 1 << 63) or aligned & (aligned - 1):
-                raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
-            step = aligned
+            step = alignment_of(alignment)
         elif in_units:
             step = self.grain
         self._check()

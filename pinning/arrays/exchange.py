@@ -12,6 +12,7 @@ from pinning.arrays.buffer import Buffer
 from pinning.arrays.dlpack import Tensor, make_capsule, take_capsule
 from pinning.arrays.layout import address_of, layout_at, usable_dtype
 from pinning.arrays.view import View
+from pinning.buffers import DLPACK_HOST, DLPACK_PLUGINS
 from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.memory import memory_info
@@ -26,8 +27,6 @@ _TYPES = {
     "hsa": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
     "ur": {MemoryKind.DEVICE: 14, MemoryKind.HOST: 14, MemoryKind.SHARED: 14},
 }
-_PLUGINS = {_CPU: "host", 2: "cuda", 3: "cuda", 13: "cuda", 10: "hip", 11: "hip", 14: "ur"}
-_HOST_TYPES = (_CPU, 3, 11)
 _NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _KINDS = {code: kind for kind, code in _CODES.items()}
@@ -64,7 +63,7 @@ def found_on_device(obj: Any) -> View | None:
         return None
     if getattr(obj, "__cuda_array_interface__", None) is not None:
         return as_view(obj, True, None)
-    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in _HOST_TYPES:
+    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in DLPACK_HOST:
         return as_view(obj, True, None)
     return None
 
@@ -90,10 +89,10 @@ def _of_interface(obj: object, interface: dict[str, Any], sync: bool, device: De
 
 def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> View:
     kind, index = (int(each) for each in obj.__dlpack_device__())
-    plugin = _PLUGINS.get(kind)
+    plugin = DLPACK_PLUGINS.get(kind)
     if plugin is None:
-        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(_PLUGINS)}")
-    options: dict[str, Any] = {"stream": _NO_STREAM} if plugin in ("cuda", "hip") and kind not in _HOST_TYPES else {}
+        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(DLPACK_PLUGINS)}")
+    options: dict[str, Any] = {"stream": _NO_STREAM} if plugin in ("cuda", "hip") and kind not in DLPACK_HOST else {}
     try:
         capsule = obj.__dlpack__(max_version=(1, 1), **options)
     except TypeError:  # from before the protocol had versions
@@ -102,7 +101,7 @@ def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> View:
     dtype = _dtype_of(tensor)
     strides = None if tensor.strides is None else tuple(step * dtype.itemsize for step in tensor.strides)
     layout = layout_at(tensor.ptr, tensor.shape, dtype, strides, tensor.read_only)
-    buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in _HOST_TYPES)
+    buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in DLPACK_HOST)
     if sync and options:
         buffer.device.synchronize()
     return View(layout, buffer)

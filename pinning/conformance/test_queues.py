@@ -10,15 +10,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from pinning import MemoryKind, PinningError
+from pinning import MemoryKind, PinningError, device
 from pinning.conformance.allocations import DATA, FREE, LIBC, Allocations
 from pinning.conformance.faults import Faults, eventually
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.conformance.processes import refusals
 from pinning.plugin import MemoryDevice, Plugin, VendorQueue
+from pinning.plugin.native import NativeDevice
 
 HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 
@@ -406,3 +408,18 @@ def test_a_process_ends_with_queues_and_events(memories: MemoryDevice, end: str)
     command = [sys.executable, "-P", "-c", PROGRAM + end, memories.name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_event_of_another_vendor_is_refused(memories: MemoryDevice, queue: VendorQueue) -> None:
+    if not isinstance(memories, NativeDevice):
+        pytest.skip(f"{memories.name} is no device of native code")
+    other: Any = device("host")
+    host = other.make_queue()
+    foreign: Any = object() if memories.name.startswith("host") else host.record()
+    try:
+        for call in (queue.wait, queue.record().seconds_since):
+            with pytest.raises(PinningError, match=r"is of another vendor.*; wait for the event itself") as caught:
+                call(foreign)
+            assert caught.type is PinningError
+    finally:
+        host.close()

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from pinning.arguments import integer, is_one_of, said
+from pinning.arguments import byte_count, integer, is_one_of, said
 from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
 from pinning.copies.batch_work import BatchWork
 from pinning.copies.copy import resubmitted
@@ -142,7 +142,7 @@ def copy_blocks(
     """
     _check_engine(engine)
     on = None if queue is None else as_queue(queue)
-    size = _positive(block_bytes, "block_bytes")
+    size = byte_count(block_bytes, "block_bytes")
     preferred = None if on is None else on.device
     ends = end_of(dst, preferred), end_of(src, preferred)
     if ends[0].read_only:
@@ -272,7 +272,7 @@ def _side(name: str, ends: Any, preferred: Any) -> _Side:
 def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
     """Bytes of all items, or of each, within what the buffers of both sides have."""
     if to.sizes is None and origin.sizes is None and isinstance(sizes, int):
-        return numpy.array([_positive(sizes, "sizes")], numpy.uint64)
+        return numpy.array([byte_count(sizes, "sizes")], numpy.uint64)
     most = numpy.full(to.ptrs.shape, _UNKNOWN, numpy.uint64)
     for side in (to, origin):
         if side.sizes is None:
@@ -298,45 +298,51 @@ def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
 
 
 def _given_sizes(sizes: Any, items: int) -> Addresses:
-    given = numpy.asarray(sizes)
-    one = given.ndim == 0
-    of_items = _integers("sizes", given.reshape(1) if one else given)
-    if not one and of_items.size != items:
+    if isinstance(sizes, (str, bytes)) or not getattr(sizes, "ndim", hasattr(sizes, "__len__")):
+        return numpy.array([byte_count(sizes, "sizes")], numpy.uint64)
+    of_items = _integers("sizes", sizes)
+    if of_items.size != items:
         raise InvalidRangeError(f"there are {of_items.size} sizes for {items} items; give one, or one for each")
     return of_items
 
 
-def _integers(name: str, values: NDArray[Any]) -> Addresses:
-    if values.dtype == numpy.uint64 and values.ndim == 1 and values.flags.c_contiguous:
-        return values
-    if values.shape == (0,):
+def _integers(name: str, values: Any) -> Addresses:
+    try:
+        given = numpy.asarray(values)
+    except ValueError:  # a sequence in it, of another length than the next
+        given = numpy.empty(1, object)
+    if given.dtype.kind in "Of" and given.ndim == 1 and not isinstance(values, numpy.ndarray):
+        given = numpy.array([_word(each, i, name) for i, each in enumerate(values)], numpy.uint64)
+    if given.shape == (0,):
         raise InvalidRangeError(f"{name} is empty: the batch has no items; give at least one")
-    if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be whole numbers in one dimension, not {values.dtype} of shape {values.shape}")
-    if values.dtype.kind == "i" and values.size and values.min() < 0:
-        i = int((values < 0).argmax())
-        raise InvalidRangeError(f"item {i} of the batch: {values[i]} in {name} is negative")
-    return numpy.ascontiguousarray(values, numpy.uint64)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be whole numbers in one dimension, not {given.dtype} of shape {given.shape}")
+    if given.dtype.kind == "i" and given.min() < 0:
+        i = int((given < 0).argmax())
+        raise InvalidRangeError(f"item {i} of the batch: {given[i]} in {name} is negative")
+    return numpy.ascontiguousarray(given, numpy.uint64)
+
+
+def _word(value: Any, item: int, name: str) -> int:
+    """What NumPy has no integer for, or not one for all of them."""
+    number = integer(value, f"item {item} of the batch: what is in {name}", "64 bits wide")
+    if not 0 <= number < 1 << 64:
+        raise InvalidRangeError(f"item {item} of the batch: {said(number)} in {name} is not in [0, 2**64)")
+    return number
 
 
 def _blocks(name: str, pool: End, indices: Any, block_bytes: int) -> Addresses:
-    numbers, size = _integers(f"{name}_indices", numpy.asarray(indices)), pool.size
+    numbers, size = _integers(f"{name}_indices", indices), pool.size
     if size is None:
         raise InvalidRangeError(f"{name} is an address, which does not say how many blocks it has: give a buffer")
     count = size // block_bytes
-    if numbers.size and numbers.max() >= count:
+    if numbers.max() >= count:
         i = int((numbers >= count).argmax())
         raise InvalidRangeError(
             f"item {i} of the batch: {name} has no block {numbers[i]}; its {size} bytes are {count} blocks of "
             f"{block_bytes}"
         )
     return numpy.uint64(pool.ptr) + numbers * numpy.uint64(block_bytes)
-
-
-def _positive(number: int, name: str) -> int:
-    if integer(number, name) <= 0:
-        raise InvalidRangeError(f"{name} is {number}; it must be at least 1")
-    return number
 
 
 def _first_device(side: _Side) -> MemoryDevice | None:

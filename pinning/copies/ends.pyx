@@ -17,7 +17,7 @@ from pinning.memory.allocation cimport Allocation, lookup
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, NativeDevice
 
 from pinning import devices
-from pinning.buffers import is_contiguous, resolve
+from pinning.buffers import DLPACK_PLUGINS, is_contiguous, resolve
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.memory.allocation import devices_used
 from pinning.memory.allocation import find as find_allocation
@@ -28,8 +28,7 @@ cdef object reports = None  # of the plugins, for which the next two hold
 cdef dict by_name = {}
 cdef list answering = []  # devices with memory, one of each plugin: it answers for all
 
-# As DLPack numbers the kinds of devices.
-cdef dict DLPACK_DEVICES = {2: "cuda", 10: "hip", 13: "cuda"}
+cdef dict PLUGINS = DLPACK_PLUGINS
 cdef object HOST = MemoryKind.HOST
 cdef object TOP = 1 << 64
 cdef object FIRST = 4096  # nothing is mapped below
@@ -112,6 +111,9 @@ cdef End resolve_end(object buffer, object preferred):
             if tensor.device_type in (1, 3, 11):
                 return contiguous(buffer, &found, None, buffer)
             device = device_of_dlpack(tensor.device_type, tensor.device_id)
+            if device is not None and tensor.device_type == 14:  # oneAPI's, of memory of any kind
+                device = device_at(found.ptr, device)
+                return contiguous(buffer, &found, device, buffer)
             if device is not None:
                 return contiguous(buffer, &found, device, buffer)
     elif kind.address:
@@ -210,7 +212,7 @@ cdef object checked(ptr, size):
 
 
 cdef End at_address(address, object preferred, size=0):
-    if not (FIRST <= address and address + size <= TOP):
+    if not (FIRST <= address and address + (size or 1) <= TOP):
         raise InvalidRangeError(f"{address:#x} is no address of {f'{size} bytes' if size else 'memory'}")
     cdef uint64_t ptr = address
     cdef Allocation allocation = lookup(ptr)
@@ -279,7 +281,7 @@ cdef object sibling(object device, int index):
 cdef object device_of_dlpack(int kind, int index):
     """The device that DLPack means; None where no plugin has it."""
     look_at_plugins()
-    return by_name.get((DLPACK_DEVICES.get(kind), index))
+    return by_name.get((PLUGINS.get(kind), index))
 
 
 cdef look_at_plugins():

@@ -14,7 +14,7 @@ from pinning.arrays.create import device_array
 from pinning.arrays.dlpack import make_capsule
 from pinning.arrays.exchange import dlpack_device
 from pinning.errors import FileFormatError, InvalidRangeError
-from pinning.files.header import ITEMSIZES, NUMPY_DTYPES, TensorInfo
+from pinning.files.header import BITS, NUMPY_DTYPES, TensorInfo
 from pinning.files.of_cupy import Cupy
 from pinning.files.of_torch import Torch
 from pinning.plugin import MemoryDevice
@@ -40,6 +40,9 @@ _DLPACK_CODES = {
     "F8_E5M2": 12,
     "F8_E5M2FNUZ": 13,
     "F8_E8M0": 14,
+    "F6_E2M3": 15,
+    "F6_E3M2": 16,
+    "F4": 17,
 }
 
 
@@ -119,7 +122,7 @@ class DLPackTensor:
             strides[i], step = step, step * self.shape[i]
         return make_capsule(
             self, self._bytes.device_ptr if self.nbytes else 0, self.__dlpack_device__(), _DLPACK_CODES[self.dtype],
-            8 * ITEMSIZES[self.dtype], self.shape, tuple(strides),
+            BITS[self.dtype], self.shape, tuple(strides),
             max_version is not None and max_version[0] >= 1, False, False,
         )  # fmt: skip
 

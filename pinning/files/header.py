@@ -13,29 +13,32 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from pinning.errors import FileFormatError
+from pinning.errors import FileFormatError, LayoutError
 
-#: Bytes of an element of each dtype. In a file those that come later here lie first.
-ITEMSIZES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E5M2": 1,
-    "F8_E4M3": 1,
-    "F8_E8M0": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E5M2FNUZ": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "C64": 8,
-    "F64": 8,
-    "I64": 8,
-    "U64": 8,
+#: Bits of an element of each dtype. In a file those that come later here lie first.
+BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
 }
 #: NumPy's dtypes of the format's, and CuPy's; they have no others of them.
 NUMPY_DTYPES = {
@@ -53,10 +56,10 @@ NUMPY_DTYPES = {
     "F64": "<f8",
     "C64": "<c8",
 }
-_RANKS = {dtype: rank for rank, dtype in enumerate(ITEMSIZES)}
+_RANKS = {dtype: rank for rank, dtype in enumerate(BITS)}
 LONGEST = 100_000_000  # bytes of a header, as in the format's own library
 _MOST_DIMENSIONS = 64  # of any library's arrays
-_TOP = 1 << 63  # elements that no array has
+_TOP = 1 << 66  # bits that no array has
 _METADATA = "__metadata__"
 
 
@@ -132,7 +135,18 @@ def _loaded(text: bytes) -> dict[str, Any]:
     except ValueError as error:  # of JSON, or a number of thousands of digits
         raise _WrongError(f"its header is no JSON: {error}") from None
     assert isinstance(said, dict)  # for it begins with a brace
+    if b"\\u" in text and (half := half_letter(said)):
+        raise _WrongError(f"its header is not UTF-8: it has {half} in it, which is half a letter")
     return said
+
+
+def half_letter(said: Any) -> str | None:
+    """What JSON can name and UTF-8 has not: a surrogate without the other, as ``\\ud800``. None where there is none."""
+    try:
+        json.dumps(said, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return ascii(error.object[error.start])
+    return None
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -158,8 +172,8 @@ def _tensor(name: str, said: Any, start: int, file_bytes: int) -> TensorInfo:
     if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
         raise _WrongError(f"{what} is {_short(said)}; it must be an object of dtype, shape and data_offsets")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEMSIZES:
-        raise _WrongError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(ITEMSIZES)}")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise _WrongError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(BITS)}")
     if not _are_lengths(shape):
         raise _WrongError(f"{what} has the shape {_short(shape)}; it must be a list of whole numbers from 0 on")
     if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -169,7 +183,7 @@ def _tensor(name: str, said: Any, start: int, file_bytes: int) -> TensorInfo:
         raise _WrongError(f"{what} ends at byte {start + end}, and the file at {file_bytes}: it is truncated, or lies")
     if len(shape) > _MOST_DIMENSIONS:
         raise _WrongError(f"{what} has {len(shape)} dimensions; the most there may be is {_MOST_DIMENSIONS}")
-    nbytes = _elements(shape, what) * ITEMSIZES[dtype]
+    nbytes = _nbytes(dtype, shape, what)
     if nbytes != end - begin:
         raise _WrongError(f"{what} of {dtype} and shape {_short(shape)} has {nbytes} bytes, and its data_offsets are "
                        f"{end - begin} apart")  # fmt: skip
@@ -180,13 +194,17 @@ def _are_lengths(said: Any) -> bool:
     return isinstance(said, list) and all(type(each) is int and each >= 0 for each in said)
 
 
-def _elements(shape: Sequence[int], what: str) -> int:
-    count = 1
+def _nbytes(dtype: str, shape: Sequence[int], what: str) -> int:
+    bits = BITS[dtype]
     for length in shape:
-        count *= length or 1  # an array without elements has strides all the same
-        if count >= _TOP:
-            raise _WrongError(f"{what} has the shape {_short(list(shape))}, of more elements than any memory has")
-    return 0 if 0 in shape else count
+        bits *= length or 1  # an array without elements has strides all the same
+        if bits >= _TOP:
+            raise _WrongError(f"{what} has the shape {_short(list(shape))}, of more bytes than any memory has")
+    if 0 in shape:
+        return 0
+    if bits % 8:
+        raise _WrongError(f"{what} of {dtype} and shape {_short(list(shape))} has {bits} bits: no whole bytes")
+    return bits // 8
 
 
 def _check_no_holes(tensors: Iterable[TensorInfo], start: int, file_bytes: int) -> None:
@@ -223,15 +241,28 @@ class Written(NamedTuple):
 
 
 def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None) -> Written:
-    """A header for tensors of these names, dtypes and shapes, in the order of the format's own library."""
+    """A header for tensors of these names, dtypes and shapes, in the order of the format's own library.
+
+    Raises
+    ------
+    FileFormatError
+        A name, or what is in the metadata, is no UTF-8.
+    LayoutError
+        A tensor has no whole number of bytes.
+    """
     order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name][0]], name))
     said: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
     begins, at = {}, 0
     for name in order:
         dtype, shape = tensors[name]
         begins[name] = at
-        at += _elements(shape, name) * ITEMSIZES[dtype]
+        try:
+            at += _nbytes(dtype, shape, f"the tensor {_short(name)}")
+        except _WrongError as wrong:
+            raise LayoutError(str(wrong)) from None
         said[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begins[name], at]}
+    if half := half_letter(said):
+        raise FileFormatError(f"a name of a tensor, or the metadata, has {half} in it: half a letter, and no UTF-8")
     text = json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)

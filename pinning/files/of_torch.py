@@ -30,6 +30,7 @@ DTYPES = {
     "F8_E5M2": "float8_e5m2",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",  # pairs: the last length of a shape is half
 }
 _NAMES = {"host": "cpu", "cuda": "cuda", "hip": "cuda"}  # of torch's devices, by plugin
 
@@ -57,6 +58,11 @@ class Torch:
 
     def check(self, tensor: TensorInfo) -> None:
         self._dtype(tensor)
+        if tensor.dtype == "F4" and tensor.shape[-1] % 2:
+            raise FileFormatError(
+                f"the tensor {tensor.name!r} is of dtype F4 and shape {tensor.shape}; PyTorch has pairs of these: the "
+                "last length must be even: give framework='dlpack'"
+            )
 
     def allocate(self, nbytes: int) -> Any:
         memory = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
@@ -70,16 +76,20 @@ class Torch:
         return int(memory.data_ptr())
 
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
-        return memory[at : at + tensor.nbytes].view(self._dtype(tensor)).view(tensor.shape)
+        return memory[at : at + tensor.nbytes].view(self._dtype(tensor)).view(_shape(tensor))
 
     def empty(self, tensor: TensorInfo) -> Any:
-        return self._torch.empty(tensor.shape, dtype=self._dtype(tensor), device=self._device)
+        return self._torch.empty(_shape(tensor), dtype=self._dtype(tensor), device=self._device)
 
     def _dtype(self, tensor: TensorInfo) -> Any:
-        dtype = getattr(self._torch, DTYPES[tensor.dtype], None)
+        dtype = getattr(self._torch, DTYPES.get(tensor.dtype, ""), None)
         if dtype is None:
             raise FileFormatError(
                 f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which PyTorch "
-                f"{self._torch.__version__} has not"
+                f"{self._torch.__version__} has not: give framework='dlpack' for tensors of any dtype"
             )
         return dtype
+
+
+def _shape(tensor: TensorInfo) -> tuple[int, ...]:
+    return tensor.shape if tensor.dtype != "F4" else (*tensor.shape[:-1], tensor.shape[-1] // 2)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from pinning.errors import FileError, InvalidRangeError, LayoutError
 from pinning.files.copy import is_host
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import DLPackTensor
-from pinning.files.header import ITEMSIZES, NUMPY_DTYPES, Written, build
+from pinning.files.header import BITS, NUMPY_DTYPES, Written, build
 from pinning.files.of_torch import DTYPES as TORCH_DTYPES
 from pinning.files.shards import AnyPath
 from pinning.plugin import MemoryDevice
@@ -51,9 +53,12 @@ def save_file(
     Raises
     ------
     LayoutError
-        A tensor is not contiguous.
+        A tensor is not contiguous, or of no whole number of bytes; or two of torch share memory: in the file they would
+        be two, and as large as both.
     TypeError
         A value is no tensor, or of a dtype that the format has not; a name or what is in the metadata is no string.
+    FileFormatError
+        A name, or what is in the metadata, cannot be in a file: it has half a letter in it (a lone surrogate).
     OSError
         The file cannot be written; `FileError` where that is found while threads write it, such as a full disk, or
         where something that is no regular file is at `path`.
@@ -70,8 +75,10 @@ def save_file(
     if not hasattr(tensors, "items"):
         raise TypeError(f"tensors is {said(tensors)}; it must be a dict of names and tensors")
     sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
+    _refuse_shared(sources)
     written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)
-    beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")
+    stem = os.fsencode(target.name)[:100].decode("utf-8", "ignore")  # a name has 255 bytes, whatever their letters
+    beside = target.with_name(f".{stem}.{secrets.token_hex(8)}.part")
     try:
         with OpenFile(beside, create=True) as file:
             _write(file, written, sources)
@@ -93,6 +100,7 @@ class _Source(NamedTuple):
     shape: tuple[int, ...]
     end: End | None
     owner: object
+    of_torch: bool = False
 
 
 def _target(path: AnyPath) -> Path:
@@ -109,15 +117,18 @@ def _source(name: Any, tensor: Any) -> _Source:
     if isinstance(tensor, DLPackTensor):
         return _Source(tensor.dtype, tensor.shape, _end_of_ours(tensor._bytes), tensor)
     dtype = getattr(tensor, "dtype", None)
-    if dtype is None or not hasattr(tensor, "shape"):
+    if str(dtype).startswith("torch."):
+        return _of_torch(named, tensor, tuple(tensor.shape))
+    is_contiguous = getattr(getattr(tensor, "flags", None), "c_contiguous", None)
+    if hasattr(tensor, "is_c_contiguous"):
+        is_contiguous = tensor.is_c_contiguous()
+    if dtype is None or is_contiguous is None:
         raise TypeError(f"{named} is a {type(tensor).__name__}, which is no array that can be saved")
     shape = tuple(int(length) for length in tensor.shape)
-    if str(dtype).startswith("torch."):
-        return _of_torch(named, tensor, shape)
     known = _NAMES_OF_NUMPY.get(numpy.dtype(dtype))
     if known is None:
-        raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(ITEMSIZES)}")
-    if not (tensor.flags.c_contiguous if hasattr(tensor, "flags") else tensor.is_c_contiguous()):
+        raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(BITS)}")
+    if not is_contiguous:
         raise _scattered(named)
     if isinstance(tensor, DeviceArray):
         return _Source(known, shape, _end_of_ours(tensor), tensor)
@@ -131,14 +142,28 @@ def _end_of_ours(array: DeviceArray) -> End | None:
 def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
     known = _NAMES_OF_TORCH.get(str(tensor.dtype))
     if known is None:
-        raise TypeError(f"{named} is of dtype {tensor.dtype}, which the format has not; it has {', '.join(ITEMSIZES)}")
+        raise TypeError(f"{named} is of dtype {tensor.dtype}, which the format has not; it has {', '.join(BITS)}")
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
         raise TypeError(f"{named} is {'on meta' if tensor.is_meta else tensor.layout}: it has no bytes to be saved")
     if not tensor.is_contiguous():
         raise _scattered(named)
     bare = tensor.detach().resolve_conj().resolve_neg()  # another tensor of those bytes, unless they stand for others
     nbytes = bare.numel() * bare.element_size()
-    return _Source(known, shape, end_of((bare.data_ptr(), nbytes)) if nbytes else None, bare)
+    if known == "F4" and shape:
+        shape = (*shape[:-1], 2 * shape[-1])  # torch has pairs of these
+    return _Source(known, shape, end_of((bare.data_ptr(), nbytes)) if nbytes else None, bare, True)
+
+
+def _refuse_shared(sources: Mapping[str, _Source]) -> None:
+    """As the format's own library does with torch's tensors: models tie some, and a file cannot tell of that."""
+    places = [(id(each.end.device), each.end.ptr, each.end.ptr + (each.end.size or 0), name)
+              for name, each in sources.items() if each.of_torch and each.end is not None]  # fmt: skip
+    for (device, _, end, name), (other_device, start, _, other) in pairwise(sorted(places)):
+        if device == other_device and start < end:
+            raise LayoutError(
+                f"the tensors {name!r} and {other!r} share memory: a file would have it twice, and what is loaded "
+                "would share it no more; save one of them, or a clone"
+            )
 
 
 def _scattered(named: str) -> LayoutError:
@@ -180,10 +205,7 @@ def _write(file: OpenFile, written: Written, sources: Mapping[str, _Source]) -> 
 
 
 def _nbytes(source: _Source) -> int:
-    count = ITEMSIZES[source.dtype]
-    for length in source.shape:
-        count *= length
-    return count
+    return math.prod(source.shape) * BITS[source.dtype] // 8
 
 
 def _write_all(file: OpenFile, text: bytes) -> None:

@@ -94,4 +94,7 @@ def _indexed(index: Path) -> list[Shard]:
 
 def _is_inside(file: str) -> bool:
     path = PurePosixPath(file)
-    return bool(path.name) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
+    try:
+        return path_name(file) != "" and bool(path.name) and not path.is_absolute() and ".." not in path.parts
+    except (FileNotFoundError, ValueError):  # no file can have the name
+        return False

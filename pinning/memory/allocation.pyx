@@ -29,7 +29,7 @@ from contextlib import suppress
 from weakref import ref
 
 from pinning import devices
-from pinning.arguments import integer, said
+from pinning.arguments import MOST_BYTES, byte_count, said
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.lifecycle import Part, at_exit, in_child, later
 from pinning.plugin import MemoryKind
@@ -45,7 +45,7 @@ cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
 cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)  # in the order of CMemoryKind
 cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
-cdef object LARGEST = sys.maxsize
+cdef object LARGEST = MOST_BYTES
 cdef dict maps = devices._maps.made  # weak references
 cdef Owners* owners = new Owners()
 cdef dict known_devices = {}  # weak references by id, in the order of their first use
@@ -88,10 +88,7 @@ def kind_named(kind):
 
 
 cdef uint64_t size_of(object nbytes) except 0:
-    size = nbytes if type(nbytes) is int else integer(nbytes, "nbytes")
-    if not 1 <= size <= LARGEST:
-        raise InvalidRangeError(f"size is {size}; an allocation has at least 1 byte and at most {LARGEST}")
-    return size
+    return nbytes if type(nbytes) is int and 1 <= nbytes <= LARGEST else byte_count(nbytes)
 
 
 # ---- which allocation holds an address ----

@@ -26,7 +26,7 @@ from pinning.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
 from pinning.queues.lane cimport process
 
-from pinning.arguments import integer
+from pinning.arguments import alignment as alignment_of
 from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.idle import give_back_for
@@ -128,9 +128,7 @@ cdef class Backing:
             As for `pinning.alloc`.
         """
         cdef uint64_t size = size_of(nbytes)
-        aligned = ALIGNED if alignment is None else integer(alignment, "alignment")
-        if aligned < 1 or aligned & (aligned - 1):
-            raise InvalidRangeError(f"alignment is {aligned}; it must be a power of two")
+        aligned = ALIGNED if alignment is None else alignment_of(alignment)
         size_of(size + aligned)
         cdef CMemoryKind number = number_of(kind)
         cdef Whole made = whole(self, device, number, size, ALIGNED, write_combined)

@@ -265,7 +265,7 @@ cdef class NativeQueue:
 
     def wait(self, event):
         if not isinstance(event, NativeEvent):
-            raise PinningError(f"{event!r} is no event of this vendor's queues")
+            raise not_native(event)
         cdef VendorEvent* awaited = (<NativeEvent>event).vendor
         with nogil:
             self.vendor.wait(dereference(awaited))
@@ -297,6 +297,11 @@ def synchronize_in_background(device):
         device.synchronize()
 
 
+cdef object not_native(event):
+    return PinningError(f"{event!r} is of another vendor: queues wait only for events of their own, and only those times "
+                        "are compared; wait for the event itself")
+
+
 cdef class NativeEvent:
     """A point in a `NativeQueue`: a `pinning.plugin.VendorEvent`, whose methods it has."""
 
@@ -326,7 +331,7 @@ cdef class NativeEvent:
 
     def seconds_since(self, earlier):
         if not isinstance(earlier, NativeEvent):
-            raise InvalidRangeError(f"{earlier!r} is no event of this vendor's; times of two vendors cannot be compared")
+            raise not_native(earlier)
         cdef double seconds
         cdef VendorEvent* before = (<NativeEvent>earlier).vendor
         with nogil:

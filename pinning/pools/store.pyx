@@ -21,8 +21,9 @@ from pinning.queues.lane cimport Lane, Work, process
 from pinning.queues.order cimport Line
 from pinning.queues.submitter cimport Submitter, events_of
 
+from contextlib import suppress
 
-from pinning.arguments import integer, said
+from pinning.arguments import MOST_BYTES, byte_count, integer, said
 from pinning.errors import (
     InvalidRangeError,
     PinningError,
@@ -36,7 +37,6 @@ from pinning.queues.pending import uses
 cdef enum:
     GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
 
-cdef object MOST = (1 << 63) - 1  # bytes: more is no limit
 
 
 # ---- what comes after what ----
@@ -496,10 +496,10 @@ cdef class Store:
         cdef list errors = []
         try:
             for queue in self.watched():
-                try:
-                    queue.record().wait()
-                except PinningError:  # what went wrong in a queue is for its users; see below what is left
-                    pass
+                with suppress(PinningError):  # what went wrong in a queue is for its users; see below what is left
+                    for tail in (<Submitter>queue).tails():
+                        with suppress(PinningError):
+                            tail.wait()
             self.release(0, errors)
             if errors:
                 raise errors[0]
@@ -514,7 +514,4 @@ cdef class Store:
 
 
 cdef object bytes_of(nbytes, str name):
-    number = integer(nbytes, name)
-    if number < 0:
-        raise InvalidRangeError(f"{name} is {number}; it cannot be negative")
-    return min(number, MOST)
+    return byte_count(min(integer(nbytes, name), MOST_BYTES), name, 0)  # more is no limit

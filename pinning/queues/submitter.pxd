@@ -30,4 +30,5 @@ cdef class Submitter:
     cdef add_to_barrier(self, tuple waits)
     cdef Lane lane_for(self, tuple waits)
     cdef bint needs_waiting(self, Event event, Lane lane)
+    cdef list tails(self)
     cdef Event tail(self, Lane lane)

@@ -299,15 +299,14 @@ cdef class Submitter:
 
     def record(self):
         """An event after all work so far, whose vendor event is made now: it tells exact times."""
-        cdef Event event
-        cdef Lane lane
-        self.check()
-        if self.ordered:
-            event = self.submit(None)
-        else:
-            event = self.submit(None, [self.tail(lane) for lane in list(self.lanes)])
+        cdef Event event = self.submit(None, () if self.ordered else self.tails())
         event.recorded()
         return event
+
+    cdef list tails(self):
+        """Events after all so far, one in each lane: once they have been waited for, all of it is known to be over."""
+        self.check()
+        return [self.submit(None)] if self.ordered else [self.tail(lane) for lane in list(self.lanes)]
 
     cdef Event tail(self, Lane lane):
         """An event after all in a lane of an out-of-order queue."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate, default_collate_fn_map
 
-from pinning.arguments import integer, said
+from pinning.arguments import byte_count, integer, said
 from pinning.errors import PinningError
 from pinning.plugin import Device
 from pinning.torch.slots import Block, Slots, Ticket, slots_of
@@ -74,7 +74,7 @@ class Collate:
     ) -> None:
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn is {said(collate_fn)}; it must be a function of a list of samples")
-        self.nbytes = integer(nbytes, "nbytes")
+        self.nbytes = byte_count(nbytes)
         self.batches = integer(batches, "batches", "how many there may be at a time")
         self._make = collate_fn
         self._slots = Slots(self.nbytes, self.batches, device)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pinning.arguments import integer
+from pinning.arguments import byte_count
 from pinning.copies import Copy, copy_async
 from pinning.populate import ask_for_huge_pages
 from pinning.queues import Queue
@@ -214,8 +214,7 @@ def offload(module: torch.nn.Module, device: torch.device | str | int = "cuda", 
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if where.type != "cuda":
         raise ValueError(f"{where} is no GPU; give one such as 'cuda' or 'cuda:1'")
-    if integer(resident, "resident") <= 0:
-        raise ValueError(f"resident is {resident}; give the bytes of weights that may be on the GPU at a time")
+    resident = byte_count(resident, "resident", what="the bytes of weights that may be on the GPU at a time")
     if where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
     return Offload(module, where, resident)

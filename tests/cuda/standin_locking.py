@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from standins.standin import StandIn
 
 PORTABLE_AND_MAPPED = 1 | 2
 READ_ONLY = 8
+NORESERVE = 0x4000  # of mmap: memory is had as it is touched
 SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
 
 DEVICE = plugin.device(0)
@@ -166,3 +168,49 @@ def test_no_advice_where_none_is_known(
     standin.configure("fail=cuMemHostRegister:1:1")
     with pytest.raises(VendorError, match=r"CUDA_ERROR_INVALID_VALUE \(1\)$"):
         DEVICE.data_lock(memory.ptr, memory.size, None)
+
+
+def test_a_driver_that_takes_less_by_one_call(standin: StandIn) -> None:
+    """As some kernels do; how much less is found once. Nothing is touched: a stand-in pins no pages."""
+    gib = 1 << 30
+    standin.configure(f"most_registered={2 * gib}")
+    with mmap.mmap(-1, 9 * gib + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE) as memory:
+        ptr = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        on = pinning.PinnedMap(plugin.device(0))
+        for refused in (3, 0):  # 8, 4 and 9 GiB
+            before = len(standin.calls("cuMemHostRegister"))
+            on.lock(ptr, 9 * gib + PAGE)
+            assert len(standin.calls("cuMemHostRegister")) - before == refused + 5
+            assert standin.registrations() == {
+                *((ptr + at * gib, 2 * gib) for at in range(0, 8, 2)),
+                (ptr + 8 * gib, gib + PAGE),
+            }
+            region = on.find(ptr, 9 * gib + PAGE)
+            assert region is not None
+            assert (region.size, region.piece) == (9 * gib + PAGE, 2 * gib)
+            on.unlock(ptr)
+            assert standin.registrations() == set()
+        standin.configure("most_registered=1000")
+        with pytest.raises(pinning.OutOfMemoryError):
+            on.lock(ptr, 5 * gib)
+        assert (len(on), standin.registrations()) == (0, set())
+        on.close()
+
+
+def test_confidential_computing(standin: StandIn, tmp_path: Path) -> None:
+    """Memory of the program's is not to be registered; what the driver allocates itself is pinned all the same."""
+    standin.configure("confidential")
+    array = bytearray(range(256)) * (1 << 17)
+    with pytest.raises(VendorError, match=r"confidential computing.*pinning\.alloc") as caught:
+        pinning.lock(array, device=DEVICE)
+    assert caught.value.code == 801
+    with pinning.alloc(len(array), device=DEVICE) as there, pinning.Queue(DEVICE) as queue:
+        copy = pinning.copy(there, array, queue=queue)
+        assert copy.path == "staged"
+        with pinning.alloc(len(array), pinning.MemoryKind.HOST, device=DEVICE) as pinned:
+            assert pinning.copy(pinned, there, queue=queue).path == "direct"
+            assert ctypes.string_at(pinned.ptr, pinned.size) == array
+    (tmp_path / "a").write_bytes(array)
+    with pinning.Queue(DEVICE) as queue, pinning.alloc(len(array), device=DEVICE) as there:
+        assert pinning.copy_file(there, tmp_path / "a", 0, len(array), queue).path == "staged"
+    assert not standin.registrations()

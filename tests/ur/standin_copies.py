@@ -17,6 +17,7 @@ import pinning
 from pinning.copies import costs, trim_staging
 from pinning_ur import UrDevice, UrPlugin
 from standins.standin import StandIn
+from test_copy_ends import Tensor
 
 SIZE = (3 << 20) + 5
 
@@ -72,3 +73,17 @@ def test_functions_are_refused_where_the_adapter_has_none(device: UrDevice) -> N
 
 def _pending(queue: pinning.Queue) -> pinning.Event:
     return queue.call(lambda: time.sleep(0.2))
+
+
+def test_a_tensor_that_is_a_device_of_oneapi_to_dlpack(standin: StandIn) -> None:
+    device = pinning.device("ur:0")
+    array = noise(SIZE)
+    host = pinning.MemoryKind.HOST
+    with pinning.alloc(SIZE, device=device) as there, pinning.alloc(SIZE, host, device=device) as pinned:
+        for memory in (there, pinned):
+            tensor = Tensor(array, (14, 0))
+            tensor.ptr = memory.ptr
+            pinning.copy(tensor, array)
+            back = numpy.zeros_like(array)
+            pinning.copy(back, tensor)
+            assert (back == array).all()

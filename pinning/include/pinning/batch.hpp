@@ -142,6 +142,7 @@ class Sorter {
 
  private:
   using Kind = Place::Kind;
+  static constexpr std::uint64_t most_bytes = ~std::uint64_t{0} >> 1;  // so that no sum of sizes wraps
 
   void enter(Part const& item) noexcept {
     parts_.written = std::min(parts_.written, item.dst);
@@ -154,6 +155,9 @@ class Sorter {
       throw InvalidRange("item " + std::to_string(index) + " of the batch: " + why);
     };
     if (item.size == 0) refuse("its size is 0; a copy needs at least 1 byte");
+    if (item.size > most_bytes - std::min(most_bytes, parts_.bytes)) {
+      refuse("its size is " + std::to_string(item.size) + "; all items together have fewer than 2^63 bytes");
+    }
     for (auto const& [name, ptr] : {std::pair("dst", item.dst), std::pair("src", item.src)}) {
       if (ptr == 0 || ptr + (item.size - 1) < ptr) {
         refuse(std::string(name) + " " + describe(ptr, item.size) + " is no range of memory");

@@ -100,6 +100,10 @@ class Pieces {
   /// held, so it may wait. What it throws ends the lock, and undoes it.
   virtual std::uint64_t next(std::uint64_t held, std::uint64_t size) = 0;
 
+  /// The vendor takes no more than `most` bytes by one call: where a piece of so large a range would be larger it is cut
+  /// to that, and so is `unit`. Before anything is locked. False where nothing has changed.
+  virtual bool cut(std::uint64_t, std::uint64_t) noexcept { return false; }
+
   /// So many bytes from the start are locked now, and can be found.
   virtual void locked(std::uint64_t) noexcept {}
 };
@@ -113,9 +117,14 @@ class EqualPieces final : public Pieces {
   std::uint64_t next(std::uint64_t held, std::uint64_t size) override {
     return piece_ == 0 ? size : std::min(piece_, size - held);
   }
+  bool cut(std::uint64_t size, std::uint64_t most) noexcept override {
+    if (std::min(size, piece_ == 0 ? size : piece_) <= most) return false;
+    piece_ = most;
+    return true;
+  }
 
  private:
-  std::uint64_t const piece_;
+  std::uint64_t piece_;
 };
 
 }  // namespace pinning

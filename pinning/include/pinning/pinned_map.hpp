@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -254,6 +255,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
+  static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // no vendor takes less by one call
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::size_t slice_of_regions = 256;
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
@@ -458,6 +460,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   AllRegistered ends_;  // of regions of several pieces, shared by siblings or known to registrars: for the last unlock
   std::vector<std::unique_ptr<Registrar>> registrars_;
   std::atomic<bool> any_registrars_ = false;
+  std::atomic<std::uint64_t> most_by_one_call_ = ~std::uint64_t{0};  // bytes that the vendor was seen to take
   std::map<std::uint64_t, Idle> idle_;  // regions by serial: the longest idle first
   std::atomic<std::uint64_t> oldest_idle_ = Budget::unlimited;  // its first serial
   std::atomic<std::size_t> size_ = 0;

@@ -90,7 +90,7 @@ inline void raise_in_python() {
     error.raised.raise_again();
   } catch (PartialOverlap const& error) {
     raise("PartialOverlapError", error.what());
-  } catch (InvalidRange const& error) {
+  } catch (std::invalid_argument const& error) {  // also that of the page table
     raise("InvalidRangeError", error.what());
   } catch (NotLocked const& error) {
     raise("NotLockedError", error.what());

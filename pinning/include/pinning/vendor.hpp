@@ -20,6 +20,12 @@ class Unsupported : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Of an event that is another vendor's, where only one of `whose` can be waited for or compared.
+[[noreturn]] inline void refuse_event(std::string const& whose) {
+  throw Unsupported("this event is of another vendor than " + whose +
+                    ": its queues wait only for their own, and only those times are compared; wait for the event itself");
+}
+
 /// Who can reach an allocation: pinned host memory; memory of one device; memory that moves as it is used.
 enum class MemoryKind : std::uint8_t { host, device, shared };
 
@@ -54,6 +60,13 @@ class VendorEvent {
   /// Seconds between two reached points of one vendor, by the device's clock where it has one.
   virtual double seconds_since(VendorEvent& earlier) = 0;
 };
+
+/// An event as the vendor's own class has it. Throws Unsupported where it is another's.
+template <class Own>
+Own& event_cast(VendorEvent& event, std::string const& whose) {
+  if (auto* const own = dynamic_cast<Own*>(&event)) return *own;
+  refuse_event(whose);
+}
 
 PINNING_API std::uint64_t next_queue_number() noexcept;
 

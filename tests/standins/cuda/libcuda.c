@@ -36,14 +36,20 @@ static _Thread_local int depth;
 
 #include "streams.h"
 
+static int confidential;  // confidential computing: no memory of the program's can be registered
+static size_t most_registered = SIZE_MAX;  // bytes by one call, as some kernels have it
+
 static bool standin_option(const char *entry) {
     struct rule rule = {0};
     if (!entry) {
         read_only_supported = managed_supported = peers_supported = 1;
         loss = rule;
-        lost = want_context = channel_count = 0;
+        lost = want_context = channel_count = confidential = 0;
+        most_registered = SIZE_MAX;
     } else if (!strcmp(entry, "no_read_only")) read_only_supported = 0;
     else if (!strcmp(entry, "no_managed")) managed_supported = 0;
+    else if (!strcmp(entry, "confidential")) confidential = 1;
+    else if (sscanf(entry, "most_registered=%zu", &most_registered) == 1) return true;
     else if (!strcmp(entry, "no_peers")) peers_supported = 0;
     else if (!strcmp(entry, "streams_want_context")) want_context = 1;
     else if (sscanf(entry, "lost=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3) loss = rule;
@@ -277,6 +283,8 @@ CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
     uintptr_t host = (uintptr_t)p;
     REQUIRE(host && bytesize && host + bytesize > host && host + bytesize <= REGISTERED, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(Flags < 16, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(!confidential, CUDA_ERROR_NOT_SUPPORTED);
+    REQUIRE(bytesize <= most_registered, CUDA_ERROR_OUT_OF_MEMORY);
     REQUIRE(read_only_supported || !(Flags & CU_MEMHOSTREGISTER_READ_ONLY), CUDA_ERROR_NOT_SUPPORTED);
     pthread_mutex_lock(&mutex);
     CUresult code = CUDA_SUCCESS;

@@ -58,6 +58,7 @@ inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, W
       if (first->contains(ptr, size)) refuse_inside(*first);
       refuse(ptr, size, *first);
     }
+    if (pieces != nullptr) pieces->cut(size, most_by_one_call_.load(std::memory_order_relaxed));
     std::uint64_t const unit = pieces != nullptr ? pieces->unit() : 0;
     Id id;
     if (siblings_ != nullptr && siblings_->several()) {
@@ -168,11 +169,22 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
   budget_.reserve(attempt.size);
   attempt.reserved = attempt.size;
   Address device_ptr = 0;
+  std::uint64_t most = 0;  // bytes by one call, since the vendor has refused more
   for (std::uint64_t held = 0;;) {
     std::uint64_t const bytes = pieces.next(held, attempt.size);
     ends.reserve(ends.size() + 1);
-    Address const piece_ptr =
-        budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, wish); });
+    Address piece_ptr;
+    try {
+      piece_ptr = budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, wish); });
+    } catch (VendorError const& error) {
+      // Some kernels pin no more than 2 GiB by one call, some hosts no more than 96, and only trying tells.
+      most = std::bit_floor(bytes - 1);
+      if (!error.call.no_memory || held > 0 || most < least_cut || !pieces.cut(attempt.size, most)) throw;
+      std::lock_guard const guard(mutex_);
+      table_.value(attempt.id).piece.store(pieces.unit(), std::memory_order_release);
+      continue;
+    }
+    if (most != 0) most_by_one_call_.store(std::exchange(most, 0), std::memory_order_relaxed);
     ends.push_back(held + bytes);
     if (held == 0) device_ptr = piece_ptr;
     if (piece_ptr != device_ptr + held) throw NotContiguous();

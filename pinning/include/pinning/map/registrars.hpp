@@ -86,10 +86,9 @@ inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Regist
     std::vector<Registration> known;
     for (auto& [id, registered] : ends_) {
       auto& all = registered.registrations;
-      auto const theirs =
-          std::stable_partition(all.begin(), all.end(), [&](auto const& each) { return each.with != &registrar; });
-      known.insert(known.end(), theirs, all.end());
-      all.erase(theirs, all.end());
+      auto const is_its = [&](auto const& each) { return each.with == &registrar; };
+      std::copy_if(all.begin(), all.end(), std::back_inserter(known), is_its);
+      std::erase_if(all, is_its);
     }
     if (known.empty() && registrar.uses == 0) break;
     if (known.empty()) {  // by who adds it, locks or unlocks just now
