@@ -313,6 +313,8 @@ void PageLocks::undo_left() {
       moved = moved_[moved_count_ - 1];
     }
     unlock_moved(moved);
+    // It may have moved on just before that, and the reader has yet to hear of it.
+    while (!process_watcher().settled()) std::this_thread::yield();
     std::lock_guard const guard(mutex_);
     auto const all = std::span(moved_).first(moved_count_);
     if (auto const done = std::ranges::find(all, moved); done != all.end()) *done = moved_[--moved_count_];

@@ -131,5 +131,6 @@ VENDORS = {
         _ur_unregister,
         whole_pages=True,
     ),
-    "host": Vendor("host:0", libhost.DRIVER, "", 12, "ENOMEM (12)", None, None),
+    # Not ENOMEM, after which munlock is tried again: the memory may have been unmapped meanwhile.
+    "host": Vendor("host:0", libhost.DRIVER, "", 11, "EAGAIN (11)", None, None),
 }
