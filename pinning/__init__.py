@@ -9,7 +9,7 @@ part of it, may be locked by many. `PinnedMap` is the map beneath, one for each 
 that.
 """
 
-from pinning import main_interpreter as _main_interpreter  # noqa: F401
+from pinning.runtime import main_interpreter as _main_interpreter  # noqa: F401
 
 # isort: split
 from importlib import import_module
@@ -17,9 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pagetable import include_dir as _pagetable_include_dir
-from pinning import map as _native
 from pinning.arena import Arena, ArenaAllocation
-from pinning.background import PendingLock, lock_async
+from pinning.budget.limits import Budget, budget, give_back_idle
 from pinning.copies import (
     Copy,
     copy,
@@ -32,7 +31,6 @@ from pinning.copies import (
     explain_batch,
     fill,
 )
-from pinning.devices import PluginReport, default_device, device, devices, pinned_map, plugins
 from pinning.errors import (
     AlreadyPinnedError,
     FileError,
@@ -53,11 +51,13 @@ from pinning.errors import (
     VendorError,
 )
 from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
-from pinning.limits import Budget, budget, give_back_idle
-from pinning.locks import Lock, find, is_locked, lock, locked, regions, unlock
-from pinning.map import PinnedMap, Region, Registrar
-from pinning.mapped import lock_mapped, unlock_unmapped
-from pinning.memory import Allocation, AllocationInfo, Context, alloc, free, memory_connection, memory_info
+from pinning.locking.devices import PluginReport, default_device, device, devices, pinned_map, plugins
+from pinning.locking.lock import Lock, find, is_locked, lock, locked, regions, unlock
+from pinning.locking.lock_async import PendingLock, lock_async
+from pinning.locking.mapped import lock_mapped, unlock_unmapped
+from pinning.map import pinned_map as _native
+from pinning.map.pinned_map import PinnedMap, Region, Registrar
+from pinning.memory import Allocation, AllocationInfo, Context, Pool, alloc, free, memory_connection, memory_info
 from pinning.plugin import (
     AutomaticLocking,
     CoarseDevice,
@@ -73,7 +73,6 @@ from pinning.plugin import (
     Plugin,
     WriteCombiningDevice,
 )
-from pinning.pools import Pool
 from pinning.queues import Event, Queue
 
 __all__ = [
@@ -176,14 +175,19 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'pinning' has no attribute {name!r}")
 
 
+def _installed() -> Path:
+    """Where the native modules are, and with them all else that is built."""
+    return Path(_native.__file__).parents[1]
+
+
 def include_dirs() -> list[Path]:
     """The folders to give a compiler for ``<pinning/pinned_map.hpp>`` in C++ and ``<pinning/pinning.h>`` in C."""
-    return [Path(__file__).parent / "include", _pagetable_include_dir()]
+    return [_installed() / "include", _pagetable_include_dir()]
 
 
 def library_dirs() -> list[Path]:
     """The folder to give a linker for ``-lpinning``, and to a program's run path."""
-    return [Path(_native.__file__).parent / "lib"]  # beside the native modules, wherever they are
+    return [_installed() / "lib"]
 
 
 def cmake_dir() -> Path:

@@ -15,13 +15,12 @@ from functools import lru_cache, partial
 from typing import Any
 from weakref import finalize
 
-from pinning.arguments import said
-from pinning.devices import device as device_of_name
-from pinning.lifecycle import later
-from pinning.memory import Allocation, Context, alloc
+from pinning.locking.devices import device as device_of_name
+from pinning.memory import Allocation, Context, Pool, alloc
 from pinning.plugin import Device, MemoryKind
-from pinning.pools import Pool
 from pinning.queues import Queue
+from pinning.runtime.arguments import said
+from pinning.runtime.process import later
 
 try:
     from cuda.core import Buffer, MemoryResource

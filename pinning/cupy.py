@@ -15,12 +15,12 @@ from functools import lru_cache
 from sys import is_finalizing
 from typing import Any
 
-from pinning.devices import device as device_of_name
 from pinning.errors import OutOfMemoryError
-from pinning.lifecycle import later
+from pinning.locking.devices import device as device_of_name
 from pinning.memory import Allocation, alloc
 from pinning.plugin import MemoryKind
 from pinning.queues import Queue
+from pinning.runtime.process import later
 
 try:
     import cupy

@@ -19,13 +19,13 @@ from typing import Any
 import numpy
 
 from pinning.arena import Arena, ArenaAllocation
-from pinning.arguments import byte_count, said
-from pinning.devices import default_device, is_host
-from pinning.devices import device as device_of_name
+from pinning.budget.limits import budget
 from pinning.errors import PinningError
-from pinning.limits import budget
+from pinning.locking.devices import default_device, is_host
+from pinning.locking.devices import device as device_of_name
 from pinning.plugin import Device, MemoryDevice
 from pinning.plugin.native import synchronize_in_background
+from pinning.runtime.arguments import byte_count, said
 
 try:
     import distributed

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Self
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
-from pinning.arguments import byte_count, said
-from pinning.buffers import resolve
-from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, NotLockedError, PinningError
-from pinning.locks import lock as lock_buffer
+from pinning.interop.buffers import resolve
+from pinning.locking.devices import pinned_map
+from pinning.locking.lock import lock as lock_buffer
 from pinning.plugin import Device
+from pinning.runtime.arguments import byte_count, said
 
 __all__ = ["AgentMemory", "Locked"]
 

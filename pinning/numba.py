@@ -16,11 +16,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pinning.devices import device as device_of_name
-from pinning.locks import lock
-from pinning.memory import Context, alloc
+from pinning.locking.devices import device as device_of_name
+from pinning.locking.lock import lock
+from pinning.memory import Context, Pool, alloc
 from pinning.plugin import MemoryKind
-from pinning.pools import Pool
 from pinning.queues import Queue
 
 try:

@@ -15,11 +15,11 @@ from functools import wraps
 from typing import Any
 
 from pinning import arrays
-from pinning.arguments import byte_count
-from pinning.devices import default_device, is_host
-from pinning.devices import device as device_of_name
+from pinning.locking.devices import default_device, is_host
+from pinning.locking.devices import device as device_of_name
+from pinning.locking.store import ObjectLocks
 from pinning.plugin import Device
-from pinning.store import ObjectLocks
+from pinning.runtime.arguments import byte_count
 
 try:
     import ray

@@ -24,7 +24,7 @@ import numpy
 import pinning
 from fake_device import FakeDevice
 from pinning import MemoryKind, arrays
-from pinning.lifecycle import later
+from pinning.runtime.process import later
 from standins.libcuda import DRIVER, left
 
 MOST = 2  # problems of one scenario: each may take a minute to be sure of
@@ -330,7 +330,7 @@ def state(whole: bool = True) -> dict[str, object]:
     """What leaks would show in; the mappings, which the kernel takes longest to tell, only where it is to be whole."""
     arrays.synchronize(DEVICE)
     pinning.copies.trim_staging()
-    pools = [pinning.pools.default_pool(pinning.device(DEVICE), kind) for kind in MemoryKind]
+    pools = [pinning.memory.default_pool(pinning.device(DEVICE), kind) for kind in MemoryKind]
     for pool in pools:
         pool.trim_to(0)
     figures = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -23,7 +23,7 @@ import numpy
 
 import pinning
 from fake_device import FakeDevice
-from pinning.map import hears_of_calls, watch_problem
+from pinning.map.pinned_map import hears_of_calls, watch_problem
 
 SIZE = 16 * mmap.PAGESIZE
 LARGE = 1 << 30  # a block that malloc always maps by itself: no free part of the heap is as large

@@ -30,9 +30,9 @@ from pinning import (
     StillInUseError,
     StillLockedError,
     VendorError,
-    numa,
 )
-from pinning.lifecycle import catch_up
+from pinning.machine import numa
+from pinning.runtime.process import catch_up
 
 WAIT = 60
 PAGE = 4096

@@ -16,7 +16,7 @@ import pinning
 from fake_device import FakeDevice
 from machine_steps import steps
 from pinning import Arena, ArenaAllocation, PoolLimitError, StillInUseError, StillLockedError, VendorError
-from pinning.lifecycle import catch_up
+from pinning.runtime.process import catch_up
 
 WAIT = 60
 picks = st.integers(0, 1 << 16)

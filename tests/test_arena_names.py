@@ -20,7 +20,7 @@ from fake_device import FakeDevice
 from pinning import Arena, InvalidRangeError, PinningError
 from pinning.arena import abandoned, names, remove_abandoned
 from pinning.arena.names import FOLDER
-from pinning.lifecycle import catch_up
+from pinning.runtime.process import catch_up
 
 WAIT = 60
 PAGE = 4096

@@ -27,7 +27,7 @@ import pinning
 from fake_device import Background
 from fake_memory import FakeMemoryDevice
 from pinning import InvalidRangeError, LayoutError, MemoryKind, PartialOverlapError, PinningError, VendorError, arrays
-from pinning.pools import default_pool
+from pinning.memory import default_pool
 
 ROOT = Path(__file__).parent.parent
 FAR = 1 << 45

@@ -20,9 +20,10 @@ import pinning
 from c_api import LIBRARY
 from fake_device import Background, FakeDevice
 from pinning import InvalidRangeError, LockLimitError, VendorError
-from pinning.map import hears_of_calls, watch_problem
-from pinning.pressure import Pressure
-from pinning.room import system_memory
+from pinning.budget.idle import look as look_at_idle
+from pinning.machine.pressure import Pressure
+from pinning.machine.room import system_memory
+from pinning.map.pinned_map import hears_of_calls, watch_problem
 
 WAIT = 60.0
 SIZE = 1 << 16
@@ -246,7 +247,7 @@ def test_what_is_kept(device: FakeDevice, tmp_path: Path, make: Callable[[Path],
     buffer = make(tmp_path)
     pinning.lock(buffer, device=device).unlock()
     assert bool(device.locked) == kept
-    ptr, size = pinning.locks.range_of(buffer)
+    ptr, size = pinning.locking.lock.range_of(buffer)
     pinning.give_back_idle()
     pinning.lock((ptr, size), device=device).unlock()
     assert device.locked == {}
@@ -273,7 +274,7 @@ def test_dropped_memory_is_given_back_soon(device: FakeDevice) -> None:
     view = array[5:]
     pinning.lock(array, device=device).unlock()
     del array
-    pinning.idle.look()
+    look_at_idle()
     assert device.locked, "somebody has a view"
     del view
     wait_for(lambda: not device.locked)
@@ -386,7 +387,7 @@ def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
     pinning.lock(array, device=device).unlock()
     pinning.pinned_map(device).close()
     assert device.locked == {}
-    pinning.idle.look()
+    look_at_idle()
     assert sys.getrefcount(array) == 2
     run_program(
         """
@@ -411,7 +412,7 @@ def test_a_map_that_is_dropped_keeps_nothing() -> None:
     gc.collect()
     assert gone() is None
     assert locked == {}
-    pinning.idle.look()
+    look_at_idle()
     assert sys.getrefcount(array) == 2
 
 

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.array_utils import byte_bounds
 
-from pinning.buffers import HostBuffer, resolve
 from pinning.errors import InvalidRangeError
+from pinning.interop.buffers import HostBuffer, resolve
 
 TOP = 1 << 64
 

@@ -32,7 +32,8 @@ def compiler() -> str:
 def child(scene: str) -> str:
     """What a fresh Python prints that runs `scene`, with the C interface and 10000 bytes at hand."""
     program = (
-        "import c_api, ctypes, os, pinning\nmemory = bytearray(10000)\nptr = pinning.buffers.resolve(memory).ptr\n"
+        "import c_api, ctypes, os, pinning\nmemory = bytearray(10000)\n"
+        "ptr = pinning.interop.buffers.resolve(memory).ptr\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     # Python 3.12 warns of any fork of a process with threads.
@@ -254,7 +255,7 @@ def memory() -> bytearray:
 
 
 def address(buffer: bytearray) -> int:
-    return pinning.buffers.resolve(buffer).ptr
+    return pinning.interop.buffers.resolve(buffer).ptr
 
 
 def test_python_first(memory: bytearray) -> None:
@@ -470,7 +471,7 @@ def too_much():
     native = c_api.Map("host:0")
     much = mmap.mmap(-1, 16 << 20)
     with pytest.raises(c_api.StatusError, match="RLIMIT_MEMLOCK allows 8388608 bytes") as refused:
-        native.lock(pinning.buffers.resolve(much).ptr, 16 << 20)
+        native.lock(pinning.interop.buffers.resolve(much).ptr, 16 << 20)
     assert refused.value.status == "PINNING_LOCK_LIMIT"
     assert native.regions() == []
 try:

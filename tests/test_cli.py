@@ -47,7 +47,7 @@ class Pinning:
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.CompletedProcess[str]:
         """`first` is Python that runs before the command; `memlock` makes it an ordinary user with that limit."""
-        program = f"{_OWN_NAMES}\n{first}\nfrom pinning.command import main\nmain()"
+        program = f"{_OWN_NAMES}\n{first}\nfrom pinning.cli.command import main\nmain()"
         environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
         environment.update(variables)
         if python_path:
@@ -253,7 +253,7 @@ def test_doctor_tells_of_arenas_that_nobody_has(pinning: Pinning) -> None:
 def test_doctor_says_which_node_a_device_is_near(pinning: Pinning) -> None:
     first = """
 from pathlib import Path
-from pinning import numa
+from pinning.machine import numa
 numa.nodes = lambda: {0: frozenset([0, 1]), 7: frozenset([4711])}
 numa.node_of = lambda device: 7
 numa.usable_memory = lambda: frozenset([0, 7])

@@ -200,7 +200,7 @@ def test_hardware_that_is_not_used_is_told_of_once(
     install("gone", DETECTING)
     if used:
         install("acme", SOUND.format(name="acme", count=1))
-    module = sys.modules["pinning.devices"]
+    module = sys.modules["pinning.locking.devices"]
     entries = [entry for entry in module._entries() if entry.name not in VENDORS]
     monkeypatch.setattr(module, "_entries", lambda: tuple(entries))
     for _ in range(2):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import pinning
 from fake_device import LOCKED_OFFSET, FakeDevice
 from pinning import PartialOverlapError, PinnedMap, StillLockedError, VendorError
-from pinning.map import Hold
+from pinning.map.pinned_map import Hold
 
 WAIT = 60
 REFUSED = VendorError("fakeCall", 1, "FAKE")

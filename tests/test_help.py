@@ -29,7 +29,6 @@ MODULES = (
     "pinning.memory",
     "pinning.plugin",
     "pinning.plugin.native",
-    "pinning.pools",
     "pinning.queues",
 )
 NAMES = [(module, name) for module in MODULES for name in getattr(import_module(module), "__all__", ["NativeDevice"])]

@@ -16,7 +16,7 @@ import pytest
 import pinning
 from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc
 from pinning.cli.run import library
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 from test_lifecycle import locked_kib
 
 ROUNDS = 10 * int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
@@ -176,7 +176,7 @@ def test_what_is_locked_anew_where_it_has_moved_stays_locked() -> None:
 PRELOADED = """
 import ctypes
 import leaving, pinning, test_host_pages
-from pinning.map import hears_of_calls
+from pinning.map.pinned_map import hears_of_calls
 from test_host_pages import PAGE, SIZE, libc, mapped, moved, settled_kib
 libc.realloc.argtypes, libc.realloc.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
 FORBID

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-KERNELS = Path(__file__).parents[1] / "native" / "kernels"
+KERNELS = Path(__file__).parents[1] / "native" / "vendors" / "cuda" / "kernels"
 COMPILER = "nvidia-cuda-nvrtc-cu12"
 VERSION = "12.1.105"
 
@@ -35,5 +35,5 @@ def test_the_ptx_is_that_of_its_source() -> None:
     generate = generator()
     source = (KERNELS / "move_parts.cu").read_bytes()
     with ThreadPoolExecutor(1) as thread:  # the compiler gives the thread that calls it another locale, for good
-        made = generate.header(thread.submit(generate.compiled, source).result())
-    assert made == (KERNELS / "move_parts_ptx.hpp").read_text(), "run native/kernels/generate.py"
+        made = thread.submit(generate.compiled, source).result()
+    assert made == (KERNELS / "move_parts.ptx").read_text(), "run native/vendors/cuda/kernels/generate.py"

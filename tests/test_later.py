@@ -13,7 +13,7 @@ import pytest
 
 from child_process import run_in_child
 from pinning import PinningError
-from pinning.lifecycle import Living, catch_up, later
+from pinning.runtime.process import Living, catch_up, later
 
 WAIT = 60  # seconds, for what must come
 
@@ -131,7 +131,7 @@ def test_a_child_forgets_what_its_parent_has_left() -> None:
 def test_at_exit_what_is_left_goes_with_the_process() -> None:
     program = run_program("""
         import os, threading, time, pinning
-        from pinning.lifecycle import later
+        from pinning.runtime.process import later
 
         class Dropped:
             def __del__(self, later=later):
@@ -149,7 +149,7 @@ def test_at_exit_what_is_left_goes_with_the_process() -> None:
 def test_the_parts_begin_anew_and_end_in_order() -> None:
     program = run_program("""
         import os
-        from pinning.lifecycle import Part, at_exit, in_child
+        from pinning.runtime.process import Part, at_exit, in_child
 
         for part in (Part.POOLS, Part.MAPS, Part.QUEUES):
             in_child(part, lambda part=part: print("child", part.name, flush=True))

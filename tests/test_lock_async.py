@@ -477,7 +477,7 @@ def test_a_program_may_end_with_one_pending() -> None:
     told = run(
         """
 import atexit
-from pinning.lifecycle import Part, at_exit
+from pinning.runtime.process import Part, at_exit
 class Last:
     def __call__(self): print("left", len(device.locked), len(device.calls) < 256)
 at_exit(Part.MAPS, Last())

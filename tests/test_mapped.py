@@ -16,7 +16,7 @@ import pinning
 from child_process import run_in_child
 from fake_device import FOREIGN_OFFSET, LOCKED_OFFSET, WAIT, Background, Call, FakeDevice
 from pinning import InvalidRangeError, LockLimit, LockLimitError, PartialOverlapError, PinningError, VendorError
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 
 POLICIES = ("off", "on", "mandatory")
 LOCKING = ("on", "mandatory")

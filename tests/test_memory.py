@@ -682,7 +682,7 @@ def test_exit_with_memory_left(kind: MemoryKind) -> None:
         print(memory.size + other.size)
         pool = pinning.Pool(memory.context)
         queue.free(pool.alloc(queue, 1)[0])
-        modules = [sys.modules[name] for name in ("pinning.memory.allocation", "pinning.pools.pool")]
+        modules = [sys.modules[name] for name in ("pinning.memory.allocation", "pinning.memory.pool")]
         threading.kept = memory, other, pool, modules  # goes when these modules' names are gone
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{1 << 13}\n", "")

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from fake_device import FakeDevice
-from pinning import numa
+from pinning.machine import numa
 
 
 @pytest.fixture

@@ -44,6 +44,15 @@ def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package:
     assert expected <= set(content)
 
 
+def test_the_wheel_has_every_header(content: dict[str, str]) -> None:
+    folders = ROOT / "native" / "include", ROOT / "native" / "python"
+    expected = {
+        f"pinning/include/{path.relative_to(folder).as_posix()}" for folder in folders for path in folder.rglob("*.h*")
+    }
+    assert {"pinning/include/pinning/pinning.h", "pinning/include/pinning/python_locker.hpp"} <= expected
+    assert {name for name in content if name.startswith("pinning/include/")} == expected
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -60,8 +69,8 @@ def test_the_wheel_has_every_file_of_a_package(content: dict[str, str], package:
         "pinning/lib/cmake/pinning/pinning-config.cmake",
         "pinning/lib/cmake/pinning/pinning-config-version.cmake",
         "pinning/lib/pkgconfig/pinning.pc",
-        "pinning/map.pxd",
-        "pinning/map.pyi",
+        "pinning/map/pinned_map.pxd",
+        "pinning/map/pinned_map.pyi",
         *(f"{package}/py.typed" for package in sorted(PACKAGES)),
     ],
 )
@@ -110,7 +119,7 @@ def test_the_wheel_says_what_it_is(content: dict[str, str]) -> None:
     assert "Root-Is-Purelib: false" in content[f"{info}/WHEEL"]
     entry_points = ConfigParser()
     entry_points.read_string(content[f"{info}/entry_points.txt"])
-    assert dict(entry_points["console_scripts"]) == {"pinning": "pinning.command:main"}
+    assert dict(entry_points["console_scripts"]) == {"pinning": "pinning.cli.command:main"}
     assert dict(entry_points["pinning.plugins"]) == {vendor: f"pinning_{vendor}:plugin" for vendor in VENDORS}
     assert dict(entry_points["pytest11"]) == {"pinning": "pytest_pinning"}
 
@@ -128,7 +137,7 @@ def test_an_installed_wheel_finds_its_plugins_and_headers(tmp_path: Path) -> Non
 import importlib.metadata, pagetable, pinning
 print(importlib.metadata.version("pinning"))
 print([report.name for report in pinning.plugins()], [device.name for device in pinning.devices()][-1])
-print(*[pagetable.__file__, pinning.__file__, pagetable.table.__file__, pinning.map.__file__], sep="\\n")
+print(*[pagetable.__file__, pinning.__file__, pagetable.table.__file__, pinning.map.pinned_map.__file__], sep="\\n")
 print(*[pagetable.cmake_dir(), pagetable.include_dir(), *pinning.include_dirs()], sep="\\n")
 print(*[folder / "libpinning.so" for folder in pinning.library_dirs()], sep="\\n")
 """
@@ -185,7 +194,7 @@ def stubtest(folder: Path, *modules: str, search: Path | None = None) -> subproc
 
 
 def test_the_stubs_agree_with_the_modules(tmp_path: Path) -> None:
-    done = stubtest(tmp_path, "pagetable.table", "pinning.map")
+    done = stubtest(tmp_path, "pagetable.table", "pinning.map.pinned_map")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import pinning
-from pinning import numa
+from pinning.machine import numa
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 

@@ -26,7 +26,7 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
-from pinning.map import Hold
+from pinning.map.pinned_map import Hold
 
 BASE, SIZE = 0x10000, 0x1000
 TOP = 1 << 64

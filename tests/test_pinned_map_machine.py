@@ -21,7 +21,7 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
-from pinning.map import Hold
+from pinning.map.pinned_map import Hold
 
 Policy = Literal["off", "on", "mandatory"]
 

@@ -30,7 +30,7 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
-from pinning.pools import default_pool
+from pinning.memory import default_pool
 from queue_work import eventually, program
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED

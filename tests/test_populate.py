@@ -20,7 +20,7 @@ import pytest
 
 from mapped_memory import map_apart
 from pinning.errors import InvalidRangeError, LockLimitError
-from pinning.populate import huge_page_mode, is_resident, populate
+from pinning.machine.populate import huge_page_mode, is_resident, populate
 
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20

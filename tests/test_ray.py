@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.ray`: what it does to Ray, and what comes of it on the real one. `pinning.store` has tests of its own."""
+"""`pinning.ray`: what it does to Ray, and what comes of it on the real one. The store of locks has tests of its own."""
 
 from __future__ import annotations
 

@@ -17,10 +17,11 @@ import pytest
 
 import pinning
 from child_process import run_as_ordinary_user, run_in_child
-from pinning import room as module
+from pinning.budget import checks as module
+from pinning.budget.checks import WORTH_A_LOOK, check_room
 from pinning.errors import InvalidRangeError, LockLimitError
+from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import LockLimit, PinnedInfo
-from pinning.room import WORTH_A_LOOK, Room, cgroup_memory, check_room, system_memory
 from pinning_host import plugin
 
 GIB = 1 << 30

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.store`: what of an object store is locked, when, and when an object is let go of."""
+"""`pinning.locking.store`: what of an object store is locked, when, and when an object is let go of."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ import pinning
 from child_process import run_in_child
 from fake_device import FakeDevice
 from limits import needs_room_to_lock
-from pinning import VendorError, store
-from pinning.store import ObjectLocks
+from pinning import VendorError
+from pinning.locking import store
+from pinning.locking.store import ObjectLocks
 
 MINUTE = 60
 SMALLEST = 1000

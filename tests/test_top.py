@@ -63,7 +63,7 @@ def program() -> Iterator[Program]:
 
 
 def top(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pinning.cli import app; app(prog_name='pinning')", "top"]
+    command = [sys.executable, "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "top"]
     environment = {**os.environ, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
     command += map(str, arguments)
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -31,7 +31,7 @@ from leaving import (
     unmapped_in_part,
 )
 from pinning.cli.run import library
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 
 CYCLES = int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
 
@@ -230,7 +230,7 @@ for refused in (
 )
 def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: bool, said: str) -> None:
     variables = {"LD_PRELOAD": str(library())} if preloaded else {}
-    look = "import leaving; leaving.forbid_userfaultfd(); from pinning.cli import app; app(['doctor'])"
+    look = "import leaving; leaving.forbid_userfaultfd(); from pinning.cli.app import app; app(['doctor'])"
     text = " ".join(run_forbidden("-c", look, COLUMNS="100", **variables).split())
     assert said in text
     assert "seccomp" in text
@@ -255,7 +255,7 @@ for buffer in (mmap.mmap(-1, 4096), bytearray(4096), mmap.mmap(-1, 4096, access=
 """
 WITHOUT = """
 import numpy, pinning
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 problem = watch_problem()
 array = numpy.ones(100_000)
 with pinning.lock(array, device="host") as lock:
@@ -327,8 +327,8 @@ def test_calls_are_seen_of_every_program_that_makes_them(tmp_path: Path) -> None
 
 
 def test_pinning_run_watches_a_program_without_openmp() -> None:
-    program = "import numpy, pinning, pinning.map; pinning.lock(numpy.ones(1), device='host').unlock()"
-    command = [sys.executable, "-c", "from pinning.cli import app; app(prog_name='pinning')", "run", "--"]
-    command += [sys.executable, "-c", f"{program}; print(pinning.map.hears_of_calls())"]
+    program = "import numpy, pinning, pinning.map.pinned_map; pinning.lock(numpy.ones(1), device='host').unlock()"
+    command = [sys.executable, "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run", "--"]
+    command += [sys.executable, "-c", f"{program}; print(pinning.map.pinned_map.hears_of_calls())"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -16,7 +16,7 @@ BUILD = ROOT / "build" / "benchmarks"
 
 CXX = os.environ.get("CXX", "g++")
 CXX_FLAGS = ("-std=c++20", "-O2")
-INCLUDES = (f"-I{ROOT / 'pagetable' / 'include'}", f"-I{ROOT / 'pinning' / 'include'}")
+INCLUDES = (f"-I{ROOT / 'pagetable' / 'include'}", f"-I{ROOT / 'native' / 'include'}")
 
 
 def compiles(source: str, *flags: str) -> bool:

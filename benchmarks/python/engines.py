@@ -29,7 +29,7 @@ from typing import Any
 import numpy
 
 import pinning
-from pinning.store import ObjectLocks
+from pinning.locking.store import ObjectLocks
 
 MIB, GIB = 1 << 20, 1 << 30
 Figures = dict[str, list[float]]

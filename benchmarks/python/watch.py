@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 
 import pinning
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 
 SIZE = 64 << 10
 ROUNDS = 1000

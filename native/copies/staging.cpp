@@ -3,18 +3,16 @@
 //
 // Locks: a device's `mutex_` guards its list of rings and what they may take; the threads' lock is taken under it. No
 // vendor is called under either.
-#include <pinning/staging.hpp>
-
-#include <sched.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <pinning/budget.hpp>
+#include <pinning/staging.hpp>
+#include <sched.h>
 #include <thread>
 
-#include "../process/fork.hpp"
+#include "../base/fork.hpp"
 #include "copy_threads.hpp"
 
 namespace pinning {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pinning/status_page.hpp>
 
-#include "../process/fork.hpp"
+#include "../base/fork.hpp"
 
 namespace pinning {
 

@@ -4,7 +4,7 @@
 #include <pinning/shared_map.hpp>
 #include <pinning/status_page.hpp>
 
-#include "../process/fork.hpp"
+#include "../base/fork.hpp"
 #include "../vendors/devices.hpp"
 
 namespace pinning {

@@ -14,8 +14,8 @@
 #include <pinning/status_page.hpp>
 #include <utility>
 
-#include "../file_identity.hpp"
-#include "../process/fork.hpp"
+#include "../base/file_identity.hpp"
+#include "../base/fork.hpp"
 
 namespace pinning {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "../file_identity.hpp"
+#include "../base/file_identity.hpp"
 
 namespace pinning::omp {
 

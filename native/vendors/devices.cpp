@@ -5,8 +5,7 @@
 #include <charconv>
 #include <iterator>
 
-#include "../map/failure.hpp"
-#include "../process/fork.hpp"
+#include "../base/fork.hpp"
 
 namespace pinning {
 

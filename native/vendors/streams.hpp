@@ -9,7 +9,7 @@
 #include <pinning/vendor.hpp>
 #include <utility>
 
-#include "library.hpp"
+#include "../base/library.hpp"
 
 namespace pinning {
 

@@ -37,8 +37,8 @@
 #include <system_error>
 #include <thread>
 
-#include "../file_identity.hpp"
-#include "../process/fork.hpp"
+#include "../base/file_identity.hpp"
+#include "../base/fork.hpp"
 #include "page_counts.hpp"
 
 namespace pinning {

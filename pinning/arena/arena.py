@@ -13,14 +13,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from pinning import numa
 from pinning.arena.mapping import PAGE, HugePages, map_memory, up
 from pinning.arena.memory import Memory
 from pinning.arena.ready import Ready
 from pinning.arena.space import ArenaAllocation, Space
-from pinning.arguments import byte_count, integer, said, seconds
-from pinning.devices import default_device, pinned_map, pinned_maps
-from pinning.devices import device as device_of_name
+from pinning.budget.checks import check_memory, check_room
 from pinning.errors import (
     InvalidRangeError,
     LockLimitError,
@@ -30,9 +27,12 @@ from pinning.errors import (
     StillInUseError,
     StillLockedError,
 )
-from pinning.lifecycle import Living, Part, at_exit, catch_up, in_child, later
+from pinning.locking.devices import default_device, pinned_map, pinned_maps
+from pinning.locking.devices import device as device_of_name
+from pinning.machine import numa
 from pinning.plugin import Device
-from pinning.room import check_memory, check_room
+from pinning.runtime.arguments import byte_count, integer, said, seconds
+from pinning.runtime.process import Living, Part, at_exit, catch_up, in_child, later
 
 _CACHE_LINE = 64
 _STEP = 2 << 20  # bytes by which it grows at least where nobody says by how much

@@ -10,10 +10,11 @@ from typing import Literal
 
 from pinning.arena.memory import Memory, Segment
 from pinning.arena.names import FOLDER, open_segment
-from pinning.arguments import is_one_of, said
+from pinning.budget.checks import check_memory
 from pinning.errors import InvalidRangeError, LockLimitError, PinningError
-from pinning.populate import huge_page_mode
-from pinning.room import Room, check, check_memory
+from pinning.machine.populate import huge_page_mode
+from pinning.machine.room import Room, check
+from pinning.runtime.arguments import is_one_of, said
 
 HugePages = Literal["hugetlb", "try"] | bool | None
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from os import PathLike
 
-from pinning.map import Hold
+from pinning.map.pinned_map import Hold
 
 class Segment:
     @staticmethod

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from pinning.arena.memory import Segment
-from pinning.arguments import said
 from pinning.errors import InvalidRangeError, LockLimitError, PinningError
-from pinning.room import Room, check, file_system
+from pinning.machine.room import Room, check, file_system
+from pinning.runtime.arguments import said
 
 FOLDER = Path("/dev/shm")
 PREFIX = "pinning-arena."

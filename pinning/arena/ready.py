@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from pinning.arena.latch import Latch
 from pinning.arena.memory import Memory
-from pinning.background import PendingLock, lock_unlisted
 from pinning.errors import PinningError
+from pinning.locking.lock_async import PendingLock, lock_unlisted
+from pinning.machine.populate import Populating
 from pinning.plugin import Device
-from pinning.populate import Populating
 
 # At most. 24 GiB of a machine with 16 processors are there in a second with as many, and in 13 with one.
 _THREADS = 16

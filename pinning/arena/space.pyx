@@ -16,9 +16,9 @@ from pinning.queues.lane cimport process
 
 import os
 
-from pinning.arguments import alignment as alignment_of
-from pinning.arguments import integer
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
+from pinning.runtime.arguments import alignment as alignment_of
+from pinning.runtime.arguments import integer
 
 cdef extern from "<pinning/extents.hpp>" namespace "pinning" nogil:
     cppclass Extents:

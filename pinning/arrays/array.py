@@ -12,13 +12,13 @@ from typing import Any
 import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
-from pinning.arguments import is_one_of, said
 from pinning.arrays import exchange
 from pinning.arrays.layout import Array, usable_dtype
 from pinning.arrays.streams import Stream
 from pinning.arrays.transfer import check_alike, copied, fetch, put, take
 from pinning.arrays.view import View
 from pinning.errors import LayoutError
+from pinning.runtime.arguments import is_one_of, said
 
 Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
-from pinning.arguments import said
 from pinning.arrays import exchange
 from pinning.arrays.array import DeviceArray, as_array
 from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
 from pinning.arrays.view import new_view
 from pinning.plugin import Device
+from pinning.runtime.arguments import said
 
 
 def device_array(

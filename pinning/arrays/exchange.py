@@ -12,9 +12,9 @@ from pinning.arrays.buffer import Buffer
 from pinning.arrays.dlpack import Tensor, make_capsule, take_capsule
 from pinning.arrays.layout import address_of, layout_at, usable_dtype
 from pinning.arrays.view import View
-from pinning.buffers import DLPACK_HOST, DLPACK_PLUGINS
-from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
+from pinning.interop.buffers import DLPACK_HOST, DLPACK_PLUGINS
+from pinning.locking.devices import device as device_of_name
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 

@@ -14,11 +14,11 @@ from pinning.arrays.buffer import allocate
 from pinning.arrays.create import layout_of
 from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
-from pinning.buffers import HostBuffer, resolve
-from pinning.devices import pinned_map
 from pinning.errors import PartialOverlapError
-from pinning.locks import Lock, lock
-from pinning.map import PinnedMap, Region
+from pinning.interop.buffers import HostBuffer, resolve
+from pinning.locking.devices import pinned_map
+from pinning.locking.lock import Lock, lock
+from pinning.map.pinned_map import PinnedMap, Region
 from pinning.memory import Allocation
 from pinning.memory.allocation import find
 from pinning.plugin import Device, MemoryKind

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.typing import DTypeLike, NDArray
 
-from pinning.arguments import is_one_of, said
 from pinning.errors import LayoutError
+from pinning.runtime.arguments import is_one_of, said
 
 Shape = int | Iterable[int]
 Array = NDArray[Any]

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 import pinning
 from pagetable import PageTable
-from pinning.buffers import resolve
 from pinning.cli.machine import Bound, bound, description, memory_at
 from pinning.cli.output import Step
 from pinning.cli.timing import Times, seconds, times
 from pinning.cli.units import size as bytes_text
 from pinning.copies.batch import Engine
 from pinning.errors import LockLimitError
-from pinning.map import PinnedMap
+from pinning.interop.buffers import resolve
+from pinning.machine.populate import huge_page_mode
+from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import CopyDevice, Device, MemoryDevice
-from pinning.populate import huge_page_mode
 
 GIB = 1 << 30
 _HUGE_PAGE = 2 << 20

@@ -20,7 +20,7 @@ from pinning.cli.demo_buffers import CHUNK, DemoBuffer, Fit, fit, pattern, real_
 from pinning.cli.machine import description, locked_by_kernel
 from pinning.cli.output import Step
 from pinning.cli.timing import Times, seconds, times
-from pinning.devices import is_host
+from pinning.locking.devices import is_host
 from pinning.plugin import CopyDevice, Device
 
 _QUERIES, _BATCH = 20_000, 1_000_000

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy
 
-from pinning.buffers import resolve
 from pinning.cli.machine import Bytes, bound, memory_at
 from pinning.cli.output import Step
 from pinning.cli.units import size as bytes_text
 from pinning.errors import LockLimitError
+from pinning.interop.buffers import resolve
 from pinning.plugin import Device
 
 FILE_SIZE = 256 << 20

@@ -11,7 +11,7 @@ from rich.table import Table
 from pinning.cli.demo import DemoReport
 from pinning.cli.output import BAD, GOOD, heading, table
 from pinning.cli.units import duration, pointer, rate, size
-from pinning.devices import HOST
+from pinning.locking.devices import HOST
 
 
 def show(report: DemoReport, to: Console) -> None:

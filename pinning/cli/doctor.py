@@ -14,17 +14,17 @@ from importlib.metadata import version
 from itertools import combinations
 
 import pinning
-from pinning import numa
 from pinning.arena.names import abandoned, path_of
-from pinning.buffers import resolve
 from pinning.cli import topology
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
-from pinning.devices import is_host, unused
-from pinning.map import hears_of_calls, watch_problem
+from pinning.interop.buffers import resolve
+from pinning.locking.devices import is_host, unused
+from pinning.machine import numa
+from pinning.machine.populate import huge_page_mode
+from pinning.machine.room import Room, cgroup_memory, system_memory
+from pinning.map.pinned_map import hears_of_calls, watch_problem
 from pinning.plugin import DescribedPlugin, Device, Library, LinkedDevice, LockLimit, MemoryDevice
-from pinning.populate import huge_page_mode
-from pinning.room import Room, cgroup_memory, system_memory
 
 # MADV_POPULATE_READ and _WRITE, which bring pages in many at a time.
 _POPULATES_SINCE = (5, 14)

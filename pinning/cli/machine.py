@@ -12,8 +12,8 @@ import numpy
 from numpy.typing import NDArray
 
 from pinning.cli.units import size
+from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.plugin import Device, LockLimit
-from pinning.room import Room, cgroup_memory, system_memory
 
 Bytes = NDArray[numpy.uint8]
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from pinning.arguments import byte_count, integer, is_one_of, said
 from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
 from pinning.copies.batch_work import BatchWork
 from pinning.copies.copy import resubmitted
@@ -18,12 +17,13 @@ from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
 from pinning.copies.plan import slowest
 from pinning.copies.work import Copy, submit_planned
-from pinning.devices import pinned_map
 from pinning.errors import InvalidRangeError, PinningError
+from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryDevice
 from pinning.plugin.native import NativeDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
+from pinning.runtime.arguments import byte_count, integer, is_one_of, said
 
 Engine = Literal["auto", "copy", "kernel"]
 Addresses = NDArray[numpy.uint64]

@@ -2,7 +2,7 @@
 from typing import Any, NamedTuple
 
 from pinning.copies.costs import Costs
-from pinning.map import PinnedMap
+from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import VendorQueue
 from pinning.plugin.native import NativeDevice
 

@@ -7,10 +7,10 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from pinning.map cimport PinnedMap
-from pinning.native cimport CPinnedMap
+from pinning.map.native cimport CPinnedMap
+from pinning.map.pinned_map cimport PinnedMap
 from pinning.plugin.native cimport NativeDevice, NativeQueue, Part, VendorDevice, VendorQueue, raise_in_python
-from pinning.staging cimport StagingLimits, limits_of
+from pinning.queues.staging cimport StagingLimits, limits_of
 
 from typing import NamedTuple
 

@@ -11,7 +11,7 @@ from pinning.copies.costs import costs
 from pinning.copies.plan import Step
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
-from pinning.staging import staging_of
+from pinning.queues.staging import staging_of
 
 E = TypeVar("E", bound=Event)
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
-from pinning.arguments import integer
 from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
 from pinning.copies.ends import End, end_of
@@ -16,12 +15,13 @@ from pinning.copies.plan import CopyPath, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.submit import holds, submit
 from pinning.copies.work import Copy, count_moved, submit_planned
-from pinning.devices import default_memory_device, pinned_map
 from pinning.errors import InvalidRangeError, VendorError
+from pinning.locking.devices import default_memory_device, pinned_map
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
+from pinning.queues.staging import staging_of
 from pinning.queues.submitter import events_of
-from pinning.staging import staging_of
+from pinning.runtime.arguments import integer
 
 _TRIES = 100  # of plans that a thread that locks and unlocks makes useless; then the vendor says whether it is locked
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pinning.copies import batch_work
-from pinning.staging import default_limits
+from pinning.queues.staging import default_limits
 
 MIB = 1 << 20
 _LIMITS = default_limits()

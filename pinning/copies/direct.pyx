@@ -16,26 +16,26 @@ from libcpp.optional cimport optional
 
 from pinning.copies.ends cimport End, resolve_end
 from pinning.copies.work cimport Copy, DirectCopy, DirectFill, count_bytes, way_direct, way_plain
-from pinning.exports cimport kind_of
-from pinning.locks cimport map_of
-from pinning.map cimport Hold, PinnedMap
+from pinning.interop.exports cimport kind_of
+from pinning.locking.lock cimport map_of
+from pinning.map.native cimport CPinnedMap, CRegion
+from pinning.map.pinned_map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
-from pinning.native cimport CPinnedMap, CRegion
 from pinning.plugin.native cimport Grain
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter, events_of
 
 from numbers import Integral, Real
 
-from pinning.arguments import integer, said
 from pinning.copies.copy import copy_planned
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath, plan, too_small
-from pinning.devices import default_memory_device
 from pinning.errors import InvalidRangeError, VendorError
+from pinning.locking.devices import default_memory_device
 from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
 from pinning.queues.queue import _defaults
+from pinning.runtime.arguments import integer, said
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)

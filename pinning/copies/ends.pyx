@@ -11,14 +11,14 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
-from pinning.locks cimport Lock, map_with
+from pinning.interop.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
+from pinning.locking.lock cimport Lock, map_with
 from pinning.memory.allocation cimport Allocation, lookup
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, NativeDevice
 
-from pinning import devices
-from pinning.buffers import DLPACK_PLUGINS, is_contiguous, resolve
 from pinning.errors import InvalidRangeError, PinningError
+from pinning.interop.buffers import DLPACK_PLUGINS, is_contiguous, resolve
+from pinning.locking import devices
 from pinning.memory.allocation import devices_used
 from pinning.memory.allocation import find as find_allocation
 from pinning.plugin import MemoryDevice, MemoryKind

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from pinning.copies.costs import costs
 from pinning.copies.ends import End
-from pinning.devices import pinned_map
 from pinning.errors import PinningError
-from pinning.map import PinnedMap, Region
+from pinning.locking.devices import pinned_map
+from pinning.map.pinned_map import PinnedMap, Region
 from pinning.plugin import MemoryConnection, MemoryDevice
 
 

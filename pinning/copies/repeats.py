@@ -8,9 +8,9 @@ from typing import Any
 from weakref import ref
 
 from pinning.copies.costs import costs
-from pinning.devices import pinned_map
 from pinning.errors import PinningError
-from pinning.map import Hold
+from pinning.locking.devices import pinned_map
+from pinning.map.pinned_map import Hold
 from pinning.plugin import MemoryDevice
 
 _REMEMBERED = 256

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath, Plan, Step
-from pinning.devices import pinned_map
 from pinning.errors import PinningError
+from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryDevice, VendorQueue
-from pinning.staging import Staged, staging_of
+from pinning.queues.staging import Staged, staging_of
 
 
 def submit(

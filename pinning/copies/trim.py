@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pinning import staging
+from pinning.queues import staging
 from pinning.queues.crossing import close_idle_helpers
 
 

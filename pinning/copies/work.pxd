@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from pinning.copies.ends cimport End
-from pinning.map cimport Hold
+from pinning.map.pinned_map cimport Hold
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Work
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pinning.arguments import integer
 from pinning.copies.ends import end_of
-from pinning.devices import is_host as is_device_of_host
 from pinning.errors import InvalidRangeError
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.shards import AnyPath
+from pinning.locking.devices import is_host as is_device_of_host
 from pinning.plugin import Device
 from pinning.queues import Event, Queue, as_queue, default_queue
+from pinning.runtime.arguments import integer
 
 
 def copy_file_async(

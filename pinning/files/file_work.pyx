@@ -17,16 +17,16 @@ from posix.stat cimport S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, fstat, str
 from pinning.copies.work cimport Copy, count_bytes, way_plain
 from pinning.plugin.native cimport Part, VendorQueue
 from pinning.queues.lane cimport Lane, Work
+from pinning.queues.staging cimport CFile, CStaged, FileEnd, FileMemory, FileOutcome, Staging, StagingLimits, limits_of
 from pinning.queues.submitter cimport Submitter
-from pinning.staging cimport CFile, CStaged, FileEnd, FileMemory, FileOutcome, Staging, StagingLimits, limits_of
 
 import os
 
-from pinning.arguments import path_name
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath
 from pinning.errors import FileError
-from pinning.staging import staging_of
+from pinning.queues.staging import staging_of
+from pinning.runtime.arguments import path_name
 
 cdef extern from "<fcntl.h>" nogil:
     enum:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
-from pinning.devices import default_memory_device
-from pinning.devices import device as device_of_name
 from pinning.errors import FileError, FileFormatError, PinningError
 from pinning.files.copy import is_host
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import Framework, framework_of
 from pinning.files.header import TensorInfo, length_of, parse
 from pinning.files.shards import AnyPaths, find_shards
+from pinning.locking.devices import default_memory_device
+from pinning.locking.devices import device as device_of_name
 from pinning.plugin import Device, MemoryDevice
 from pinning.queues import Queue, as_queue, default_queue
 

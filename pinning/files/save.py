@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from pinning.arguments import path_name, said
 from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
 from pinning.errors import FileError, InvalidRangeError, LayoutError
@@ -27,6 +26,7 @@ from pinning.files.of_torch import DTYPES as TORCH_DTYPES
 from pinning.files.shards import AnyPath
 from pinning.plugin import MemoryDevice
 from pinning.queues import default_queue
+from pinning.runtime.arguments import path_name, said
 
 _NAMES_OF_NUMPY = {numpy.dtype(theirs): ours for ours, theirs in NUMPY_DTYPES.items()}
 _NAMES_OF_TORCH = {f"torch.{theirs}": ours for ours, theirs in TORCH_DTYPES.items()}

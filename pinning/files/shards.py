@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pinning.arguments import path_name, said
 from pinning.errors import FileError, FileFormatError
+from pinning.runtime.arguments import path_name, said
 
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"

@@ -5,23 +5,37 @@
 - ``backing``: what these devices have allocated from their vendors;
 - ``allocation``: `Allocation`, one piece of memory, and which one holds an address;
 - ``info``: `memory_info`, of any address;
-- ``connection``: `memory_connection`, whose memory a device can use.
+- ``connection``: `memory_connection`, whose memory a device can use;
+- ``pool``: `Pool`, memory that is allocated and freed in the order of queues; `alloc_in`, which `Queue.alloc` calls;
+- ``pool_store``: the memory that a pool has, and how it is given out and comes back; `free_in`, which `Queue.free`
+  calls. How memory is cut into blocks, and who may use a free one, is in ``<pinning/blocks.hpp>``.
 
-Nothing here knows of pools, and of queues only that work in them may use memory.
+Nothing but the last two knows of pools, or of queues more than that work in them may use memory.
 """
+
+import sys
 
 from pinning.memory.allocation import Allocation
 from pinning.memory.connection import memory_connection
 from pinning.memory.context import Context, alloc, default_context, free
 from pinning.memory.info import AllocationInfo, memory_info
+from pinning.memory.pool import Pool, alloc_in, default_pool
+from pinning.memory.pool_store import free_in
+from pinning.queues import Queue
+
+Queue._pools = sys.modules[__name__]
 
 __all__ = [
     "Allocation",
     "AllocationInfo",
     "Context",
+    "Pool",
     "alloc",
+    "alloc_in",
     "default_context",
+    "default_pool",
     "free",
+    "free_in",
     "memory_connection",
     "memory_info",
 ]

@@ -15,9 +15,9 @@ from libcpp.vector cimport vector
 from cython.operator cimport dereference
 
 from pagetable.native cimport CRegion as CTaken
-from pinning.locks cimport held_within
-from pinning.map cimport PinnedMap
-from pinning.native cimport CRegion
+from pinning.locking.lock cimport held_within
+from pinning.map.native cimport CRegion
+from pinning.map.pinned_map cimport PinnedMap
 from pinning.plugin.native cimport CMemoryKind
 from pinning.queues.lane cimport process
 
@@ -28,12 +28,12 @@ import warnings
 from contextlib import suppress
 from weakref import ref
 
-from pinning import devices
-from pinning.arguments import MOST_BYTES, byte_count, said
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
-from pinning.lifecycle import Part, at_exit, in_child, later
+from pinning.locking import devices
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
+from pinning.runtime.arguments import MOST_BYTES, byte_count, said
+from pinning.runtime.process import Part, at_exit, in_child, later
 
 cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
     cppclass Owners:

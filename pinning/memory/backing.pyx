@@ -11,7 +11,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.map cimport PinnedMap
+from pinning.map.pinned_map cimport PinnedMap
 from pinning.memory.allocation cimport (
     FREED,
     Allocation,
@@ -22,15 +22,15 @@ from pinning.memory.allocation cimport (
     number_of,
     size_of,
 )
-from pinning.native cimport CRegion
+from pinning.map.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
 from pinning.queues.lane cimport process
 
-from pinning.arguments import alignment as alignment_of
-from pinning.devices import pinned_map
+from pinning.budget.idle import give_back_for
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
-from pinning.idle import give_back_for
+from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryKind, WriteCombiningDevice
+from pinning.runtime.arguments import alignment as alignment_of
 
 cdef enum:
     ALIGNED = 16  # what every plugin promises

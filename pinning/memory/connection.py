@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from pinning.devices import HOST
-from pinning.devices import device as device_of_name
+from pinning.locking.devices import HOST
+from pinning.locking.devices import device as device_of_name
 from pinning.memory.context import Context
 from pinning.plugin import Device, MemoryConnection, MemoryDevice
 

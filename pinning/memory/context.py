@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from pinning.arguments import integer
-from pinning.belongings import One
-from pinning.devices import default_memory_device
-from pinning.devices import device as device_of_name
 from pinning.errors import InvalidRangeError, PinningError
+from pinning.locking.devices import default_memory_device
+from pinning.locking.devices import device as device_of_name
 from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
 from pinning.plugin import Device, MemoryDevice, MemoryKind
+from pinning.runtime.arguments import integer
+from pinning.runtime.per_device import One
 
 
 class Context(Backing):

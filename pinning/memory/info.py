@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, SupportsIndex, TypeGuard
 
 import numpy
 
-from pinning.buffers import resolve
-from pinning.devices import devices
+from pinning.interop.buffers import resolve
+from pinning.locking.devices import devices
 from pinning.memory.allocation import devices_used, find
 from pinning.memory.context import Context
 from pinning.plugin import Device, MemoryDevice, MemoryInfo, MemoryKind

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 
 class LocksMapped(Protocol):
-    """What does the work: `pinning.mapped`, which this interface does not know."""
+    """What does the work: `pinning.locking.mapped`, which this interface does not know."""
 
     def lock_mapped(self, device: object, buffer: object, size: int | None) -> int | None: ...
 
@@ -17,10 +17,12 @@ class LocksMapped(Protocol):
 class AutomaticLocking:
     """A base class for devices, with which they offer `lock_mapped` and `unlock_unmapped`."""
 
-    _locks_mapped: ClassVar[LocksMapped]  # pinning.mapped puts itself here: arrows point to the interface
+    _locks_mapped: ClassVar[LocksMapped]  # pinning.locking.mapped puts itself here: arrows point to the interface
 
     def lock_mapped(self, buffer: object, size: int | None = None) -> int | None:
-        """Lock a buffer that is being mapped to this device, as ``PINNING_LOCK_MAPPED`` says; see `pinning.mapped`.
+        """Lock a buffer that is being mapped to this device, as ``PINNING_LOCK_MAPPED`` says.
+
+        See `pinning.lock_mapped`.
 
         Parameters
         ----------

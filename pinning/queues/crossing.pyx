@@ -7,9 +7,9 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, NONE
 from pinning.queues.order cimport Line
 
-from pinning import lifecycle
 from pinning.queues import pending
-from pinning.staging import staging_of
+from pinning.queues.staging import staging_of
+from pinning.runtime import process
 
 cdef enum:
     MOST = 4  # helpers of one device: beyond, signals wait for one another
@@ -87,4 +87,4 @@ def _after_fork_in_child():
     helpers.clear()
 
 
-lifecycle.in_child(lifecycle.Part.QUEUES, _after_fork_in_child)
+process.in_child(process.Part.QUEUES, _after_fork_in_child)

@@ -7,8 +7,8 @@ cimport cython
 
 from pinning.queues.order cimport Line, Point, covers, history_of, key_of, merged, point_at
 
-from pinning.arguments import said
 from pinning.errors import PinningError
+from pinning.runtime.arguments import said
 
 
 @cython.final

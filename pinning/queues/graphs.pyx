@@ -14,8 +14,8 @@ from pinning.plugin.native cimport VendorQueue
 from pinning.queues.lane cimport keeps
 from pinning.queues.order cimport Line, point_at
 
-from pinning.lifecycle import Part, in_child
 from pinning.queues import pending
+from pinning.runtime.process import Part, in_child
 
 cdef extern from * nogil:
     """

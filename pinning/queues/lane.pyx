@@ -25,9 +25,9 @@ from contextlib import suppress
 from time import monotonic
 
 from pinning.errors import GraphCaptureError, PinningError
-from pinning.lifecycle import Part, in_child
 from pinning.queues import pending
-from pinning.staging import Staged
+from pinning.queues.staging import Staged
+from pinning.runtime.process import Part, in_child
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()

@@ -16,8 +16,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from pinning.lifecycle import Living, Part, at_exit, in_child
 from pinning.queues.order import Point
+from pinning.runtime.process import Living, Part, at_exit, in_child
 
 SHORTEST, LONGEST = 0.005, 0.1  # seconds between two looks
 EXIT_SECONDS = 10.0

@@ -10,20 +10,20 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, Self
 from weakref import WeakValueDictionary, ref
 
-from pinning import devices
-from pinning.arguments import is_one_of, said
-from pinning.belongings import belongings
 from pinning.errors import InvalidRangeError, PinningError
+from pinning.locking import devices
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
 from pinning.queues.submitter import Submitter, replace
 from pinning.queues.turn import Turn
+from pinning.runtime.arguments import is_one_of, said
+from pinning.runtime.per_device import belongings
 
 Order = Literal["in_order", "out_of_order"]
 
 
 class Pools(Protocol):
-    """What allocates in a queue's turn: `pinning.pools`, which this package does not know."""
+    """What allocates in a queue's turn: `pinning.memory`, which this package does not know."""
 
     def alloc_in(
         self, queue: Queue, nbytes: int, kind: MemoryKind | None, pool: Any, wait_for: Iterable[Event]
@@ -54,7 +54,7 @@ class Queue(Submitter):
         The vendor refused.
     """
 
-    _pools: ClassVar[Pools]  # pinning.pools puts itself here: arrows point from it to the queues
+    _pools: ClassVar[Pools]  # pinning.memory puts itself here: arrows point from it to the queues
     _adopted: ClassVar[WeakValueDictionary[tuple[int, int], Queue]] = WeakValueDictionary()
     _given_away = 0  # the handle, once others were told it
 

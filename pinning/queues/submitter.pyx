@@ -12,11 +12,11 @@ from pinning.queues.order cimport Line, covers, history_of, merged
 
 from contextlib import suppress
 
-from pinning.arguments import said
 from pinning.errors import GraphCaptureError, PinningError
-from pinning.lifecycle import Part, at_exit
 from pinning.queues import pending
 from pinning.queues.crossing import crossing
+from pinning.runtime.arguments import said
+from pinning.runtime.process import Part, at_exit
 
 cdef enum:
     LANES = 4  # of the vendor's, at most, for an out-of-order queue

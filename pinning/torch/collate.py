@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate, default_collate_fn_map
 
-from pinning.arguments import byte_count, integer, said
 from pinning.errors import PinningError
 from pinning.plugin import Device
+from pinning.runtime.arguments import byte_count, integer, said
 from pinning.torch.slots import Block, Slots, Ticket, slots_of
 from pinning.torch.storages import in_host, replaced
 

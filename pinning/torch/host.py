@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from pinning.arrays import pinned_array
-from pinning.locks import find
+from pinning.locking.lock import find
 from pinning.plugin import Device
 from pinning.torch.storages import in_host, replaced
 

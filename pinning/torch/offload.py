@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pinning.arguments import byte_count
 from pinning.copies import Copy, copy_async
-from pinning.populate import ask_for_huge_pages
+from pinning.machine.populate import ask_for_huge_pages
 from pinning.queues import Queue
+from pinning.runtime.arguments import byte_count
 from pinning.torch.move import queue_of_current_stream, to
 from pinning.torch.pins import Pin, pin
 

@@ -12,11 +12,11 @@ from weakref import finalize, ref
 
 import torch
 
-from pinning import locks
 from pinning.errors import NotLockedError
-from pinning.lifecycle import later
-from pinning.locks import Lock
+from pinning.locking.lock import Lock
+from pinning.locking.lock import lock as lock_buffer
 from pinning.plugin import Device
+from pinning.runtime.process import later
 from pinning.torch.storages import Holder, in_host, tensors_of, whole
 
 # Those not given up, youngest last: for `unpin`, and because a pin lasts whether or not its handle is kept.
@@ -63,7 +63,7 @@ class Pin:
                 at = data.data_ptr()
                 if data.numel() == 0 or at in found or at in self._locks:
                     continue
-                found[at] = data, stack.enter_context(locks.lock(data, device=self._device))
+                found[at] = data, stack.enter_context(lock_buffer(data, device=self._device))
             self._locks.update(found)
             stack.pop_all()
 

@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from pinning.arena import Arena
-from pinning.devices import device, is_host
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.lifecycle import later
+from pinning.locking.devices import device, is_host
 from pinning.plugin import Device
 from pinning.plugin.native import synchronize_in_background
+from pinning.runtime.process import later
 
 Ticket = tuple[int, int]  # a slot, and how often it was given out before
 _TICKET = struct.Struct("QQ")  # read and written by the kernel as a whole

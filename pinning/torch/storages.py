@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pinning.arguments import said
+from pinning.runtime.arguments import said
 
 Holder = Any  # a tensor, a module, an optimizer, or a mapping or sequence of these, such as a state dict
 

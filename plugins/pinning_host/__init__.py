@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host as a device: memory is locked by mlock, so that the kernel never pages it out.
 
-The smallest plugin of a vendor that is native: ``native/vendors/host.cpp`` locks, allocates and copies. What is left
-here is who the vendor is and what people are told of it.
+The smallest plugin of a vendor that is native: ``native/vendors/host/host.cpp`` locks, allocates and copies. What is
+left here is who the vendor is and what people are told of it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pinning_hsa.driver import call
 
 
 class HsaDevice(NativeDevice, AutomaticLocking):
-    """A GPU of the runtime's list, native/vendors/hsa.cpp. `HsaPlugin.device` makes it."""
+    """A GPU of the runtime's list, native/vendors/hsa/hsa.cpp. `HsaPlugin.device` makes it."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.description}>"

@@ -24,7 +24,7 @@ _ACCESS = 0x1
 
 
 class UrDevice(NativeDevice, AutomaticLocking):
-    """A device of a platform, native/vendors/ur.cpp. `UrPlugin.device` makes it, once the loader is loaded.
+    """A device of a platform, native/vendors/ur/ur.cpp. `UrPlugin.device` makes it, once the loader is loaded.
 
     Its `context`, in which memory is locked and allocated, is that of all devices of its platform.
     """

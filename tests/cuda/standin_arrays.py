@@ -17,7 +17,7 @@ import pinning
 from pinning import LayoutError, MemoryKind, arrays
 from pinning.arrays.dlpack import take_capsule
 from pinning.conformance.holding import HeldQueue
-from pinning.pools import default_pool
+from pinning.memory import default_pool
 from standins.standin import StandIn
 
 

@@ -24,7 +24,7 @@ from file_copies import *  # noqa: F403
 from file_copies import SIZE, descriptors_of, evict, fetch, held_back, noise, until
 from pinning import MemoryKind, arrays
 from pinning.copies import costs
-from pinning.pools import default_pool
+from pinning.memory import default_pool
 from standins.standin import StandIn
 
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN

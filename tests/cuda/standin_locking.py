@@ -17,7 +17,7 @@ import pinning
 from leaving import SIZE, pages, unmapped
 from mapped_memory import PAGE, READ_WRITE, Memory
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 from pinning_cuda import plugin
 from standins.standin import StandIn
 

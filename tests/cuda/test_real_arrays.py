@@ -12,7 +12,7 @@ import pytest
 
 import pinning
 from pinning import MemoryKind, arrays
-from pinning.pools import default_pool
+from pinning.memory import default_pool
 
 MIB = 1 << 20
 

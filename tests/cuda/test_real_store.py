@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 import pinning
-from pinning.store import ObjectLocks
+from pinning.locking.store import ObjectLocks
 
 MIB = 1 << 20
 SIZE = 32 * MIB

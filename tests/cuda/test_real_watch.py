@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 import pinning
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 
 MIB = 1 << 20
 SIZE = 8 * MIB

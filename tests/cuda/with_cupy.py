@@ -9,7 +9,7 @@ import numpy as np
 
 import pinning
 import pinning.cupy
-from pinning.pools.pool import default_pool
+from pinning.memory.pool import default_pool
 
 pinning.cupy.install()
 pool = default_pool(pinning.device("cuda:0"), pinning.MemoryKind.DEVICE)

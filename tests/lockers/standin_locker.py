@@ -16,7 +16,7 @@ from locker_vendors import Vendor
 import c_api
 from child_process import run_in_child
 from mapped_memory import PAGE, Memory
-from pinning.map import watch_problem
+from pinning.map.pinned_map import watch_problem
 from standins.standin import StandIn
 
 LOCKING = ("cuMemHostRegister", "hipHostRegister", "hsa_amd_memory_lock_to_pool", "urUSMHostAllocRegisterExp", "mlock")

@@ -124,7 +124,7 @@ def compiled(vendor: str, folder: Path, header: str | None = None) -> subprocess
     text = PROGRAM.replace("@INCLUDE@", include).replace("@MORE@", more)
     source = folder / "abi.cpp"
     source.write_text(text.replace("@VENDOR@", vendor).replace("@UPPER@", vendor.upper()))
-    places = [f"-I{folder}", f"-I{ROOT / 'native' / 'vendors'}", *includes]
+    places = [f"-I{folder}", f"-I{ROOT / 'native' / 'vendors' / vendor}", *includes]
     command = [compiler, "-std=c++20", "-fsyntax-only", "-w", *driver.options, *places, str(source)]
     return subprocess.run(command, text=True, capture_output=True)
 
@@ -153,6 +153,6 @@ def test_what_is_called_is_what_the_header_declares(vendor: str, tmp_path: Path)
     ],
 )
 def test_a_wrong_declaration_is_noticed(vendor: str, right: str, wrong: str, tmp_path: Path) -> None:
-    header = (ROOT / "native" / "vendors" / f"{vendor}_abi.hpp").read_text()
+    header = (ROOT / "native" / "vendors" / vendor / f"{vendor}_abi.hpp").read_text()
     assert right in header
     assert compiled(vendor, tmp_path, header.replace(right, wrong)).returncode != 0

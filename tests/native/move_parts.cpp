@@ -132,7 +132,7 @@ void __stcs(Word* to, Word const& value) {
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(threads)
-#include "../../native/kernels/move_parts.cu"
+#include "../../native/vendors/cuda/kernels/move_parts.cu"
 #undef __device__
 #undef __forceinline__
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "pinning")]
 NATIVE = HERE.parents[1] / "native"
-LIBPINNING = [path for part in ("map", "process", "vendors", "watch") for path in (NATIVE / part).glob("*.cpp")]
+INCLUDES = [f"-I{HERE.parents[1] / package / 'include'}" for package in ("pagetable", "native")]
+LIBPINNING = [path for part in ("base", "watch", "vendors", "map", "capi") for path in (NATIVE / part).rglob("*.cpp")]
 CXX = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-pthread", "-Wall", "-Wextra", "-Werror", *INCLUDES]
 VARIANTS = {
@@ -85,6 +85,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
     shared = tmp_path_factory.getbasetemp()
     shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "native"
     shared.mkdir(exist_ok=True)
+    with lock(shared / "move_parts_ptx.hpp") as made:
+        if not made:
+            embed_kernel(shared)
 
     def build(program: str, variant: str) -> Command:
         if variant not in launchers:
@@ -101,6 +104,13 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
     return build
 
 
+def embed_kernel(folder: Path) -> None:
+    """As CMake does it."""
+    kernels = NATIVE / "vendors" / "cuda" / "kernels"
+    template = (kernels / "move_parts_ptx.hpp.in").read_text()
+    (folder / "move_parts_ptx.hpp").write_text(template.replace("@ptx@", (kernels / "move_parts.ptx").read_text()))
+
+
 def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
     """The object files of sources, which any programs of this variant can be linked of."""
     objects = {source: folder / f"{source.parent.name}-{source.stem}-{variant}.o" for source in sources}
@@ -108,7 +118,9 @@ def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
         for source, target in objects.items():
             with lock(target, wait) as made:
                 if made is False:
-                    status, said = output([CXX, *FLAGS, *VARIANTS[variant], "-c", str(source), "-o", f"{target}.part"])
+                    status, said = output(
+                        [CXX, *FLAGS, f"-I{folder}", *VARIANTS[variant], "-c", str(source), "-o", f"{target}.part"]
+                    )
                     assert status == 0, said
                     Path(f"{target}.part").rename(target)
     return list(objects.values())

@@ -17,7 +17,7 @@ NEVER = "pinning: the tool was never started, and nothing was locked: "
 
 
 def pinning_run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-c", "from pinning.cli import app; app(prog_name='pinning')", "run"]
+    command = [sys.executable, "-P", "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run"]
     environment = {**os.environ, **where_the_runtime_is(), **variables}
     with tidied():
         return subprocess.run(

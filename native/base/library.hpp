@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A vendor's shared library, loaded at run time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <initializer_list>
+#include <string>
+
+#include "fork.hpp"
+
+namespace pinning {
+
+/// Never unloaded: what a driver has locked outlives whoever asked for it.
+class Library {
+ public:
+  /// The first of these names that is loaded already, else the first that can be. Throws Unavailable, which ends in
+  /// `remedy`.
+  Library(std::initializer_list<std::string> names, char const* remedy);
+
+  /// Throws Unavailable where the library lacks it.
+  template <class Function>
+  void get(char const* name, Function*& function) const {
+    function = reinterpret_cast<Function*>(find(name));
+  }
+  /// Null where the library lacks it.
+  template <class Function>
+  void get_if_there(char const* name, Function*& function) const {
+    function = reinterpret_cast<Function*>(find_if_there(name));
+  }
+
+ private:
+  void* find(char const* name) const;
+  void* find_if_there(char const* name) const noexcept;
+
+  void* handle_ = nullptr;
+  std::string name_;
+};
+
+/// The process in which a driver was started: its state does not survive a fork.
+class Started {
+ public:
+  explicit Started(char const* driver);
+  /// Whether this is a child of that process, in which the driver must not be called.
+  bool elsewhere() const noexcept { return forks.load(std::memory_order_relaxed) != forks_; }
+  /// Throws Unavailable there. It takes no longer than a look at a word, so that hot calls may ask.
+  void check() const {
+    if (elsewhere()) refuse();
+  }
+
+ private:
+  [[noreturn]] void refuse() const;
+
+  char const* driver_;
+  pid_t process_;
+  unsigned forks_;
+};
+
+}  // namespace pinning

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a call in C says of the exception that ended it.
+#pragma once
+
+#include <pthread.h>
+
+#include <pinning/errors.hpp>
+#include <utility>
+
+namespace pinning {
+
+/// The status of the exception that is being handled; its text becomes this thread's last error.
+pinning_status failure() noexcept;
+
+/// Sets this thread's last error.
+pinning_status fail(pinning_status status, char const* text) noexcept;
+
+/// How often this thread has set it.
+unsigned failures() noexcept;
+
+/// While it lives, pthread_cancel of this thread has to wait: it would unwind through functions that let nothing through,
+/// and leave a range that is being locked to nobody.
+class Uncancelled {
+ public:
+  Uncancelled() noexcept { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+  ~Uncancelled() { pthread_setcancelstate(before_, nullptr); }
+  Uncancelled(Uncancelled const&) = delete;
+
+ private:
+  int before_ = PTHREAD_CANCEL_ENABLE;
+};
+
+/// Runs `body`, which may throw, for a caller who cannot catch.
+template <class Body>
+pinning_status guarded(Body&& body) noexcept {
+  Uncancelled const uncancelled;
+  try {
+    std::forward<Body>(body)();
+    return PINNING_OK;
+  } catch (...) {
+    return failure();
+  }
+}
+
+}  // namespace pinning

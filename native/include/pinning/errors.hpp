@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "pinning.h"
+
+namespace pinning {
+
+using Address = std::uint64_t;
+
+/// "0x7f..."
+inline std::string describe(Address address) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
+  return text;
+}
+
+/// "[0x7f..., 0x7f...) (4096 bytes)"
+inline std::string describe(Address start, std::uint64_t size) {
+  char text[96];
+  std::snprintf(text, sizeof text, "[0x%llx, 0x%llx) (%llu bytes)", static_cast<unsigned long long>(start),
+                static_cast<unsigned long long>(start + size), static_cast<unsigned long long>(size));
+  return text;
+}
+
+/// A range that cannot be locked: null, empty, past the top of the address space.
+class InvalidRange : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// An argument that is wrong whatever is locked.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// Who has pinned a range.
+enum class By : std::uint8_t { us, others };
+
+/// A range that shares bytes with a region, or with what others have pinned, where it may not.
+class PartialOverlap : public InvalidRange {
+ public:
+  PartialOverlap(Address start, std::uint64_t size, Address region_start, std::uint64_t region_size, By by)
+      : InvalidRange("the range " + describe(start, size) + " overlaps the " +
+                     (by == By::us ? "locked region " + describe(region_start, region_size) +
+                                         "; a lock must lie inside a locked region or clear of all, a registration "
+                                         "clear of all: unlock that region first, or lock one range that covers both"
+                                   : "range " + describe(region_start, region_size) +
+                                         ", which someone else has pinned; a lock must lie inside it or clear of it, a "
+                                         "registration clear of it: lock the parts apart, or have its owner unpin it "
+                                         "first (and refresh the map)")) {}
+};
+
+/// No region is locked there.
+class NotLocked : public std::out_of_range {
+ public:
+  using std::out_of_range::out_of_range;
+};
+
+/// A region is there, in a way that forbids this: someone still holds a lock, it is half unlocked, it is not coherent.
+class StillLocked : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// Coherence was required of a device that does not promise it.
+class NotCoherent : public std::runtime_error {
+ public:
+  NotCoherent()
+      : std::runtime_error("coherent=True, but this device does not promise that locked memory is coherent; lock with "
+                           "coherent=None, and let host and kernel take turns") {}
+};
+
+/// A lock made of pieces whose device pointers do not follow one another, so that no single one serves the range.
+class NotContiguous : public std::runtime_error {
+ public:
+  NotContiguous() : std::runtime_error("the device pointers of the pieces are not contiguous; lock without `piece`") {}
+};
+
+/// For a Locker to throw, or to derive from: the vendor says that someone has pinned some of the range already.
+class AlreadyPinned : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A vendor's call that failed: its function, the code and the vendor's name of it, what helps, if that is known, and
+/// whether what it lacked was memory.
+struct VendorCall {
+  std::string function;
+  long long code;
+  std::string name;
+  std::string advice;
+  bool no_memory = false;
+
+  std::string text() const {
+    return function + " failed: " + name + " (" + std::to_string(code) + ")" + (advice.empty() ? "" : "; " + advice);
+  }
+};
+
+class VendorError : public std::runtime_error {
+ public:
+  explicit VendorError(VendorCall failed) : std::runtime_error(failed.text()), call(std::move(failed)) {}
+  VendorCall call;
+};
+
+class VendorAlreadyPinned : public AlreadyPinned {
+ public:
+  explicit VendorAlreadyPinned(VendorCall failed) : AlreadyPinned(failed.text()), call(std::move(failed)) {}
+  VendorCall call;
+};
+
+/// Work that cannot be recorded into a graph was submitted to a queue that is being captured. The vendor was not called.
+class GraphCapture : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The lock would exceed a limit of this machine.
+class LockLimit : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A driver, a library, a device or an interpreter is missing.
+class Unavailable : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// An error of a locker in another language, which knows what it is to a caller in C.
+class StatusError {
+ public:
+  virtual ~StatusError() = default;
+  /// Called once, as it reaches a caller in C, who cannot raise it again.
+  virtual pinning_status leave() const noexcept = 0;
+  virtual char const* text() const noexcept = 0;
+};
+
+}  // namespace pinning

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// How exceptions cross between C++ and Python, in both directions.
+#pragma once
+
+#include <Python.h>
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <pinning/errors.hpp>
+
+#include "gil.hpp"
+
+namespace pinning {
+
+/// The Python exception that is being raised, taken away to travel through C++ and be raised again unchanged.
+class Raised {
+ public:
+  Raised() : parts_(new Parts{}, [](Parts* parts) {
+    Gil const gil;
+    Py_XDECREF(parts->type);
+    Py_XDECREF(parts->value);
+    Py_XDECREF(parts->traceback);
+    delete parts;
+  }) {
+    PyErr_Fetch(&parts_->type, &parts_->value, &parts_->traceback);
+    PyErr_NormalizeException(&parts_->type, &parts_->value, &parts_->traceback);
+  }
+  void raise_again() const {
+    PyErr_Restore(Py_XNewRef(parts_->type), Py_XNewRef(parts_->value), Py_XNewRef(parts_->traceback));
+  }
+
+ private:
+  struct Parts {
+    PyObject *type, *value, *traceback;
+  };
+  std::shared_ptr<Parts> parts_;
+};
+
+struct PythonError : std::exception {
+  Raised raised;
+};
+/// Ctrl-C and the like: no std::exception, because it is not for `MappedLocks` to tolerate.
+struct PythonInterrupt {
+  Raised raised;
+};
+struct PythonAlreadyPinned : AlreadyPinned {
+  PythonAlreadyPinned() : AlreadyPinned("a Python exception") {}
+  Raised raised;
+};
+
+/// Throws the Python exception that is being raised. The GIL is held.
+[[noreturn]] inline void throw_raised() {
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonInterrupt();
+  throw PythonError();
+}
+
+/// Raises in Python what C++ has just thrown. The GIL is held.
+inline void raise_in_python() {
+  auto const type_of = [](char const* name) {
+    PyObject* const module = PyImport_ImportModule("pinning.errors");
+    PyObject* const type = module == nullptr ? nullptr : PyObject_GetAttrString(module, name);
+    Py_XDECREF(module);
+    return type;
+  };
+  auto const raise = [&](char const* name, char const* what) {
+    PyObject* const type = type_of(name);
+    PyObject* const text = type == nullptr ? nullptr : PyUnicode_DecodeFSDefault(what);  // it may name a file
+    if (text != nullptr) PyErr_SetObject(type, text);
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+  };
+  auto const raise_vendor = [&](char const* name, VendorCall const& call) {
+    PyObject* const type = type_of(name);
+    PyObject* const advice = type == nullptr ? nullptr : PyUnicode_DecodeFSDefault(call.advice.c_str());
+    PyObject* const error = advice == nullptr ? nullptr : PyObject_CallFunction(type, "sLsO", call.function.c_str(),
+                                                                                call.code, call.name.c_str(), advice);
+    if (error != nullptr) PyErr_SetObject(type, error);
+    Py_XDECREF(error);
+    Py_XDECREF(advice);
+    Py_XDECREF(type);
+  };
+  try {
+    throw;
+  } catch (PythonError const& error) {
+    error.raised.raise_again();
+  } catch (PythonInterrupt const& error) {
+    error.raised.raise_again();
+  } catch (PythonAlreadyPinned const& error) {
+    error.raised.raise_again();
+  } catch (PartialOverlap const& error) {
+    raise("PartialOverlapError", error.what());
+  } catch (std::invalid_argument const& error) {  // also that of the page table
+    raise("InvalidRangeError", error.what());
+  } catch (NotLocked const& error) {
+    raise("NotLockedError", error.what());
+  } catch (StillLocked const& error) {
+    raise("StillLockedError", error.what());
+  } catch (VendorAlreadyPinned const& error) {
+    raise_vendor("AlreadyPinnedError", error.call);
+  } catch (VendorError const& error) {
+    raise_vendor(error.call.no_memory ? "OutOfMemoryError" : "VendorError", error.call);
+  } catch (GraphCapture const& error) {
+    raise("GraphCaptureError", error.what());
+  } catch (LockLimit const& error) {
+    raise("LockLimitError", error.what());
+  } catch (Unavailable const& error) {
+    raise("PluginUnavailableError", error.what());
+  } catch (std::bad_alloc const&) {
+    PyErr_NoMemory();
+  } catch (std::exception const& error) {
+    raise("PinningError", error.what());
+  } catch (...) {
+    raise("PinningError", "an exception of unknown kind");
+  }
+}
+
+}  // namespace pinning

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVIDIA GPUs, by the driver's own interface.
+#include <array>
+#include <atomic>
+
+#include "../../base/mappings.hpp"
+#include "../devices.hpp"
+#include "cuda_queue.hpp"
+
+namespace pinning {
+
+namespace {
+
+using namespace cuda;
+
+std::string range(Address ptr, std::uint64_t size) { return describe(ptr, size) + " cannot be locked: "; }
+
+/// Whether the range lies, in whole or in part, in a mapping that may not be written. Throws InvalidRange where some of
+/// it is not mapped, or is of the one kind that the driver never returns from.
+bool needs_read_only(Address ptr, std::uint64_t size) {
+  auto const found = mappings(ptr, size);
+  if (auto const hole = gap(ptr, size, found)) {
+    throw InvalidRange(range(ptr, size) + "there is no memory at " + describe(*hole));
+  }
+  bool writable = true;
+  for (auto const& mapping : found) {
+    if (!mapping.file.empty() && !mapping.writable && !mapping.shared) {
+      throw InvalidRange(range(ptr, size) + "it is a private read-only mapping of " + mapping.file +
+                         ", on which the NVIDIA driver hangs; map the file shared (mmap.ACCESS_READ does) or private and "
+                         "writable (mmap.ACCESS_COPY, numpy's mode 'c')");
+    }
+    writable = writable && mapping.writable;
+  }
+  return !writable;
+}
+
+/// Why the driver may have called the range invalid, and the way out; empty when nothing is known.
+std::string advice(Address ptr, std::uint64_t size, Wish wish, unsigned flags) {
+  auto const found = mappings(ptr, size);
+  if (auto const hole = gap(ptr, size, found)) return "there is no memory at " + describe(*hole);
+  for (auto const& mapping : found) {
+    if (!mapping.writable && (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) {
+      return "the memory at " + describe(mapping.start) + " is mapped read only, " +
+             (wish.access == Access::writable ? "not writable as was said: say read_only=True, and if the GPU does not "
+                                                "support that, map it writable"
+                                              : "which this GPU does not support: map it writable");
+    }
+    bool in_memory = false;  // POSIX shared memory and anonymous mappings, memfd, System V
+    for (char const* const place : {"/dev/", "/memfd:", "/SYSV"}) in_memory |= mapping.file.starts_with(place);
+    if (mapping.shared && mapping.writable && !mapping.file.empty() && !in_memory) {
+      return "the memory is a writable shared mapping of " + mapping.file +
+             ", which the driver takes only from memory file systems: map it read only (mmap.ACCESS_READ), map it private "
+             "(mmap.ACCESS_COPY), or keep the file under /dev/shm";
+    }
+  }
+  return "";
+}
+
+class CudaDevice : public VendorDevice {
+ public:
+  explicit CudaDevice(unsigned index) : name_("cuda:" + std::to_string(index)), driver_(Driver::get()) {
+    int count = 0;
+    driver_.check("cuDeviceGetCount", driver_.cuDeviceGetCount(&count));
+    if (index >= static_cast<unsigned>(count)) {
+      throw Unavailable("there is no " + name_ + ": this process sees " + std::to_string(count) + ", from cuda:0 on");
+    }
+    driver_.check("cuDeviceGet", driver_.cuDeviceGet(&device_, static_cast<int>(index)));
+    int const asked = CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
+    driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&registers_read_only_, asked, device_));
+    int const major = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&capability_, major, device_));
+  }
+
+  std::string const& name() const noexcept override { return name_; }
+
+  // ---- locking ----
+
+  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+    driver_.started().check();
+    unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+    if (wish.access != Access::writable && needs_read_only(ptr, size) && registers_read_only_ != 0) {
+      flags |= CU_MEMHOSTREGISTER_READ_ONLY;
+    }
+    Current const current(driver_, context());
+    auto* const host = reinterpret_cast<void*>(ptr);
+    if (int const code = driver_.cuMemHostRegister_v2(host, size, flags); code != 0) refuse(ptr, size, wish, flags, code);
+    unsigned long long device_ptr = 0;
+    if (int const code = driver_.cuMemHostGetDevicePointer_v2(&device_ptr, host, 0); code != 0) {
+      driver_.check("cuMemHostUnregister", driver_.cuMemHostUnregister(host));  // else it says that it is still locked
+      throw VendorError(driver_.failed("cuMemHostGetDevicePointer", code));
+    }
+    return device_ptr;
+  }
+
+  void unlock(Address ptr) override {
+    auto const current = here();
+    driver_.check("cuMemHostUnregister", driver_.cuMemHostUnregister(reinterpret_cast<void*>(ptr)));
+  }
+
+  /// Needs no context.
+  std::optional<Pinned> is_pinned(Address ptr) override {
+    auto const found = range_around(ptr);
+    if (!found || found->kind != MemoryKind::host) return std::nullopt;
+    return Pinned{found->base, found->size, found->device_ptr};
+  }
+
+  /// The driver refuses 512 GiB in one call, so half of that.
+  std::uint64_t largest_lock() const noexcept override { return std::uint64_t{256} << 30; }
+
+  Grains grains() const noexcept override { return {.fine = true}; }  // the driver knows no other host memory
+  Siblings* siblings() noexcept override { return &siblings_of<CudaDevice>(); }
+  void after_fork() override { siblings_of<CudaDevice>().begin_anew(); }
+
+  // ---- memory ----
+
+  /// Aligned to 256. Host memory is pinned for every GPU, and its device address is the host's.
+  Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
+    auto const current = here();
+    void* host = nullptr;
+    unsigned long long ptr = 0;
+    switch (kind) {
+      case MemoryKind::host: {
+        unsigned const flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP |
+                               (write_combined ? CU_MEMHOSTALLOC_WRITECOMBINED : 0);
+        driver_.check("cuMemHostAlloc", driver_.cuMemHostAlloc(&host, size, flags));
+        return reinterpret_cast<Address>(host);
+      }
+      case MemoryKind::device: driver_.check("cuMemAlloc", driver_.cuMemAlloc_v2(&ptr, size)); break;
+      case MemoryKind::shared:
+        driver_.check("cuMemAllocManaged", driver_.cuMemAllocManaged(&ptr, size, CU_MEM_ATTACH_GLOBAL));
+        break;
+    }
+    return ptr;
+  }
+
+  /// The driver waits until all work of the GPU is done.
+  void free(Address ptr, MemoryKind kind) override {
+    auto const current = here();
+    if (kind == MemoryKind::host) {
+      driver_.check("cuMemFreeHost", driver_.cuMemFreeHost(reinterpret_cast<void*>(ptr)));
+    } else {
+      driver_.check("cuMemFree", driver_.cuMemFree_v2(ptr));
+    }
+  }
+
+  /// Needs no context. Shared memory is on the GPU that it was allocated for.
+  std::optional<MemoryInfo> memory_info(Address ptr) override {
+    auto const found = range_around(ptr);
+    if (!found) return std::nullopt;
+    return MemoryInfo{found->kind, found->base, found->size, found->device};
+  }
+
+  /// The driver refuses a host range of which only a part is locked, and one that crosses from one lock to another.
+  void copy(Address dst, Address src, std::uint64_t size) override {
+    auto const current = here();
+    driver_.check("cuMemcpy", driver_.cuMemcpy(dst, src, size));
+    // From pageable memory the last bytes may still be on their way.
+    driver_.check("cuStreamSynchronize", driver_.cuStreamSynchronize(nullptr));
+  }
+
+  void synchronize() override {
+    auto const current = here();
+    driver_.check("cuCtxSynchronize", driver_.cuCtxSynchronize());
+  }
+
+  /// To give pinned memory back waits for the same work, in 0.7 ms instead of 4 us, and ends no capture (seen on an H200,
+  /// driver 580; tests/cuda/test_real_graphs.py).
+  void synchronize_beside_captures() override {
+    auto const current = here();
+    void* page = nullptr;
+    driver_.check("cuMemHostAlloc", driver_.cuMemHostAlloc(&page, 4096, 0));
+    driver_.check("cuMemFreeHost", driver_.cuMemFreeHost(page));
+  }
+
+  // ---- queues ----
+
+  std::unique_ptr<VendorQueue> make_queue() override {
+    driver_.started().check();
+    Where const its_context = context();
+    return std::make_unique<Queue>(driver_, its_context, spare_events(its_context), moves_parts());
+  }
+
+  /// The stream of a cudaStream_t, which its owner keeps alive: the driver crashes on one that is gone. 0 and 1 are this
+  /// GPU's legacy default stream, 2 is the calling thread's default stream.
+  std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
+    void* its_context = nullptr;
+    {
+      auto const current = here();
+      driver_.check("cuStreamGetCtx", driver_.cuStreamGetCtx(reinterpret_cast<void*>(handle), &its_context));
+    }
+    auto const where = reinterpret_cast<Where>(its_context);  // not the primary one where a program made its own
+    int device = -1;
+    {
+      Current const current(driver_, where);
+      driver_.check("cuCtxGetDevice", driver_.cuCtxGetDevice(&device));
+    }
+    if (device != device_) {
+      throw Unsupported("stream " + describe(handle) + " is on cuda:" + std::to_string(device) + ", not on " + name_ +
+                        ": adopt it there");
+    }
+    bool const foreign = where != context();
+    auto spares = foreign ? std::make_shared<SpareEvents>(driver_, where) : spare_events(where);
+    return std::make_unique<Queue>(driver_, where, std::move(spares), moves_parts(), foreign, handle);
+  }
+
+ private:
+  /// The kernel is compiled for capability 7.0.
+  bool moves_parts() const noexcept { return capability_ >= 7; }
+
+  /// An allocation or a registration of anyone in this process. `base` is the host's address of host memory.
+  struct Range {
+    MemoryKind kind;
+    Address base, device_ptr;
+    std::uint64_t size;
+    int device;  // -1 for host memory
+  };
+
+  [[noreturn]] void refuse(Address ptr, std::uint64_t size, Wish wish, unsigned flags, int code) {
+    char const* const function = "cuMemHostRegister";
+    if (code == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) throw VendorAlreadyPinned(driver_.failed(function, code));
+    if (code == CUDA_ERROR_NOT_SUPPORTED) {
+      throw VendorError(driver_.failed(function, code, "under confidential computing no memory of the program's own is "
+                                       "locked: copies of it are staged; allocate with pinning.alloc(n, \"host\")"));
+    }
+    if (code != CUDA_ERROR_INVALID_VALUE) throw VendorError(driver_.failed(function, code));
+    // Of memory that it has allocated pinned itself the driver says this, not "already registered".
+    auto call = driver_.failed(function, code, advice(ptr, size, wish, flags));
+    if (is_pinned(ptr) || is_pinned(ptr + (size - 1))) throw VendorAlreadyPinned(std::move(call));
+    throw VendorError(std::move(call));
+  }
+
+  std::optional<Range> range_around(Address ptr) {
+    driver_.started().check();
+    std::array asked{int{CU_POINTER_ATTRIBUTE_MEMORY_TYPE},      int{CU_POINTER_ATTRIBUTE_IS_MANAGED},
+                     int{CU_POINTER_ATTRIBUTE_RANGE_START_ADDR}, int{CU_POINTER_ATTRIBUTE_RANGE_SIZE},
+                     int{CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL},   int{CU_POINTER_ATTRIBUTE_HOST_POINTER}};
+    auto const [type, managed, start, size, ordinal, host] = attributes(ptr, asked);
+    if (type == 0 || size == 0) return std::nullopt;  // not a pointer that the driver knows
+    auto const device = static_cast<int>(ordinal);
+    if (managed != 0) return Range{MemoryKind::shared, start, start, size, device};
+    if (type != CU_MEMORYTYPE_HOST) return Range{MemoryKind::device, start, start, size, device};
+    // The driver gives the start of a range as a device address, the same one in all contexts; mostly it is the host's.
+    Address base = start;
+    if (host != ptr || ptr - start >= size) {
+      std::array host_pointer{int{CU_POINTER_ATTRIBUTE_HOST_POINTER}};
+      base = attributes(start, host_pointer)[0];
+      if (base == 0) return std::nullopt;
+    }
+    return Range{MemoryKind::host, base, start, size, -1};
+  }
+
+  /// All at once, so that they are of one allocation. What a pointer has not is 0 and no error.
+  template <std::size_t count>
+  std::array<std::uint64_t, count> attributes(Address ptr, std::array<int, count>& asked) {
+    std::array<std::uint64_t, count> values{};  // zeroed: some fill only their first bytes
+    std::array<void*, count> places;
+    for (std::size_t i = 0; i < count; ++i) places[i] = &values[i];
+    driver_.check("cuPointerGetAttributes", driver_.cuPointerGetAttributes(count, asked.data(), places.data(), ptr));
+    return values;
+  }
+
+  /// With the primary context current. In a fork, throws Unavailable.
+  Current here() {
+    driver_.started().check();
+    return Current(driver_, context());
+  }
+
+  /// The device's primary context, which the CUDA runtime and so every library uses. Retained at its first use and
+  /// never released, because what was locked in it may outlive any owner of ours.
+  Where context() {
+    if (Where const known = context_.load()) return known;
+    void* retained = nullptr;
+    driver_.check("cuDevicePrimaryCtxRetain", driver_.cuDevicePrimaryCtxRetain(&retained, device_));
+    Where none = 0;
+    auto const made = reinterpret_cast<Where>(retained);
+    if (!context_.compare_exchange_strong(none, made)) driver_.cuDevicePrimaryCtxRelease_v2(device_);
+    return made;
+  }
+
+  std::shared_ptr<SpareEvents> spare_events(Where context) {
+    std::lock_guard const guard(mutex_);
+    if (!spare_events_) spare_events_ = std::make_shared<SpareEvents>(driver_, context);
+    return spare_events_;
+  }
+
+  std::string const name_;
+  Driver const& driver_;
+  int device_ = 0, registers_read_only_ = 0, capability_ = 0;
+  std::atomic<Where> context_ = 0;
+  std::mutex mutex_;
+  std::shared_ptr<SpareEvents> spare_events_;  // of the primary context
+};
+
+}  // namespace
+
+std::unique_ptr<VendorDevice> make_cuda(unsigned index) { return std::make_unique<CudaDevice>(index); }
+
+}  // namespace pinning

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The NVIDIA driver, as it is loaded at first use.
+#pragma once
+
+#include "../../base/library.hpp"
+#include "../streams.hpp"
+#include "cuda_abi.hpp"
+
+namespace pinning::cuda {
+
+#define PINNING_ENUMERATOR(name, value) name = value,
+enum { PINNING_CUDA_CONSTANTS(PINNING_ENUMERATOR) };
+#undef PINNING_ENUMERATOR
+
+/// A place of this vendor is a context.
+class Driver : public Functions, public StreamVendor {
+ public:
+  /// Loaded and started once; again after each failure. Throws Unavailable.
+  static Driver const& get();
+
+  using StreamVendor::check;
+  VendorCall failed(char const* function, int code, std::string advice = "") const override;
+  Where enter(Where context) const override;
+  void leave(Where pushed) const noexcept override;
+
+ private:
+  Driver();
+
+  Library library_;
+};
+
+}  // namespace pinning::cuda

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles move_parts.cu to move_parts.ptx with NVRTC, which needs no GPU.
+
+    pip install nvidia-cuda-nvrtc-cu12==12.1.105
+    python native/vendors/cuda/kernels/generate.py
+
+The PTX is for compute capability 7.0 and of the version that drivers of CUDA 12.1 and later take.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).parent
+OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++17")
+
+
+def library() -> ctypes.CDLL:
+    """NVRTC as the package nvidia-cuda-nvrtc-cu12 has it."""
+    spec = find_spec("nvidia.cuda_nvrtc")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("needs NVRTC: pip install nvidia-cuda-nvrtc-cu12==12.1.105")
+    return ctypes.CDLL(str(Path(spec.submodule_search_locations[0]) / "lib" / "libnvrtc.so.12"))
+
+
+def compiled(source: bytes) -> str:
+    """The PTX of a source.
+
+    Raises
+    ------
+    RuntimeError
+        What the compiler says.
+    """
+    nvrtc = library()
+    program = ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"move_parts.cu", 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), (ctypes.c_char_p * len(OPTIONS))(*OPTIONS))
+    text, size = ("Log", "LogSize") if failed else ("PTX", "PTXSize")
+    length = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGetProgram{size}" if failed else f"nvrtcGet{size}")(program, ctypes.byref(length))
+    buffer = ctypes.create_string_buffer(length.value)
+    getattr(nvrtc, f"nvrtcGetProgram{text}" if failed else f"nvrtcGet{text}")(program, buffer)
+    if failed:
+        raise RuntimeError(buffer.value.decode())
+    return f"{buffer.value.decode().strip()}\n"
+
+
+if __name__ == "__main__":
+    (HERE / "move_parts.ptx").write_text(compiled((HERE / "move_parts.cu").read_bytes()))

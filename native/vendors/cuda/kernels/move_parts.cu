@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many small copies at once: each warp takes a part, a range of at most a few KiB, and then the next one that is nobody's.
+// One end lies in locked memory of the host, so what counts is how many bytes are on their way over the bus, and in how
+// few requests: all loads and stores are of 16 aligned bytes, and four of them are in flight for each lane, 2 KiB a
+// warp. Where the two ends are at odd offsets to each other, a word to be stored is put together of two that were loaded,
+// the second of which the next lane has. Streaming loads and stores: nothing here is read twice.
+//
+// Compiled by generate.py to move_parts.ptx, which the driver compiles for the GPU at hand; and for the
+// CPU by tests/native/kernel.cpp.
+
+using Address = unsigned long long;
+
+struct Part {
+  Address dst, src;
+  Address size;  // bytes
+};
+
+namespace {
+
+using Word = uint4;
+constexpr unsigned lanes = 32, rows = 4, word = sizeof(Word), line = 128 / word, all = 0xffffffff;
+
+__device__ __forceinline__ Address of_lane(Address value, unsigned lane) {
+  unsigned const low = __shfl_sync(all, static_cast<unsigned>(value), lane);
+  unsigned const high = __shfl_sync(all, static_cast<unsigned>(value >> 32), lane);
+  return Address{high} << 32 | low;
+}
+
+__device__ __forceinline__ Word of_lane(Word value, unsigned lane) {
+  return {__shfl_sync(all, value.x, lane), __shfl_sync(all, value.y, lane),
+          __shfl_sync(all, value.z, lane), __shfl_sync(all, value.w, lane)};
+}
+
+/// The 16 bytes that begin `shift` bytes, 1 to 15, into two words.
+__device__ __forceinline__ Word joined(Word first, Word second, unsigned shift) {
+  unsigned a = first.x, b = first.y, c = first.z, d = first.w, e = second.x;
+  if (shift & 8) a = c, b = d, c = second.x, d = second.y, e = second.z;
+  if (shift & 4) a = b, b = c, c = d, d = e, e = shift & 8 ? second.w : second.y;
+  unsigned const bits = shift % 4 * 8;
+  return {__funnelshift_r(a, b, bits), __funnelshift_r(b, c, bits), __funnelshift_r(c, d, bits),
+          __funnelshift_r(d, e, bits)};
+}
+
+/// `count` words to `dst` from `shift` bytes behind `src`, both of which are aligned. The lanes begin where a line of 128
+/// bytes does, so that they ask for whole ones.
+template <bool apart>
+__device__ __forceinline__ void move_words(Word* dst, Word const* src, unsigned shift, long long count, unsigned lane) {
+  long long const loaded = count + apart;  // words
+  auto const offset = static_cast<long long>(reinterpret_cast<Address>(src) / word % line);
+  for (long long first = -offset; first < count; first += rows * lanes) {
+    Word words[rows + 1];
+    long long const mine = first + lane;
+    for (unsigned row = 0; row < rows; ++row) {
+      long long const i = mine + row * lanes;
+      if (i >= 0 && i < loaded) words[row] = __ldcs(src + i);
+    }
+    if (apart && lane == 0 && mine + rows * lanes < loaded) words[rows] = __ldcs(src + mine + rows * lanes);
+    for (unsigned row = 0; row < rows; ++row) {
+      long long const i = mine + row * lanes;
+      Word moved = words[row];
+      if (apart) {
+        // The last lane needs what the first one has in the row behind.
+        Word const next = of_lane(lane == 0 ? words[row + 1] : moved, (lane + 1) % lanes);
+        moved = joined(moved, next, shift);
+      }
+      if (i >= 0 && i < count) __stcs(dst + i, moved);
+    }
+  }
+}
+
+/// Bytes up to the first word of the destination, words from there, and the bytes that are left. Of the source whole words
+/// are read: bytes around the part too, in the same 16 that it has some of.
+__device__ __forceinline__ void move_part(Part const& part, unsigned lane) {
+  Address const before = (word - part.dst % word) % word;
+  Address const head = before < part.size ? before : part.size;
+  Address const count = (part.size - head) / word;
+  Address const moved = head + count * word;
+  auto* const dst = reinterpret_cast<unsigned char*>(part.dst);
+  auto const* const src = reinterpret_cast<unsigned char const*>(part.src);
+  unsigned char first = 0, last = 0;
+  if (lane < head) first = __ldcs(src + lane);
+  if (moved + lane < part.size) last = __ldcs(src + moved + lane);
+  unsigned const shift = (part.src + head) % word;
+  auto* const to = reinterpret_cast<Word*>(dst + head);
+  auto const* const from = reinterpret_cast<Word const*>(src + head - shift);
+  if (count > 0 && shift == 0) move_words<false>(to, from, 0, count, lane);
+  if (count > 0 && shift != 0) move_words<true>(to, from, shift, count, lane);
+  if (lane < head) __stcs(dst + lane, first);
+  if (moved + lane < part.size) __stcs(dst + moved + lane, last);
+}
+
+}  // namespace
+
+/// Each warp takes a few parts that follow one another in the list, which also lies in the host's memory: it reads them at
+/// once, one a lane.
+extern "C" __global__ void __launch_bounds__(1024) move_parts(Part const* parts, Address count) {
+  unsigned const lane = threadIdx.x % lanes;
+  Address const movers = Address{gridDim.x} * (blockDim.x / lanes);
+  Address const even = count / movers;
+  Address const most = even < 1 ? 1 : even < lanes ? even : lanes;
+  for (Address first = (blockIdx.x + Address{gridDim.x} * (threadIdx.x / lanes)) * most; first < count;
+       first += movers * most) {
+    unsigned const here = static_cast<unsigned>(count - first < most ? count - first : most);
+    Part mine{};
+    if (lane < here) mine = parts[first + lane];
+    for (unsigned i = 0; i < here; ++i) {
+      move_part({of_lane(mine.dst, i), of_lane(mine.src, i), of_lane(mine.size, i)}, lane);
+    }
+  }
+}

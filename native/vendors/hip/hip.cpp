@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// AMD GPUs, by the HIP runtime.
+#include <atomic>
+
+#include "../devices.hpp"
+#include "hip_queue.hpp"
+
+namespace pinning {
+
+namespace {
+
+using namespace hip;
+
+constexpr char advice[] =
+    "is all of it mapped, and writable? HIP has no read-only registration: map a file private and writable "
+    "(mmap.ACCESS_COPY, numpy's mode 'c')";
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+class HipDevice : public VendorDevice {
+ public:
+  explicit HipDevice(unsigned index)
+      : name_("hip:" + std::to_string(index)),
+        runtime_(Runtime::get()),
+        index_(index),
+        spare_events_(std::make_shared<SpareEvents>(runtime_, index)) {
+    int const count = runtime_.count;
+    if (index >= static_cast<unsigned>(count)) {
+      throw Unavailable("there is no " + name_ + ": this process sees " + std::to_string(count) + ", from hip:0 on");
+    }
+  }
+
+  std::string const& name() const noexcept override { return name_; }
+
+  // ---- locking ----
+
+  /// Older releases of the runtime take a range that is registered already and then lose track of it, so both its ends
+  /// are looked up first. A pinned range in the midst of it, which reaches neither end, only newer ones refuse.
+  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+    auto const current = here();
+    char const* const function = "hipHostRegister";
+    for (Address const end : {ptr, ptr + (size - 1)}) {
+      if (!look_up(end)) continue;
+      throw VendorAlreadyPinned(
+          runtime_.failed(function, hipErrorHostMemoryAlreadyRegistered, describe(end) + " is pinned"));
+    }
+    unsigned const flags = hipHostRegisterPortable | hipHostRegisterMapped |
+                           (wish.grain == Grain::coarse ? hipExtHostRegisterCoarseGrained : 0);
+    if (int const code = runtime_.hipHostRegister(pointer(ptr), size, flags); code != 0) {
+      auto call = runtime_.failed(function, code, code == hipErrorInvalidValue ? advice : "");
+      if (code == hipErrorHostMemoryAlreadyRegistered) throw VendorAlreadyPinned(std::move(call));
+      throw VendorError(std::move(call));
+    }
+    void* device_ptr = nullptr;
+    if (int const code = runtime_.hipHostGetDevicePointer(&device_ptr, pointer(ptr), 0); code != 0) {
+      auto call = runtime_.failed("hipHostGetDevicePointer", code);
+      runtime_.check("hipHostUnregister", runtime_.hipHostUnregister(pointer(ptr)));  // else it is still locked
+      throw VendorError(std::move(call));
+    }
+    return reinterpret_cast<Address>(device_ptr);
+  }
+
+  void unlock(Address ptr) override {
+    auto const current = here();
+    runtime_.check("hipHostUnregister", runtime_.hipHostUnregister(pointer(ptr)));
+  }
+
+  std::optional<Pinned> is_pinned(Address ptr) override {
+    auto const current = here();
+    return look_up(ptr);
+  }
+
+  Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
+  Siblings* siblings() noexcept override { return &siblings_of<HipDevice>(); }
+  void after_fork() override { siblings_of<HipDevice>().begin_anew(); }
+
+  // ---- memory ----
+
+  /// Host memory is pinned for every GPU, and its device address is the host's.
+  Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
+    if (write_combined) throw Unsupported(name_ + " has no write-combined memory; allocate it without");
+    auto const current = here();
+    void* ptr = nullptr;
+    switch (kind) {
+      case MemoryKind::host:
+        runtime_.check("hipHostMalloc",
+                       runtime_.hipHostMalloc(&ptr, size, hipHostMallocPortable | hipHostMallocMapped));
+        break;
+      case MemoryKind::device: runtime_.check("hipMalloc", runtime_.hipMalloc(&ptr, size)); break;
+      case MemoryKind::shared:
+        runtime_.check("hipMallocManaged", runtime_.hipMallocManaged(&ptr, size, hipMemAttachGlobal));
+        break;
+    }
+    return reinterpret_cast<Address>(ptr);
+  }
+
+  /// The runtime waits until all work of the GPU is done.
+  void free(Address ptr, MemoryKind kind) override {
+    auto const current = here();
+    if (kind == MemoryKind::host) {
+      runtime_.check("hipHostFree", runtime_.hipHostFree(pointer(ptr)));
+    } else {
+      runtime_.check("hipFree", runtime_.hipFree(pointer(ptr)));
+    }
+  }
+
+  /// hipPointerGetAttributes would say more at once, but its hipMemoryType has other numbers in HIP 5 than in HIP 6.
+  std::optional<MemoryInfo> memory_info(Address ptr) override {
+    auto const current = here();
+    auto const size = size_around(ptr);
+    if (!size) return std::nullopt;
+    // Of registered memory the host's address, which hipMemGetAddressRange keeps silent.
+    Address base, managed, host = 0, device = 0;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr, base)) return std::nullopt;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_IS_MANAGED, ptr, managed)) return std::nullopt;
+    if (managed == 0) {
+      int const code = runtime_.hipPointerGetAttribute(&host, HIP_POINTER_ATTRIBUTE_HOST_POINTER, pointer(ptr));
+      if (code == hipErrorInvalidValue) {  // the host cannot reach it
+        runtime_.forget_error();
+        host = 0;
+      } else if (!knows("hipPointerGetAttribute", code)) {
+        return std::nullopt;
+      }
+      if (host != 0) return MemoryInfo{MemoryKind::host, base, *size, -1};
+    }
+    if (!attribute(HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr, device)) return std::nullopt;
+    auto const kind = managed != 0 ? MemoryKind::shared : MemoryKind::device;
+    return MemoryInfo{kind, base, *size, static_cast<int>(device)};
+  }
+
+  /// The runtime refuses a host range that begins in a lock and reaches past its end.
+  void copy(Address dst, Address src, std::uint64_t size) override {
+    auto const current = here();
+    runtime_.check("hipMemcpy", runtime_.hipMemcpy(pointer(dst), pointer(src), size, hipMemcpyDefault));
+  }
+
+  void synchronize() override {
+    auto const current = here();
+    runtime_.check("hipDeviceSynchronize", runtime_.hipDeviceSynchronize());
+  }
+
+  // ---- queues ----
+
+  std::unique_ptr<VendorQueue> make_queue() override {
+    runtime_.started().check();
+    return std::make_unique<Queue>(runtime_, index_, spare_events_, waits_for_values());
+  }
+
+  /// The stream of a hipStream_t, which its owner keeps alive. 0 is this GPU's default stream, 2 the calling thread's.
+  std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
+    runtime_.started().check();
+    auto adopted = std::make_unique<Queue>(runtime_, index_, spare_events_, waits_for_values(), handle);
+    try {
+      adopted->record();  // no release before 5.6 can be asked for the device of a stream
+    } catch (VendorError const& error) {
+      if (error.call.function != "hipEventRecord" || error.call.code != hipErrorInvalidHandle) throw;
+      throw Unsupported("stream " + describe(handle) + " is not on " + name_ + ": adopt it on its own device");
+    }
+    return adopted;
+  }
+
+ private:
+  enum class Found : std::uint8_t { unknown, no, yes };
+
+  Current here() const {
+    runtime_.started().check();
+    return Current(runtime_, index_);
+  }
+
+  /// With the device current. Memory that was locked through HSA alone, below HIP, the runtime does not know.
+  std::optional<Pinned> look_up(Address ptr) const {
+    Address host, managed, base;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_HOST_POINTER, ptr, host) || host != ptr) return std::nullopt;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_IS_MANAGED, ptr, managed) || managed != 0) return std::nullopt;
+    if (!attribute(HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr, base)) return std::nullopt;
+    auto const size = size_around(ptr);
+    if (!size) return std::nullopt;
+    void* device_ptr = nullptr;
+    int const code = runtime_.hipHostGetDevicePointer(&device_ptr, pointer(base), 0);
+    if (!knows("hipHostGetDevicePointer", code)) return std::nullopt;
+    return Pinned{base, *size, reinterpret_cast<Address>(device_ptr)};
+  }
+
+  /// Each tells but one truth: of registered memory this gives no base, and HIP_POINTER_ATTRIBUTE_RANGE_SIZE has only 32
+  /// bits.
+  std::optional<std::uint64_t> size_around(Address ptr) const {
+    void* ignored = nullptr;
+    std::size_t size = 0;
+    int const code = runtime_.hipMemGetAddressRange(&ignored, &size, pointer(ptr));
+    if (!knows("hipMemGetAddressRange", code)) return std::nullopt;
+    return size;
+  }
+
+  bool attribute(int name, Address ptr, Address& value) const {
+    value = 0;  // a bool fills only its first byte
+    return knows("hipPointerGetAttribute", runtime_.hipPointerGetAttribute(&value, name, pointer(ptr)));
+  }
+
+  /// False for what releases say of a pointer that is not theirs, or not any more since the question before.
+  bool knows(char const* function, int code) const {
+    if (code != hipErrorInvalidValue && code != hipErrorInvalidDevicePointer && code != hipErrorNotFound) {
+      runtime_.check(function, code);
+      return true;
+    }
+    runtime_.forget_error();
+    return false;
+  }
+
+  bool waits_for_values() {
+    if (waits_ == Found::unknown) waits_ = try_waiting() ? Found::yes : Found::no;
+    return waits_ == Found::yes;
+  }
+
+  /// Whether streams of the device can wait for a word of any host memory: tried, on a stream of its own. The attribute is
+  /// not enough. Old releases, and new ones with GPU_STREAMOPS_CP_WAIT=1, take only words of "signal memory", and say so
+  /// when they are asked to wait.
+  bool try_waiting() {
+    int can = 0;
+    auto const index = static_cast<int>(index_);
+    runtime_.check("hipDeviceGetAttribute",
+                   runtime_.hipDeviceGetAttribute(&can, hipDeviceAttributeCanUseStreamWaitValue, index));
+    if (can == 0) return false;
+    Address const word = allocate(4, MemoryKind::host, false);
+    bool waits = true;
+    try {
+      Queue queue(runtime_, index_, spare_events_, true);
+      queue.wait_value(word, 0);  // which it has reached, whatever it is
+      queue.write_value(word, 0);
+      queue.synchronize();
+      queue.close();
+    } catch (VendorError const& error) {
+      if (error.call.code != hipErrorInvalidValue && error.call.code != hipErrorNotSupported) {
+        free(word, MemoryKind::host);
+        throw;
+      }
+      waits = false;
+    }
+    free(word, MemoryKind::host);
+    return waits;
+  }
+
+  std::string const name_;
+  Runtime const& runtime_;
+  Where const index_;
+  std::shared_ptr<SpareEvents> const spare_events_;
+  std::atomic<Found> waits_ = Found::unknown;
+};
+
+}  // namespace
+
+std::unique_ptr<VendorDevice> make_hip(unsigned index) { return std::make_unique<HipDevice>(index); }
+
+}  // namespace pinning

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The HIP runtime, as it is loaded at first use.
+#pragma once
+
+#include "../../base/library.hpp"
+#include "../streams.hpp"
+#include "hip_abi.hpp"
+
+namespace pinning::hip {
+
+#define PINNING_ENUMERATOR(name, value) name = value,
+enum { PINNING_HIP_CONSTANTS(PINNING_ENUMERATOR) };
+#undef PINNING_ENUMERATOR
+
+/// What must be current for this vendor is a device, by its number.
+class Runtime : public Functions, public StreamVendor {
+ public:
+  /// Loaded and started once; again after each failure. Throws Unavailable.
+  static Runtime const& get();
+
+  VendorCall failed(char const* function, int code, std::string advice = "") const override;
+  Where enter(Where device) const override;
+  void leave(Where before) const noexcept override;
+  void forget_error() const noexcept override;
+
+  int count = 0;  // of devices
+
+ private:
+  Runtime();
+
+  Library library_;
+};
+
+}  // namespace pinning::hip

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "page_locks.hpp"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <thread>
+
+#include "../../base/mappings.hpp"
+#include "../../base/system_call.hpp"
+
+namespace pinning {
+
+namespace {
+
+Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
+
+int lock_pages(Address start, Address end) {
+  return mlock(reinterpret_cast<void*>(start), end - start) == 0 ? 0 : errno;
+}
+
+/// So often munlock is tried with the mappings as they are by then, before its refusal is believed.
+constexpr int most_looks = 16;
+
+/// Pages that were unmapped took their lock with them, so none of them is in the way. But munlock ends at the first, and
+/// other threads unmap and map while this looks what is mapped: what was mapped since holds no lock that is to be undone.
+int unlock_pages(Address start, Address end) {
+  auto const unlock = [](Address from, Address to) { return munlock(reinterpret_cast<void*>(from), to - from) == 0; };
+  if (unlock(start, end)) return 0;
+  int error = errno;
+  try {
+    for (int look = 0; look < most_looks && error == ENOMEM; ++look) {
+      error = 0;
+      for (auto const& mapping : mappings(start, end - start)) {
+        if (!unlock(std::max(start, mapping.start), std::min(end, mapping.end))) error = errno;
+      }
+    }
+  } catch (std::exception const&) {  // nobody can say what is mapped
+  }
+  return error;
+}
+
+/// By a call that writes nothing: /proc/self/maps is long where refusals are many.
+bool all_mapped(Address ptr, std::uint64_t size) {
+  Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
+  if (end <= start) return false;  // up to the last byte, where nothing is mapped
+  return msync(reinterpret_cast<void*>(start), end - start, MS_ASYNC) == 0 || errno != ENOMEM;
+}
+
+/// The first line of a file that `format` understands, as one number.
+template <class... Numbers>
+bool scan(char const* path, char const* format, Numbers*... numbers) {
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> const file(std::fopen(path, "re"), std::fclose);
+  char line[256];
+  while (file && std::fgets(line, sizeof line, file.get()) != nullptr) {
+    if (std::sscanf(line, format, numbers...) == sizeof...(numbers)) return true;
+  }
+  return false;
+}
+
+/// Whether this process may lock as much as it likes: the root of an unprivileged container has the capability in vain.
+bool above_the_limit() {
+  constexpr std::uint64_t cap_ipc_lock = 1 << 14;
+  std::uint64_t capabilities = 0, first = 0, outside = 0, count = 0;
+  return scan("/proc/self/status", "CapEff: %" SCNx64, &capabilities) && (capabilities & cap_ipc_lock) != 0 &&
+         scan("/proc/self/uid_map", "%" SCNu64 "%" SCNu64 "%" SCNu64, &first, &outside, &count) && outside == 0 &&
+         count == 0xFFFFFFFF;
+}
+
+/// Throws LockLimit where RLIMIT_MEMLOCK is why so much more could not be locked.
+void check_limit(std::uint64_t size, std::string const& where, int code) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || above_the_limit()) return;
+  std::uint64_t kilobytes = 0;
+  scan("/proc/self/status", "VmLck: %" SCNu64, &kilobytes);
+  std::uint64_t const used = kilobytes * 1024;
+  if (used + size <= limit.rlim_cur) return;
+  std::string const remedy = limit.rlim_max == limit.rlim_cur
+                                 ? "sudo prlimit --memlock=unlimited --pid " + std::to_string(getpid())
+                             : limit.rlim_max == RLIM_INFINITY ? "ulimit -l unlimited"
+                                                               : "ulimit -l " + std::to_string(limit.rlim_max / 1024);
+  throw LockLimit(failed_call("mlock", code,
+                              "RLIMIT_MEMLOCK allows " + std::to_string(limit.rlim_cur) + " bytes, " +
+                                  std::to_string(used) + " are locked, and " + where +
+                                  " is more than what is left; raise it with `" + remedy + "`")
+                      .text());
+}
+
+[[noreturn]] void refuse(Address start, std::uint64_t size, int code) {
+  std::string const where = describe(start, size);
+  if (!all_mapped(start, size)) {
+    throw VendorError(failed_call("mlock", code, "some of " + where + " is not mapped; was it freed?"));
+  }
+  if (code == ENOMEM || code == EPERM) check_limit(size, where, code);
+  throw VendorError(failed_call("mlock", code,
+                                "the kernel cannot bring " + where +
+                                    " into memory: memory is short, the mapping is not readable or reaches past the end "
+                                    "of its file, or the process has more mappings than vm.max_map_count allows"));
+}
+
+/// Which pages, by how many ranges hold them.
+auto exactly(unsigned locks) {
+  return [=](unsigned each) { return each == locks; };
+}
+constexpr auto locked = [](unsigned each) { return each != 0; };
+
+}  // namespace
+
+/// While it lives, nobody else changes these pages.
+class PageLocks::Change {
+ public:
+  Change(PageLocks& locks, Pages pages) : locks_(locks), pages_(pages) {
+    std::unique_lock guard(locks_.mutex_);
+    locks_.changed_.wait(guard, [&] { return !meets_another(); });
+    next_ = locks_.changing_;
+    locks_.changing_ = this;
+  }
+  ~Change() {
+    std::lock_guard const guard(locks_.mutex_);
+    Change** link = &locks_.changing_;
+    while (*link != this) link = &(*link)->next_;
+    *link = next_;
+    locks_.changed_.notify_all();
+  }
+  Change(Change const&) = delete;
+
+ private:
+  bool meets_another() const noexcept {
+    for (Change const* each = locks_.changing_; each != nullptr; each = each->next_) {
+      if (each->pages_.start < pages_.end && pages_.start < each->pages_.end) return true;
+    }
+    return false;
+  }
+
+  PageLocks& locks_;
+  Pages const pages_;
+  Change* next_ = nullptr;
+};
+
+PageLocks::~PageLocks() {
+  if (listens_) process_watcher().remove(*this);
+}
+
+/// From the first lock on, and so in each process for itself.
+void PageLocks::listen() {
+  if (!listens_.exchange(true)) process_watcher().add(*this, true);
+}
+
+void PageLocks::lock(Range range) {
+  listen();
+  undo_left();
+  Pages const pages = pages_of(range);
+  Entry entry = entry_for(range, pages);
+  Change const change(*this, pages);
+  // Pages that are held already as well: their memory may have been unmapped, lock and all, and mapped anew.
+  if (int const code = lock_pages(pages.start, pages.end); code != 0) {
+    each_run(pages, exactly(0), [](Pages run) {  // some of them may be locked by now
+      unlock_pages(run.start, run.end);
+      return 0;
+    });
+    refuse(pages.start, pages.end - pages.start, code);
+  }
+  std::lock_guard const guard(mutex_);
+  count(entry, pages);
+  ranges_like(range.size).insert(std::move(entry.range));
+}
+
+void PageLocks::unlock(Address ptr, Span gone) {
+  Entry entry;
+  {
+    std::lock_guard const guard(mutex_);
+    entry.range = take(ptr);
+  }
+  if (entry.range.empty()) {
+    char text[96];
+    std::snprintf(text, sizeof text, "no range that starts at 0x%" PRIx64 " is locked by mlock", ptr);
+    throw NotLocked(text);
+  }
+  Range const range = entry.range.value();
+  Pages const pages = pages_of(range);
+  Change const change(*this, pages);
+  auto const what_is_there = [gone](auto&& act) {
+    return [gone, act](Pages run) {
+      Pages const parts[] = {{run.start, std::min(run.end, gone.start)}, {std::max(run.start, gone.end), run.end}};
+      int code = 0;
+      for (Pages const& part : parts) {
+        if (code == 0 && part.start < part.end) code = act(part.start, part.end);
+      }
+      return code;
+    };
+  };
+  int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
+  // What has moved just before that is still to be found in the account by `try_moved`.
+  while (gone.start < gone.end && !process_watcher().settled()) std::this_thread::yield();
+  if (code != 0) {
+    each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some of them may be unlocked by now
+      lock_pages(start, end);
+      return 0;
+    }));
+  }
+  {
+    std::lock_guard const guard(mutex_);
+    if (code == 0) {
+      uncount(entry, pages);
+    } else {
+      ranges_like(range.size).insert(std::move(entry.range));
+    }
+  }
+  if (code != 0) throw VendorError(failed_call("munlock", code, "the range is still locked; try again"));
+}
+
+void PageLocks::forget(Range range) {
+  Entry entry;
+  {
+    std::lock_guard const guard(mutex_);
+    Held& held = ranges_like(range.size);
+    auto const found = held.find(range);
+    if (found == held.end()) return;  // somebody has unlocked it
+    entry.range = held.extract(found);
+  }
+  Pages const pages = pages_of(range);
+  Change const change(*this, pages);
+  std::lock_guard const guard(mutex_);
+  uncount(entry, pages);
+}
+
+std::optional<PageLocks::Range> PageLocks::around(Address ptr) {
+  std::lock_guard const guard(mutex_);
+  return meeting(ptr, 1);
+}
+
+std::optional<PageLocks::Range> PageLocks::meeting(Address ptr, std::uint64_t size) const {
+  Address const last = ptr + (size - 1);
+  for (std::size_t width = held_.size(); width-- > 0;) {
+    Held const& held = held_[width];
+    std::uint64_t const reach = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;  // of the largest size
+    std::optional<Range> largest;
+    for (auto next = held.upper_bound(Range{last, ~std::uint64_t{0}}); next != held.begin();) {
+      Range const& range = *--next;
+      std::uint64_t const offset = ptr - std::min(ptr, range.start);
+      if (offset >= reach) break;
+      if (offset < range.size && (!largest || range.size > largest->size)) largest = range;
+    }
+    if (largest) return largest;
+  }
+  return std::nullopt;
+}
+
+std::optional<bool> PageLocks::try_moved(Address ptr, std::uint64_t size, Address to) noexcept {
+  std::unique_lock const guard(mutex_, std::try_to_lock);
+  if (!guard) return std::nullopt;
+  Address const end = ptr + size;
+  auto const there = [=](Pages pages, bool grows) {
+    return Moved{{to + (pages.start - ptr), to + (pages.end - ptr)}, grows || pages.end == end};
+  };
+  for (Moved& each : std::span(moved_).first(moved_count_)) {  // again, before it was unlocked
+    if (ptr <= each.pages.start && each.pages.end <= end) each = there(each.pages, each.grows);
+  }
+  for (auto run = next_run(ptr, end, locked); run; run = next_run(run->end, end, locked)) {
+    if (moved_count_ == moved_.size()) break;
+    moved_[moved_count_++] = there(*run, false);
+  }
+  any_moved_ = moved_count_ != 0;
+  return moved_count_ != 0;
+}
+
+std::optional<bool> PageLocks::try_left(Address ptr, std::uint64_t size) noexcept {
+  std::unique_lock const guard(mutex_, std::try_to_lock);
+  if (!guard) return std::nullopt;
+  auto const moved = std::span(moved_).first(moved_count_);
+  auto const inside = [&](Moved const& each) { return ptr <= each.pages.start && each.pages.end <= ptr + size; };
+  moved_count_ -= std::ranges::remove_if(moved, inside).size();
+  return false;
+}
+
+/// A call that is refused would leave them locked for good, and one that moves them would have them locked elsewhere.
+void PageLocks::about_to_leave(Address ptr, std::uint64_t size) noexcept {
+  Address const end = ptr + size;
+  Pages pages{ptr & -page, ((end - 1) & -page) + page};
+  // Of a page that is left in part, another range may hold the rest.
+  auto const stays = [&](Address at) {
+    Address const from = std::max(ptr, at), to = std::min(end, at + page);
+    std::lock_guard const guard(mutex_);
+    return to - from < page && !(next_run(at, at + page, exactly(1)) && meeting(from, to - from));
+  };
+  if (stays(pages.start)) pages.start += page;
+  if (pages.start < pages.end && stays(pages.end - page)) pages.end -= page;
+  each_run(pages, locked, [](Pages run) {
+    munlock(reinterpret_cast<void*>(run.start), run.end - run.start);
+    return 0;
+  });
+}
+
+/// What has moved stays in the list while it is unlocked, so that it is found there if it moves again meanwhile.
+void PageLocks::undo_left() {
+  while (process_watcher().unheard()) std::this_thread::yield();
+  while (any_moved_) {
+    Moved moved;
+    {
+      std::lock_guard const guard(mutex_);
+      if (moved_count_ == 0) {
+        any_moved_ = false;
+        return;
+      }
+      moved = moved_[moved_count_ - 1];
+    }
+    unlock_moved(moved);
+    // It may have moved on just before that, and the reader has yet to hear of it.
+    while (!process_watcher().settled()) std::this_thread::yield();
+    std::lock_guard const guard(mutex_);
+    auto const all = std::span(moved_).first(moved_count_);
+    if (auto const done = std::ranges::find(all, moved); done != all.end()) *done = moved_[--moved_count_];
+  }
+}
+
+/// The kernel has locked what the move has added behind it as well.
+void PageLocks::unlock_moved(Moved const& moved) {
+  Pages pages = moved.pages;
+  if (moved.grows) {
+    try {
+      auto const mapped = mappings(pages.end - 1, 1);
+      if (!mapped.empty()) pages.end = mapped.front().end;
+    } catch (Unavailable const&) {  // nobody can say how much that is
+    }
+  }
+  Change const change(*this, pages);
+  each_run(pages, exactly(0), [](Pages run) {
+    unlock_pages(run.start, run.end);
+    return 0;
+  });
+}
+
+PageLocks::Pages PageLocks::pages_of(Range range) {
+  if (range.size == 0) throw InvalidRange("0 bytes cannot be locked; give at least one");
+  Pages const pages{range.start & -page, ((range.start + (range.size - 1)) & -page) + page};
+  if (pages.end <= pages.start) refuse(range.start, range.size, ENOMEM);
+  return pages;
+}
+
+PageLocks::Entry PageLocks::entry_for(Range range, Pages pages) {
+  Held one{range};
+  Steps two{{pages.start, {}}, {pages.end, {}}};
+  Entry entry;
+  entry.range = one.extract(one.begin());
+  entry.start = two.extract(two.begin());
+  entry.end = two.extract(two.begin());
+  return entry;
+}
+
+PageLocks::Held& PageLocks::ranges_like(std::uint64_t size) { return held_[std::bit_width(size)]; }
+
+void PageLocks::count(Entry& entry, Pages pages) {
+  auto const start = step_at(pages.start, entry.start);
+  auto const end = step_at(pages.end, entry.end);
+  ++start->second.borders;
+  ++end->second.borders;
+  for (auto step = start; step != end; ++step) ++step->second.locks;
+}
+
+void PageLocks::uncount(Entry& entry, Pages pages) {
+  auto const end = steps_.find(pages.end);
+  for (auto step = steps_.find(pages.start); step != end; ++step) --step->second.locks;
+  drop_border(pages.start, entry.start);
+  drop_border(pages.end, entry.end);
+}
+
+PageLocks::Steps::iterator PageLocks::step_at(Address address, Steps::node_type& spare) {
+  auto const next = steps_.lower_bound(address);
+  if (next != steps_.end() && next->first == address) return next;
+  if (next != steps_.begin()) spare.mapped().locks = std::prev(next)->second.locks;
+  return steps_.insert(next, std::move(spare));
+}
+
+void PageLocks::drop_border(Address address, Steps::node_type& dropped) {
+  auto const step = steps_.find(address);
+  if (--step->second.borders == 0) dropped = steps_.extract(step);
+}
+
+template <class Wanted>
+std::optional<PageLocks::Pages> PageLocks::next_run(Address from, Address end, Wanted&& wanted) const {
+  auto next = steps_.upper_bound(from);
+  unsigned here = next == steps_.begin() ? 0 : std::prev(next)->second.locks;
+  std::optional<Pages> found;
+  while (from < end) {
+    Address const until = next == steps_.end() ? end : std::min(next->first, end);
+    if (wanted(here)) {
+      found = Pages{found ? found->start : from, until};
+    } else if (found) {
+      break;
+    }
+    if (next != steps_.end()) here = next++->second.locks;
+    from = until;
+  }
+  return found;
+}
+
+PageLocks::Held::node_type PageLocks::take(Address ptr) {
+  for (Held& held : held_) {
+    auto const found = held.lower_bound(Range{ptr, 0});
+    if (found != held.end() && found->start == ptr) return held.extract(found);
+  }
+  return {};
+}
+
+template <class Wanted, class Act>
+int PageLocks::each_run(Pages pages, Wanted&& wanted, Act&& act) {
+  for (;;) {
+    std::optional<Pages> run;
+    {
+      std::lock_guard const guard(mutex_);
+      run = next_run(pages.start, pages.end, wanted);
+    }
+    if (!run) return 0;
+    if (int const code = act(*run); code != 0) return code;
+    pages.start = run->end;
+  }
+}
+
+}  // namespace pinning

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// AMD GPUs, by the HSA runtime.
+#include "../devices.hpp"
+#include "hsa_copies.hpp"
+#include "hsa_queue.hpp"
+
+namespace pinning {
+
+namespace {
+
+using namespace hsa;
+
+std::string hex(std::uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+[[noreturn]] void already_pinned(Address ptr, std::uint64_t size, int type) {
+  throw VendorAlreadyPinned(
+      {"hsa_amd_pointer_info", type,
+       type == HSA_EXT_POINTER_TYPE_HSA ? "HSA_EXT_POINTER_TYPE_HSA" : "HSA_EXT_POINTER_TYPE_LOCKED",
+       describe(ptr, size) + " is pinned already, in whole or in part, and HSA would lock it twice"});
+}
+
+/// A lock is for all GPUs: its device pointer is the same on each, as is that of memory that another device has locked.
+class HsaDevice : public VendorDevice {
+ public:
+  explicit HsaDevice(unsigned index) : name_("hsa:" + std::to_string(index)), index_(static_cast<int>(index)) {
+    Runtime const& runtime = Runtime::get();
+    std::size_t const count = runtime.gpus.size();
+    if (index >= count) {
+      throw Unavailable("there is no " + name_ + ": this process sees " + std::to_string(count) + ", from hsa:0 on");
+    }
+    agent_ = runtime.gpus[index];
+    auto const pools = runtime.pools(agent_, HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED);
+    if (pools.empty()) throw Unavailable(name_ + " has no coarse-grained memory of its own: see `rocminfo`");
+    own_pool_ = pools.front();
+    for (Handle const other : runtime.gpus) {
+      if (other.handle == agent_.handle) continue;
+      std::uint32_t access = 0;
+      char const* const name = "hsa_amd_agent_memory_pool_get_info";
+      int const code = runtime.hsa_amd_agent_memory_pool_get_info(other, own_pool_,
+                                                                  HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS, &access);
+      runtime.check(name, code);
+      if (access != HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED) peers_.push_back(other);
+    }
+  }
+
+  std::string const& name() const noexcept override { return name_; }
+  std::uintptr_t native_handle() override {
+    Runtime::get();  // which refuses a fork
+    return agent_.handle;
+  }
+  /// The pool of its own memory.
+  std::uintptr_t native_context() override { return own_pool_.handle; }
+
+  // ---- locking ----
+
+  /// Fine-grained by hsa_amd_memory_lock_to_pool to the host's fine-grained pool; coarse-grained as hsa_amd_memory_lock
+  /// always does. The runtime locks for reading and writing only.
+  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+    Runtime const& runtime = Runtime::get();
+    for (Address const end : {ptr, ptr + (size - 1)}) {
+      if (auto const info = pointer_info(runtime, end); is_pinned_host(runtime, info)) {
+        already_pinned(ptr, size, info.type);
+      }
+    }
+    if (!Locks::get().enter(ptr, size)) already_pinned(ptr, size, HSA_EXT_POINTER_TYPE_LOCKED);
+    try {
+      Address const device_ptr = vendor_lock(runtime, ptr, size, wish.grain == Grain::coarse);
+      Locks::get().locked(ptr, device_ptr);
+      return device_ptr;
+    } catch (...) {
+      Locks::get().leave(ptr);
+      throw;
+    }
+  }
+
+  /// Of what is not locked here, the runtime would say nothing.
+  void unlock(Address ptr) override {
+    Runtime const& runtime = Runtime::get();
+    auto const device_ptr = Locks::get().begin_unlock(ptr);
+    if (!device_ptr) throw NotLocked("no range that starts at " + hex(ptr) + " is locked on " + name_);
+    if (int const code = runtime.hsa_amd_memory_unlock(reinterpret_cast<void*>(ptr)); code != 0) {
+      Locks::get().locked(ptr, *device_ptr);
+      runtime.check("hsa_amd_memory_unlock", code);
+    }
+    Locks::get().leave(ptr);
+  }
+
+  /// Where the kernel driver supports shared virtual memory (from the GPUs of the Vega generation on), the runtime knows
+  /// what it has allocated itself, but not what others have locked.
+  std::optional<Pinned> is_pinned(Address ptr) override {
+    auto const found = range_around(Runtime::get(), ptr);
+    if (!found || found->gpu || !found->holds_host(ptr)) return std::nullopt;  // or it is a GPU's address of it
+    return Pinned{found->host, found->size, found->device};
+  }
+
+  Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
+  Siblings* siblings() noexcept override { return &siblings_of<HsaDevice>(); }
+  void after_fork() override { siblings_of<HsaDevice>().begin_anew(); }
+
+  // ---- memory ----
+
+  /// Aligned to a page: of the GPU's coarse-grained pool, or of the host's fine-grained one. Host memory is for all GPUs,
+  /// device memory for those too that can reach it.
+  Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
+    Runtime const& runtime = Runtime::get();
+    if (kind == MemoryKind::shared) {
+      // What HSA has of it, the runtime does not know by its pointer.
+      throw Unsupported(name_ + " has no memory of kind SHARED: use a device of the plugin hip, or HOST memory, which "
+                                "GPUs reach over the bus");
+    }
+    if (write_combined) throw Unsupported(name_ + " has no write-combined memory: use a device of the plugin hip");
+    bool const on_host = kind == MemoryKind::host;
+    void* made = nullptr;
+    runtime.check("hsa_amd_memory_pool_allocate", runtime.hsa_amd_memory_pool_allocate(
+                                                      on_host ? runtime.coherent_pool : own_pool_, size, 0, &made));
+    auto const ptr = reinterpret_cast<Address>(made);
+    auto const& users = on_host ? runtime.gpus : peers_;
+    if (users.empty()) return ptr;
+    try {
+      auto const count = static_cast<std::uint32_t>(users.size());
+      int const code = runtime.hsa_amd_agents_allow_access(count, users.data(), nullptr, made);
+      runtime.check("hsa_amd_agents_allow_access", code);
+      if (!on_host) PeerMemory::get().add(ptr);
+    } catch (...) {
+      runtime.hsa_amd_memory_pool_free(made);
+      throw;
+    }
+    return ptr;
+  }
+
+  /// The runtime does not wait for work that uses it.
+  void free(Address ptr, MemoryKind) override {
+    Runtime const& runtime = Runtime::get();
+    bool const peers = PeerMemory::get().remove(ptr);  // before somebody else is given the address
+    int const code = runtime.hsa_amd_memory_pool_free(reinterpret_cast<void*>(ptr));
+    if (code != 0 && peers) PeerMemory::get().add(ptr);
+    runtime.check("hsa_amd_memory_pool_free", code);
+  }
+
+  /// Of anyone in this process as far as the runtime knows, on any GPU.
+  std::optional<MemoryInfo> memory_info(Address ptr) override {
+    auto const found = range_around(Runtime::get(), ptr);
+    if (!found) return std::nullopt;
+    if (!found->gpu) return MemoryInfo{MemoryKind::host, found->host, found->size, -1};
+    return MemoryInfo{MemoryKind::device, found->device, found->size, *found->gpu};
+  }
+
+  /// A host range that is not locked, or not as a whole, is copied too: the runtime locks it meanwhile.
+  void copy(Address dst, Address src, std::uint64_t size) override {
+    Runtime const& runtime = Runtime::get();
+    auto const to = reach(runtime, dst, size, index_), from = reach(runtime, src, size, index_);
+    if (to && from && (to->is_gpu || from->is_gpu)) {
+      copy_and_wait(runtime, *to, *from, size);
+    } else {
+      copy_by_runtime(runtime, {dst, 0, src, 0, size, 1});
+    }
+  }
+
+  // ---- queues ----
+
+  std::unique_ptr<VendorQueue> make_queue() override {
+    auto [queue, worker] = hsa::make_queue(Runtime::get(), index_);
+    std::lock_guard const guard(mutex_);
+    std::erase_if(workers_, [](auto const& each) { return each.expired(); });
+    workers_.push_back(worker);
+    return std::move(queue);
+  }
+
+  std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
+    throw Unsupported(name_ + " cannot adopt the queue " + hex(handle) +
+                      ": HSA's queues run no copies; make one with pinning.Queue, or adopt a HIP stream on a device of "
+                      "the plugin hip");
+  }
+
+  /// All work of all queues of this device; the runtime does not know of others' copies.
+  void synchronize() override {
+    Runtime::get();
+    std::vector<std::shared_ptr<Worker>> working;
+    {
+      std::lock_guard const guard(mutex_);
+      for (auto const& each : workers_) {
+        if (auto worker = each.lock()) working.push_back(std::move(worker));
+      }
+    }
+    for (auto const& worker : working) wait_for_all(*worker);
+  }
+
+ private:
+  static Address vendor_lock(Runtime const& runtime, Address ptr, std::uint64_t size, bool coarse) {
+    auto* const host = reinterpret_cast<void*>(ptr);
+    auto* const agents = const_cast<Handle*>(runtime.gpus.data());
+    int const count = static_cast<int>(runtime.gpus.size());
+    void* agent_ptr = nullptr;
+    int const code =
+        coarse ? runtime.hsa_amd_memory_lock(host, size, agents, count, &agent_ptr)
+               : runtime.hsa_amd_memory_lock_to_pool(host, size, agents, count, runtime.coherent_pool, 0, &agent_ptr);
+    if (code == 0) return reinterpret_cast<Address>(agent_ptr);
+    throw VendorError(runtime.failed(
+        coarse ? "hsa_amd_memory_lock" : "hsa_amd_memory_lock_to_pool", code,
+        code == HSA_STATUS_ERROR ? "some of the memory is not mapped, may not be written, or is of the runtime's own "
+                                   "allocation: map files private and writable (mmap.ACCESS_COPY, numpy's mode 'c')"
+                                 : ""));
+  }
+
+  std::string const name_;
+  int const index_;
+  Handle agent_{}, own_pool_{};
+  std::vector<Handle> peers_;  // other GPUs that can reach the own pool
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Worker>> workers_;  // whose threads may be at work
+};
+
+}  // namespace
+
+std::unique_ptr<VendorDevice> make_hsa(unsigned index) { return std::make_unique<HsaDevice>(index); }
+
+}  // namespace pinning

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The HSA runtime, loaded and started, and what it finds in the machine.
+#pragma once
+
+#include <optional>
+#include <pinning/errors.hpp>
+#include <vector>
+
+#include "../../base/library.hpp"
+#include "hsa_abi.hpp"
+
+namespace pinning::hsa {
+
+#define PINNING_ENUMERATOR(name, value) name = value,
+enum { PINNING_HSA_CONSTANTS(PINNING_ENUMERATOR) };
+#undef PINNING_ENUMERATOR
+
+class Runtime : public Functions {
+ public:
+  /// Loaded and started once; again after each failure. Never shut down: what it locked may outlive us.
+  static Runtime& get();
+
+  void check(char const* function, int code) const;
+  VendorCall failed(char const* function, int code, std::string advice = "") const;
+  Started const& started() const noexcept { return started_; }
+
+  /// Index of a GPU's agent; nothing where it is none.
+  std::optional<int> gpu(Handle agent) const noexcept;
+  /// The agent's pools of this grain from which memory may be allocated; those for kernel arguments last.
+  std::vector<Handle> pools(Handle agent, std::uint32_t grain) const;
+
+  Handle cpu{};
+  std::vector<Handle> gpus;
+  Handle coherent_pool{};  // of the host, to which memory is locked so that it is coherent
+
+ private:
+  Runtime();
+  void find_machine();
+
+  Library library_;
+  Started started_{"HSA"};
+};
+
+}  // namespace pinning::hsa

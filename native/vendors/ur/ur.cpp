@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+// Intel's devices and others, through Unified Runtime.
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "../devices.hpp"
+#include "ur_platforms.hpp"
+#include "ur_queue.hpp"
+
+namespace pinning {
+
+namespace {
+
+using namespace ur;
+
+/// In order, and with the time of events.
+Properties const profiling{UR_STRUCTURE_TYPE_QUEUE_PROPERTIES, nullptr, UR_QUEUE_FLAG_PROFILING_ENABLE};
+
+std::string hex(std::uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+/// The ranges that a device has locked, by base: two maps may lock the same bytes.
+class Held {
+ public:
+  using Range = std::multimap<Address, std::uint64_t>::node_type;
+
+  /// Made before the lock, so that nothing can fail after it.
+  static Range range(Address ptr, std::uint64_t size) {
+    std::multimap<Address, std::uint64_t> one{{ptr, size}};
+    return one.extract(one.begin());
+  }
+
+  void enter(Range range) {
+    std::lock_guard const guard(mutex_);
+    largest_ = std::max(largest_, range.mapped());
+    ranges_.insert(std::move(range));
+  }
+
+  /// Takes the smallest range off those that start at `ptr`: whoever stays is covered. Empty where there is none.
+  Range leave(Address ptr) {
+    std::lock_guard const guard(mutex_);
+    auto const [first, last] = ranges_.equal_range(ptr);
+    auto const smallest = std::min_element(first, last, [](auto& one, auto& other) { return one.second < other.second; });
+    return smallest != last ? ranges_.extract(smallest) : Range();
+  }
+
+  /// The largest range around `ptr`.
+  std::optional<Pinned> around(Address ptr) {
+    std::lock_guard const guard(mutex_);
+    std::optional<Pinned> found;
+    for (auto each = ranges_.upper_bound(ptr); each != ranges_.begin();) {
+      --each;
+      auto const [base, size] = *each;
+      if (ptr - base >= largest_) break;
+      if (ptr - base < size && (!found || size > found->size)) found = Pinned{base, size, base};
+    }
+    return found;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<Address, std::uint64_t> ranges_;
+  std::uint64_t largest_ = 0;  // of all that were ever there
+};
+
+/// Host memory is locked in the context of the platform, by urUSMHostAllocRegisterExp where loader and adapter have it,
+/// else by urUSMImportExp. An import is a hint: the adapter may pin nothing and say that all went well. Both take whole
+/// pages, which Unified Runtime sees as host allocations; their device pointer is the host pointer.
+class UrDevice : public VendorDevice {
+ public:
+  explicit UrDevice(unsigned index)
+      : name_("ur:" + std::to_string(index)),
+        platform_(Platforms::get().of_device(index)),
+        device_(platform_.context.devices[index - platform_.first]) {}
+
+  std::string const& name() const noexcept override { return name_; }
+  std::uintptr_t native_handle() override { return reinterpret_cast<std::uintptr_t>(device_); }
+  std::uintptr_t native_context() override { return reinterpret_cast<std::uintptr_t>(context(Loader::get())); }
+
+  std::vector<std::string> problems() override { return Platforms::get().problems; }
+
+  // ---- locking ----
+
+  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+    Loader const& loader = Loader::get();
+    Pages const pages = Pages::of(ptr, size);
+    if (pages.end <= pages.start) {
+      throw InvalidRange(describe(ptr, size) + " cannot be locked: it reaches the top of the address space");
+    }
+    auto range = Held::range(ptr, size);
+    auto const check = [&](std::vector<Pages> const& to_register) {
+      for (Address const end : {ptr, ptr + (size - 1)}) {
+        if (std::ranges::any_of(to_register, [&](Pages const& each) { return each.start <= end && end < each.end; })) {
+          refuse_usm(loader, end);
+        }
+      }
+    };
+    platform_.registrations.lock(pages, check, wish.access == Access::writable);
+    held_.enter(std::move(range));
+    return ptr;
+  }
+
+  void unlock(Address ptr) override {
+    Loader::get();
+    auto range = held_.leave(ptr);
+    if (range.empty()) throw NotLocked("no range that starts at " + hex(ptr) + " is locked on " + name_);
+    try {
+      platform_.registrations.unlock(Pages::of(ptr, range.mapped()));
+    } catch (...) {
+      held_.enter(std::move(range));
+      throw;
+    }
+  }
+
+  /// The range around `ptr` that this device holds, or else the host allocation or registration of someone else. The
+  /// rest of a page of which only some bytes are locked does not count.
+  std::optional<Pinned> is_pinned(Address ptr) override {
+    Loader const& loader = Loader::get();
+    if (auto const ours = held_.around(ptr)) return ours;
+    if (is_ours_or_null(ptr) || usm_type(loader, ptr) != UR_USM_TYPE_HOST) return std::nullopt;
+    auto const found = usm(loader, ptr, UR_USM_TYPE_HOST);
+    // It may have been given back since the first question, or be what another thread has just locked here.
+    if (found.size == 0 || is_ours_or_null(ptr)) return std::nullopt;
+    return Pinned{found.base, found.size, found.base};
+  }
+
+  /// Unified Runtime promises neither.
+  Grains grains() const noexcept override { return {}; }
+
+  // ---- memory ----
+
+  /// Host memory is that of all devices of the platform, and its device address is the host's.
+  Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
+    if (write_combined) throw Unsupported(name_ + " has no write-combined memory: Unified Runtime has no such call");
+    Loader const& loader = Loader::get();
+    void* const in = context(loader);
+    void* made = nullptr;
+    switch (kind) {
+      case MemoryKind::host:
+        loader.check("urUSMHostAlloc", loader.urUSMHostAlloc(in, nullptr, nullptr, size, &made));
+        break;
+      case MemoryKind::device:
+        loader.check("urUSMDeviceAlloc", loader.urUSMDeviceAlloc(in, device_, nullptr, nullptr, size, &made));
+        break;
+      case MemoryKind::shared:
+        loader.check("urUSMSharedAlloc", loader.urUSMSharedAlloc(in, device_, nullptr, nullptr, size, &made));
+        break;
+    }
+    return reinterpret_cast<Address>(made);
+  }
+
+  void free(Address ptr, MemoryKind) override {
+    Loader const& loader = Loader::get();
+    loader.check("urUSMFree", loader.urUSMFree(context(loader), pointer(ptr)));
+  }
+
+  /// Other contexts than that of the platform cannot be asked.
+  std::optional<MemoryInfo> memory_info(Address ptr) override {
+    Loader const& loader = Loader::get();
+    if (auto const ours = held_.around(ptr)) return MemoryInfo{MemoryKind::host, ours->base, ours->size, -1};
+    if (is_ours_or_null(ptr)) return std::nullopt;
+    int const type = usm_type(loader, ptr);
+    if (type != UR_USM_TYPE_HOST && !is_of_a_device(type)) return std::nullopt;
+    auto const found = usm(loader, ptr, type);
+    if (found.size == 0 || is_ours_or_null(ptr)) return std::nullopt;  // as in `is_pinned`
+    if (type == UR_USM_TYPE_HOST) return MemoryInfo{MemoryKind::host, found.base, found.size, -1};
+    auto const& devices = platform_.context.devices;
+    auto const place = std::ranges::find(devices, found.device);
+    int const index = place == devices.end() ? -1 : static_cast<int>(platform_.first + (place - devices.begin()));
+    return MemoryInfo{type == UR_USM_TYPE_DEVICE ? MemoryKind::device : MemoryKind::shared, found.base, found.size,
+                      index};
+  }
+
+  void copy(Address dst, Address src, std::uint64_t size) override {
+    Loader const& loader = Loader::get();
+    char const* const name = "urEnqueueUSMMemcpy";
+    void* const queue = own_queue(loader);
+    loader.check(name, loader.urEnqueueUSMMemcpy(queue, true, pointer(dst), pointer(src), size, 0, nullptr, nullptr));
+  }
+
+  // ---- queues ----
+
+  std::unique_ptr<VendorQueue> make_queue() override {
+    Loader const& loader = Loader::get();
+    bool const calls = calls_functions(loader);  // first, because it may fail
+    void* made = nullptr;
+    loader.check("urQueueCreate", loader.urQueueCreate(context(loader), device_, &profiling, &made));
+    return wrap(made, true, calls);
+  }
+
+  /// Its owner keeps it alive: the loader crashes on one that is gone.
+  std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
+    Loader const& loader = Loader::get();
+    void* const queue = reinterpret_cast<void*>(handle);
+    char const* const name = "urQueueGetInfo";
+    if (loader.ask<void*>(name, loader.urQueueGetInfo, queue, UR_QUEUE_INFO_DEVICE) != device_) {
+      throw Unsupported("queue " + hex(handle) + " is not one of " + name_ + ": adopt it on its own device");
+    }
+    if (loader.ask<void*>(name, loader.urQueueGetInfo, queue, UR_QUEUE_INFO_CONTEXT) != context(loader)) {
+      throw Unsupported("queue " + hex(handle) +
+                        " is in another context than the memory that pinning allocates and locks on " + name_ +
+                        ", which it cannot reach there: create it in the `context` of the device");
+    }
+    auto const flags = loader.ask<std::uint32_t>(name, loader.urQueueGetInfo, queue, UR_QUEUE_INFO_FLAGS);
+    if ((flags & UR_QUEUE_FLAG_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0) {
+      throw Unsupported("queue " + hex(handle) + " of " + name_ + " is out of order: create one that is in order");
+    }
+    return wrap(queue, false, calls_functions(loader));
+  }
+
+  /// All queues that were made or adopted here; no adapter is asked for more.
+  void synchronize() override {
+    Loader const& loader = Loader::get();
+    std::vector<std::shared_ptr<QueueHandle>> open;
+    {
+      std::lock_guard const guard(mutex_);
+      std::erase_if(queues_, [](auto const& queue) { return queue.expired(); });
+      for (auto const& each : queues_) {
+        if (auto queue = each.lock()) open.push_back(std::move(queue));
+      }
+    }
+    for (auto const& queue : open) {
+      int code = 0;
+      try {
+        queue->use("urQueueFinish", [&] { code = loader.urQueueFinish(queue->handle); });
+      } catch (Unsupported const&) {  // it is closed
+      }
+      loader.check("urQueueFinish", code);
+    }
+  }
+
+ private:
+  /// The allocation or registration around an address, as the context knows it.
+  struct Usm {
+    Address base;
+    std::uint64_t size;
+    void* device;
+  };
+
+  static bool is_of_a_device(int type) { return type == UR_USM_TYPE_DEVICE || type == UR_USM_TYPE_SHARED; }
+
+  /// The loader refuses to be asked about null; and what is locked here is no allocation.
+  bool is_ours_or_null(Address ptr) { return ptr == 0 || platform_.registrations.holds(ptr); }
+
+  /// Of the `type` that was told. It may have gone meanwhile, and then the size is 0.
+  Usm usm(Loader const& loader, Address ptr, int type) {
+    return {ask<Address>(loader, ptr, UR_USM_ALLOC_INFO_BASE_PTR),
+            ask<std::size_t>(loader, ptr, UR_USM_ALLOC_INFO_SIZE),
+            is_of_a_device(type) ? ask<void*>(loader, ptr, UR_USM_ALLOC_INFO_DEVICE) : nullptr};
+  }
+  int usm_type(Loader const& loader, Address ptr) { return ask<int>(loader, ptr, UR_USM_ALLOC_INFO_TYPE); }
+  template <class Value>
+  Value ask(Loader const& loader, Address ptr, int property) {
+    return loader.ask<Value>("urUSMGetMemAllocInfo", loader.urUSMGetMemAllocInfo, context(loader), pointer(ptr), property);
+  }
+
+  void refuse_usm(Loader const& loader, Address ptr) {
+    int const type = usm_type(loader, ptr);
+    if (type == UR_USM_TYPE_HOST) {
+      // Importing it would succeed, and releasing it would take it away from whoever has it.
+      throw VendorAlreadyPinned({"urUSMGetMemAllocInfo", type, "UR_USM_TYPE_HOST",
+                                 "someone else has pinned the memory at " + hex(ptr)});
+    }
+    if (is_of_a_device(type)) {
+      throw InvalidRange(hex(ptr) + " cannot be locked for " + name_ + ": it is " +
+                         (type == UR_USM_TYPE_DEVICE ? "device memory" : "memory shared with a device") +
+                         ", not host memory");
+    }
+  }
+
+  void* context(Loader const& loader) { return platform_.context.handle(loader); }
+
+  /// For `copy`: made at its first use and kept for good. Where two threads make one at once, one is given back.
+  void* own_queue(Loader const& loader) {
+    if (void* const known = own_queue_.load()) return known;
+    void *made = nullptr, *none = nullptr;
+    loader.check("urQueueCreate", loader.urQueueCreate(context(loader), device_, nullptr, &made));
+    if (own_queue_.compare_exchange_strong(none, made)) return made;
+    loader.urQueueRelease(made);
+    return none;
+  }
+
+  /// Whether queues can call functions of the host: only with the newest loaders and drivers.
+  bool calls_functions(Loader const& loader) {
+    if (loader.urEnqueueHostTaskExp == nullptr) return false;
+    bool can = false;
+    int const code = loader.urDeviceGetInfo(device_, UR_DEVICE_INFO_ENQUEUE_HOST_TASK_SUPPORT_EXP, sizeof can, &can,
+                                            nullptr);
+    if (code == UR_RESULT_ERROR_INVALID_ENUMERATION || code == UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION) {
+      return false;  // the adapter is older
+    }
+    loader.check("urDeviceGetInfo", code);
+    return can;
+  }
+
+  std::unique_ptr<VendorQueue> wrap(void* handle, bool owned, bool calls) {
+    auto const queue = std::make_shared<QueueHandle>(handle, name_, owned);
+    {
+      std::lock_guard const guard(mutex_);
+      std::erase_if(queues_, [](auto const& each) { return each.expired(); });
+      queues_.push_back(queue);
+    }
+    return std::make_unique<ur::Queue>(queue, name_, calls);
+  }
+
+  std::string const name_;
+  Platform& platform_;
+  void* const device_;
+  Held held_;
+  std::atomic<void*> own_queue_ = nullptr;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<QueueHandle>> queues_;
+};
+
+}  // namespace
+
+std::unique_ptr<VendorDevice> make_ur(unsigned index) { return std::make_unique<UrDevice>(index); }
+
+}  // namespace pinning

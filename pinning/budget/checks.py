@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether there is room for a lock: what is idle gives way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from pinning.budget import idle
+from pinning.errors import LockLimitError
+from pinning.machine.room import Room, cgroup_memory, check, system_memory
+from pinning.plugin import Device, LockLimit
+
+# Looking takes up to 0.3 ms. Touching this much takes 10 times that, and a machine without this much to spare is
+# out of memory with or without the lock.
+WORTH_A_LOOK = 16 << 20
+
+
+def check_room(size: int, device: Device, resident: bool) -> None:
+    """Refuse a lock for which there is no room. What is idle gives way to it, where that is enough.
+
+    Parameters
+    ----------
+    size : int
+        Bytes that are not locked yet.
+    device : Device
+        The device that will lock them; a `LimitedDevice` says how much its vendor allows.
+    resident : bool
+        Whether the pages are in memory already, so that locking them takes no more of it.
+
+    Raises
+    ------
+    LockLimitError
+        The message has the limit, the need and the command that raises the limit.
+
+    What cannot be read, without /proc or a file descriptor to be had, does not bind here; the vendor says no itself.
+    """
+    with suppress(OSError):
+        _check_limit(size, device)
+    if not resident:
+        check_memory(size)
+
+
+def check_memory(size: int) -> None:
+    """Refuse what neither the machine nor a control group has room for. Raises as `check_room`."""
+    if size < WORTH_A_LOOK:
+        return
+    try:
+        _check_memory(size)
+    except LockLimitError:
+        idle.clear_up()  # what is idle for others is memory of theirs, locked or not
+        _check_memory(size)
+
+
+def _check_memory(size: int) -> None:
+    with suppress(OSError):
+        check(size, system_memory())
+    for room in cgroup_memory():
+        check(size, room)
+
+
+def _check_limit(size: int, device: Device) -> None:
+    # isinstance(device, LimitedDevice) would take 20 us.
+    lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
+    cleared = False
+    while lock_limit:
+        unlocks = idle.unlocks()
+        lock = lock_limit()
+        if lock is None:
+            return
+        room = Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
+        if size > room.free and not cleared:
+            cleared = True
+            idle.clear_up()
+        elif size <= room.free or not idle.give_way(device, size - room.free, unlocks):
+            check(size, room)
+            return

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much this process may keep locked, and what it keeps registered though nobody has a lock of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from pinning.budget import idle as _idle
+from pinning.budget.checks import check_room
+from pinning.errors import InvalidRangeError, LockLimitError
+from pinning.machine.room import Room, cgroup_memory, system_memory
+from pinning.plugin import Device
+from pinning.runtime.arguments import byte_count
+
+_BYTES_OR_FRACTION = "the number of bytes, or a fraction above 0.0 and up to 1.0 of the memory this process may use"
+
+
+class Budget(NamedTuple):
+    """What `budget` tells: bytes, over all devices.
+
+    Attributes
+    ----------
+    limit : int or None
+        The most that may be locked; None where nothing is known that bounds it.
+    used : int
+        Locked, or being locked, by the maps of all devices, with what is idle. What two devices lock counts twice.
+    idle : int
+        Of `used`: registered with a vendor though nobody has a lock of it; it gives way.
+    external : int
+        Pinned by others, as far as it is in the maps; it counts against the limit too.
+    idle_limit : int or None
+        The most that may be idle: 0 where nothing is kept, None where there is no limit.
+    source : str
+        What sets the limit.
+    """
+
+    limit: int | None
+    used: int
+    idle: int
+    external: int
+    idle_limit: int | None
+    source: str
+
+    @property
+    def free(self) -> int | None:
+        """Bytes that can still be locked, with what is idle given back; None without a limit."""
+        return None if self.limit is None else max(self.limit - self.used + self.idle - self.external, 0)
+
+
+def budget(limit: int | float | None = None, *, idle: bool | int | None = None) -> Budget:
+    """Set, or tell, the most bytes that this process keeps locked, over all devices.
+
+    A lock beyond it raises `LockLimitError`, when all that is idle has been given back; copies of what cannot be locked
+    are staged. Locks of native code in the process count too. What is locked already stays.
+
+    Parameters
+    ----------
+    limit : int or float, optional
+        Bytes; or a fraction, above 0.0 and up to 1.0, of the memory that this process may use: of the smallest limit of
+        its control groups, or of the machine. None leaves it as it is. It is 1.0 to begin with.
+    idle : bool or int, optional
+        Whether, or for how many bytes, a buffer that is unlocked stays registered: the next lock of it, or of a part of
+        it, makes no vendor call. By default a call with a limit switches it on; until then it is off. What is idle is
+        given back, the longest idle first, when a lock finds no room, when memory is short, by `give_back_idle`, and
+        soon after its owner is dropped. Only whole buffers whose memory cannot go are kept: NumPy arrays, bytes,
+        bytearrays and mappings, which can then be neither resized nor closed until they are given back
+        (docs/semantics.md).
+
+    Returns
+    -------
+    Budget
+        What holds now.
+
+    Raises
+    ------
+    TypeError, InvalidRangeError
+        A limit or a number of bytes that is none.
+    """
+    global _chosen
+    now, _, _, _, most_idle = _idle.figures()
+    if limit is not None:
+        chosen = _choice(limit)
+        most_idle = _idle.NO_LIMIT
+    if idle is not None:
+        most_idle = (_idle.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0)
+    if limit is not None:
+        now, _chosen = chosen.limit, chosen  # first: where native code has set another limit, that is seen
+    if limit is not None or idle is not None:
+        _idle.set_limits(now, most_idle)
+    most, used, idling, external, most_idle = _idle.figures()
+    source = _chosen.source if most == _chosen.limit else "pinning_set_budget, called by native code"
+    return Budget(_told(most), used, idling, external, _told(min(most_idle, most)), source)
+
+
+def give_back_idle(nbytes: int | None = None) -> int:
+    """Unlock what is registered though nobody has a lock of it, the longest idle first.
+
+    Parameters
+    ----------
+    nbytes : int, optional
+        Bytes after which it ends; all by default.
+
+    Returns
+    -------
+    int
+        Bytes given back, which may be more.
+
+    Raises
+    ------
+    VendorError
+        The vendor refused one, which is idle still; the others have been given back.
+    """
+    return _idle.give_back(_idle.NO_LIMIT if nbytes is None else byte_count(nbytes, least=0))
+
+
+def check_lock(size: int, device: Device, resident: bool) -> None:
+    """Refuse a lock for which there is no room, nor would be without what is idle, before anything is touched for it.
+
+    Parameters
+    ----------
+    size, device, resident
+        As for `pinning.budget.checks.check_room`.
+
+    Raises
+    ------
+    LockLimitError
+        The message has the figures, and what raises the limit.
+    """
+    check_room(size, device, resident)
+    _check_budget(size)
+
+
+def _check_budget(size: int) -> None:
+    global _chosen
+    _idle.make_room(size)
+    try:
+        _idle.check(size)
+    except LockLimitError:
+        if not _chosen.by_default or _idle.figures()[0] != _chosen.limit:
+            raise
+        most_idle = _idle.figures()[-1]
+        _chosen = _default()  # a container may have got more meanwhile
+        _idle.set_limits(_chosen.limit, most_idle)
+        _idle.check(size)
+
+
+class _Limit(NamedTuple):
+    limit: int
+    source: str
+    by_default: bool = False
+
+
+def _choice(limit: int | float) -> _Limit:
+    if not isinstance(limit, float):
+        return _Limit(byte_count(limit, "limit", 0, _BYTES_OR_FRACTION), f"pinning.budget({limit})")
+    if not 0.0 < limit <= 1.0:
+        raise InvalidRangeError(f"limit is {limit!r}; it must be {_BYTES_OR_FRACTION}")
+    room = _memory()
+    if room is None:
+        raise InvalidRangeError(
+            f"limit is {limit!r}, and nobody says of how much memory: /proc is not there; give bytes"
+        )
+    return _Limit(int(room.limit * limit), f"pinning.budget({limit}), of {room.name}")
+
+
+def _default() -> _Limit:
+    room = _memory()
+    return _Limit(_idle.NO_LIMIT, "no limit is known", True) if room is None else _Limit(room.limit, room.name, True)
+
+
+def _memory() -> Room | None:
+    """What bounds the memory of this process most, by its limit; what is free of it is for `check_room` to see."""
+    rooms: list[Room] = []
+    with suppress(OSError):
+        rooms.append(system_memory())
+    with suppress(OSError):
+        rooms += cgroup_memory()
+    return min(rooms, key=lambda room: room.limit, default=None)
+
+
+def _told(limit: int) -> int | None:
+    return None if limit == _idle.NO_LIMIT else limit
+
+
+_chosen = _default()
+if _idle.figures()[0] == _idle.NO_LIMIT:
+    _idle.set_limits(_chosen.limit, 0)

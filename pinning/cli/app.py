@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``pinning demo``, ``doctor``, ``bench``, ``run`` and ``top``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import pinning
+from pinning.cli import bench as benching
+from pinning.cli import bench_view, demo_view, doctor_view, status, top_view
+from pinning.cli import demo as demonstrating
+from pinning.cli import doctor as examining
+from pinning.cli import run as running
+from pinning.cli.answers import ANSWERS
+from pinning.cli.machine import for_the_shell
+from pinning.cli.output import console, print_json, progress_bar, say_error
+from pinning.plugin import Device
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Lock host memory for devices, and know what is locked.",
+)
+
+_Name = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Such as cuda:0; the best by default.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+
+
+@app.command()
+def demo(device: _Name = None, json: _Json = False) -> None:
+    """Lock real buffers, look at them from all sides, copy them, unlock them."""
+    with _failures(json), progress_bar(quiet=json) as step:
+        report = demonstrating.run(_device(device), step)
+    if json:
+        print_json(report, ok=report.ok)
+    else:
+        demo_view.show(report, console())
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def doctor(json: _Json = False) -> None:
+    """Say what can be locked here and what would help; exits with 1 when locking does not work."""
+    report = examining.run()
+    if json:
+        print_json(report, ok=report.ok)
+    else:
+        doctor_view.show(report, console())
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def bench(
+    device: _Name = None,
+    json: _Json = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Draw it too.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of most of a minute.")] = False,
+) -> None:
+    """Measure this machine: lookups, locking, copies."""
+    with _failures(json):
+        if plot and not find_spec("matplotlib"):
+            raise ModuleNotFoundError("--plot needs matplotlib: pip install 'pinning[plot]'")
+        if plot and not plot.absolute().parent.is_dir():
+            raise FileNotFoundError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+        with progress_bar(quiet=json) as step:
+            report = benching.run(_device(device), benching.QUICK if quick else benching.FULL, step)
+        if plot:
+            from pinning.cli.plot import draw
+
+            draw(report, plot)
+    if json:
+        print_json(report)
+    else:
+        bench_view.show(report, console())
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]...", help="Usually after --.")],
+    lock_mapped: Annotated[
+        running.LockMapped | None, typer.Option(help="Instead of PINNING_LOCK_MAPPED; on where neither is given.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Say at its exit what was locked and moved.")] = False,
+    report_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="The report goes there, not to standard error.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="A timeline for Perfetto.")
+    ] = None,
+) -> None:
+    """Run an OpenMP program and lock the host buffers that it maps to devices."""
+    with _failures(as_json=False):
+        file = report_file or (Path("-") if report else None)
+        try:
+            running.become(program, running.environment(os.environ, lock_mapped, file, trace), [report_file, trace])
+        except running.CannotRunError as error:
+            say_error(str(error), as_json=False)
+            raise typer.Exit(error.code) from None
+
+
+@app.command()
+def top(
+    pid: Annotated[int | None, typer.Argument(metavar="PID", help="One process; all of yours by default.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once instead of again and again.")] = False,
+    json: _Json = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
+) -> None:
+    """Show what processes have locked, whose it is, and how their copies go; also of a process that hangs."""
+
+    def look() -> list[status.Status]:
+        return status.all_status() if pid is None else [status.status_of(pid)]
+
+    try:
+        if json:
+            print_json({"processes": look()})
+        elif once:
+            top_view.show(look(), pid is not None, console())
+        else:
+            top_view.watch(look, pid is not None, seconds, console())
+    except status.NoStatusError as error:
+        say_error(str(error), json)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    cmake_dir: Annotated[bool, typer.Option("--cmake-dir", help="For find_package: -Dpinning_DIR=...")] = False,
+    pkgconfig_dir: Annotated[bool, typer.Option("--pkgconfig-dir", help="For PKG_CONFIG_PATH.")] = False,
+) -> None:
+    asked = {"--version": version, "--cmake-dir": cmake_dir, "--pkgconfig-dir": pkgconfig_dir}
+    for option in (name for name, given in asked.items() if given):
+        typer.echo(ANSWERS[option]())
+        raise typer.Exit
+
+
+def _device(name: str | None) -> Device:
+    return pinning.default_device() if name is None else pinning.device(name)
+
+
+@contextmanager
+def _failures(as_json: bool) -> Iterator[None]:
+    """Say what went wrong without a traceback, and exit with 1."""
+    try:
+        yield
+    except (pinning.PinningError, OSError, MemoryError, ImportError) as error:
+        say_error(for_the_shell(str(error)) or type(error).__name__, as_json)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        say_error("interrupted; nothing stays locked", as_json)
+        raise typer.Exit(130) from None

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pinning`` and ``python -m pinning``: what builds ask for, or else the command line where it is installed."""
+
+import sys
+
+from pinning.cli.answers import ANSWERS
+
+
+def main() -> None:
+    """Run the command of ``sys.argv``."""
+    if answer := ANSWERS.get(" ".join(sys.argv[1:])):
+        print(answer())
+        return
+    try:
+        from pinning.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "typer"):
+            raise
+        sys.exit("pinning's commands need typer and rich: pip install 'pinning[cli]'")
+    app(prog_name="pinning")

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugins that are installed, the devices they find, and one map for each device."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
+
+from pinning.errors import PluginUnavailableError
+from pinning.map.pinned_map import PinnedMap
+from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
+from pinning.plugin.native import NativeDevice
+from pinning.runtime.arguments import said
+from pinning.runtime.per_device import One
+
+HOST = "host"
+_log = logging.getLogger(__name__)
+
+# A child that is forked while another thread imports a plugin would wait for that import for ever. So a fork waits for
+# it; and holds nothing then, for handlers of others may wait for threads that are about to look for devices.
+_loading = threading.RLock()
+_loader: int | None = None  # the thread that has it
+_cut_short = False  # another thread was loading at the moment of the fork
+
+
+def _wait_for_loads() -> None:
+    with _loading:
+        pass
+
+
+def _begin_anew() -> None:
+    global _loading, _cut_short
+    _cut_short = _loader not in (None, threading.get_ident())
+    _loading = threading.RLock()
+
+
+os.register_at_fork(before=_wait_for_loads, after_in_child=_begin_anew)
+
+
+class PluginReport(NamedTuple):
+    """What became of an installed plugin.
+
+    Attributes
+    ----------
+    name : str
+        Of its entry point.
+    devices : tuple of Device
+        Those present.
+    problem : str or None
+        Why there are none.
+    plugin : Plugin or None
+        Itself; None where it does not load.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    problem: str | None
+    plugin: Plugin | None
+
+
+def _entries() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _load() -> list[PluginReport]:
+    global _loader
+    if _cut_short:
+        raise PluginUnavailableError(
+            f"process {os.getpid()} was forked while another thread of its parent imported plugins, and such an import "
+            "cannot be ended here: call pinning.devices() before the fork, or start processes by exec"
+        )
+    with _loading:
+        outer, _loader = _loader, threading.get_ident()
+        try:
+            return [_report(entry.name, entry.load) for entry in _entries()]
+        finally:
+            _loader = outer
+
+
+@cache
+def plugins() -> tuple[PluginReport, ...]:
+    """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once.
+
+    Raises
+    ------
+    PluginUnavailableError
+        This process was forked while another thread imported plugins, which nobody can go on with here.
+    """
+    found = _load()
+    reports = tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
+    if not any(report.devices for report in reports if report.name != HOST):
+        for hardware, problem in unused(reports):
+            _log.warning("the host is the default device, though there is %s here: %s", hardware, problem)
+    return reports
+
+
+def unused(reports: tuple[PluginReport, ...]) -> list[tuple[str, str]]:
+    """What is in the machine, and why its plugin does not find it; nothing that another plugin finds."""
+    there = [(report, _hardware(report.plugin)) for report in reports]
+    used = {hardware for report, hardware in there if report.devices}
+    return [(hardware, report.problem or "") for report, hardware in there if hardware and hardware not in used]
+
+
+def devices() -> list[Device]:
+    """All devices of all plugins, the host last."""
+    return [device for report in plugins() for device in report.devices]
+
+
+def device(name: Device | str) -> Device:
+    """The device of this name, such as ``"cuda:0"``; ``"cuda"`` is the first of its plugin.
+
+    Parameters
+    ----------
+    name : str
+        A plugin, and perhaps the index of one of its devices. A device is itself.
+
+    Raises
+    ------
+    PluginUnavailableError
+        There is none; the message says why, or which there are.
+    TypeError
+        It is no name.
+    """
+    if not isinstance(name, str):
+        if callable(getattr(name, "data_lock", None)):
+            return name
+        raise TypeError(f"{said(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
+    plugin_name, _, index = name.partition(":")
+    wanted = f"{plugin_name}:{index or 0}"
+    for found in devices():
+        if found.name == wanted:
+            return found
+    problem = next((report.problem for report in plugins() if report.name == plugin_name and report.problem), None)
+    present = ", ".join(found.name for found in devices())
+    raise PluginUnavailableError(f"there is no device {name!r}: {problem or f'those present are {present}'}")
+
+
+def default_device() -> Device:
+    """The first device that is not the host and can lock memory, or else the host."""
+    found = devices()
+    # isinstance(each, UncertainDevice) would take longer than all else here.
+    return next((each for each in found if getattr(each, "can_lock", True)), found[-1])
+
+
+def default_memory_device() -> MemoryDevice:
+    """The first device that is not the host, can lock memory and has queues, or else the host."""
+    found: list[Any] = devices()
+    able = (each for each in found if getattr(each, "can_lock", True) and hasattr(each, "make_queue"))
+    return next(able, found[-1])  # type: ignore[no-any-return]
+
+
+def pinned_map(on: Device | str | None = None) -> PinnedMap:
+    """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand.
+
+    For a native device it is the map that native code of this process has under the device's name.
+
+    Parameters
+    ----------
+    on : Device or str, optional
+        By itself or by name.
+
+    Raises
+    ------
+    PluginUnavailableError
+        There is no device of this name.
+    """
+    return _maps.of(default_device() if on is None else device(on))
+
+
+def pinned_maps() -> list[PinnedMap]:
+    """The maps made so far of the devices that are still there, in the order of their first use."""
+    return _maps.all()
+
+
+_maps = One(lambda device: PinnedMap(device, shared=isinstance(device, NativeDevice)))
+
+
+def is_host(device: Device) -> bool:
+    """Whether it is a device of the host's, whose memory no GPU reaches."""
+    return device.name.partition(":")[0] == HOST
+
+
+def _hardware(plugin: Plugin | None) -> str | None:
+    try:
+        return plugin.hardware() if isinstance(plugin, DetectingPlugin) else None
+    except Exception:  # of whatever kind: a plugin may be anybody's
+        return None
+
+
+def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:
+    plugin = None
+    try:
+        plugin = load()
+        present = tuple(plugin.device(index) for index in range(plugin.device_count()))
+    except PluginUnavailableError as error:
+        return PluginReport(name, (), str(error), plugin)
+    except Exception as error:  # a broken plugin must not take the others down
+        return PluginReport(name, (), f"{type(error).__name__}: {error}", plugin)
+    return PluginReport(name, present, None if present else "it finds no device", plugin)

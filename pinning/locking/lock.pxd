@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+
+from pinning.interop.exports cimport Bytes
+from pinning.map.native cimport CRegion, PacedPieces
+from pinning.map.pinned_map cimport Hold, PinnedMap
+
+
+cdef class Pace:
+    """How a lock is cut into pieces."""
+    cdef PacedPieces* pieces
+
+cdef class Lock(Hold):
+    cdef readonly uint64_t ptr
+    cdef readonly uint64_t size
+    cdef object owner  # of the memory; None once unlocked, and where the caller keeps it
+    cdef signed char read_only  # as Bytes has it
+    cdef dict __dict__
+    cdef uint64_t serial  # the older the smaller; 0 where it has not been entered
+    cdef bint ending  # a destructor, in which no owner is given another life
+
+    cdef enter(self)
+    cdef void leave(self) noexcept
+
+
+cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, object stall_ms)
+cdef Lock unlocked(object buffer, object size, Bytes* found)  # not locked yet
+cdef PinnedMap map_of(object device)
+# The first map that has a region which holds all of this, and that region; or None.
+cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=*)
+cdef tuple description_of(object buffer)
+cdef void describe(Lock made, tuple description) noexcept  # in the process's status page
+cdef object bytes_of(object buffer, object size, Bytes* found)
+cdef Lock held_within(uint64_t ptr, uint64_t size)  # a lock that is held of any of these bytes, or None

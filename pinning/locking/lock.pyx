@@ -1,0 +1,597 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Locks for people: of any buffer, as handles that keep the buffer alive."""
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+
+from pinning.budget.idle cimport keeps
+from pinning.interop.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
+from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
+from pinning.map.pinned_map cimport Hold, PinnedMap, forks, wish, wrap
+from pinning.plugin.native cimport Wish
+
+import os
+import sys
+import warnings
+from contextlib import ExitStack, contextmanager
+
+from pinning.budget.limits import check_lock
+from pinning.errors import InvalidRangeError, NotLockedError
+from pinning.interop.buffers import HostBuffer, resolve
+from pinning.locking import devices
+from pinning.machine.populate import is_resident, populate
+from pinning.runtime.arguments import byte_count, integer, said
+
+cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
+    void describe_in_status(uint64_t start, uint64_t size, const char* owner, const char* site) noexcept
+
+cdef extern from "Python.h":
+    ctypedef struct Type "PyTypeObject":
+        const char* tp_name
+    Type* Py_TYPE(object thing)
+    PyObject* PyDict_GetItem(object dictionary, object key)
+
+cdef extern from *:
+    """
+    #include <cstdint>
+    #include <map>
+    #include <tuple>
+
+    // The locks that are held, borrowed, to be found by what they lock: by their bytes, and by their region.
+    class OpenLocks {
+     public:
+      using Word = std::uint64_t;
+      void enter(void const* map, Word ptr, Word size, Word region, Word serial, PyObject* lock) {
+        by_bytes_[{map, ptr, size, serial}] = lock;
+        try {
+          by_region_[{map, region, 0, serial}] = lock;
+        } catch (...) {
+          by_bytes_.erase({map, ptr, size, serial});
+          throw;
+        }
+      }
+      void leave(void const* map, Word ptr, Word size, Word region, Word serial) {
+        by_bytes_.erase({map, ptr, size, serial});
+        by_region_.erase({map, region, 0, serial});
+      }
+      // The youngest that is older than one with serial `before`.
+      PyObject* of_bytes(void const* map, Word ptr, Word size, Word before) { return last(by_bytes_, {map, ptr, size, before}); }
+      PyObject* of_region(void const* map, Word region, Word before) { return last(by_region_, {map, region, 0, before}); }
+
+      // One that has any of these bytes.
+      PyObject* within(void const* map, Word ptr, Word size) {
+        for (auto each = by_bytes_.lower_bound({map, ptr + size, 0, 0}); each != by_bytes_.begin();) {
+          auto const& [of, start, length, serial] = (--each)->first;
+          if (of != map) break;
+          if (start + length > ptr) return each->second;
+        }
+        return nullptr;
+      }
+
+     private:
+      using Key = std::tuple<void const*, Word, Word, Word>;
+      using Locks = std::map<Key, PyObject*>;
+      static PyObject* last(Locks const& locks, Key const& before) {
+        auto found = locks.lower_bound(before);
+        if (found == locks.begin()) return nullptr;
+        Key key = (--found)->first;
+        std::get<3>(key) = std::get<3>(before);
+        return key == before ? found->second : nullptr;
+      }
+      Locks by_bytes_, by_region_;
+    };
+    """
+    cppclass OpenLocks:
+        void enter(const void* map, uint64_t ptr, uint64_t size, uint64_t region, uint64_t serial, PyObject* lock) except +
+        void leave(const void* map, uint64_t ptr, uint64_t size, uint64_t region, uint64_t serial) noexcept
+        PyObject* of_bytes(const void* map, uint64_t ptr, uint64_t size, uint64_t before) noexcept
+        PyObject* of_region(const void* map, uint64_t region, uint64_t before) noexcept
+        PyObject* within(const void* map, uint64_t ptr, uint64_t size) noexcept
+
+
+cdef bint traced = os.environ.get("PINNING_TRACE", "") == "1"  # another value is the file of the OpenMP tool's trace
+cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
+cdef uint64_t last_serial = 0
+
+cdef dict maps = devices._maps.made  # weak references
+cdef object pinned_maps = devices.pinned_maps
+cdef object plugins = devices.plugins
+cdef object reports = None  # of the plugins, for which the next two hold
+cdef PinnedMap default_map = None
+cdef dict named = {}
+
+
+cdef PinnedMap map_of(object device):
+    """`pinned_map`, without looking through the devices every time."""
+    global reports, default_map
+    cdef PyObject* known
+    if device is not None and not isinstance(device, str):
+        known = PyDict_GetItem(maps, <uint64_t><void*>device)
+        there = None if known is NULL else <object>PyWeakref_GetObject(<object>known)
+        return devices.pinned_map(device) if there is None else <PinnedMap>there
+    found = plugins()
+    if found is not reports:
+        reports, default_map = found, None
+        named.clear()
+    if device is None:
+        if default_map is None:
+            default_map = devices.pinned_map()
+        return default_map
+    known = PyDict_GetItem(named, device)
+    if known is NULL:
+        named[device] = devices.pinned_map(device)
+        return named[device]
+    return <PinnedMap>known
+
+
+cdef object bytes_of(object buffer, object size, Bytes* found):
+    """Which bytes of the host's memory a buffer is; what is returned keeps them. Raises what `resolve` does."""
+    cdef Kind kind = kind_of(buffer)
+    cdef DLTensor tensor
+    if kind.buffer and size is None:
+        try:
+            owner = export(buffer, found)
+        except (TypeError, ValueError, BufferError):
+            pass  # the long way says what is wrong, or has another
+        else:
+            if is_range(found.ptr, found.size):
+                return owner
+    elif kind.dlpack is not NULL and size is None:
+        # Device types of the host: its own, and what CUDA and ROCm allocate pinned.
+        if dlpack_bytes(buffer, kind.dlpack, &tensor, found) and tensor.device_type in (1, 3, 11):
+            if is_range(found.ptr, found.size):
+                return buffer
+    resolved = resolve(buffer, size)
+    found.ptr, found.size, found.contiguous = resolved.ptr, resolved.size, resolved.contiguous
+    found.read_only = -1 if resolved.read_only is None else bool(resolved.read_only)
+    return resolved.owner
+
+
+cdef bint range_at(object buffer, object size, Bytes* found) except -1:
+    """The same where no owner is needed; an address by itself is one byte. False for a range that is nowhere."""
+    cdef bint address = kind_of(buffer).address
+    if not address:
+        bytes_of(buffer, size, found)
+        return True
+    if size is not None and type(size) is not int:
+        size = integer(size, "size")
+    try:
+        found.ptr = int(buffer)
+        found.size = 1 if size is None else size
+    except OverflowError:
+        return False
+    return True
+
+
+LEAST = 16 << 20  # bytes of a piece: below that a call's own time shows
+STALL_MS = 3.0
+
+
+cdef class Pace:
+    def __dealloc__(self):
+        del self.pieces
+
+
+cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, object stall_ms):
+    if piece is not None and (unit is not None or stall_ms is not None):
+        raise InvalidRangeError(f"piece {piece} says how large each piece is; give either that, or unit and stall_ms")
+    cdef uint64_t least = 0
+    cdef long long longest = 0
+    if piece is not None:
+        least = byte_count(piece, "piece")
+    elif unit is not None or stall_ms is not None:
+        try:
+            stall = STALL_MS if stall_ms is None else float(stall_ms)
+        except (TypeError, ValueError):
+            raise TypeError(f"stall_ms is {said(stall_ms)}; it must be a number, of milliseconds") from None
+        if not 0 < stall < 1e9:
+            raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
+        longest = <long long>(1e6 * stall)
+        least = 1 if unit is None else byte_count(unit, "unit")
+        least *= max(<uint64_t>LEAST // least, <uint64_t>1)
+    if least > largest or (least == 0 and size > largest):
+        least = largest
+    cdef Pace made = Pace.__new__(Pace)
+    made.pieces = new PacedPieces(least, largest, Nanoseconds(longest))
+    return made
+
+
+@cython.no_gc_clear
+cdef class Lock(Hold):
+    """One lock of one buffer. Made by `lock`; a context manager, which unlocks at the end.
+
+    While it is held the buffer's owner is kept alive, and cannot be resized or closed. A lock that is dropped while
+    held warns (ResourceWarning) and unlocks. In a child process after fork it is not held: page locks stay with the
+    parent.
+
+    Attributes
+    ----------
+    ptr, device_ptr : int
+        Where the buffer's first byte is, for the host and for the device.
+    size : int
+        Bytes.
+    device : Device
+        Where it is locked.
+    """
+
+    def __init__(self):
+        raise TypeError("a Lock is had from pinning.lock")
+
+    def __reduce__(self):
+        raise TypeError("a Lock cannot be copied: it stands for one lock; lock the buffer once more")
+
+    @property
+    def device(self):
+        return self.map.device
+
+    @property
+    def region(self):
+        """The locked region that holds the buffer, perhaps larger than it; None once unlocked."""
+        return self.map.find(self.ptr, self.size) if self.is_held() else None
+
+    def unlock(self):
+        """Give up this lock; the last one of its region unlocks the memory. Nothing happens the second time.
+
+        Raises
+        ------
+        VendorError
+            The vendor refused; the lock is still held and can be unlocked again.
+        """
+        self.give_up()
+
+    cdef bint give_up(self) except *:
+        self.keep = self.counted and not self.ending and keeps(self.map, self.ptr, self.owner)
+        if not Hold.give_up(self):
+            return False
+        self.leave()
+        owner = self.owner  # replaced before it goes: see docs/concurrency.md
+        self.owner = None
+        return True
+
+    cdef enter(self):
+        """Into the list of those that are held; gives it up where that fails."""
+        global last_serial
+        try:
+            open_locks.enter(<void*>self.map, self.ptr, self.size, self.hold.serial, last_serial + 1, <PyObject*>self)
+        except MemoryError:
+            self.give_up()
+            raise
+        last_serial += 1
+        self.serial = last_serial
+
+    cdef void leave(self) noexcept:
+        """Out of the list of those that are held."""
+        if self.serial:
+            open_locks.leave(<void*>self.map, self.ptr, self.size, self.hold.serial, self.serial)
+            self.serial = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.give_up()
+
+    def __del__(self):
+        self.ending = True
+        if not self.is_held():
+            return
+        try:
+            warnings.warn(f"{self!r} was dropped while held; unlock it, or use `with`", ResourceWarning, source=self)
+        finally:
+            self.drop(self.owner)
+
+    def __dealloc__(self):
+        self.ending = True
+        self.leave()
+        if self.counted:
+            self.give_up()  # while the memory is still there
+
+    def __repr__(self):
+        state = "" if self.is_held() else ", unlocked"
+        if state and self.counted and not self.map.closed and self.generation == forks():
+            state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
+        device = getattr(self.map.device, "name", self.map.device)
+        end = int(self.ptr) + self.size
+        return f"<Lock of [{self.ptr:#x}, {end:#x}), {self.size} bytes, on {device}{state}>"
+
+
+def lock(
+    buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None, progress=None
+):
+    """Lock a buffer's memory for a device, or count one more lock of memory that is locked already.
+
+    Before the device's vendor is called, the room is checked and the pages are brought into memory in pieces, so that
+    Ctrl-C works meanwhile and leaves nothing locked.
+
+    Parameters
+    ----------
+    buffer : object
+        What to lock: anything with the buffer protocol (bytes, bytearray, memoryview, mmap, array, NumPy arrays of any
+        strides), SharedMemory, CPU tensors, DLPack on the CPU, ``__array_interface__``, ``(address, size)``, or an
+        address with `size`. A view with gaps is locked from its lowest to its highest byte.
+    size : int, optional
+        Only the first `size` bytes.
+    device : Device or str, optional
+        Such as ``"cuda:0"``; the first that is not the host by default.
+    read_only : bool, optional
+        Whether the device may only read it; by default as the buffer and its mapping say.
+    piece : int, optional
+        Lock in pieces of so many bytes. A GPU stands still while memory is locked, about 25 ms a GiB: pieces bound
+        that. But other libraries' copies that cross a border between pieces then fail.
+    unit : int, optional
+        Lock in pieces of so many bytes' multiples, counted from the buffer's start: no copy of such a unit crosses a
+        border, whoever makes it. See `lock_async`, which does the same in the background.
+    stall_ms : float, optional
+        How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given.
+    coherent : bool, optional
+        Whether the host and a running kernel must see each other's writes. By default they do wherever the vendor has
+        that. True: refused where they do not. False: not needed, and coarse-grained, which may be faster, will do.
+    progress : callable, optional
+        ``progress(done, total)`` in bytes, while the pages are brought in.
+
+    Returns
+    -------
+    Lock
+        Keep it: dropping it unlocks.
+
+    Raises
+    ------
+    TypeError
+        It is no buffer.
+    InvalidRangeError
+        Empty, null, closed, freed or device memory.
+    PartialOverlapError
+        It shares bytes with a locked region without lying inside it.
+    StillLockedError
+        It overlaps a region that is half unlocked, because the vendor refused; unlock that again first. Or it is to be
+        coherent, and lies in a region that is not, or of which nobody knows.
+    PinningError
+        The device does not promise coherence, and it is required.
+    LockLimitError
+        Too much for this machine's limits.
+    PluginUnavailableError
+        There is no such device.
+    VendorError
+        The vendor refused.
+    """
+    cdef Bytes found
+    cdef Lock made = unlocked(buffer, size, &found)
+    cdef PinnedMap on = map_of(device)
+    cdef Pace pace = None
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is {said(progress)}; it must be a function of two integers, bytes done and in all")
+    if unit is not None or stall_ms is not None:
+        pace = pace_of(on.largest, found.size, piece, unit, stall_ms)
+    if not made.try_take(on, found.ptr, found.size, wish(read_only, coherent).grain):
+        if read_only is None and found.read_only >= 0:
+            read_only = bool(found.read_only)
+        bring_in(found.ptr, found.size, on, progress)
+        if pace is None:
+            made.take(on, found.ptr, found.size, read_only, piece, coherent)
+        else:
+            made.take_in_pieces(on, found.ptr, found.size, wish(read_only, coherent), pace.pieces)
+        describe(made, description_of(buffer))
+    made.enter()
+    return made
+
+
+cdef Lock unlocked(object buffer, object size, Bytes* found):
+    cdef Lock made = Lock.__new__(Lock)
+    made.owner = bytes_of(buffer, size, found)
+    made.ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
+    return made
+
+
+cdef tuple description_of(object buffer):
+    """For the process's status page: the type of a buffer, and, if wanted, the line that locks it."""
+    return <bytes>Py_TYPE(buffer).tp_name, call_site().encode(errors="replace") if traced else b""
+
+
+cdef void describe(Lock made, tuple description) noexcept:
+    describe_in_status(made.ptr, made.size, <bytes>description[0], <bytes>description[1])
+
+
+cdef str call_site():
+    """The line of the program that called this package."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pinning":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def make_ready(buffer, PinnedMap on not None, progress=None):
+    """What goes before a vendor's lock: see that there is room, and bring the pages in. Raises as `lock`."""
+    bring_in(buffer.ptr, buffer.size, on, progress)
+
+
+cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
+    # Where either end is in a locked region, the map has the answer: one more lock, or an overlap.
+    if on.closed or on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
+        return
+    resident = is_resident(ptr, size)
+    check_lock(size, on.device, resident)
+    populate(ptr, size, progress=progress, resident=resident)
+
+
+def unlock(buffer, *, device=None):
+    """Give up the youngest lock of a buffer: of exactly its bytes, or else of any in the same region.
+
+    Parameters
+    ----------
+    buffer : object
+        A `Lock`, anything that `lock` takes, or an address.
+    device : Device or str, optional
+        Where it is locked; anywhere by default.
+
+    Raises
+    ------
+    NotLockedError
+        It is not locked.
+    VendorError
+        The vendor refused; it is still locked.
+    """
+    cdef Bytes found
+    if isinstance(buffer, Lock):
+        (<Lock>buffer).give_up()
+        return
+    cdef PinnedMap on
+    if range_at(buffer, None, &found):
+        for on in pinned_maps() if device is None else (map_of(device),):
+            if unlock_youngest(on, &found):
+                return
+            try:
+                on.unlock(found.ptr)  # locked through the map itself
+            except NotLockedError:
+                continue
+            return
+        raise NotLockedError(f"no locked region holds {found.ptr:#x}")
+    raise NotLockedError(f"no locked region holds {int(buffer):#x}, which is not in [0, 2**64)")
+
+
+cdef bint unlock_youngest(PinnedMap on, Bytes* found) except -1:
+    cdef uint64_t region = on.map.serial_at(found.ptr)
+    cdef uint64_t before = last_serial + 1
+    cdef PyObject* each
+    cdef bint exact
+    cdef Lock lock
+    for exact in (True, False):
+        while True:
+            each = (open_locks.of_bytes(<void*>on, found.ptr, found.size, before) if exact
+                    else open_locks.of_region(<void*>on, region, before))
+            if each is NULL:
+                break
+            lock = <Lock>each
+            before = lock.serial
+            if lock.is_held() and lock.give_up():
+                return True
+        before = last_serial + 1
+    return False
+
+
+@contextmanager
+def locked(*buffers, device=None, read_only=None, coherent=None):
+    """Lock several buffers for the length of a ``with`` block: all of them or none. Raises what `lock` does.
+
+    Parameters
+    ----------
+    *buffers : object
+        Each as for `lock`; an address goes in as a pair ``(address, size)``.
+    device, read_only, coherent
+        As for `lock`, for all of them.
+
+    Returns
+    -------
+    context manager
+        Which gives a tuple of one `Lock` for each.
+    """
+    if len(buffers) == 1 and isinstance(buffers[0], (list, tuple)) and not all([kind_of(each).address for each in buffers[0]]):
+        raise TypeError(f"locked takes buffers one by one, not a {type(buffers[0]).__name__} of them: locked(*buffers)")
+    with ExitStack() as stack:
+        yield tuple([
+            stack.enter_context(lock(each, device=device, read_only=read_only, coherent=coherent)) for each in buffers
+        ])
+
+
+def is_locked(buffer, size=None, *, device=None):
+    """Whether one locked region holds all of a buffer (or the bytes at an address), so that its copies are fast.
+
+    Parameters
+    ----------
+    buffer : object
+        Anything that `lock` takes, or an address.
+    size : int, optional
+        Bytes from its start; 1 by default where an address is given.
+    device : Device or str, optional
+        Where to look; in the maps of all devices by default.
+
+    Returns
+    -------
+    bool
+        Never an error for memory that nobody has locked.
+    """
+    cdef Bytes found
+    if not range_at(buffer, size, &found):
+        return False
+    if device is not None:
+        return map_of(device).map.find(found.ptr, found.size).has_value()
+    return map_with(found.ptr, found.size) is not None
+
+
+cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=NULL):
+    cdef object known, on
+    cdef optional[CRegion] there
+    for known in maps.values():
+        on = <object>PyWeakref_GetObject(known)
+        if on is None:
+            continue
+        there = (<PinnedMap>on).map.find(ptr, size)
+        if there.has_value():
+            if region is not NULL:
+                region[0] = there
+            return on
+    return None
+
+
+def find(buffer, size=None, *, device=None):
+    """The locked region that holds all of a buffer, or all `size` bytes (1 by default) at an address.
+
+    Parameters
+    ----------
+    buffer : object
+        Anything that `lock` takes, or an address.
+    size : int, optional
+        Bytes from its start.
+    device : Device or str, optional
+        Where to look; in the maps of all devices by default.
+
+    Returns
+    -------
+    Region or None
+        As it is now; None where no region holds them all.
+    """
+    cdef Bytes found
+    if not range_at(buffer, size, &found):
+        return None
+    if device is not None:
+        return map_of(device).find(found.ptr, found.size)
+    cdef optional[CRegion] region
+    cdef PinnedMap on = map_with(found.ptr, found.size, &region)
+    return None if on is None else wrap(dereference(region), on.device)
+
+
+cdef Lock held_within(uint64_t ptr, uint64_t size):
+    cdef PyObject* found
+    for on in pinned_maps():
+        found = open_locks.within(<void*>on, ptr, size)
+        if found is not NULL and found.ob_refcnt > 0:
+            return <Lock>found
+    return None
+
+
+def regions(device=None, *, idle=False):
+    """All locked regions of a device, or of all devices, in address order for each.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        Whose; of all devices by default.
+    idle : bool
+        Also what is registered though nobody has a lock of it, see `pinning.budget`.
+    """
+    on_all = pinned_maps() if device is None else [map_of(device)]
+    return [region for on in on_all for region in (on.overlapping(1, 2**64 - 1, idle=True) if idle else on)]
+
+
+def range_of(buffer, size=None):
+    """Address and bytes of a buffer, or of an address by itself: one byte, or `size`."""
+    cdef Bytes found
+    if kind_of(buffer).address:
+        return int(buffer), 1 if size is None else size
+    bytes_of(buffer, size, &found)
+    return found.ptr, found.size

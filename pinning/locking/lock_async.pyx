@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Locks that are taken in the background.
+
+Each map that has some to take has one thread, which takes them one after another; a vendor locks no faster for two. All
+that changes while the GIL is held is changed in C, so that neither another thread nor Ctrl-C comes between.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+from libcpp.optional cimport optional
+
+from pinning.interop.exports cimport Bytes
+from pinning.locking.lock cimport Lock, Pace, describe, description_of, map_of, pace_of, unlocked
+from pinning.map.native cimport CRegion
+from pinning.map.pinned_map cimport PinnedMap, forks, wish
+from pinning.plugin.native cimport Wish
+
+import _thread
+import asyncio
+import time
+import warnings
+from collections import deque
+from contextlib import suppress
+
+from pinning.budget.limits import check_lock
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.machine.populate import Populating, is_resident
+from pinning.runtime.arguments import integer, seconds
+from pinning.runtime.process import Part, at_exit, in_child
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef double SLICE = 0.05  # seconds between two looks for a signal
+cdef double EXIT_SECONDS = 60
+
+cdef dict workers = {}  # those that have a thread, by the map
+cdef long begun = forks()  # in which process
+cdef list parents = []  # the workers of the processes before, whose threads are not here
+
+
+@cython.no_gc_clear
+cdef class Job:
+    """One lock to take: the thread's, and the PendingLock's."""
+    cdef Lock lock
+    cdef PinnedMap on
+    cdef Pace pace
+    cdef tuple description
+    cdef Wish wanted
+    cdef long generation
+    cdef bint unwanted, over, unlisted
+    cdef dict how  # its pages are brought in
+    cdef object error
+    cdef list listeners  # called once it is over
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        if self.pace is not None and self.is_lost():
+            self.pace.pieces = NULL  # threads that are not here wait for it, which its end would wait for
+
+    cdef bint is_lost(self) noexcept:
+        """In a child of fork."""
+        return self.generation != forks()
+
+    cdef run(self):
+        try:
+            if not self.unwanted:
+                self.take()
+            if self.unwanted:
+                self.lock.give_up()
+        except BaseException as error:
+            self.error = error
+        self.finish()
+
+    cdef take(self):
+        cdef Lock lock = self.lock
+        cdef uint64_t ptr = lock.ptr, size = lock.size
+        if not lock.try_take(self.on, ptr, size, self.wanted.grain):
+            self.take_anew(ptr, size)
+            describe(lock, self.description)
+        if not self.unlisted:
+            lock.enter()
+
+    cdef take_anew(self, uint64_t ptr, uint64_t size):
+        cdef PinnedMap on = self.on
+        on.check_open()
+        if on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
+            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+            return
+        resident = is_resident(ptr, size)
+        check_lock(size, on.device, resident)
+        if resident:
+            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+            return
+        self.pace.pieces.bring_in(0)
+        populating = Populating(ptr, size, self.bring_in, **self.how)
+        try:
+            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+        except BaseException:
+            populating.stop()
+            if populating.error is not None:
+                raise populating.error
+            raise
+        populating.stop()
+
+    def bring_in(self, size):
+        """So much is in memory; None: no more will be."""
+        if size is None:
+            self.pace.pieces.end()
+        else:
+            self.pace.pieces.bring_in(size)
+
+    cdef finish(self):
+        self.over = True
+        if not self.lock.counted:
+            self.lock.owner = None
+        self.pace.pieces.finish(self.lock.size if self.lock.counted else 0)
+        cdef list listeners = self.listeners
+        self.listeners = []
+        for each in listeners:
+            with suppress(RuntimeError):  # the loop is closed
+                each()
+
+    cdef drop(self):
+        """It is not wanted any more: it ends soon, and is undone."""
+        self.unwanted = True
+        self.pace.pieces.end()
+        cdef Worker worker = workers.get(<size_t><void*>self.on)
+        if worker is not None and self in worker.jobs:
+            worker.jobs.remove(self)
+            self.finish()
+
+    cdef int wait(self, uint64_t size, double seconds) except -1:
+        """Until so much is locked, or it is over; signals are heard."""
+        cdef double end = time.monotonic() + seconds
+        cdef double left = seconds
+        while not self.over and self.pace.pieces.held() < size and left > 0:
+            self.wait_briefly(size, min(left, SLICE))
+            PyErr_CheckSignals()
+            left = end - time.monotonic()
+        return 0
+
+    cdef int wait_briefly(self, uint64_t size, double seconds) except -1:
+        pieces = self.pace.pieces
+        with nogil:
+            pieces.wait(size, seconds)
+        return 0
+
+
+cdef class Worker:
+    """The thread that takes the locks of one map, while there are any."""
+    cdef PinnedMap on
+    cdef object jobs  # those that have not begun
+    cdef Job job
+
+    cdef bint advance(self) except -1:
+        self.job = self.jobs.popleft() if self.jobs else None
+        if self.job is None:
+            workers.pop(<size_t><void*>self.on, None)
+        return self.job is not None
+
+    def run(self):
+        while self.advance():
+            self.job.run()
+
+
+cdef int begin(Job job) except -1:
+    begin_anew()
+    cdef Worker worker = workers.get(<size_t><void*>job.on)
+    if worker is not None:
+        worker.jobs.append(job)
+        return 0
+    worker = Worker.__new__(Worker)
+    worker.on, worker.jobs = job.on, deque([job])
+    workers[<size_t><void*>job.on] = worker
+    try:
+        _thread.start_new_thread(worker.run, ())
+    except RuntimeError as error:
+        del workers[<size_t><void*>job.on]
+        raise PinningError(f"there is no thread to be had for a lock in the background: {error}") from None
+    return 0
+
+
+cdef class PendingLock:
+    """A lock that is being taken in the background. Made by `lock_async`; a context manager, which cancels at the end.
+
+    It can be awaited in any event loop of asyncio: ``lock = await pending``. To cancel the task that waits does not
+    cancel the lock, and neither does Ctrl-C in `wait`.
+
+    One that is dropped before it is done warns (ResourceWarning) and is undone. When the program exits, all that are
+    left are undone. In a child process after fork it is not held: page locks stay with the parent.
+
+    Attributes
+    ----------
+    ptr, size : int
+        The bytes that are to be locked.
+    device : Device
+        Where.
+    """
+
+    cdef Job job
+    cdef readonly uint64_t ptr
+    cdef readonly uint64_t size
+    cdef object __weakref__
+
+    def __init__(self):
+        raise TypeError("a PendingLock is had from pinning.lock_async")
+
+    @property
+    def device(self):
+        return self.job.on.device
+
+    @property
+    def done(self):
+        """Whether it is over, for better or worse; `wait` says which."""
+        return self.job.over or self.job.is_lost()
+
+    @property
+    def progress(self):
+        """Bytes from the start that are locked; 0 once it has failed or was cancelled."""
+        if self.job.is_lost():
+            return 0
+        return (self.size if self.job.lock.counted else 0) if self.job.over else self.job.pace.pieces.held()
+
+    def wait(self, nbytes=None, timeout=None):
+        """Wait until it is done, or until the first bytes are locked. Ctrl-C is heard, and the lock goes on.
+
+        Parameters
+        ----------
+        nbytes : int, optional
+            Only until so many bytes from the start are locked.
+        timeout : float, optional
+            Seconds.
+
+        Returns
+        -------
+        Lock or None
+            The lock, the same one each time: keep it, for dropping it unlocks. None where `nbytes` is given.
+
+        Raises
+        ------
+        TimeoutError
+            It takes longer; it goes on.
+        PinningError
+            It was cancelled, or this is a fork of the process that has begun it. Else as `lock`: InvalidRangeError,
+            PartialOverlapError, StillLockedError, LockLimitError, VendorError. Nothing is locked then.
+        """
+        cdef uint64_t wanted = self.size + 1
+        if nbytes is not None:
+            first = integer(nbytes, "nbytes")
+            if not 0 <= first <= self.size:
+                raise InvalidRangeError(f"nbytes is {first}; it must lie between 0 and the lock's {self.size} bytes")
+            wanted = first
+        patience = seconds(timeout)
+        cdef Job job = self.job
+        self.check_here()
+        job.wait(wanted, 1e9 if patience is None else patience)
+        if job.over:
+            return self.outcome(nbytes is None)
+        if nbytes is not None and job.pace.pieces.held() >= wanted:
+            return None
+        raise TimeoutError(f"{job.pace.pieces.held()} bytes of {self!r} are locked after {timeout} s")
+
+    cdef check_here(self):
+        if self.job.is_lost():
+            raise PinningError(f"{self!r} is the parent process', and is not held in this fork of it; lock it here")
+
+    cdef outcome(self, bint whole):
+        if self.job.error is not None:
+            raise self.job.error
+        if self.job.unwanted:
+            raise PinningError(f"{self!r} was cancelled; lock the buffer anew")
+        return self.job.lock if whole else None
+
+    def cancel(self):
+        """End it after the piece that is being locked, undo it, and wait for that; if it is done, unlock it.
+
+        Where others hold locks in what is locked so far, that stays until the last of them is unlocked.
+
+        Raises
+        ------
+        VendorError
+            The vendor refused to unlock. If the lock was done it is still held, and this can be called again; else its
+            region is half unlocked, and `pinning.unlock` of the buffer tries again.
+        """
+        cdef Job job = self.job
+        if job.is_lost():
+            return
+        job.drop()
+        job.wait(self.size + 1, 1e9)
+        job.lock.give_up()
+        if job.error is not None and job.on.map.serial_at(self.ptr) != 0 and not job.on.map.find(
+            self.ptr, 1
+        ).has_value():
+            raise job.error  # half unlocked
+
+    def __await__(self):
+        return wait_for(self).__await__()
+
+    cdef bint listen(self, function) except -1:
+        """Have it called once it is over; False where it is."""
+        self.check_here()
+        if not self.job.over:
+            self.job.listeners.append(function)
+        return not self.job.over
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.cancel()
+
+    def __del__(self):
+        if self.job is None or self.done or self.job.unwanted:
+            return
+        try:
+            warnings.warn(f"{self!r} was dropped before it was done; wait for it or cancel it", ResourceWarning,
+                          source=self)
+        finally:
+            self.job.drop()
+
+    def __dealloc__(self):
+        if self.job is not None and not self.job.over and not self.job.is_lost():
+            self.job.drop()
+
+    def __repr__(self):
+        job = self.job
+        state = (
+            "of the parent process" if job.is_lost()
+            else f"{self.progress} bytes locked" if not job.over
+            else "cancelled" if job.unwanted
+            else f"failed: {job.error!r}" if job.error is not None
+            else "done"
+        )
+        device = getattr(self.device, "name", self.device)
+        end = int(self.ptr) + self.size
+        return f"<PendingLock of [{self.ptr:#x}, {end:#x}), {self.size} bytes, on {device}: {state}>"
+
+
+async def wait_for(PendingLock pending):
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def settle():
+        if not future.done():
+            future.set_result(None)
+
+    if pending.listen(lambda: loop.call_soon_threadsafe(settle)):
+        await future
+    return pending.outcome(True)
+
+
+def lock_async(
+    buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None
+):
+    """Lock a buffer's memory for a device in the background.
+
+    What is not in memory is brought in by several threads, ahead of the lock. In pieces (`unit`, `stall_ms` or `piece`)
+    what is locked so far is found and used by copies at once, a lock inside it is counted at once, and one beyond it
+    waits for that much. Without them the lock is one vendor call, as any library may copy across the whole buffer; a
+    GPU then stands still for about 25 ms a GiB.
+
+    Locks of one device are taken one after another, in the order of these calls.
+
+    Parameters
+    ----------
+    buffer, size, device, read_only, coherent
+        As for `lock`.
+    piece : int, optional
+        Lock in pieces of so many bytes.
+    unit : int, optional
+        Bytes that are copied at a time by whoever copies, such as a block of a cache or a row, counted from the
+        buffer's start. It is locked in pieces of whole units: no copy of a unit crosses a border, whoever makes it.
+    stall_ms : float, optional
+        How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given. The size of
+        the pieces follows from the time that each takes; it is a multiple of at least 16 MiB, or of `unit` if that is
+        larger. Alone, it is for memory that only this package's copies go across.
+
+    Returns
+    -------
+    PendingLock
+        Keep it, until you have its `Lock`: dropping it undoes the lock.
+
+    Raises
+    ------
+    TypeError, InvalidRangeError, PluginUnavailableError
+        As `lock`. What else may go wrong is raised by whoever waits.
+    PinningError
+        The map is closed, or there is no thread to be had.
+    """
+    return pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, False, {})
+
+
+def lock_unlisted(buffer, device, unit, how):
+    """`lock_async` for who gives parts of the buffer to others: that these are locked is not due to a lock of theirs.
+
+    Parameters
+    ----------
+    how : dict
+        How pages are brought in: further arguments of `pinning.machine.populate.Populating`.
+    """
+    return pending(buffer, None, device, None, None, unit, None, None, True, how)
+
+
+cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, bint unlisted, dict how):
+    cdef Bytes found
+    cdef Job job = Job.__new__(Job)
+    job.unlisted, job.how = unlisted, how
+    job.lock = unlocked(buffer, size, &found)
+    job.on = map_of(device)
+    job.pace = pace_of(job.on.largest, found.size, piece, unit, stall_ms)
+    if read_only is None and found.read_only >= 0:
+        read_only = bool(found.read_only)
+    job.wanted = wish(read_only, coherent)
+    job.generation = forks()
+    job.listeners = []
+    job.description = description_of(buffer)
+    job.on.check_open()
+    cdef PendingLock made = PendingLock.__new__(PendingLock)
+    made.job, made.ptr, made.size = job, found.ptr, found.size
+    if job.lock.try_take(job.on, found.ptr, found.size, job.wanted.grain):
+        if not unlisted:
+            job.lock.enter()
+        job.finish()
+    else:
+        begin(job)
+    return made
+
+
+cdef begin_anew():
+    """In a child of fork, once."""
+    global workers, begun
+    if begun == forks():
+        return
+    parents.append(workers)
+    workers = {}
+    begun = forks()
+
+
+def _begin_anew_in_child():
+    begin_anew()  # unless a handler that ran before has
+
+
+def _end_all():
+    cdef Worker worker
+    cdef Job job
+    cdef list left = []
+    for worker in list(workers.values()):
+        left += [job for job in (worker.job, *worker.jobs) if job is not None]
+    for job in left:
+        job.drop()
+    for job in left:
+        job.wait(job.lock.size + 1, EXIT_SECONDS)
+
+
+in_child(Part.LOCKS, _begin_anew_in_child)
+at_exit(Part.LOCKS, _end_all)

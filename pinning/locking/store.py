@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of a store that several processes share, such as Ray's: each is locked in the background when it is used.
+
+The store is one mapping of shared memory, where objects are made, used and deleted, and others come to their place.
+Each is locked whole and by itself, so that no copy of an object crosses the border of a lock, and what nobody uses is
+not brought into memory.
+
+A copy from locked memory goes on when its call has returned, where one from pageable memory would be done with the
+source. So what this process uses is let go of only once the device has done what it had to do by then; until that the
+store gives its place to no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import numpy
+
+from pinning.budget.limits import budget
+from pinning.errors import LockLimitError, PinningError
+from pinning.locking.lock import Lock, lock, range_of
+from pinning.plugin import Device, MemoryDevice
+from pinning.plugin.native import synchronize_in_background
+
+
+class ObjectLocks:
+    """What of an object store is locked.
+
+    An object that nobody uses any more, or that is deleted, stays locked as memory, for it may be used again, or
+    another of its size come to its place. Where there is no room for a lock, these go, the least recently used first.
+
+    Parameters
+    ----------
+    device : callable
+        For which objects are locked, or None where there is nothing to lock for; it is asked until it says one.
+    smallest : int
+        Bytes; smaller objects are not worth a lock.
+    name : str
+        What the name of the file has in it that is mapped: other memory is never locked.
+    log : Logger
+        Is told once what cannot be locked.
+    pace : float
+        Bytes a second. While memory is being locked the device's other work waits, so the lock of an object begins
+        after so long as the first copy of it takes at this pace.
+    """
+
+    def __init__(
+        self,
+        device: Callable[[], Device | None],
+        smallest: int,
+        name: str,
+        log: logging.Logger,
+        pace: float = 10e9,
+    ) -> None:
+        self._ask, self._smallest, self._name, self._log, self._pace = device, smallest, name, log, pace
+        self._device: Device | None = None
+        self._extents: list[_Extent] = []  # by address; none overlap
+        self._changing = threading.Lock()
+        self._turns = count()
+        self._todo: SimpleQueue[_Extent | _Use | None] = SimpleQueue()
+        self._said = self._closing = False
+        self._process = os.getpid()
+        threading.Thread(target=self._work, name="pinning store", daemon=True).start()
+
+    def use(self, memory: object, parts: Sequence[object]) -> Sequence[object]:
+        """Have an object locked, and say through which buffers it is to be used.
+
+        Parameters
+        ----------
+        memory : buffer
+            The whole object, which the store keeps as long as this is kept.
+        parts : sequence of buffers
+            Parts of it.
+
+        Returns
+        -------
+        sequence of buffers
+            The same parts. The object is kept as long as somebody has one of these, and then until the device has done
+            its work.
+        """
+        try:
+            use = self._begin(memory)
+            return parts if use is None else _views(parts, _User(use, self._todo))
+        except Exception as error:  # whatever it is, the object is right as it is
+            self._say(error)
+            return parts
+
+    def close(self) -> None:
+        """Lock nothing more, and undo each lock as soon as nobody uses its object."""
+        self._closing = True
+        self._todo.put(None)
+
+    def _begin(self, memory: object) -> _Use | None:
+        if self._process != os.getpid():
+            return None  # forked: the locks and the thread are the parent's
+        start, size = range_of(memory)
+        use = _Use(memory)
+        with self._changing:
+            at = self._overlapping(start, size)
+            old = self._extents[at]
+            if len(old) == 1 and old[0].is_at(start, size):
+                return self._count(use, old[0])
+            del self._extents[at]
+        for each in old:
+            each.undo()  # of an object that is no more: a copy of this one must not cross its border
+        if size < self._smallest or self._closing or self._device_to_lock_for() is None:
+            return None
+        if not _is_mapped(start, size, self._name):
+            return None
+        extent = _Extent(start, size)
+        with self._changing:
+            at = self._overlapping(start, size)
+            if not self._extents[at]:
+                self._extents[at] = [extent]
+            elif not (extent := self._extents[at][0]).is_at(start, size):
+                return None
+            return self._count(use, extent)
+
+    def _count(self, use: _Use, extent: _Extent) -> _Use | None:
+        """Enter a use; under the mutex."""
+        if extent.refused:
+            return None
+        extent.turn = next(self._turns)
+        use.extent = extent
+        extent.uses.add(use)
+        if not extent.asked:
+            extent.due = time.monotonic() + extent.size / self._pace
+            self._todo.put(extent)
+            extent.asked = True
+        return use
+
+    def _overlapping(self, start: int, size: int) -> slice:
+        first = bisect_right(self._extents, start, key=lambda extent: extent.end)
+        return slice(first, bisect_left(self._extents, start + size, first, key=lambda extent: extent.start))
+
+    def _device_to_lock_for(self) -> Device | None:
+        if self._device is None:
+            self._device = self._ask()
+        return self._device
+
+    def _work(self) -> None:
+        """Lock, and let go of what is not used any more."""
+        ended: list[_Use] = []
+        waiting: list[_Extent] = []
+        while not self._closing or self._extents:
+            with suppress(Empty):
+                first = min((extent.due for extent in waiting), default=None)
+                each = self._todo.get(timeout=None if first is None else max(first - time.monotonic(), 0))
+                while True:
+                    if isinstance(each, _Extent):
+                        waiting.append(each)
+                    elif each is not None:
+                        ended.append(each)
+                    each = self._todo.get_nowait()
+            each = None
+            for extent in [extent for extent in waiting if extent.due <= time.monotonic()]:
+                waiting.remove(extent)
+                self._lock(extent)
+            with suppress(PinningError):  # what the vendor refuses is tried again with the next one
+                if ended and isinstance(self._device, MemoryDevice):
+                    synchronize_in_background(self._device)
+                while ended:
+                    self._end(ended[-1])
+                    ended.pop()
+                while self._closing and self._give_one_up():
+                    pass
+
+    def _end(self, use: _Use) -> None:
+        with self._changing:
+            if use.extent is not None:
+                use.extent.uses.discard(use)
+
+    def _lock(self, extent: _Extent) -> None:
+        with self._changing:
+            if extent not in self._extents:
+                return
+            extent.begun = True
+        try:
+            extent.lock = self._locked(extent)
+        except Exception as error:
+            self._say(error)
+            with self._changing:
+                if isinstance(error, LockLimitError):
+                    extent.asked = extent.begun = False  # with the next use it is tried again
+                else:
+                    extent.refused = True
+        finally:
+            extent.settled.set()
+
+    def _locked(self, extent: _Extent) -> Lock:
+        while True:
+            try:
+                return lock(extent.start, extent.size, device=self._device)
+            except LockLimitError:
+                limit = budget().limit
+                if (limit is not None and extent.size > limit) or not self._give_one_up():
+                    raise
+
+    def _give_one_up(self) -> bool:
+        """Undo the lock of what has not been used for longest; False where all that is locked is being used."""
+        with self._changing:
+            unused = (each for each in self._extents if not each.uses and (each.lock is not None or self._closing))
+            oldest = min(unused, key=lambda extent: extent.turn, default=None)
+            if oldest is None:
+                return False
+            self._extents.remove(oldest)
+        oldest.undo()
+        return True
+
+    def _say(self, error: Exception) -> None:
+        if not self._said:
+            self._said = True
+            self._log.warning("some objects of the store are not locked, so they are copied as ever: %s", error)
+
+
+class _Extent:
+    """Where an object lies, or did, and its lock."""
+
+    def __init__(self, start: int, size: int) -> None:
+        self.start, self.size, self.end = start, size, start + size
+        self.lock: Lock | None = None
+        self.asked = self.begun = self.refused = False
+        self.settled = threading.Event()  # what was begun is done, one way or the other
+        self.uses: set[_Use] = set()
+        self.turn = 0  # larger than that of all that were used before
+        self.due = 0.0  # when its lock is to begin
+
+    def is_at(self, start: int, size: int) -> bool:
+        """Whether it is this very range, and still locked if it was: memory may have been unmapped."""
+        return self.start == start and self.size == size and (self.lock is None or self.lock.held)
+
+    def undo(self) -> None:
+        """Unlock it; it is not in the list any more."""
+        if self.begun:
+            self.settled.wait()
+            if self.lock is not None:
+                self.lock.unlock()
+
+
+class _Use:
+    """That this process has an object."""
+
+    def __init__(self, memory: object) -> None:
+        self.memory = memory
+        self.extent: _Extent | None = None
+
+
+class _User:
+    """What all views of an object have in common: with the last of them the use has ended."""
+
+    def __init__(self, use: _Use, ended: SimpleQueue[_Extent | _Use | None]) -> None:
+        self._use, self._ended = use, ended
+
+    def __del__(self) -> None:
+        self._ended.put(self._use)  # which waits for nobody
+
+
+class _Part:
+    """Bytes of an object, and its user."""
+
+    def __init__(self, start: int, size: int, readonly: bool, user: _User) -> None:
+        self._user = user
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, readonly), "version": 3}
+
+
+def _views(parts: Sequence[object], user: _User) -> list[object]:
+    found: list[object] = []
+    for part in parts:
+        view = memoryview(part)  # type: ignore[arg-type]
+        if view.nbytes:
+            found.append(numpy.asarray(_Part(*range_of(part), view.readonly, user)).data)
+        else:
+            found.append(part)
+    return found
+
+
+def _is_mapped(start: int, size: int, name: str) -> bool:
+    """Whether memory lies in a shared mapping of a file of such a name. Locks may divide it into many mappings."""
+    at = start
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, *_, file = line.split(maxsplit=5)
+        first, end = (int(each, 16) for each in addresses.split("-"))
+        if first <= at < end:
+            if not permissions.endswith("s") or name not in Path(file).name:
+                return False
+            at = end
+            if at >= start + size:
+                return True
+    return False

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Touch the pages of a range before it is locked.
+
+Most of the time that a lock of fresh memory takes goes into bringing its pages in. Done here, in pieces, it can be
+interrupted and watched; done by the lock, neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+from array import array
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pinning.errors import InvalidRangeError, LockLimitError
+from pinning.machine.room import file_system
+
+PIECE = 16 << 20
+_PAGE = mmap.PAGESIZE
+_WINDOWS, _WINDOW = 16, 16 * _PAGE  # a look costs 4 us, and 70 ns for each page
+_HUGE_PAGE = 2 << 20
+_THREADS = 4  # more have helped nowhere that it was measured
+_MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
+_IOV_MAX = 1024
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.process_vm_readv.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
+
+
+class _Mapping(NamedTuple):
+    start: int
+    end: int
+    access: bytes
+    anonymous: bool
+
+
+def populate(
+    ptr: int,
+    size: int,
+    *,
+    progress: Callable[[int, int], object] | None = None,
+    piece: int = PIECE,
+    resident: bool | None = None,
+) -> None:
+    """Bring the pages of a range into memory, as huge pages where the system allows that; contents stay as they are.
+
+    Returns at once when the pages seem to be there (see `is_resident`). Other threads may use the memory meanwhile.
+    Between two pieces a KeyboardInterrupt can come through; what was touched until then stays touched.
+
+    Parameters
+    ----------
+    ptr, size : int
+        A host range in bytes.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes, after each piece; the last time with ``done == total``. What it
+        raises ends the work and reaches the caller.
+    piece : int, optional
+        Bytes to touch at a time, rounded up to pages.
+    resident : bool, optional
+        What `is_resident` says, for a caller who has asked it.
+
+    Raises
+    ------
+    InvalidRangeError
+        Some of the range is not mapped, not readable or past the end of its file.
+    LockLimitError
+        Memory ran out.
+    """
+    if piece < 1:
+        raise ValueError(f"piece is {piece}; it must be at least 1 byte")
+    if not (is_resident(ptr, size) if resident is None else resident):
+        start, end = _pages(ptr, size)
+        step = -(-piece // _PAGE) * _PAGE
+        for mapping in _mappings(start, end):
+            _ask_for_huge_pages(mapping)
+            for low in range(mapping.start, mapping.end, step):
+                high = min(low + step, mapping.end)
+                _touch(low, high, mapping.access)
+                if progress and high < end:
+                    progress(high - ptr, size)
+    if progress:
+        progress(size, size)
+
+
+class Populating:
+    """Brings the pages of a range in by threads, from its start on.
+
+    Parameters
+    ----------
+    ptr, size : int
+        A host range in bytes, which stays there until `stop`.
+    reached : callable
+        Called as ``reached(done)``, in bytes from `ptr` on, by any of the threads; as ``reached(None)`` when an error
+        has ended it, which is `error` then.
+    threads : int, optional
+        How many at most; as many as have been seen to help by default.
+    cpus : collection of int, optional
+        The processors that they run on, and so from whose node the pages come.
+    huge_pages : bool, optional
+        Whether to ask for huge pages.
+
+    Raises
+    ------
+    InvalidRangeError
+        Some of the range is not mapped.
+    """
+
+    def __init__(
+        self,
+        ptr: int,
+        size: int,
+        reached: Callable[[int | None], object],
+        *,
+        threads: int | None = None,
+        cpus: Collection[int] | None = None,
+        huge_pages: bool = True,
+    ) -> None:
+        start, end = _pages(ptr, size)
+        self.error: BaseException | None = None
+        self._ptr, self._size, self._reached = ptr, size, reached
+        mappings = _mappings(start, end)
+        self._cpus = cpus
+        for each in mappings if huge_pages else ():
+            _ask_for_huge_pages(each)
+        self._parts = [
+            (low, min(low + PIECE, each.end), each.access)
+            for each in mappings
+            for low in range(each.start, each.end, PIECE)
+        ]
+        self._next = iter(range(len(self._parts)))  # to take the next one is one step
+        self._turn = threading.Lock()
+        self._touched: set[int] = set()  # out of turn
+        self._done = 0
+        self._stopped = False
+        most = min(_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
+        self._ended, self._running = threading.Semaphore(0), 0
+        workers = [
+            threading.Thread(target=self._work_there, name="pinning populate", daemon=True)
+            for _ in range(min(most, len(self._parts)))
+        ]
+        try:
+            for thread in workers:
+                thread.start()
+                self._running += 1
+        except RuntimeError:  # no more threads to be had
+            if not self._running:
+                self._work()
+
+    def stop(self) -> None:
+        """Have the threads end, each after the piece that it is at, and wait for that."""
+        self._stopped = True
+        for _ in range(self._running):
+            self._ended.acquire()  # join would make the calling thread known to Python for good
+            self._running -= 1
+
+    def _work_there(self) -> None:
+        if self._cpus is not None:
+            with suppress(OSError):  # not allowed here: pages come from wherever this thread is
+                os.sched_setaffinity(0, self._cpus)  # of this thread alone
+        try:
+            self._work()
+        finally:
+            self._ended.release()
+
+    def _work(self) -> None:
+        for number in self._next:
+            if self._stopped or self.error is not None:
+                return
+            try:
+                _touch(*self._parts[number])
+            except BaseException as error:
+                self.error = error
+                self._reached(None)
+                return
+            with self._turn:
+                self._touched.add(number)
+                while self._done in self._touched:
+                    self._touched.discard(self._done)
+                    self._done += 1
+                last = self._done == len(self._parts)
+                done = self._size if last else max(self._parts[self._done][0] - self._ptr, 0)
+                self._reached(done)
+
+
+def is_resident(ptr: int, size: int) -> bool:
+    """Whether the pages of a range seem to be in memory; in a large range only samples are looked at.
+
+    Pages of a file count as soon as they are cached, also where a private mapping has yet to copy them. Of a file
+    that this user may not write the kernel says that all of it is cached.
+
+    Raises
+    ------
+    InvalidRangeError
+        A page that was looked at is not mapped.
+    """
+    start, end = _pages(ptr, size)
+    if end - start <= _WINDOWS * _WINDOW:
+        return _window_is_resident(start, end - start)
+    last = (end - start - _WINDOW) // _PAGE
+    windows = (start + last * window // (_WINDOWS - 1) * _PAGE for window in range(_WINDOWS))
+    return all(_window_is_resident(window, _WINDOW) for window in windows)
+
+
+def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
+    """When the kernel gives huge pages to ordinary memory: ``"always"``, ``"madvise"`` (if asked to) or ``"never"``."""
+    try:
+        modes = setting.read_text()
+    except OSError:
+        return "never"
+    return modes.partition("[")[2].partition("]")[0]
+
+
+def ask_for_huge_pages(ptr: int, size: int) -> None:
+    """Have a mapped range be huge pages where the system allows that, as far as nobody has touched it yet."""
+    for mapping in _mappings(*_pages(ptr, size)):
+        _ask_for_huge_pages(mapping)
+
+
+def _pages(ptr: int, size: int) -> tuple[int, int]:
+    return ptr & -_PAGE, (ptr + size + _PAGE - 1) & -_PAGE
+
+
+def _window_is_resident(start: int, size: int) -> bool:
+    residence = ctypes.create_string_buffer(size // _PAGE)
+    if _libc.mincore(start, size, residence) == 0:
+        return b"\0" not in residence.raw
+    if ctypes.get_errno() == errno.ENOMEM:
+        raise _not_mapped(start, start + size)
+    return False  # mincore is not to be had here, such as in a sandbox.
+
+
+def _not_mapped(start: int, end: int) -> InvalidRangeError:
+    return InvalidRangeError(f"not mapped: some of [{start:#x}, {end:#x}); was its owner freed?")
+
+
+def _mappings(start: int, end: int) -> list[_Mapping]:
+    """The mappings that make up a range, each cut to it."""
+    found = []
+    reached = start
+    try:
+        with Path("/proc/self/maps").open("rb") as maps:
+            for line in maps:
+                addresses, access, _, _, inode = line.split(maxsplit=5)[:5]
+                low, high = (int(address, 16) for address in addresses.split(b"-"))
+                if high <= reached:
+                    continue
+                if low > reached or reached == end:
+                    break
+                found.append(_Mapping(reached, min(high, end), access, inode == b"0"))
+                reached = found[-1].end
+    except OSError:  # no /proc, or no descriptor to be had: whatever it is, it can be read
+        return [_Mapping(start, end, b"r--s", False)]
+    if reached < end:
+        raise _not_mapped(start, end)
+    return found
+
+
+def _ask_for_huge_pages(mapping: _Mapping) -> None:
+    if mapping.anonymous and mapping.end - mapping.start >= _HUGE_PAGE:
+        _libc.madvise(mapping.start, mapping.end - mapping.start, _MADV_HUGEPAGE)  # A hint: it may fail.
+
+
+def _touch(start: int, end: int, access: bytes) -> None:
+    # A lock breaks copy-on-write, so private pages are touched by a write, which makes the copy. Shared pages are
+    # only read: a write would make the kernel write the whole file back.
+    private_writable = access[1:2] == b"w" and access[3:4] == b"p"
+    if _libc.madvise(start, end - start, _MADV_POPULATE_WRITE if private_writable else _MADV_POPULATE_READ) == 0:
+        return
+    code = ctypes.get_errno()
+    if code == errno.ENOMEM:
+        _window_is_resident(start, end - start)  # Raises if it is for a page that is not mapped.
+        raise LockLimitError(f"memory ran out while [{start:#x}, {end:#x}) was brought in; free some, or lock less")
+    if code == errno.EFAULT:
+        _check_file_system(start, end)
+    if code == errno.EFAULT or access.startswith(b"--"):
+        raise InvalidRangeError(
+            f"some of [{start:#x}, {end:#x}) cannot be brought into memory: it is not readable, its file is "
+            "shorter than the mapping, or its file system was full"
+        )
+    # Linux before 5.14, or a mapping that refuses. Where a read would not make the copy, leave it to the lock.
+    if not private_writable:
+        _read_each_page(start, end)
+
+
+def _check_file_system(start: int, end: int) -> None:
+    """Raise where the file of these pages is as long as they need, and its file system has none to give."""
+    with suppress(OSError), Path("/proc/self/maps").open("rb") as maps:
+        for line in maps:
+            addresses, _, offset, _, inode, *name = line.split(maxsplit=5)
+            low, high = (int(address, 16) for address in addresses.split(b"-"))
+            if not low <= start < high or not name:
+                continue
+            path = Path(os.fsdecode(name[0].strip()))
+            with suppress(OSError):  # it has no name any more
+                status = path.stat()
+                if status.st_ino == int(inode) and status.st_size <= int(offset, 16) + end - low - _PAGE:
+                    return
+            room = file_system(path.parent)
+            if room.free < end - start:
+                raise LockLimitError(
+                    f"some of [{start:#x}, {end:#x}) cannot be brought into memory: {room.name} has {room.limit} "
+                    f"bytes, of which {room.free} are free; remove what else is there, or {room.remedy}"
+                )
+
+
+def _read_each_page(start: int, end: int) -> None:
+    # The kernel reads, so that a page that cannot be read stops this instead of raising a signal.
+    sink = ctypes.create_string_buffer(_IOV_MAX)
+    into = array("Q", (ctypes.addressof(sink), _IOV_MAX))
+    for low in range(start, end, _IOV_MAX * _PAGE):
+        pages = range(low, min(low + _IOV_MAX * _PAGE, end), _PAGE)
+        each = array("Q", (word for page in pages for word in (page, 1)))
+        _libc.process_vm_readv(os.getpid(), into.buffer_info()[0], 1, each.buffer_info()[0], len(pages), 0)

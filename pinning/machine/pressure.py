@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether memory is short: the kernel's pressure stall information (PSI)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pinning.machine.control_group import memory_group
+
+HIGH = 0.1  # of the time some task has waited for memory
+
+
+class Pressure:
+    """How long tasks wait for memory, of this process' control group and of the machine, between two questions.
+
+    Where the kernel tells of neither, memory is never short here.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Where ``proc`` and ``sys`` are mounted.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._files = [path for path in pressure_files(root) if _stalled(path) is not None]
+        self._before = [_stalled(path) for path in self._files]
+        self._at = time.monotonic()
+
+    def is_high(self) -> bool:
+        """Whether some task has waited for a tenth of the time since the last question."""
+        now, stalled = time.monotonic(), [_stalled(path) for path in self._files]
+        high = any(
+            after is not None and before is not None and after - before > HIGH * 1e6 * (now - self._at)
+            for before, after in zip(self._before, stalled, strict=True)
+        )
+        self._at, self._before = now, stalled
+        return high
+
+
+def pressure_files(root: Path = Path("/")) -> Iterator[Path]:
+    """The files that tell of it, where the kernel has them."""
+    mount, group, _ = memory_group(root)
+    yield mount.joinpath(*group.parts[1:], "memory.pressure")
+    yield root / "proc/pressure/memory"
+
+
+def _stalled(path: Path) -> int | None:
+    """Microseconds in all in which some task has waited for memory; None where nobody says."""
+    try:
+        some = path.read_text().partition("\n")[0]
+        return int(some.rpartition("total=")[2])
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether there is room for a lock, asked before anything is touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from pinning.errors import LockLimitError
+from pinning.machine.control_group import memory_group
+
+# Version 1 of cgroups says "no limit" by the largest number that is a whole count of pages.
+_NO_LIMIT = 1 << 62
+
+
+class Room(NamedTuple):
+    """How much memory something still allows this process.
+
+    Attributes
+    ----------
+    name : str
+        What sets the bound.
+    limit, free : int
+        Bytes in all, and bytes still to be had.
+    remedy : str
+        What makes it more.
+    """
+
+    name: str
+    limit: int
+    free: int
+    remedy: str
+
+
+def system_memory() -> Room:
+    """The memory that this machine can still give without swapping."""
+    memory = psutil.virtual_memory()
+    return Room("the machine's memory", memory.total, memory.available, "end what else uses it, or lock less at a time")
+
+
+def file_system(path: Path) -> Room:
+    """What the file system of a path has. Raises OSError."""
+    system = os.statvfs(path)
+    remedy = f"mount -o remount,size=BYTES {path} (as root; for a container: its --shm-size)"
+    return Room(f"the file system {path}", system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail, remedy)
+
+
+def cgroup_memory(root: Path = Path("/")) -> Iterator[Room]:
+    """The memory limit of this process' control group and of each group around it, where they have one.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Where ``proc`` and ``sys`` are mounted.
+    """
+    mount, group, names = memory_group(root)
+    for path in (group, *group.parents):
+        folder = mount.joinpath(*path.parts[1:])
+        try:
+            limit = (folder / names.limit).read_text().strip()
+            if limit == "max" or int(limit) >= _NO_LIMIT:
+                continue
+            used = int((folder / names.used).read_text())
+            usage = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except OSError:
+            continue  # The root group has no limit, and a container may not see the groups around its own.
+        # Files that are cached count as used, but give way.
+        cached = sum(int(usage[names.stat_prefix + kind]) for kind in ("active_file", "inactive_file"))
+        remedy = f"echo BYTES > {folder / names.limit} (as root; for a container: its --memory)"
+        yield Room(f"the memory limit of control group {path}", int(limit), int(limit) - used + cached, remedy)
+
+
+def check(size: int, room: Room) -> None:
+    """Refuse `size` bytes where there are not so many left. Raises as `check_room`."""
+    if size > room.free:
+        raise LockLimitError(
+            f"locking {_bytes(size)} is more than {room.name} allows: {_bytes(room.limit)}, of which "
+            f"{_bytes(max(room.free, 0))} are free; to raise it: {room.remedy}"
+        )
+
+
+def _bytes(count: int) -> str:
+    return f"{count} bytes ({count / 2**20:.1f} MiB)"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport uint32_t, uint64_t
+
+from cpython.object cimport PyObject
+
+from pinning.map.native cimport (
+    CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonLocker, PythonRegistrar, SharedMap,
+)
+from pinning.plugin.native cimport Grain, Wish
+
+
+cdef class Region:
+    cdef readonly uint64_t start
+    cdef readonly uint64_t size
+    cdef readonly uint64_t whole
+    cdef readonly uint64_t device_ptr
+    cdef readonly uint64_t piece
+    cdef readonly uint32_t references
+    cdef readonly bint external
+    cdef readonly bint registered
+    cdef readonly bint idle
+    cdef Grain grain
+    cdef readonly object device
+
+
+cdef class PinnedMap:
+    # The C++ map, for callers without the GIL. In a child process after fork it is another one.
+    cdef CPinnedMap* map
+    cdef MappedLocks* mapped
+    cdef PythonLocker* locker  # null where the device is native
+    cdef SharedMap* shared  # null where nobody else can find it
+    cdef PyObject* holds  # of a map that outlives the interpreter, to be given up before that: a list of Holds
+    cdef uint64_t largest
+    cdef bint fine
+    cdef bint coarse
+    cdef list registrars
+    cdef object __weakref__
+    cdef readonly object device
+    cdef readonly bint closed
+    cdef readonly long generation
+
+    cdef _make(self)
+    cdef begin_anew(self)
+    cdef _let_go(self)
+    cdef _remove_registrars(self)
+    cdef give_back(self, uint64_t start)  # what is idle there
+    cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
+    # In `pieces`, or where that is null in those of so many bytes.
+    cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *
+    cdef check_open(self)
+    cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
+
+
+cdef Region wrap(const CRegion& found, object device)
+cdef long forks() noexcept
+
+
+cdef class Registrar:
+    cdef readonly PinnedMap map
+    cdef readonly str name
+    cdef object on_register
+    cdef object on_unregister
+    cdef PythonRegistrar* native  # null once it is removed
+    cdef long generation
+
+
+cdef Wish wish(object read_only, object coherent) except *
+
+
+cdef class Hold:
+    cdef PinnedMap map
+    cdef CHold hold
+    cdef bint counted
+    cdef bint keep  # whether the region is to be kept idle by its last unlock
+    cdef long generation
+    cdef bint linked
+    cdef PyObject* previous_hold
+    cdef PyObject* next_hold
+    cdef object __weakref__
+
+    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept
+    cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1
+    cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent)
+    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, Wish wanted, Pieces* pieces)
+    cdef void own(self, PinnedMap map, CHold hold) noexcept
+    cdef bint is_held(self) noexcept
+    cdef bint give_up(self) except *
+    cdef bint is_in_map(self) noexcept
+    cdef void link(self) noexcept
+    cdef void unlink(self) noexcept

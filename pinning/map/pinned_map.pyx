@@ -1,0 +1,991 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""The pinned map for Python: a thin face of the C++ one."""
+
+cimport cython
+from cpython.number cimport PyNumber_Index
+from cpython.object cimport PyObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.optional cimport optional
+from libcpp.vector cimport vector
+
+from pinning.map.native cimport (
+    Budget,
+    CHold,
+    CPinnedMap,
+    CRegion,
+    LockMapped,
+    MappedLocks,
+    Pieces,
+    PythonLocker,
+    PythonRegistrar,
+    add_registrar,
+    destroy,
+    device_calls,
+    process_budget,
+    process_watcher,
+    shared_map,
+)
+from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
+
+from collections import deque
+from contextlib import suppress
+
+from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
+from pinning.runtime.arguments import byte_count, integer, is_one_of, said
+from pinning.runtime.process import Living, Part, at_exit, in_child
+
+
+cdef class Region:
+    """A locked region, as it was when asked for.
+
+    Attributes
+    ----------
+    start, end, size : int
+        The half-open byte range ``[start, end)`` that is locked.
+    whole : int
+        Bytes from `start` that the map keeps for it: `size`, but more while a lock in pieces goes on, or where it was
+        ended before its end because others had locked some of it.
+    device_ptr : int
+        Device-accessible address of `start`.
+    piece : int
+        Vendor calls have locked multiples of so many bytes; `size` when one call locked all.
+    references : int
+        Locks held. 0 for a registration that nobody has locked.
+    external : bool
+        Pinned by someone else, and so never unlocked by this map.
+    registered : bool
+        Entered by `PinnedMap.register`: external, and no lock keeps it there.
+    idle : bool
+        Given up by all and still registered with the vendor, see `pinning.budget`: no lookup shows it.
+    coherent : bool or None
+        Whether host and running kernel see each other's writes. None where nobody knows: the vendor promises nothing,
+        or someone else has pinned it and the vendor has both kinds.
+    device : Device
+    """
+
+    @property
+    def end(self):
+        return int(self.start) + self.size
+
+    @property
+    def borders(self):
+        """Host addresses where one vendor registration may end and the next begin, which no single copy may cross.
+
+        Those of the whole lock, also where it is not locked yet.
+        """
+        return tuple(range(int(self.start) + self.piece, int(self.start) + self.whole, self.piece))
+
+    @property
+    def coherent(self):
+        return None if self.grain == Grain.unknown else self.grain == Grain.fine
+
+    def __contains__(self, ptr):
+        return self.start <= address_of(ptr) < self.end
+
+    def in_one_piece(self, ptr, size):
+        """Whether ``[ptr, ptr + size)``, inside the region, crosses none of the `borders`.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        """
+        first = address_of(ptr) - self.start
+        return first // self.piece == (first + integer(size, "size") - 1) // self.piece
+
+    def device_ptr_of(self, ptr):
+        """The device-accessible address of host address `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError
+            `ptr` is not in the region.
+        """
+        address = address_of(ptr)
+        if not self.start <= address < self.end:
+            raise InvalidRangeError(f"{address:#x} is not in {self!r}")
+        return self.device_ptr + (address - self.start)
+
+    def __eq__(self, other):
+        if not isinstance(other, Region):
+            return NotImplemented
+        return fields(self) == fields(other)
+
+    def __hash__(self):
+        return hash(fields(self))
+
+    def __repr__(self):
+        return (
+            f"Region(start={self.start:#x}, size={self.size}, device_ptr={self.device_ptr:#x}, "
+            f"references={self.references}, external={bool(self.external)}, "
+            f"coherent={self.coherent})"
+        )
+
+
+cdef tuple fields(Region region):
+    return (region.start, region.size, region.whole, region.device_ptr, region.piece, region.references, region.external,
+            region.registered, region.idle, region.coherent, id(region.device))
+
+
+cdef Region wrap(const CRegion& found, object device):
+    cdef Region region = Region.__new__(Region)
+    region.start = found.start
+    region.size = found.size
+    region.whole = found.whole
+    region.device_ptr = found.device_ptr
+    region.piece = found.piece
+    region.references = found.references
+    region.external = found.external
+    region.registered = found.registered
+    region.idle = found.idle
+    region.grain = found.grain
+    region.device = device
+    return region
+
+
+cdef object address_of(object ptr):
+    try:
+        return PyNumber_Index(ptr)
+    except TypeError:
+        raise no_word(ptr, "address") from None
+
+
+cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
+    try:
+        return PyNumber_Index(value)
+    except OverflowError:
+        raise InvalidRangeError(f"{what} {value} is not in [0, 2**64)") from None
+    except TypeError:
+        raise no_word(value, what) from None
+
+
+cdef object no_word(object value, str what):
+    return TypeError(f"{what} is {said(value)}; a map takes integers, and buffers are for pinning.lock and pinning.is_locked")
+
+
+cdef Wish wish(object read_only, object coherent) except *:
+    cdef Wish made
+    if read_only is not None and read_only is not True and read_only is not False:
+        raise TypeError(f"read_only is {said(read_only)}; it must be True, False, or None where the buffer says it")
+    if coherent is not None and coherent is not True and coherent is not False:
+        raise TypeError(f"coherent is {said(coherent)}; it must be True, False, or None where it makes no difference")
+    made.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
+    made.grain = Grain.unknown if coherent is None else Grain.fine if coherent else Grain.coarse
+    return made
+
+
+def watch_problem():
+    """Why the kernel does not tell which memory leaves; None where it does."""
+    return process_watcher().problem().decode() or None
+
+
+def hears_of_calls():
+    """Whether a preloaded library tells the maps when the program makes memory leave, by calls of libc."""
+    return process_watcher().hears_of_calls()
+
+
+_POLICIES = {"off": <int>LockMapped.off, "on": <int>LockMapped.on, "mandatory": <int>LockMapped.mandatory}
+
+
+@cython.no_gc_clear
+cdef class PinnedMap:
+    """PinnedMap(device, *, shared=False)\n--\n\nThe locked host memory of one device, counted.
+
+    Lookups take no lock. The device is called without one: a slow call delays neither lookups nor the locks of other
+    ranges, and threads that lock the same range at once make one call. After fork the child's map is empty.
+
+    Parameters
+    ----------
+    device : object
+        Anything with ``data_lock(ptr, size, read_only)``, ``data_unlock(ptr)`` and ``is_pinned_ptr(ptr)``, see
+        `pinning.plugin.Device`. What these raise reaches the caller unchanged. With ``coherence``, see
+        `pinning.plugin.CoarseDevice`, it says what locked memory can be.
+    shared : bool
+        Whether this is the map that native code of this process has under the device's name, see
+        ``<pinning/pinning.h>``: only for a `pinning.plugin.native.NativeDevice`. It lives as long as the process, and
+        `close` gives up the locks of Python's `Lock` handles alone.
+
+    Attributes
+    ----------
+    device : object
+        Whose memory it is.
+    closed : bool
+        Whether `close` was called; nothing can be locked then.
+    generation : int
+        The forks between the first process that has loaded libpinning and this one.
+    """
+
+    def __cinit__(self, device, *, bint shared=False):
+        for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
+            if not callable(getattr(device, method, None)):
+                raise TypeError(f"a device needs a method {method}, which {said(device)} has not; pinning.device finds "
+                                "one by its name")
+        self.device = device
+        self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
+        coherence = getattr(device, "coherence", ())
+        self.fine, self.coarse = True in coherence, False in coherence
+        self.registrars = []
+        if shared:
+            if not isinstance(device, NativeDevice):
+                raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
+            self.shared = &shared_map((<NativeDevice>device).vendor[0])
+        self._make()
+        self.generation = forks()
+        _maps.add(self)
+
+    cdef _make(self):
+        cdef Locker* locker
+        if self.shared is not NULL:
+            if self.shared.map is NULL:
+                raise MemoryError("there was no memory for the map of a device in this child of fork")
+            self.map, self.mapped = self.shared.map, self.shared.mapped
+            return
+        if isinstance(self.device, NativeDevice):
+            locker = (<NativeDevice>self.device).vendor
+        else:
+            locker = self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError, self.fine,
+                                                    self.coarse)
+        self.map = new CPinnedMap(dereference(locker), &process_watcher(), False, &process_budget())
+        self.mapped = new MappedLocks(dereference(self.map))
+
+    def __del__(self):
+        # Here and not in __dealloc__: a device in a reference cycle with its map is still whole.
+        if self.map is not NULL and self.shared is NULL:
+            try:
+                self.close()
+            except Exception:  # nobody is there to hear
+                pass
+
+    def __dealloc__(self):
+        if self.shared is NULL:
+            destroy(self.mapped, self.map, self.locker)
+
+    def lock(self, ptr, size, read_only=None, *, piece=None, coherent=None):
+        """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes, of any alignment.
+        read_only : bool, optional
+            Whether the mapping may be read only; None when not known.
+        piece : int, optional
+            Bytes that one vendor call may take.
+        coherent : bool, optional
+            Whether host and running kernel must see each other's writes. True: required. None: wherever the vendor has
+            it. False: not needed, so that the lock is coarse-grained where the vendor has that.
+
+        Returns
+        -------
+        int
+            The device-accessible address of `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError
+            Null, empty, negative or past the top of the address space.
+        PartialOverlapError
+            It shares bytes with a region of this map without lying inside it; nothing was locked. Or the device says
+            that someone else has pinned a part of it.
+        StillLockedError
+            It overlaps a region that is half unlocked, because the device refused; unlock that again first. Or it is to
+            be coherent, and lies in a region that is not, or of which nobody knows.
+        PinningError
+            The map is closed, the pieces' device pointers are not contiguous, or coherence is required of a device that
+            does not promise it.
+
+        What the device raises comes through as well. After any error nothing has changed, unless the device also
+        refused to undo the pieces before the one that failed; these are then a half unlocked region.
+        """
+        return self.hold(ptr, size, read_only, piece, coherent).device_ptr
+
+    cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
+        cdef Wish wanted = wish(read_only, coherent)
+        self.check_open()
+        cdef optional[CHold] held = self.map.try_lock(first, count, wanted.grain)
+        if held.has_value():
+            return dereference(held)
+        return self.hold_range(first, count, wanted, self.step(count, each), NULL)
+
+    cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *:
+        cdef CPinnedMap* map = self.map
+        cdef CHold made
+        self.check_open()
+        try:
+            with nogil:
+                if pieces is NULL:
+                    made = map.lock(ptr, size, wanted, piece)
+                else:
+                    made = map.lock(ptr, size, wanted, dereference(pieces))
+        finally:
+            unlock_orphans()
+        if self.closed:  # meanwhile, and perhaps without having seen this lock
+            with nogil:
+                map.unlock(made, False)
+            self.check_open()
+        return made
+
+    cdef check_open(self):
+        self.begin_anew()
+        if self.closed:
+            raise PinningError(f"the map of {self.device} is closed; nothing can be locked or registered in it")
+
+    cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept:
+        return self.largest if size > self.largest and (piece == 0 or piece > self.largest) else piece
+
+    def unlock(self, ptr):
+        """Count one lock less of the region around `ptr`; the last one unlocks it.
+
+        Raises
+        ------
+        NotLockedError
+            No lock is held there.
+
+        What the device raises comes through as well; the count is then as before, and `unlock` can be called again.
+        """
+        cdef uint64_t at = word(ptr, "address")
+        cdef CPinnedMap* map = self.map
+        if not map.try_unlock(at):
+            try:
+                with nogil:
+                    map.unlock(at)
+            finally:
+                unlock_orphans()
+
+    def lock_mapped(self, ptr, size, policy, read_only=None):
+        """Lock a range that a runtime maps, as `policy` says; `pinning.lock_mapped` has the rules.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        policy : {"off", "on", "mandatory"}
+            Whether to lock, and whether it is an error when that fails.
+        read_only : bool, optional
+            Whether the memory cannot be written.
+
+        Returns
+        -------
+        int or None
+            The device-accessible address of `ptr`; None where it is not locked now.
+
+        Raises
+        ------
+        InvalidRangeError
+            Null, empty, negative or past the top of the address space.
+        PinningError
+            There is no such policy.
+
+        With the policy "mandatory" also what `lock` raises.
+        """
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        if not is_one_of(policy, *_POLICIES):
+            raise PinningError(f"the policy {said(policy)} is none; give one of {', '.join(map(repr, _POLICIES))}")
+        cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
+        self.begin_anew()
+        if self.closed:
+            if chosen == LockMapped.mandatory:
+                self.check_open()
+            return None
+        cdef Wish wanted = wish(read_only, None)
+        cdef uint64_t each = self.step(count, 0)
+        cdef MappedLocks* mapped = self.mapped
+        cdef optional[uint64_t] device_ptr
+        try:
+            with nogil:
+                device_ptr = mapped.lock_mapped(first, count, chosen, wanted, each)
+        finally:
+            unlock_orphans()
+        if self.closed:  # meanwhile, and perhaps without having seen this lock
+            with nogil:
+                mapped.unlock_unmapped(first)
+            if chosen == LockMapped.mandatory:
+                self.check_open()
+            return None
+        return dereference(device_ptr) if device_ptr.has_value() else None
+
+    def unlock_unmapped(self, ptr):
+        """Undo one `lock_mapped` of `ptr`, if it locked anything. What the device raises comes through; try again."""
+        cdef uint64_t at = word(ptr, "address")
+        cdef MappedLocks* mapped = self.mapped
+        try:
+            with nogil:
+                mapped.unlock_unmapped(at)
+        finally:
+            unlock_orphans()
+
+    def hold_if_locked(self, ptr, size):
+        """One more lock of a range that is locked already, or that someone else has pinned; None where it is neither.
+
+        Of a region of others the vendor is asked whether it still is; one that is not leaves the map.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+
+        Raises
+        ------
+        PartialOverlapError
+            Only a part of the range is locked.
+        """
+        cdef Hold hold = Hold.__new__(Hold)
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        if hold.try_take(self, first, count, Grain.unknown) or hold.try_track(self, first, count):
+            return hold
+        return None
+
+    def refresh(self):
+        """Ask the device for each external region, and forget those that their owner has unpinned, even if locked.
+
+        Registrations are not asked for. What the device raises comes through; then nothing has changed.
+
+        Returns
+        -------
+        list of Region
+            Those forgotten, as they were.
+        """
+        cdef CPinnedMap* map = self.map
+        cdef vector[CRegion] gone
+        cdef CRegion region
+        try:
+            with nogil:
+                gone = map.refresh()
+        finally:
+            unlock_orphans()
+        return [wrap(region, self.device) for region in gone]
+
+    def undo_left(self):
+        """Have the device unlock what was locked in memory that has left; returns once that is done.
+
+        A thread does so soon; who hands memory to the vendor as pageable cannot wait for that.
+        """
+        cdef CPinnedMap* map = self.map
+        try:
+            with nogil:
+                map.undo_left()
+        finally:
+            unlock_orphans()
+
+    def _changes(self):
+        """How often what is locked has changed: what `_changed_since` compares."""
+        return self.map.changes()
+
+    def _changed_since(self, uint64_t changes, uint64_t ptr, uint64_t size):
+        """Whether it has, or is about to in ``[ptr, ptr + size)``: then it waits for that."""
+        cdef CPinnedMap* map = self.map
+        cdef cbool changed
+        with nogil:
+            changed = map.changed_since(changes, ptr, size)
+        return changed
+
+    def register(self, ptr, size, device_ptr):
+        """Enter memory that its owner has pinned: found like any other, never unlocked by this map.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        device_ptr : int
+            The device-accessible address of `ptr`.
+
+        Raises
+        ------
+        InvalidRangeError, PartialOverlapError
+            As for `lock`; any byte that is in the map already is an overlap.
+        StillLockedError
+            It overlaps a region that is half unlocked.
+        PinningError
+            The map is closed.
+        """
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        cdef uint64_t device = word(device_ptr, "device pointer")
+        cdef CPinnedMap* map = self.map
+        self.check_open()
+        with nogil:
+            map.register_pinned(first, count, device)
+        if self.closed:  # meanwhile, and perhaps without having seen this
+            try:
+                map.unregister(first)
+            except NotLockedError:
+                pass
+            self.check_open()
+
+    def unregister(self, ptr):
+        """Take back the `register` of the region around `ptr`.
+
+        Raises
+        ------
+        NotLockedError
+            No registered region holds `ptr`.
+        StillLockedError
+            Someone holds a lock in it; nothing has changed.
+        """
+        self.map.unregister(word(ptr, "address"))
+
+    def add_registrar(self, register, unregister, *, piece=None, name=None):
+        """Have someone else know of all memory that this map locks, such as a network library.
+
+        From now on `register` is called once for each region: before the first lock of it is had, and for the regions that
+        are locked already now. `unregister` is called after its last lock was given up, before the vendor unlocks it. A
+        region that stays registered while it is idle stays so here as well. Of what others have pinned, or `register` has
+        entered, nobody is told.
+
+        Parameters
+        ----------
+        register : callable
+            ``register(ptr, size)`` with the host address and the bytes of a region, or of a piece of it. What it returns
+            is given to `unregister`. Called from any thread, with no lock held; it must not lock in the same range.
+        unregister : callable
+            ``unregister(handle)``. When it raises, the region stays as it was, and is unlocked by the next try.
+        piece : int, optional
+            The most bytes of one call.
+        name : str, optional
+            By which errors call it; by default that of `register`.
+
+        Returns
+        -------
+        Registrar
+            To be removed again. It stays until then, or until the map is closed.
+
+        Raises
+        ------
+        RegistrarError
+            `register` has raised. All regions are undone, and it is not added. A lock raises it too, undone likewise:
+            the registrars before it, and the vendor's lock.
+        InvalidRangeError
+            `piece` is 0, negative or too large.
+        PinningError
+            The map is closed.
+        """
+        for what, function in (("register", register), ("unregister", unregister)):
+            if not callable(function):
+                raise TypeError(f"{what} is {said(function)}; it must be a function")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name is {said(name)}; it must be a string, or None for the function's own")
+        cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
+        self.check_open()
+        cdef Registrar made = Registrar.__new__(Registrar)
+        made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, forks()
+        made.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
+        cdef CPinnedMap* map = self.map
+        self.registrars.append(made)  # first, so that it lives
+        try:
+            with nogil:
+                made.native = add_registrar(dereference(map), <PyObject*>made, each)
+        except BaseException:
+            self.registrars = [other for other in self.registrars if other is not made]
+            raise
+        finally:
+            unlock_orphans()
+        if self.closed:  # meanwhile
+            made.remove()
+            self.check_open()
+        return made
+
+    cdef _remove_registrars(self):
+        first_error = None
+        for each in list(self.registrars):
+            try:
+                each.remove()
+            except BaseException as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def find(self, ptr, size=1):
+        """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+
+        Returns
+        -------
+        Region or None
+            As it is now; None where no region holds all of them.
+        """
+        cdef uint64_t first, count
+        try:
+            first = PyNumber_Index(ptr)
+            count = PyNumber_Index(size)
+        except OverflowError:
+            return None
+        except TypeError:
+            word(ptr, "address")
+            word(size, "size")
+            raise
+        cdef optional[CRegion] found = self.map.find(first, count)
+        return wrap(dereference(found), self.device) if found.has_value() else None
+
+    def overlapping(self, ptr, size, *, bint idle=False):
+        """The regions that share bytes with ``[ptr, ptr + size)``, or will once all of them is locked.
+
+        Parameters
+        ----------
+        ptr, size : int
+            Host address and bytes.
+        idle : bool
+            Also those that all have given up and that are still registered, see `pinning.budget`.
+
+        Returns
+        -------
+        list of Region
+            In address order and disjoint. One that comes or goes during the call is told perhaps.
+        """
+        cdef uint64_t first = word(ptr, "address")
+        cdef uint64_t count = word(size, "size")
+        cdef CPinnedMap* map = self.map
+        cdef vector[CRegion] found
+        with nogil:
+            found = map.overlapping(first, count, idle)
+        cdef CRegion region
+        return [wrap(region, self.device) for region in found]
+
+    def __contains__(self, ptr):
+        cdef uint64_t at
+        try:
+            at = PyNumber_Index(ptr)
+        except OverflowError:
+            return False
+        except TypeError:
+            raise no_word(ptr, "address") from None
+        return self.map.find(at, 1).has_value()
+
+    def __len__(self):
+        return self.map.size()
+
+    def __iter__(self):
+        """All regions in address order, as `overlapping` tells of them."""
+        cdef CPinnedMap* map = self.map
+        cdef vector[CRegion] found
+        with nogil:
+            found = map.regions(False)
+        cdef CRegion region
+        return iter([wrap(region, self.device) for region in found])
+
+    def close(self, *, wait=True):
+        """Unlock everything, however often it is locked; the map then takes no more.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait for locks that other threads are in the middle of, or to leave them out.
+
+        Raises
+        ------
+        Exception
+            The first that the device raised. The other regions are unlocked; the map stays open.
+        """
+        cdef CPinnedMap* map = self.map
+        cdef cbool waits = wait
+        if self.shared is not NULL:
+            try:
+                self._let_go()
+            finally:
+                self._remove_registrars()
+            self.closed = True
+            return
+        self.closed = True  # first, so that nobody locks meanwhile
+        try:
+            with nogil:
+                map.clear(waits)
+        except BaseException:
+            self.closed = False
+            raise
+        self._remove_registrars()
+
+    cdef _let_go(self):
+        # Only what Python holds: the map and the other locks in it are the native code's that has made it.
+        cdef Hold hold
+        first_error = None
+        cdef list held = []
+        cdef PyObject* each = self.holds
+        while each is not NULL:
+            hold = <Hold>each
+            held.append(hold)
+            each = hold.next_hold
+        for hold in held:
+            try:
+                hold.unlock()
+            except BaseException as error:
+                first_error = first_error or error
+        for region in self.overlapping(1, 2**64 - 1, idle=True):
+            try:
+                self.give_back(region.start)
+            except BaseException as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    cdef give_back(self, uint64_t start):
+        cdef CPinnedMap* map = self.map
+        with nogil:
+            map.give_back_idle(start)
+
+    cdef begin_anew(self):
+        """In a child of fork, once: what was locked before, and who was told of it, is the parent's."""
+        if self.generation == forks():
+            return
+        cdef CPinnedMap* parents = self.map
+        self._make()
+        if self.shared is NULL:
+            parents.abandon()  # never destroyed, for it may have been in the middle of anything
+        self.holds = NULL
+        self.registrars = []
+        self.generation = forks()
+
+    def _after_fork_in_child(self):
+        self.begin_anew()  # unless a handler that ran before has locked something
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def __repr__(self):
+        name = getattr(self.device, "name", self.device)
+        return f"<PinnedMap of {name}: {'closed' if self.closed else f'{len(self)} regions'}>"
+
+
+@cython.no_gc_clear
+cdef class Registrar:
+    """Someone who knows of all memory that a map locks; had from `PinnedMap.add_registrar`.
+
+    Attributes
+    ----------
+    map : PinnedMap
+    name : str
+    """
+
+    def __init__(self):
+        raise TypeError("a Registrar is had from a map's add_registrar")
+
+    def _add(self, ptr, size):
+        try:
+            return self.on_register(ptr, size)
+        except Exception as error:
+            raise RegistrarError(
+                f"the registrar {self.name} refused [{ptr:#x}, {ptr + size:#x}) ({size} bytes): {error}"
+            ) from error
+
+    def _remove(self, handle):
+        try:
+            self.on_unregister(handle)
+        except Exception as error:
+            raise RegistrarError(f"the registrar {self.name} did not give {handle!r} back: {error}") from error
+
+    def remove(self):
+        """Take back all that it was told; nothing the second time, nor in a child of fork.
+
+        Raises
+        ------
+        RegistrarError
+            The first that `unregister` has raised; all others were called, and it is removed all the same.
+        """
+        cdef PythonRegistrar* native = self.native
+        cdef CPinnedMap* map = self.map.map
+        if native is NULL or self.generation != forks():
+            return
+        self.native = NULL  # first, so that of two threads only one removes it
+        try:
+            with nogil:
+                map.remove_registrar(dereference(native))
+        finally:
+            self.map.registrars = [other for other in self.map.registrars if other is not self]
+            unlock_orphans()
+
+    def __dealloc__(self):
+        if self.native is not NULL:
+            self.native.let_go()
+
+    def __repr__(self):
+        removed = self.native is NULL or self.generation != forks()
+        return f"<Registrar {self.name} of {self.map!r}{', removed' if removed else ''}>"
+
+
+@cython.no_gc_clear
+cdef class Hold:
+    """One counted lock of a map, taken when made and given up by `unlock`, or when it is collected."""
+
+    # In C, because Ctrl-C may raise between any two steps in Python: a lock just counted must have an owner already.
+
+    def __init__(self, PinnedMap map not None, ptr, size, read_only, piece, coherent):
+        if self.map is not None:
+            raise TypeError("a Hold is made once")
+        self.take(map, ptr, size, read_only, piece, coherent)
+
+    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept:
+        """`take` where a region holds the range already and nobody need be asked."""
+        if map.closed or map.generation != forks():
+            return False
+        cdef optional[CHold] held = map.map.try_lock(ptr, size, wish)
+        if held.has_value():
+            self.own(map, dereference(held))
+        return held.has_value()
+
+    cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1:
+        """`take` where the range is locked already, or someone else has pinned it."""
+        map.begin_anew()
+        if map.closed:
+            return False
+        cdef Wish any_kind = wish(None, None)
+        cdef CPinnedMap* native = map.map
+        cdef optional[CHold] held
+        try:
+            with nogil:
+                held = native.track(ptr, size, any_kind)
+        finally:
+            unlock_orphans()
+        if held.has_value():
+            self.own(map, dereference(held))
+        return held.has_value()
+
+    cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent):
+        self.own(map, map.hold(ptr, size, read_only, piece, coherent))
+
+    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, Wish wanted, Pieces* pieces):
+        self.own(map, map.hold_range(ptr, size, wanted, 0, pieces))
+
+    cdef void own(self, PinnedMap map, CHold hold) noexcept:
+        self.map = map
+        self.generation = forks()
+        self.hold = hold
+        self.counted = True
+        if map.shared is not NULL:
+            self.link()
+
+    @property
+    def device_ptr(self):
+        return self.hold.device_ptr
+
+    @property
+    def held(self):
+        """Whether it is still locked by this handle, in this process.
+
+        Not so for memory that someone else had pinned, once the map knows that its owner has unpinned it.
+        """
+        return self.is_held()
+
+    cdef bint is_held(self) noexcept:
+        return self.counted and self.is_in_map()
+
+    cdef bint is_in_map(self) noexcept:
+        return not self.map.closed and self.generation == forks() and self.map.map.holds(self.hold)
+
+    cdef void link(self) noexcept:
+        """Into the list of those that the map has to give up at exit; the GIL guards it."""
+        self.next_hold = self.map.holds
+        if self.next_hold is not NULL:
+            (<Hold>self.next_hold).previous_hold = <PyObject*>self
+        self.map.holds = <PyObject*>self
+        self.linked = True
+
+    cdef void unlink(self) noexcept:
+        if not self.linked or self.generation != forks():
+            return
+        self.linked = False
+        if self.previous_hold is NULL:
+            self.map.holds = self.next_hold
+        else:
+            (<Hold>self.previous_hold).next_hold = self.next_hold
+        if self.next_hold is not NULL:
+            (<Hold>self.next_hold).previous_hold = self.previous_hold
+        self.next_hold = self.previous_hold = NULL
+
+    def unlock(self):
+        """Give it up; False when that has been done, or is being done by another thread.
+
+        Nothing is unlocked where its region has left the map, perhaps for another one at the same place.
+        """
+        return self.give_up()
+
+    cdef bint give_up(self) except *:
+        if not self.counted:
+            return False
+        self.counted = False  # first, so that of two threads only one unlocks
+        cdef CPinnedMap* map = self.map.map
+        try:
+            if self.is_in_map() and not map.try_unlock(self.hold, self.keep):
+                try:
+                    with nogil:
+                        map.unlock(self.hold, self.keep)
+                finally:
+                    unlock_orphans()
+        except BaseException:
+            self.counted = True
+            raise
+        self.unlink()
+        return True
+
+    def drop(self, owner):
+        """Give it up from a destructor: now, or when the device call that this thread is in has ended.
+
+        `owner`, of the memory, is kept until then.
+        """
+        # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
+        # then the unlock waits until that call has ended.
+        if device_calls > 0:
+            _orphans.append((self, owner))
+        else:
+            self.give_up()
+
+    def __dealloc__(self):
+        if self.counted:
+            self.give_up()
+        if self.map is not None:
+            self.unlink()
+
+
+_orphans = deque()  # of Holds, each with the owner of its memory
+
+
+cdef unlock_orphans():
+    while device_calls == 0 and _orphans:
+        try:
+            hold, owner = _orphans.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        unlock_orphan(hold)
+
+
+cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor, nobody is there to hear of an error
+    hold.give_up()
+
+
+cdef Budget* budget = &process_budget()
+
+
+cdef long forks() noexcept:
+    """What a lock was taken after another number of is the parent process's: known before any handler of the fork has run."""
+    return budget.forks()
+
+
+_maps = Living()
+
+
+def _begin_anew_in_child():
+    for each in _maps:
+        each._after_fork_in_child()
+
+
+def _close_all():
+    for each in _maps:
+        with suppress(Exception):  # the others still want closing, and nobody is left to hear
+            each.close(wait=False)
+
+
+in_child(Part.MAPS, _begin_anew_in_child)
+at_exit(Part.MAPS, _close_all)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools: memory that is allocated and freed in the order of queues."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pinning.errors import PinningError
+from pinning.memory.allocation import Allocation, kind_named
+from pinning.memory.context import Context, default_context
+from pinning.memory.pool_store import Store
+from pinning.plugin import Device, MemoryKind
+from pinning.queues import Event
+from pinning.runtime.arguments import said
+from pinning.runtime.per_device import One
+from pinning.runtime.process import later
+
+if TYPE_CHECKING:
+    from pinning.queues import Queue
+
+
+class Pool(Store):
+    """Memory of one kind, to be allocated and freed in the order of queues; a context manager, which closes it.
+
+    What is freed in a queue is given out again as soon as the new allocation comes after the free: at once in the same
+    in-order queue, elsewhere when the wait list leads to the free's event, or when the free is known to be over.
+
+    Parameters
+    ----------
+    context : Context, or Device or str
+        Who owns the memory: the default context of a device, where that is given. Queues of its devices allocate here.
+    kind : MemoryKind
+    release_threshold : int, optional
+        Bytes: while more is reserved, what is wholly free goes back to the vendor. That is looked at whenever
+        something is freed here. By default all is kept until `trim_to` or `close`.
+    maximum_size : int, optional
+        Bytes that may be reserved at most.
+    zero_initialize : bool
+        Whether every allocation is filled with zeroes, in the order of its queue.
+    read_only : bool
+        A promise that devices only read what is allocated here. `Allocation.read_only` passes it on.
+
+    Attributes
+    ----------
+    closed : bool
+        Whether nothing can be allocated here any more.
+    reserved, used : int
+        Bytes that the pool has from the vendor, and of these in blocks of multiples of 256 that somebody has.
+    reserved_high, used_high : int
+        The most that these ever were, since `reset_high`.
+    """
+
+    def __init__(
+        self,
+        context: Context | Device | str,
+        kind: MemoryKind = MemoryKind.DEVICE,
+        *,
+        release_threshold: int | None = None,
+        maximum_size: int | None = None,
+        zero_initialize: bool = False,
+        read_only: bool = False,
+    ) -> None:
+        if not isinstance(context, Context):
+            context = default_context(context)
+        super().__init__(context, kind, release_threshold, maximum_size, zero_initialize, read_only)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # this module may be gone by then
+        if is_finalizing() or not self.reserved:
+            return
+        try:
+            warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            # Not here: the garbage collector runs this in the middle of anything, under any lock.
+            later(self.close)
+
+    def __repr__(self) -> str:
+        return f"<Pool of {self.kind.name} of {self.context!r}{', closed' if self.closed else ''}>"
+
+
+class _DefaultPool(Pool):
+    """Goes with its device, without a word."""
+
+    def __init__(self, kind: MemoryKind, device: Device) -> None:
+        super().__init__(default_context(device), kind)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and self.reserved:
+            later(self.close)
+
+
+def default_pool(device: Device, kind: MemoryKind) -> Pool:
+    """The pool of a device's default context for memory of one kind, the same each time."""
+    return _default_pools[id(kind)].of(device)  # an enum's own hash takes longer than all else here
+
+
+_default_pools = {id(kind): One(partial(_DefaultPool, kind)) for kind in MemoryKind}
+
+
+def alloc_in(
+    queue: Queue, nbytes: int, kind: MemoryKind | None, pool: Pool | None, wait_for: Iterable[Event]
+) -> tuple[Allocation, Event]:
+    """Allocate in the order of a queue; see `Queue.alloc`.
+
+    Without `pool`, the default one of the queue's device and `kind`; without `kind`, that of `pool`, or else DEVICE.
+
+    Raises
+    ------
+    PinningError
+        The kind is not the pool's.
+    """
+    if kind is not None and not isinstance(kind, MemoryKind):
+        kind = kind_named(kind)
+    if pool is None:
+        pool = default_pool(queue.device, MemoryKind.DEVICE if kind is None else kind)
+    elif not isinstance(pool, Pool):
+        raise TypeError(f"pool is {said(pool)}; it must be a pinning.Pool")
+    elif kind is not None and kind is not pool.kind:
+        raise PinningError(f"{pool!r} has no memory of another kind, such as {kind}")
+    return pool.alloc(queue, nbytes, wait_for)

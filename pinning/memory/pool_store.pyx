@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""What a pool has: memory from the vendor, within a limit, cut into blocks, and who is given which.
+
+No lock: what a pool remembers is changed in C++ while the GIL is held, in steps that make no Python object and destroy
+none, so that neither another thread nor a finaliser comes between. Vendors and queues are called between such steps.
+"""
+
+from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject, PyWeakref_NewRef
+from libc.stdint cimport uint64_t
+
+from pinning.memory.allocation cimport (
+    FREED, LEAVING, LIVE, Allocation, check_part_unlocked, kind_of, leave, number_of, size_of,
+)
+from pinning.memory.backing cimport Backing, device_address
+from pinning.plugin.native cimport CMemoryKind, VendorQueue
+from pinning.queues.event cimport Event
+from pinning.queues.lane cimport Lane, Work, process
+from pinning.queues.order cimport Line
+from pinning.queues.submitter cimport Submitter, events_of
+
+from contextlib import suppress
+
+from pinning.runtime.arguments import MOST_BYTES, byte_count, integer, said
+from pinning.errors import (
+    InvalidRangeError,
+    PinningError,
+    PoolLimitError,
+    StillInUseError,
+    VendorError,
+)
+from pinning.plugin import MemoryKind
+from pinning.queues.pending import uses
+
+cdef enum:
+    GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
+
+
+
+# ---- what comes after what ----
+
+
+cdef int add_point(After& after, Line line, uint64_t position) except -1:
+    add(after, line, &line.reached, line.ordered, position)
+    return 0
+
+
+cdef int add_found(Before& before, dict found) except -1:
+    """What an event or a queue comes after; see `order`."""
+    for key, position in found.items():
+        if isinstance(key, Line):
+            before.add_upto(<void*>key, position)
+        else:
+            before.add(<void*>(<tuple>key)[0], position)
+    return 0
+
+
+cdef int add_history(Before& before, Submitter queue, tuple events) except -1:
+    """What the next operation in a queue comes after that waits for these events."""
+    cdef Lane lane
+    cdef Event event
+    if queue.ordered:
+        lane = queue.lanes[0]
+        before.add_upto(<void*>lane.line, lane.submitted)
+    if queue.before:
+        add_found(before, queue.before)
+    if events or queue.barrier:
+        for event in queue.waited_for(events) + queue.barrier:
+            add_found(before, event.found())
+    return 0
+
+
+# ---- what a pool gives out ----
+
+
+cdef class PoolAllocation(Allocation):
+    """A block of a pool. Its `free` is one in the queue where it was allocated.
+
+    Attributes
+    ----------
+    queue : Queue
+        Where it was allocated.
+    """
+
+    cdef int check_unused(self) except -1:
+        points = uses(self)
+        if points and not self.queue.closed:
+            before = self.queue.history()
+            points = [point for point in points if point not in before]
+        if points:
+            raise StillInUseError(f"{self!r} is in use by work of a queue: wait for that first")
+        return 0
+
+    cdef int check_unlocked(self) except -1:
+        return check_part_unlocked(self)
+
+    cdef int give_back(self) except -1:
+        cdef Store pool = self.pool
+        if self.queue.closed:  # all that was ever in it is over
+            pool.put(self)
+            pool.release_more()
+        else:
+            pool.take_back(self.queue, self, ())
+        return 0
+
+
+cdef class Zeroes(Work):
+    cdef submit(self, Lane lane):
+        cdef VendorQueue* queue = lane.queue
+        with nogil:
+            queue.fill(self.written, 0, 1, self.written_size)
+
+
+def free_in(Submitter queue not None, given, wait_for):
+    """Free in the order of a queue; see `Queue.free`.
+
+    Raises
+    ------
+    InvalidRangeError
+        It is freed already, or was not allocated in a queue.
+    StillLockedError
+        Someone holds a lock in it.
+    StillInUseError
+        A buffer of its bytes is out.
+    """
+    if not isinstance(given, PoolAllocation):
+        raise InvalidRangeError(f"{given if isinstance(given, Allocation) else said(given)} was not allocated in a queue: "
+                                "use its free(), once its work is over")
+    cdef PoolAllocation allocation = given
+    if allocation.error is not None:
+        return Event.over(queue, allocation.error)
+    allocation.claim()
+    try:
+        allocation.check_unlocked()
+        allocation.check_unexported()
+        return (<Store>allocation.pool).take_back(queue, allocation, events_of(wait_for))
+    except BaseException:
+        if allocation.state == LEAVING:
+            allocation.state = LIVE
+        raise
+
+
+# ---- the pool's memory ----
+
+
+cdef class Store:
+    """What a pool has, and the giving out of it: all of `Pool` but its end."""
+
+    def __init__(self, Backing context not None, kind, release_threshold, maximum_size, bint zero_initialize,
+                 bint read_only):
+        self.context = context
+        self.number = number_of(kind)
+        self.threshold = None if release_threshold is None else bytes_of(release_threshold, "release_threshold")
+        self.limit = None if maximum_size is None else bytes_of(maximum_size, "maximum_size")
+        self.zero_initialize, self.read_only = zero_initialize, read_only
+        self.generation = process() - 1
+        self.present()
+
+    def __dealloc__(self):
+        for blocks in self.places:
+            del blocks
+
+    cdef int present(self) except -1:
+        """Have nothing of the parent's in a child process after fork."""
+        if self.generation == process():
+            return 0
+        for blocks in self.places:
+            del blocks
+        self.places.clear()
+        for _ in self.context.devices:
+            self.places.push_back(new Blocks())
+        self.reserved_now = self.used_now = self.reserved_most = self.used_most = self.growing = 0
+        self.queues, self.last_queue = {}, None
+        self.generation = process()
+        return 0
+
+    # ---- figures ----
+
+    @property
+    def kind(self):
+        return kind_of(self.number)
+
+    @property
+    def release_threshold(self):
+        return self.threshold
+
+    @property
+    def maximum_size(self):
+        return self.limit
+
+    @property
+    def closed(self):
+        return self.shut
+
+    @property
+    def reserved(self):
+        self.present()
+        return self.reserved_now
+
+    @property
+    def used(self):
+        self.present()
+        return self.used_now
+
+    @property
+    def reserved_high(self):
+        self.present()
+        return self.reserved_most
+
+    @property
+    def used_high(self):
+        self.present()
+        return self.used_most
+
+    def reset_high(self):
+        """Have the high watermarks begin again, with what is reserved and used now."""
+        self.present()
+        self.reserved_most, self.used_most = self.reserved_now, self.used_now
+
+    # ---- allocating ----
+
+    def alloc(self, queue, nbytes, wait_for=()):
+        """Allocate in a queue; see `Queue.alloc`.
+
+        Parameters
+        ----------
+        queue : Queue
+            Of a device of this pool's context.
+        nbytes, wait_for
+            As for `Queue.alloc`, which also says what is returned.
+        """
+        if not isinstance(queue, Submitter):
+            raise TypeError(f"queue is {said(queue)}; a pool allocates in the order of a pinning.Queue")
+        cdef Submitter on = queue
+        cdef uint64_t size = size_of(nbytes)
+        cdef tuple events = events_of(wait_for)
+        on.check()
+        self.present()
+        cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
+        cdef tuple devices = self.context.devices
+        cdef size_t place = 0
+        cdef Before before
+        cdef Event event
+        if on.device is not devices[0]:
+            place = devices.index(self.context.member(on.device))
+            if self.number == CMemoryKind.host:
+                place = 0
+        cdef PoolAllocation allocation = PoolAllocation.__new__(PoolAllocation)
+        add_history(before, on, events)
+        allocation.blocks = self.places[place]
+        allocation.block = self.take(place, length, before)
+        if allocation.block is NULL:
+            return self.refused(allocation, on, devices[place], size, length)
+        cdef Segment* segment = allocation.block.segment
+        allocation.queue = on
+        try:
+            allocation.begin(allocation.block.start,
+                             allocation.block.start - segment.base + segment.device_base,
+                             size, self.number, self.context, devices[place], self)
+            event = self.order(on, allocation, events)
+        except BaseException:
+            self.put(allocation)
+            raise
+        if self.used_now > self.used_most:
+            self.used_most = self.used_now
+        return allocation, event
+
+    cdef tuple refused(self, PoolAllocation allocation, Submitter queue, device, uint64_t size, uint64_t length):
+        allocation.extent.size, allocation.extent.kind = size, self.number
+        allocation.context, allocation.device, allocation.pool = self.context, device, self
+        allocation.error = PoolLimitError(
+            f"{length} bytes more would take {self!r} over its maximum of {self.limit}; it has reserved "
+            f"{self.reserved_now}, of which {self.used_now} are in use: free some, or make a pool with a larger maximum"
+        )
+        return allocation, Event.over(queue, allocation.error)
+
+    cdef Event order(self, Submitter queue, PoolAllocation allocation, tuple events):
+        """The event after which an allocation can be used."""
+        cdef Event event
+        cdef Zeroes zeroes
+        if self.zero_initialize:
+            zeroes = Zeroes.__new__(Zeroes)
+            zeroes.written, zeroes.written_size = allocation.extent.ptr, allocation.extent.size
+            self.watch(queue)
+            try:
+                event = queue.submit(zeroes, events, (allocation,))
+            except BaseException:  # it may have been submitted all the same
+                for lane in queue.lanes:
+                    add_point(allocation.block.after, (<Lane>lane).line, (<Lane>lane).submitted)
+                raise
+            add_point(allocation.block.after, event.line, event.position)
+            return event
+        if events or not reached(allocation.block.after):
+            return queue.submit(None, events)
+        return Event.over(queue)
+
+    cdef Block* take(self, size_t place, uint64_t length, const Before& before) except? NULL:
+        """A block that is free for whoever comes after `before`, if need be of new memory; null over the maximum."""
+        cdef Block* block
+        cdef bint polled = False
+        while True:
+            if self.shut:
+                raise PinningError(f"{self!r} is closed; nothing can be allocated in it")
+            block = self.places[place].take(length, before)
+            if block is not NULL:
+                self.used_now += block.size
+                return block
+            if polled or not self.poll():
+                return self.grow(place, length)
+            polled = True
+
+    cdef Block* grow(self, size_t place, uint64_t length) except? NULL:
+        cdef uint64_t base, there
+        cdef bint gone
+        cdef Block* block
+        device = self.context.devices[place]
+        if not self.has_room(length):
+            if length > self.limit:
+                return NULL
+            self.release(self.limit - length, [])
+            if not self.has_room(length):
+                return NULL
+        self.growing += length
+        try:
+            if self.shut:
+                raise PinningError(f"{self!r} is closed; nothing can be allocated in it")
+            try:
+                base = self.context.take(device, length, self.number, False)
+            except VendorError:
+                if not self.release(0, []):
+                    raise
+                base = self.context.take(device, length, self.number, False)
+            try:
+                there = device_address(device, base) if self.number == CMemoryKind.host else base
+                block = self.places[place].add(base, there, length)
+            except BaseException:
+                self.context.release(device, base, &gone)
+                raise
+        finally:
+            self.growing -= length
+        self.reserved_now += length
+        self.used_now += length
+        if self.reserved_now > self.reserved_most:
+            self.reserved_most = self.reserved_now
+        return block
+
+    cdef bint has_room(self, uint64_t length) except *:
+        return self.limit is None or self.reserved_now + self.growing + length <= self.limit
+
+    # ---- freeing ----
+
+    cdef Event take_back(self, Submitter queue, PoolAllocation allocation, tuple events):
+        """Free an allocation that is claimed, in a queue's order; on failure nothing has changed."""
+        cdef Event event = queue.submit(None, events)
+        cdef After after
+        cdef Before covered
+        self.watch(queue)
+        add_point(after, event.line, event.position)
+        if event.line.ordered:
+            covered.add_upto(<void*>event.line, event.position)
+        if not covered.covers(allocation.block.after):
+            add_found(covered, event.found())
+            add_uncovered(after, allocation.block.after, covered)
+        allocation.block.after.swap(after)
+        self.put(allocation)
+        self.release_more()
+        return event
+
+    cdef void put(self, PoolAllocation allocation) noexcept:
+        """Have the block of what is freed again, for whoever comes after all that it has in `after`."""
+        if allocation.state != FREED:
+            leave(allocation)
+            allocation.state = FREED
+        self.used_now -= allocation.block.size
+        allocation.blocks.give_back(allocation.block)
+        allocation.block = NULL
+
+    cdef int release_more(self) except -1:
+        if self.threshold is not None and self.reserved_now > self.threshold:
+            self.release(self.threshold, [])  # what is refused waits for the next time, or for trim_to
+        return 0
+
+    cdef int watch(self, Submitter queue) except -1:
+        """Some of the points that blocks come after are in this queue."""
+        if self.last_queue is not None and PyWeakref_GetObject(self.last_queue) is <PyObject*>queue:
+            return 0
+        known = self.queues.get(id(queue))
+        if known is None or PyWeakref_GetObject(known) is not <PyObject*>queue:
+            known = PyWeakref_NewRef(queue, None)
+            self.queues = {key: each for key, each in self.queues.items() if each() is not None}
+            self.queues[id(queue)] = known
+        self.last_queue = known
+        return 0
+
+    cdef list watched(self):
+        return [queue for each in list(self.queues.values()) if (queue := each()) is not None]
+
+    cdef bint poll(self) except *:
+        """Find out which frees are over; False where none was pending."""
+        cdef bint waits = False
+        for blocks in self.places:
+            waits = waits or blocks.waits()
+        if waits:
+            for queue in self.watched():
+                try:
+                    queue.poll()
+                except PinningError:  # the device is lost: what was freed there stays as it is
+                    pass
+        return waits
+
+    # ---- giving back to the vendor ----
+
+    cdef bint release(self, uint64_t upto, list errors) except *:
+        """Give back what is wholly free while more than `upto` bytes are reserved. Whether anything was.
+
+        What is refused is still in store; why is added to `errors`.
+        """
+        cdef bint any_at_all = False
+        cdef size_t place
+        cdef Blocks* blocks
+        cdef vector[Block*] refused
+        self.poll()
+        for place in range(self.places.size()):
+            blocks = self.places[place]
+            blocks.settle()
+            refused.clear()
+            try:
+                while self.reserved_now > upto and blocks.idle() is not NULL:
+                    refused.reserve(refused.size() + 1)
+                    try:
+                        self.give_up(place, blocks, blocks.claim(blocks.idle()), refused)
+                        any_at_all = True
+                    except PinningError as error:  # others may go all the same
+                        errors.append(error)
+            finally:
+                for block in refused:
+                    blocks.give_back(block)
+        return any_at_all
+
+    cdef int give_up(self, size_t place, Blocks* blocks, Block* block, vector[Block*]& refused) except -1:
+        """Give a segment that is claimed back to the vendor."""
+        cdef bint gone = False
+        cdef uint64_t length = block.size
+        self.reserved_now -= length
+        try:
+            self.context.release(self.context.devices[place], block.start, &gone)
+        except BaseException:
+            if gone:
+                blocks.remove(block)
+            else:
+                self.reserved_now += length
+                refused.push_back(block)
+            raise
+        blocks.remove(block)
+        return 0
+
+    def trim_to(self, nbytes):
+        """Give memory back until at most so many bytes are reserved, or what is left is in use or not over yet.
+
+        Raises
+        ------
+        InvalidRangeError
+            `nbytes` is negative.
+        StillLockedError
+            Someone holds a lock in memory that is free; the pool still has it.
+        VendorError
+            The vendor refused; the pool still has that memory.
+        """
+        cdef uint64_t upto = bytes_of(nbytes, "the size to trim to")
+        self.present()
+        cdef list errors = []
+        self.release(upto, errors)
+        if errors:
+            raise errors[0]
+
+    def close(self):
+        """Give all memory back, once the frees are over; nothing can be allocated here afterwards.
+
+        Raises
+        ------
+        StillInUseError
+            Something is still allocated.
+        StillLockedError
+            Someone holds a lock in its memory.
+        VendorError
+            The vendor refused.
+
+        After an error the pool is open.
+        """
+        self.present()
+        if self.used_now or self.growing:
+            raise StillInUseError(f"{self!r} has {self.used_now + self.growing} bytes in use: free them first")
+        self.shut = True
+        cdef list errors = []
+        try:
+            for queue in self.watched():
+                with suppress(PinningError):  # what went wrong in a queue is for its users; see below what is left
+                    for tail in (<Submitter>queue).tails():
+                        with suppress(PinningError):
+                            tail.wait()
+            self.release(0, errors)
+            if errors:
+                raise errors[0]
+            if self.reserved_now:
+                raise StillInUseError(f"{self!r} has {self.reserved_now} bytes that work in a queue may still use")
+        except BaseException:
+            self.shut = False
+            raise
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can be neither copied nor pickled: its memory would have two owners")
+
+
+cdef object bytes_of(nbytes, str name):
+    return byte_count(min(integer(nbytes, name), MOST_BYTES), name, 0)  # more is no limit

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""The staging engine: a thin face of <pinning/staging.hpp>."""
+
+from cpython.object cimport PyObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
+from libcpp.utility cimport move
+
+from pinning.plugin.native cimport NativeDevice, NativeQueue
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from pinning.plugin.memory import MemoryKind
+from pinning.runtime import process
+
+cdef object HOST = MemoryKind.HOST
+cdef dict stagings = {}  # by id of the device
+cdef list of_parents = []  # not destroyed in a fork
+adapters = WeakKeyDictionary()  # by queue that is not native
+
+
+class Limits(NamedTuple):
+    """How much of the machine staging may use; `pinning.copies.Costs` says what each is."""
+
+    ring_bytes: int
+    staging_bytes: int
+    chunk_bytes: int
+    threads: int
+    threads_to_device: int
+    threads_to_host: int
+
+
+def default_limits():
+    """Those that suit the processors that this process may run on."""
+    cdef StagingLimits limits
+    return Limits(limits.ring_bytes, limits.device_bytes, limits.chunk_bytes, limits.threads, limits.to_device,
+                  limits.to_host)
+
+
+cdef StagingLimits limits_of(object costs) except *:
+    cdef StagingLimits limits
+    limits.ring_bytes = costs.ring_bytes
+    limits.device_bytes = costs.staging_bytes
+    limits.chunk_bytes = costs.chunk_bytes
+    limits.threads = costs.threads
+    limits.to_device = costs.threads_to_device
+    limits.to_host = costs.threads_to_host
+    return limits
+
+
+cdef class Queue:
+    def __cinit__(self, queue):
+        self.adapter = new PythonQueue(<PyObject*>queue)
+        self.vendor = self.adapter
+
+    def __dealloc__(self):
+        del self.adapter
+
+
+cdef VendorQueue* vendor_of(object queue) except NULL:
+    if isinstance(queue, NativeQueue):
+        return (<NativeQueue>queue).vendor
+    adapter = adapters.get(queue)
+    if adapter is None:
+        adapter = adapters.setdefault(queue, Queue(queue))
+    return (<Queue>adapter).vendor
+
+
+cdef class Staged:
+    """A copy, a signal or a wait in a queue. Keep it until the queue's work is over.
+
+    When it is collected no thread touches the host's memory any more, even if the device is lost.
+    """
+
+    def __init__(self):
+        raise TypeError("what is staged is had from a Staging")
+
+    def __dealloc__(self):
+        cdef CStaged* staged = self.staged
+        with nogil:
+            del staged
+
+    def give(self):
+        """Of a signal: as if its queue had come to it."""
+        self.staged.give()
+
+
+cdef class Block:
+    """Pinned memory of the host that is this object's until it is collected."""
+
+    cdef CBlock* block
+    cdef readonly uint64_t ptr
+    cdef readonly uint64_t nbytes
+
+    def __dealloc__(self):
+        del self.block
+
+
+cdef class Staging:
+    """The rings of pinned memory of one device. One submission to a queue at a time, as everywhere."""
+
+    def __cinit__(self, device):
+        cdef unique_ptr[PinnedMemory] memory
+        cdef unique_ptr[CStaging] made
+        self.device = device
+        self.native = isinstance(device, NativeDevice)
+        if self.native:
+            self.staging = &staging(dereference((<NativeDevice>device).vendor))
+        else:
+            memory.reset(new PythonMemory(<PyObject*>device, <PyObject*>HOST))
+            made = make_staging(move(memory))
+            self.staging = made.release()
+
+    def __dealloc__(self):
+        if not self.native:
+            del self.staging
+
+    cdef Staged wrap(self, CStaged* staged):
+        if staged is NULL:
+            return None
+        cdef Staged face
+        try:
+            face = Staged.__new__(Staged)
+        except BaseException:
+            del staged
+            raise
+        face.staged = staged
+        return face
+
+    def copy_to_device(self, queue, uint64_t there, uint64_t host, uint64_t size, costs, cbool early=False):
+        """Copy pageable memory. None where there is no pinned memory to do it with, or the queue waits for no values.
+
+        `early`: the bytes may be read before the copy's turn, for nothing that is submitted already writes them.
+
+        Raises
+        ------
+        VendorError
+            The vendor refused a step. What was submitted before it is done by then.
+        """
+        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef StagingLimits limits = limits_of(costs)
+        cdef unique_ptr[CStaged] staged
+        with nogil:
+            staged = self.staging.copy_to_device(dereference(vendor), there, host, size, early, limits)
+        return self.wrap(staged.release())
+
+    def copy_to_host(self, queue, uint64_t host, uint64_t there, uint64_t size, costs):
+        """The other way."""
+        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef StagingLimits limits = limits_of(costs)
+        cdef unique_ptr[CStaged] staged
+        with nogil:
+            staged = self.staging.copy_to_host(dereference(vendor), host, there, size, limits)
+        return self.wrap(staged.release())
+
+    def copy_in_host(self, queue, uint64_t dst, uint64_t src, uint64_t size, costs):
+        """Copy within the host's memory, in the queue's turn; the ranges may overlap. Raises as `copy_to_device`."""
+        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef StagingLimits limits = limits_of(costs)
+        cdef unique_ptr[CStaged] staged
+        with nogil:
+            staged = self.staging.copy_in_host(dereference(vendor), dst, src, size, limits)
+        return self.wrap(staged.release())
+
+    def signal(self, queue):
+        """A signal that is given when the queue comes to it. Raises as `copy_to_device`."""
+        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef unique_ptr[CStaged] staged
+        with nogil:
+            staged = self.staging.signal(dereference(vendor))
+        return self.wrap(staged.release())
+
+    def wait(self, queue, Staged signal not None):
+        """Have later work wait for a signal in a queue of any device, once for each; None if it was given already."""
+        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef unique_ptr[CStaged] staged
+        with nogil:
+            staged = self.staging.wait(dereference(vendor), dereference(signal.staged))
+        return self.wrap(staged.release())
+
+    def borrow(self, uint64_t at_most, costs):
+        """Pinned memory of a ring, for whoever copies through it in its own way; None where there is none."""
+        cdef StagingLimits limits = limits_of(costs)
+        cdef unique_ptr[CBlock] got
+        cdef Block block = Block.__new__(Block)
+        with nogil:
+            got = self.staging.borrow(at_most, limits)
+        if got.get() is NULL:
+            return None
+        block.block = got.release()
+        block.ptr, block.nbytes = block.block.ptr, block.block.size
+        return block
+
+    def trim(self):
+        """Give back what is idle; returns how many bytes."""
+        cdef uint64_t freed
+        with nogil:
+            freed = self.staging.trim()
+        return freed
+
+    @property
+    def empty(self):
+        """Whether it has no pinned memory."""
+        return self.staging.empty()
+
+
+def staging_of(device):
+    """The one of this device."""
+    known = stagings.get(id(device))
+    return stagings.setdefault(id(device), Staging(device)) if known is None else known
+
+
+def trim_staging():
+    """Give the pinned memory of idle rings back, of all devices; returns how many bytes."""
+    cdef uint64_t freed
+    cdef Staging each
+    with nogil:
+        freed = trim_stagings()
+    for key, each in list(stagings.items()):
+        if not each.native:
+            freed += each.trim()
+            if each.empty:
+                stagings.pop(key, None)
+    return freed
+
+
+def _after_fork_in_child():
+    global adapters
+    of_parents.append((dict(stagings), adapters))
+    stagings.clear()
+    adapters = WeakKeyDictionary()
+
+
+process.in_child(process.Part.COPIES, _after_fork_in_child)
