@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "output.hpp"
+#include "stacks.hpp"
 #include "tool.hpp"
 #include "uncancelled.hpp"
 
@@ -167,6 +168,7 @@ int initialize(ompt_function_lookup_t lookup, int, ompt_data_t*) {
     return set(event, reinterpret_cast<ompt_callback_t>(function)) >= ompt_set_sometimes;
   };
   Uncancelled const uncancelled;
+  learn_main_stack();
   Tool& tool = Tool::get();
   watch(ompt_callback_device_initialize, on_device);
   if (tool.context.journal.trace) watch(ompt_callback_target_emi, on_target);

@@ -18,6 +18,7 @@ std::atomic<std::uint64_t> last_era = 0;
 pthread_key_t current;  // a thread's own, which the thread's end destroys, however it comes about
 pthread_t main_thread;
 bool main_is_known = false;
+Range main_stack;
 
 /// A list that needs no memory, for threads begin where none may be left.
 class List {
@@ -57,7 +58,9 @@ void Stack::begin() noexcept {
   pthread_mutex_init(&life_, &robust);
   pthread_mutexattr_destroy(&robust);
   pthread_mutex_lock(&life_);
-  thread_ = pthread_self();
+  // By the thread itself: pthread_getattr_np holds a lock of the thread that it tells of, and calls free, whose hook waits
+  // for whichever thread decides about locks.
+  if (!this_process.sandboxed) range_ = stack_of(pthread_self());
   List const list;
   if (list.all.era == 0) list.all.era = ++last_era;
   era_ = list.all.era;
@@ -86,16 +89,17 @@ bool Stack::is_there() const noexcept {
   return error == EBUSY;
 }
 
+void learn_main_stack() noexcept {
+  if (main_is_known) main_stack = stack_of(main_thread);
+}
+
 bool on_a_stack(Range const& range) noexcept {
-  Uncancelled const uncancelled;  // the first time reads a file
-  static Range const main_stack = main_is_known ? stack_of(main_thread) : Range{};
+  Uncancelled const uncancelled;
   thread_local Range const own = stack_of(pthread_self());
   if (main_stack.meets(range) || own.meets(range)) return true;
   List const list;
   for (Stack* each = list.all.first; each != nullptr; each = each->next_) {
-    if (!each->is_there()) continue;
-    if (each->range_.empty()) each->range_ = stack_of(each->thread_);
-    if (each->range_.meets(range)) return true;
+    if (each->range_.meets(range) && each->is_there()) return true;
   }
   return false;
 }

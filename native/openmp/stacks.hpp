@@ -18,7 +18,8 @@ class Stack {
   Stack() = default;
   Stack(Stack const&) = delete;
 
-  /// On the thread. Makes no system call: the program may have forbidden itself all but a few.
+  /// On the thread. Makes no system call where the program has forbidden itself all but a few; then nothing is known of
+  /// this stack.
   void begin() noexcept;
 
  protected:
@@ -29,12 +30,14 @@ class Stack {
   static void end(void* stack) noexcept;
   bool is_there() const noexcept;
 
-  pthread_t thread_{};
-  Range range_;  // once it was asked for
+  Range range_;
   mutable pthread_mutex_t life_;  // the thread's own, of which the kernel tells when the thread is gone
   std::uint64_t era_ = 0;         // of the list in which it is
   Stack *previous_ = nullptr, *next_ = nullptr;
 };
+
+/// Before the first question of the next function, with no lock held: it reads a file.
+void learn_main_stack() noexcept;
 
 /// Whether the range shares bytes with a known stack, with that of the first thread, or with this thread's.
 bool on_a_stack(Range const& range) noexcept;

@@ -21,7 +21,9 @@ from typing import NamedTuple
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.machine.room import file_system
 
-PIECE = 16 << 20
+# A registration that begins meanwhile waits for the call that brings a piece in, and the GPU with it: a tiny kernel
+# beside an arena of 32 GiB waited at most 4 ms with 2 MiB, 8 with 4 and up to 57 with 16 (H200), in no more time.
+PIECE = 2 << 20
 _PAGE = mmap.PAGESIZE
 _WINDOWS, _WINDOW = 16, 16 * _PAGE  # a look costs 4 us, and 70 ns for each page
 _HUGE_PAGE = 2 << 20
