@@ -54,7 +54,7 @@ def case(queue: pinning.Queue) -> Iterator[Case]:
 
 
 def ended(thing: Graph) -> None:
-    """Destroy the graph, and wait until what it kept is let go."""
+    """Destroy the graph, and wait until what it kept, or could not keep, is let go."""
     thing.close()
     end = time.monotonic() + 60
     while graphs_alive() and time.monotonic() < end:
@@ -261,7 +261,7 @@ def test_other_queues_and_threads_go_on_beside_a_capture(case: Case, mode: str) 
             case.fill(value)
             graph.launch()
             assert (case.on_device() == value).all()
-            graph.close()
+            ended(graph)
     finally:
         stop.set()
         for thread in threads:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from captures import Graph
 from graph_cases import *  # noqa: F403
-from graph_cases import SMALL, Case, refusals
+from graph_cases import SMALL, Case, ended, refusals
 
 import pinning
 from standins.standin import StandIn
@@ -62,4 +62,4 @@ def test_a_graph_that_cannot_keep_what_it_uses_records_nothing(standin: StandIn,
             with pytest.raises(pinning.OutOfMemoryError, match=call):
                 pinning.fill(case.memory, 1, queue=case.queue)
             assert not standin.calls("cuMemsetD8Async")
-        graph.close()
+        ended(graph)

@@ -120,7 +120,8 @@ class Event : public VendorEvent {
 
   /// By the host's clock, late by what it takes a thread to see the points.
   double seconds_since(VendorEvent& earlier) override {
-    return std::chrono::duration<double>(reached() - of_ours(earlier).reached()).count();
+    Event& before = of_ours(earlier);
+    return std::chrono::duration<double>(reached() - before.reached()).count();
   }
 
   static Event& of_ours(VendorEvent& event) { return event_cast<Event>(event, "HSA"); }

@@ -39,8 +39,8 @@ class Event : public VendorEvent {
   /// By the clock of the device. Fails where the queue of one of them does not keep the time
   /// (UR_QUEUE_FLAG_PROFILING_ENABLE), as ours do.
   double seconds_since(VendorEvent& earlier) override {
-    auto const after = static_cast<std::int64_t>(nanoseconds());
-    return static_cast<double>(after - static_cast<std::int64_t>(of_ours(earlier).nanoseconds())) / 1e9;
+    Event const& before = of_ours(earlier);
+    return static_cast<double>(static_cast<std::int64_t>(nanoseconds() - before.nanoseconds())) / 1e9;
   }
 
   static Event& of_ours(VendorEvent& event) { return event_cast<Event>(event, "Unified Runtime"); }
