@@ -169,19 +169,22 @@ class Budget {
     if (refused) std::rethrow_exception(refused);
     return given;
   }
-  /// Calls what a vendor may refuse for want of room, and once more when as many bytes of what is idle were given back.
+  /// Calls what a vendor may refuse for want of room, and again when as many bytes of what is idle were given back, or
+  /// another thread's unlock has ended: threads that want the same room may take it in turns.
   template <class Call>
   auto with_room(std::uint64_t bytes, Call&& call) {
-    try {
-      return call();
-    } catch (AlreadyPinned const&) {
-      throw;
-    } catch (InvalidRange const&) {
-      throw;
-    } catch (std::exception const&) {
-      if (give_back(bytes) == 0) throw;
+    for (int tries = 64;; --tries) {
+      std::uint64_t const before = ended();
+      try {
+        return call();
+      } catch (AlreadyPinned const&) {
+        throw;
+      } catch (InvalidRange const&) {
+        throw;
+      } catch (std::exception const&) {
+        if (tries == 0 || (give_back(bytes) == 0 && !wait_for_an_end(before))) throw;
+      }
     }
-    return call();
   }
   /// Unlocks what is idle beyond what may be.
   void give_back_excess() {
