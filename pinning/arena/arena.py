@@ -141,7 +141,8 @@ class Arena(Space):
         self._huge_pages = huge_pages is not False
         self.numa_node = _node(numa_node, self.devices)
         self._home = self.devices[0] if self.devices else device_of_name("host")
-        self._growing = threading.Lock()
+        # For what changes its parts and what ends it: of two threads that close it, one may be interrupted and begin anew.
+        self._changing = threading.RLock()
         self._parts: list[Ready] = []
         first, last = self.part.start, self.part.stop
         for each in self.devices:
@@ -155,7 +156,7 @@ class Arena(Space):
         self._begin(memory, size, self.unit or 0)
         self._memory = memory
         _living.add(self)
-        with self._growing:
+        with self._changing:
             self._add(first, last - first)
 
     # ---- locking ----
@@ -174,7 +175,9 @@ class Arena(Space):
 
     def _resume(self) -> None:
         """Go on with the locking that `close` had begun to end."""
-        with self._growing:
+        with self._changing:
+            if self._ending or self.closed:
+                return
             for each in self._parts:
                 if each.stopped:
                     each.over.wait()
@@ -216,7 +219,7 @@ class Arena(Space):
         end = None if patience is None else time.monotonic() + patience
         if not self._own:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
-        if any(each.stopped for each in list(self._parts)) and not self._ending:
+        if any(each.stopped for each in list(self._parts)):
             self._resume()  # Ctrl-C has ended a close that was refused
         upto = sys.maxsize if nbytes is None else self.part.start + byte_count(nbytes, least=0)
         for each in list(self._parts):
@@ -336,7 +339,8 @@ class Arena(Space):
             check_room(more, each, resident=True)
         if memory.page == PAGE:
             check_memory(more)
-        with self._growing:
+        with self._changing:
+            self._check()
             self._settle()
             if end is not None and end != self.nbytes:
                 return
@@ -405,9 +409,13 @@ class Arena(Space):
         self._close()
 
     def _close(self) -> None:
-        memory = self._memory
-        if memory is None or self.closed:
+        if self._memory is None:
             return
+        with self._changing:
+            if not self.closed:
+                self._end(self._memory)
+
+    def _end(self, memory: Memory) -> None:
         self._claim()  # nothing else begins now
         try:
             if not self._ending:
@@ -483,6 +491,7 @@ class Arena(Space):
 
     def _in_child(self) -> None:
         self._parts = []  # their threads are the parent's
+        self._changing = threading.RLock()  # which a thread of the parent's may have held
         if self._segment is not None:
             self._segment.in_child()
 

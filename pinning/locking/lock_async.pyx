@@ -156,6 +156,7 @@ cdef class Worker:
     cdef Job job
 
     cdef bint advance(self) except -1:
+        last = self.job  # goes at the end: its destructors may run another thread, which would add to a worker that ends
         self.job = self.jobs.popleft() if self.jobs else None
         if self.job is None:
             workers.pop(<size_t><void*>self.on, None)
@@ -295,6 +296,11 @@ cdef class PendingLock:
             self.ptr, 1
         ).has_value():
             raise job.error  # half unlocked
+
+    def _abandon(self):
+        """Have it end soon, without waiting; `cancel` then undoes what is locked."""
+        if not self.job.is_lost():
+            self.job.drop()
 
     def __await__(self):
         return wait_for(self).__await__()
