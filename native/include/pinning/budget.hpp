@@ -169,11 +169,12 @@ class Budget {
     if (refused) std::rethrow_exception(refused);
     return given;
   }
-  /// Calls what a vendor may refuse for want of room, and again when as many bytes of what is idle were given back, or
-  /// another thread's unlock has ended: threads that want the same room may take it in turns.
+  /// Calls what a vendor may refuse for want of room, and once more when as many bytes of what is idle were given back.
+  /// A vendor that lacks memory is asked again also when another thread's unlock has ended: threads that want the same
+  /// room may take it in turns.
   template <class Call>
   auto with_room(std::uint64_t bytes, Call&& call) {
-    for (int tries = 64;; --tries) {
+    for (int tries = 64; tries > 0; --tries) {
       std::uint64_t const before = ended();
       try {
         return call();
@@ -181,10 +182,15 @@ class Budget {
         throw;
       } catch (InvalidRange const&) {
         throw;
+      } catch (VendorError const& error) {
+        if (give_back(bytes) == 0 && !(error.call.no_memory && wait_for_an_end(before))) throw;
+        if (!error.call.no_memory) break;
       } catch (std::exception const&) {
-        if (tries == 0 || (give_back(bytes) == 0 && !wait_for_an_end(before))) throw;
+        if (give_back(bytes) == 0) throw;
+        break;
       }
     }
+    return call();
   }
   /// Unlocks what is idle beyond what may be.
   void give_back_excess() {
