@@ -145,6 +145,21 @@ def test_memory_that_moves_is_unlocked_where_it_is() -> None:
 
 
 @watched
+def test_memory_that_moves_again_before_that() -> None:
+    before = locked_kib()
+    for _ in range(ROUNDS // 10):
+        ptr = mapped(None)
+        locks = [
+            pinning.lock((ptr, 2 * PAGE - 100), device="host"),
+            pinning.lock((ptr + 2 * PAGE - 100, 2 * PAGE + 100), device="host"),
+        ]
+        ptr, size = moved(moved(ptr, SIZE), 2 * SIZE), 4 * SIZE
+        assert not any(lock.held for lock in locks)
+        assert settled_kib() == before
+        libc.munmap(ptr, size)
+
+
+@watched
 def test_what_is_locked_anew_where_it_has_moved_stays_locked() -> None:
     before = locked_kib()
     for _ in range(ROUNDS // 10):

@@ -258,8 +258,8 @@ std::optional<bool> PageLocks::try_moved(Address ptr, std::uint64_t size, Addres
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (!guard) return std::nullopt;
   Address const end = ptr + size;
-  auto const there = [=](Pages pages, bool grows) {
-    return Moved{{to + (pages.start - ptr), to + (pages.end - ptr)}, grows || pages.end == end};
+  auto const there = [&](Pages pages, bool grows) {
+    return Moved{{to + (pages.start - ptr), to + (pages.end - ptr)}, grows || pages.end == end, ++moves_};
   };
   for (Moved& each : std::span(moved_).first(moved_count_)) {  // again, before it was unlocked
     if (ptr <= each.pages.start && each.pages.end <= end) each = there(each.pages, each.grows);

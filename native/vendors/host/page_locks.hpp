@@ -56,6 +56,7 @@ class PageLocks : private Tenant {
   struct Moved {
     Pages pages;
     bool grows;  // up to the end of what moved with it, behind which there may be more
+    std::uint64_t serial;  // of the move: another one may have the same addresses
     friend bool operator==(Moved const&, Moved const&) = default;
   };
   /// From its address on up to the next one `locks` ranges hold each page. It stays while a range begins or ends there,
@@ -110,6 +111,7 @@ class PageLocks : private Tenant {
   /// Where pages are by now that were locked as they moved. What finds no room here stays locked.
   std::array<Moved, 256> moved_;
   std::size_t moved_count_ = 0;
+  std::uint64_t moves_ = 0;
   std::atomic<bool> any_moved_ = false;
   std::atomic<bool> listens_ = false;
 };

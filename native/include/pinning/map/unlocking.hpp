@@ -94,6 +94,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   std::size_t const registrations = kept ? kept.mapped().registrations.size() : 0;
   auto const gone = gone_of(region.start, record);
   bool const shared = (record.flags.load(std::memory_order_relaxed) & Record::shared) != 0;
+  bool const watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
   guard.unlock();
   try {
     if (kept) untell(kept.mapped().registrations);
@@ -110,6 +111,8 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
       throw;
     }
     budget_.give_up(bytes);
+    // While the region is still in the map: later it could be other memory, locked elsewhere and moved to this address.
+    if (watched) watcher_->unwatch(region.start, region.size);
   } catch (...) {
     guard.lock();
     std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
@@ -124,6 +127,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
     throw;
   }
   guard.lock();
+  record.flags.store(record.flags.load(std::memory_order_relaxed) & ~Record::watched, std::memory_order_release);
   leave(region.start);
   return bytes;
 }
