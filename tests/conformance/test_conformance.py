@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from vendors import VENDORS
 
+from folders import PYTHONPATH
 from standins.child import run_pytest
 from standins.standin import HERE, MissingError
+from vendors import VENDORS
 
 SUITE = ["-rs", "--pyargs", "pinning.conformance"]
 VARIANTS = [(name, text) for name, vendor in VENDORS.items() for text in vendor.variants]
@@ -42,7 +43,7 @@ Build = Callable[[str], Path]
 
 def run_suite(vendor: str, configuration: str, folder: Path, *more: str) -> None:
     environment = VENDORS[vendor].driver.environment(folder, configuration)
-    environment["PYTHONPATH"] = str(HERE.parent)
+    environment["PYTHONPATH"] = PYTHONPATH
     print(run_pytest(*SUITE, "--device", f"{vendor}:0", *more, environment=environment))
 
 

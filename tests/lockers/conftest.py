@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.extend([str(HERE), str(HERE.parent)])
+sys.path.append(str(Path(__file__).parent))
 
-from locker_vendors import VENDORS, Vendor  # noqa: E402
+from locker_vendors import VENDORS, Vendor
 
-import c_api  # noqa: E402
-from standins.standin import StandIn  # noqa: E402
+import c_api
+from standins.standin import StandIn
 
 
 @pytest.fixture(scope="session")

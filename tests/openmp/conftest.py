@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.extend([str(HERE), str(HERE.parent)])
+sys.path.append(str(Path(__file__).parent))
 
-from programs import MissingClangError, compile_program  # noqa: E402
+from programs import MissingClangError, compile_program
 
-from limits import needs_room_to_lock  # noqa: E402
-from standins.libcuda import DRIVER  # noqa: E402
-from standins.standin import MissingError  # noqa: E402
+from limits import needs_room_to_lock
+from standins.libcuda import DRIVER
+from standins.standin import MissingError
 
 
 class Programs:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin and its devices: names, limits, the thread's current device, and copies through the device.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hip import hip
+
+from mapped_memory import PAGE, Memory
+from pinning.errors import PluginUnavailableError, VendorError
+from pinning.plugin import CoarseDevice, CopyDevice, DescribedPlugin, LimitedDevice
+from pinning_hip import plugin
+from standins.standin import StandIn
+
+DEVICE = plugin.device(0)
+
+
+def test_devices_are_named_and_stay_the_same(standin: StandIn) -> None:
+    assert plugin.name == "hip"
+    assert plugin.device_count() == 8
+    assert [plugin.device(i).name for i in range(4)] == ["hip:0", "hip:1", "hip:2", "hip:3"]
+    assert plugin.device(2) is plugin.device(2)
+    assert plugin.device(2).description == "Stand-in 2"
+    assert plugin.device(2).pci_address == "0001:3d:00.0"
+
+
+@pytest.mark.parametrize("index", [-1, 8])
+def test_a_device_that_is_not_there(standin: StandIn, index: int) -> None:
+    with pytest.raises(PluginUnavailableError, match=f"no hip:{index}.*sees 8"):
+        plugin.device(index)
+
+
+def test_all_that_the_interface_knows(standin: StandIn) -> None:
+    assert isinstance(plugin, DescribedPlugin)
+    assert isinstance(DEVICE, LimitedDevice)
+    assert isinstance(DEVICE, CoarseDevice)
+    assert isinstance(DEVICE, CopyDevice)
+    assert DEVICE.lock_limit() is None
+    assert DEVICE.largest_lock > 1 << 50
+    assert DEVICE.coherence == {True, False}
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_the_current_device_of_the_thread_is_left(standin: StandIn, index: int) -> None:
+    device, memory = plugin.device(index), Memory(1)
+    hip.hipSetDevice(2)
+    there = device.allocate(PAGE)
+    for act in (
+        lambda: device.data_lock(memory.ptr, PAGE, False),
+        lambda: device.is_pinned_ptr(memory.ptr),
+        lambda: device.copy(there, memory.ptr, PAGE),
+        lambda: device.data_unlock(memory.ptr),
+        lambda: device.free(there),
+    ):
+        standin.configure()
+        act()
+        sets = standin.calls("hipSetDevice")
+        assert sets[0] == f"hipSetDevice {index}"
+        assert sets[-1] == "hipSetDevice 2"
+        assert hip.hipGetDevice()[1] == 2
+    with pytest.raises(VendorError):
+        device.data_unlock(memory.ptr)
+    assert hip.hipGetDevice()[1] == 2
+    hip.hipSetDevice(0)
+
+
+def test_threads_have_their_own_current_device(standin: StandIn) -> None:
+    memory, seen = Memory(1), []
+
+    def work() -> None:
+        plugin.device(3).data_lock(memory.ptr, PAGE, False)
+        seen.append(hip.hipGetDevice()[1])
+        plugin.device(3).data_unlock(memory.ptr)
+
+    hip.hipSetDevice(1)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+    assert hip.hipGetDevice()[1] == 1
+    hip.hipSetDevice(0)
+
+
+def test_a_copy_past_the_end_of_a_lock_is_refused_as_the_runtime_does(standin: StandIn) -> None:
+    memory = Memory(2)
+    there = DEVICE.allocate(2 * PAGE)
+    DEVICE.data_lock(memory.ptr, PAGE, False)
+    with pytest.raises(VendorError) as raised:
+        DEVICE.copy(there, memory.ptr, 2 * PAGE)
+    assert (raised.value.call, raised.value.code) == ("hipMemcpy", 1)
+    DEVICE.data_unlock(memory.ptr)
+    DEVICE.free(there)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in loader for the tests of pinning_ur."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from standins.libur import DRIVER, OLD_DRIVER, live
+from standins.standin import Driver, MissingError, StandIn
+
+
+def _build(driver: Driver, folder: Path) -> Path:
+    try:
+        return driver.build(folder)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stand-in libur_loader.so.0 is, for programs started with `DRIVER.environment`."""
+    return _build(DRIVER, tmp_path_factory.mktemp("libur_loader"))
+
+
+@pytest.fixture(scope="session")
+def old_standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a stand-in for the loader of 2025.2 is."""
+    return _build(OLD_DRIVER, tmp_path_factory.mktemp("libur_loader-2025.2"))
+
+
+@pytest.fixture
+def standin(tmp_path: Path) -> Iterator[StandIn]:
+    """The stand-in that is this process's loader. A test leaves nothing registered, allocated or made.
+
+    But for the queue that a device keeps for its copies.
+    """
+    standin = DRIVER.standin(tmp_path / "calls")
+    standin.configure()
+    yield standin
+    standin.configure()
+    gc.collect()
+    assert standin.registrations() == set()
+    left = live()
+    assert (left["events"], left["allocations"]) == (0, 0)
