@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -19,7 +19,7 @@ import pytest
 
 from child_process import ordinary_user
 from standins import libhost
-from standins.standin import MissingError
+from standins.standin import Driver
 
 MIB = 1 << 20
 _SHARED_MEMORY = Path("/dev/shm")
@@ -155,13 +155,9 @@ HostDevice.copy = copy
     ids=["vendor fails", "Ctrl-C"],
 )
 def test_demo_cleans_up_after(
-    pinning: Pinning, tmp_path: Path, event: str, exit_code: int, message: str, number: int
+    pinning: Pinning, build: Callable[[Driver], Path], event: str, exit_code: int, message: str, number: int
 ) -> None:
-    try:
-        folder = libhost.DRIVER.build(tmp_path)
-    except MissingError as missing:
-        pytest.skip(str(missing))
-    variables = libhost.DRIVER.environment(folder, event.format(number))
+    variables = libhost.DRIVER.environment(build(libhost.DRIVER), event.format(number))
     report = pinning.json("demo", "--device", "host", variables=variables, exit_code=exit_code)
     assert report["ok"] is False
     assert report["error"].startswith(message)

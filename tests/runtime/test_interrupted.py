@@ -11,13 +11,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from folders import PYTHONPATH, SUPPORT
 from interrupted import SCENARIOS
 from standins.libcuda import DRIVER
-from standins.standin import MissingError
+from standins.standin import Driver
 
 STEP = 61  # of so many bytecodes, a sample has one
 TODAY = int(time.time()) // 86400
@@ -37,13 +39,9 @@ def host() -> Environment:
 
 
 @pytest.fixture(scope="session")
-def standin(tmp_path_factory: pytest.TempPathFactory, host: Environment) -> Environment:
+def standin(build: Callable[[Driver], Path], host: Environment) -> Environment:
     pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
-    try:
-        folder = DRIVER.build(tmp_path_factory.mktemp("libcuda"))
-    except MissingError as missing:
-        pytest.skip(str(missing))
-    return {**DRIVER.environment(folder, base=host), "INTERRUPTED": "cuda:0"}
+    return {**DRIVER.environment(build(DRIVER), base=host), "INTERRUPTED": "cuda:0"}
 
 
 def run(environment: Environment, program: str, *arguments: object) -> None:

@@ -16,8 +16,15 @@ sys.path.append(str(Path(__file__).parent))
 
 from mapped_memory import PAGE, Memory
 from pinning.copies import trim_staging
+from standins.cases import Run, on_standin
 from standins.libcuda import DRIVER, left
-from standins.standin import MissingError, StandIn
+from standins.standin import Driver, StandIn
+
+RUN = Run(DRIVER, "devices=4", bindings=("cuda-bindings", "cuda"))
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return on_standin(module_path, parent, {"": RUN})
 
 
 @pytest.fixture
@@ -34,13 +41,10 @@ def file_memory(tmp_path: Path) -> Callable[[int, int], Memory]:
 
 
 @pytest.fixture(scope="session")
-def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standin_folder(build: Callable[[Driver], Path]) -> Path:
     """Where the stand-in libcuda.so.1 is, for programs started with `DRIVER.environment`."""
-    pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
-    try:
-        return DRIVER.build(tmp_path_factory.mktemp("libcuda"))
-    except MissingError as missing:
-        pytest.skip(str(missing))
+    RUN.require()
+    return build(DRIVER)
 
 
 @pytest.fixture

@@ -4,27 +4,27 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from standins.cases import Run, on_standin
 from standins.libhip import DRIVER, left
-from standins.standin import MissingError, StandIn
+from standins.standin import Driver, StandIn
+
+RUN = Run(DRIVER, "devices=8", bindings=("hip-python", "hip"))
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return on_standin(module_path, parent, {"": RUN})
 
 
 @pytest.fixture(scope="session")
-def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standin_folder(build: Callable[[Driver], Path]) -> Path:
     """Where the stand-in libamdhip64.so is, for programs started with `DRIVER.environment`."""
-    try:
-        importlib.metadata.distribution("hip-python")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("needs hip-python: pip install 'pinning[hip]'")
-    try:
-        return DRIVER.build(tmp_path_factory.mktemp("libamdhip64"))
-    except MissingError as missing:
-        pytest.skip(str(missing))
+    RUN.require()
+    return build(DRIVER)
 
 
 @pytest.fixture

@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from standins.cases import Run, on_standin
 from standins.libhsa import DRIVER, live
-from standins.standin import MissingError, StandIn
+from standins.standin import Driver, StandIn
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    without_peers = module_path.stem == "standin_lonely"
+    return on_standin(module_path, parent, {"": Run(DRIVER, "gpus=2;no_peers" if without_peers else "gpus=4")})
 
 
 @pytest.fixture(scope="session")
-def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standin_folder(build: Callable[[Driver], Path]) -> Path:
     """Where the stand-in libhsa-runtime64.so.1 is, for programs started with `DRIVER.environment`."""
-    try:
-        return DRIVER.build(tmp_path_factory.mktemp("libhsa"))
-    except MissingError as missing:
-        pytest.skip(str(missing))
+    return build(DRIVER)
 
 
 @pytest.fixture

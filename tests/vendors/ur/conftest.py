@@ -5,34 +5,32 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
+from standins.cases import Run, on_standin
 from standins.libur import DRIVER, OLD_DRIVER, live
-from standins.standin import Driver, MissingError, StandIn
+from standins.standin import Driver, StandIn
 
 
-def _build(driver: Driver, folder: Path) -> Path:
-    try:
-        return driver.build(folder)
-    except MissingError as missing:
-        pytest.skip(str(missing))
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return on_standin(module_path, parent, {"": Run(DRIVER, "devices=2;opencl")})
 
 
 @pytest.fixture(scope="session")
-def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standin_folder(build: Callable[[Driver], Path]) -> Path:
     """Where the stand-in libur_loader.so.0 is, for programs started with `DRIVER.environment`."""
-    return _build(DRIVER, tmp_path_factory.mktemp("libur_loader"))
+    return build(DRIVER)
 
 
 @pytest.fixture(scope="session")
-def old_standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def old_standin_folder(build: Callable[[Driver], Path]) -> Path:
     """Where a stand-in for the loader of 2025.2 is."""
-    return _build(OLD_DRIVER, tmp_path_factory.mktemp("libur_loader-2025.2"))
+    return build(OLD_DRIVER)
 
 
 @pytest.fixture
