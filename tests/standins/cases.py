@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import pytest
@@ -31,6 +31,7 @@ from standins.standin import Driver
 TIMEOUT = 1500  # seconds
 TEST = ("test_", "Test")  # how the names of tests begin
 
+Test = TypeVar("Test", bound=Callable[..., None])
 Cases = dict[str, list[ElementTree.Element]]  # what the child says of a test's cases
 
 
@@ -68,10 +69,9 @@ class StandInFile(pytest.File):
     runs: Mapping[str, Run] = {}
 
     def collect(self) -> Iterator[pytest.Item]:
-        names = list(dict.fromkeys(_tests(self.path)))
         for run in self.runs:
             child = _Child(self.path, self.runs[run])
-            for name in names:
+            for name in dict.fromkeys(_tests(self.path, run)):
                 item: StandInTest = StandInTest.from_parent(
                     self, name=f"{name}[{run}]" if run else name, callobj=child.test(name), originalname=name
                 )
@@ -123,18 +123,31 @@ class _Child:
         return cases, done.stdout + done.stderr
 
 
-def _tests(path: Path) -> Iterator[str]:
-    """The names of the tests in a file and in those that it imports all of, as they stand there."""
+def only(*runs: str) -> Callable[[Test], Test]:
+    """For a test of a file that has several runs: those in which it is, as literals."""
+    return lambda test: test
+
+
+def _tests(path: Path, run: str) -> Iterator[str]:
+    """The names of a run's tests in a file and in those that it imports all of, as they stand there."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith(TEST):
-            yield node.name
+            if all(run in runs for runs in map(_only, node.decorator_list) if runs):
+                yield node.name
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             if node.targets[0].id.startswith(TEST):  # what hypothesis makes of a machine
                 yield node.targets[0].id
         elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             module = importlib.util.find_spec(str(node.module))
             assert module and module.origin, node.module
-            yield from _tests(Path(module.origin))
+            yield from _tests(Path(module.origin), run)
+
+
+def _only(decorator: ast.expr) -> list[str]:
+    """The arguments of `only`, if it is that."""
+    call = decorator if isinstance(decorator, ast.Call) else None
+    ours = call and isinstance(call.func, ast.Name) and call.func.id == "only"
+    return [ast.literal_eval(argument) for argument in call.args] if call and ours else []
 
 
 def _tell(cases: list[ElementTree.Element], output: str) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in driver, and files to map, for the tests of pinning_cuda."""
+"""Files to map, and a real GPU, for the tests of pinning_cuda."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,16 +14,6 @@ import pinning
 sys.path.append(str(Path(__file__).parent))
 
 from mapped_memory import PAGE, Memory
-from pinning.copies import trim_staging
-from standins.cases import Run, on_standin
-from standins.libcuda import DRIVER, left
-from standins.standin import Driver, StandIn
-
-RUN = Run(DRIVER, "devices=4", bindings=("cuda-bindings", "cuda"))
-
-
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return on_standin(module_path, parent, {"": RUN})
 
 
 @pytest.fixture
@@ -38,26 +27,6 @@ def file_memory(tmp_path: Path) -> Callable[[int, int], Memory]:
             return Memory(2, prot, flags, file.fileno())
 
     return map_file
-
-
-@pytest.fixture(scope="session")
-def standin_folder(build: Callable[[Driver], Path]) -> Path:
-    """Where the stand-in libcuda.so.1 is, for programs started with `DRIVER.environment`."""
-    RUN.require()
-    return build(DRIVER)
-
-
-@pytest.fixture
-def standin(tmp_path: Path) -> Iterator[StandIn]:
-    """The stand-in that is this process's driver. A test leaves nothing registered or allocated, and no stream."""
-    standin = DRIVER.standin(tmp_path / "calls")
-    standin.configure()
-    yield standin
-    standin.configure()
-    gc.collect()
-    trim_staging()
-    assert standin.registrations() == set()
-    assert left() == {"streams": 0, "allocations": 0}
 
 
 @pytest.fixture(scope="session")

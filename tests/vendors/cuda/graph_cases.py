@@ -126,7 +126,7 @@ def test_a_copy_across_the_border_of_two_locks_is_recorded(case: Case, mode: str
 
 def refusals(case: Case) -> dict[str, Callable[[], object]]:
     queue, memory, pageable = case.queue, case.memory, case.pageable
-    parts = [pageable[:LARGE // 4], pageable[LARGE // 2 : 3 * LARGE // 4]]
+    parts = [pageable[: LARGE // 4], pageable[LARGE // 2 : 3 * LARGE // 4]]
     starts = [memory.ptr, memory.ptr + LARGE // 2]
     return {
         "pageable, staged": lambda: pinning.copy_async(memory, pageable, queue=queue),

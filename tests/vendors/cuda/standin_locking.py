@@ -16,7 +16,7 @@ import pytest
 import pinning
 from leaving import SIZE, pages, unmapped
 from mapped_memory import PAGE, READ_WRITE, Memory
-from pinning.errors import AlreadyPinnedError, InvalidRangeError, VendorError
+from pinning.errors import InvalidRangeError, VendorError
 from pinning.map.pinned_map import watch_problem
 from pinning_cuda import plugin
 from standins.standin import StandIn
@@ -24,7 +24,6 @@ from standins.standin import StandIn
 PORTABLE_AND_MAPPED = 1 | 2
 READ_ONLY = 8
 NORESERVE = 0x4000  # of mmap: memory is had as it is touched
-SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
 
 DEVICE = plugin.device(0)
 
@@ -36,14 +35,6 @@ def flags_of_lock(standin: StandIn, ptr: int, size: int, read_only: bool | None)
     DEVICE.data_unlock(ptr)
     (call,) = standin.calls("cuMemHostRegister")
     return int(call.split()[-1])
-
-
-def test_a_lock_registers_exactly_its_bytes_and_gives_their_device_address(standin: StandIn) -> None:
-    memory = Memory(2)
-    assert DEVICE.data_lock(memory.ptr + 13, 5000, None) == memory.ptr + 13 + SHIFT
-    assert standin.registrations() == {(memory.ptr + 13, 5000)}
-    DEVICE.data_unlock(memory.ptr + 13)
-    assert standin.registrations() == set()
 
 
 @pytest.mark.parametrize("read_only", [False, None, True])
@@ -107,18 +98,6 @@ def test_a_hole_in_the_range_is_named(standin: StandIn) -> None:
     assert standin.calls() == []
 
 
-@pytest.mark.parametrize(("offset", "size"), [(0, 8192), (100, 50), (8000, 1000), (-100, 101)])
-def test_memory_pinned_by_someone_else_is_said_to_be(standin: StandIn, offset: int, size: int) -> None:
-    memory = Memory(4)
-    base = memory.ptr + PAGE
-    DEVICE.data_lock(base, 8192, None)
-    with pytest.raises(AlreadyPinnedError) as raised:
-        DEVICE.data_lock(base + offset, size, None)
-    assert (raised.value.code, raised.value.name) == (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED")
-    assert standin.registrations() == {(base, 8192)}
-    DEVICE.data_unlock(base)
-
-
 @pytest.mark.skipif(watch_problem() is not None, reason=f"the kernel does not tell of it: {watch_problem()}")
 def test_memory_that_has_left_is_unregistered_before_what_is_there_now_is_registered(standin: StandIn) -> None:
     ptr = pages()
@@ -133,13 +112,6 @@ def test_memory_that_has_left_is_unregistered_before_what_is_there_now_is_regist
     calls = [call.split()[0] for call in standin.calls() if call.startswith(("cuMemHostReg", "cuMemHostUnreg"))]
     assert calls == ["cuMemHostRegister", "cuMemHostUnregister"] * 2
     unmapped(ptr)
-
-
-def test_unlocking_what_is_not_locked_is_an_error(standin: StandIn) -> None:
-    memory = Memory(1)
-    with pytest.raises(VendorError) as raised:
-        DEVICE.data_unlock(memory.ptr)
-    assert (raised.value.call, raised.value.code) == ("cuMemHostUnregister", 713)
 
 
 def test_advice_for_a_writable_shared_mapping_that_the_driver_refuses(

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import pytest
 from cuda.bindings import driver as cuda
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError
@@ -25,28 +23,6 @@ PAGES = 4
 
 DEVICE = plugin.device(0)
 MEMORY = Memory(PAGES)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, PAGE)), max_size=2 * PAGES - 1), st.data())
-def test_every_byte_of_a_lock_and_no_other_is_pinned(pieces: list[tuple[bool, int]], data: st.DataObject) -> None:
-    locks: list[tuple[int, int]] = []
-    end = MEMORY.ptr
-    for locked, size in pieces:
-        size = min(size, MEMORY.ptr + MEMORY.size - end)
-        if locked and size:
-            DEVICE.data_lock(end, size, False)
-            locks.append((end, size))
-        end += size
-    try:
-        borders = [border for ptr, size in locks for border in (ptr - 1, ptr, ptr + size - 1, ptr + size)]
-        inside = st.integers(MEMORY.ptr - 1, MEMORY.ptr + MEMORY.size)
-        for address in [*borders, *data.draw(st.lists(inside, max_size=5))]:
-            expected = [PinnedInfo(ptr, size, ptr + SHIFT) for ptr, size in locks if ptr <= address < ptr + size]
-            assert DEVICE.is_pinned_ptr(address) == (expected[0] if expected else None)
-    finally:
-        for ptr, _ in locks:
-            DEVICE.data_unlock(ptr)
 
 
 def test_memory_of_the_drivers_own_making(standin: StandIn) -> None:
@@ -81,16 +57,6 @@ def test_asking_makes_no_context(standin: StandIn) -> None:
     assert fresh.is_pinned_ptr(MEMORY.ptr + 100) is None
     assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
     assert cuda.cuDevicePrimaryCtxGetState(1)[2] == 0
-    DEVICE.data_unlock(MEMORY.ptr)
-
-
-def test_asking_works_in_a_thread_without_a_context(standin: StandIn) -> None:
-    DEVICE.data_lock(MEMORY.ptr, 100, False)
-    answers: list[PinnedInfo | None] = []
-    thread = threading.Thread(target=lambda: answers.append(DEVICE.is_pinned_ptr(MEMORY.ptr + 7)))
-    thread.start()
-    thread.join()
-    assert answers == [PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + SHIFT)]
     DEVICE.data_unlock(MEMORY.ptr)
 
 

@@ -35,22 +35,6 @@ def test_a_device_that_cannot_be_made_current(standin: StandIn) -> None:
     hip.hipSetDevice(0)
 
 
-def test_a_lock_that_cannot_be_undone_says_so(standin: StandIn) -> None:
-    memory = Memory(1)
-    standin.configure(f"fail=hipHostGetDevicePointer:1:{UNKNOWN};fail=hipHostUnregister:1:{UNKNOWN}")
-    with pytest.raises(VendorError) as failure:
-        DEVICE.data_lock(memory.ptr, PAGE, False)
-    assert failure.value.call == "hipHostUnregister"
-    assert standin.registrations() == {(memory.ptr, PAGE)}
-    DEVICE.data_unlock(memory.ptr)
-
-
-def test_device_memory_that_cannot_be_had(standin: StandIn) -> None:
-    standin.configure("fail=hipMalloc:1:2")
-    with pytest.raises(VendorError, match=r"hipMalloc failed: hipErrorOutOfMemory \(2\)"):
-        DEVICE.allocate(PAGE)
-
-
 def test_a_code_that_hip_python_does_not_know(standin: StandIn) -> None:
     standin.configure("fail=hipRuntimeGetVersion:1:4242")
     with pytest.raises(VendorError) as failure:

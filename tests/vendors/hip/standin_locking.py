@@ -14,17 +14,7 @@ from pinning.errors import AlreadyPinnedError, VendorError
 from pinning_hip import plugin
 from standins.standin import StandIn
 
-SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory, on its first device
-
 DEVICE = plugin.device(0)
-
-
-def test_a_lock_registers_exactly_its_bytes_and_gives_their_device_address(standin: StandIn) -> None:
-    memory = Memory(2)
-    assert DEVICE.data_lock(memory.ptr + 13, 5000, None) == memory.ptr + 13 + SHIFT
-    assert standin.registrations() == {(memory.ptr + 13, 5000)}
-    DEVICE.data_unlock(memory.ptr + 13)
-    assert standin.registrations() == set()
 
 
 def test_the_device_address_is_that_of_the_device_that_locks(standin: StandIn) -> None:
@@ -49,22 +39,6 @@ def test_registrations_are_for_all_devices_and_coarse_grained_only_where_asked(
     DEVICE.data_unlock(memory.ptr)
 
 
-@pytest.mark.parametrize("release", ["silent_duplicates", ""], ids=["older release", "newer release"])
-@pytest.mark.parametrize(("offset", "size"), [(0, 8192), (100, 50), (8000, 1000), (-100, 101), (8191, 1), (-5, 6)])
-def test_memory_pinned_by_someone_else_is_said_to_be(standin: StandIn, release: str, offset: int, size: int) -> None:
-    memory = Memory(4)
-    base = memory.ptr + PAGE
-    DEVICE.data_lock(base, 8192, None)
-    standin.configure(release)
-    with pytest.raises(AlreadyPinnedError) as raised:
-        DEVICE.data_lock(base + offset, size, None)
-    assert (raised.value.call, raised.value.code) == ("hipHostRegister", 712)
-    assert raised.value.name == "hipErrorHostMemoryAlreadyRegistered"
-    assert standin.calls("hipHostRegister") == []
-    assert standin.registrations() == {(base, 8192)}
-    DEVICE.data_unlock(base)
-
-
 def test_what_is_pinned_in_the_midst_is_found_by_the_newer_releases(standin: StandIn) -> None:
     memory = Memory(3)
     DEVICE.data_lock(memory.ptr + PAGE, PAGE, None)
@@ -82,13 +56,6 @@ def test_neighbours_in_one_page_do_not_mind_each_other(standin: StandIn, side: i
     assert standin.registrations() == {(ptr, PAGE), (ptr + side, PAGE)}
     DEVICE.data_unlock(ptr)
     DEVICE.data_unlock(ptr + side)
-
-
-def test_unlocking_what_is_not_locked_is_an_error(standin: StandIn) -> None:
-    memory = Memory(1)
-    with pytest.raises(VendorError) as raised:
-        DEVICE.data_unlock(memory.ptr)
-    assert (raised.value.call, raised.value.code) == ("hipHostUnregister", 713)
 
 
 def test_advice_for_memory_that_the_runtime_refuses(standin: StandIn) -> None:

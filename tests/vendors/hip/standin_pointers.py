@@ -7,12 +7,9 @@ A stand-in checks the ABI and the sequence of calls, not a real runtime's semant
 from __future__ import annotations
 
 import mmap
-import threading
 
 import pytest
 from hip import hip
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError
@@ -25,28 +22,6 @@ PAGES = 4
 
 DEVICE = plugin.device(0)
 MEMORY = Memory(PAGES)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, PAGE)), max_size=2 * PAGES - 1), st.data())
-def test_every_byte_of_a_lock_and_no_other_is_pinned(pieces: list[tuple[bool, int]], data: st.DataObject) -> None:
-    locks: list[tuple[int, int]] = []
-    end = MEMORY.ptr
-    for locked, size in pieces:
-        size = min(size, MEMORY.ptr + MEMORY.size - end)
-        if locked and size:
-            DEVICE.data_lock(end, size, False)
-            locks.append((end, size))
-        end += size
-    try:
-        borders = [border for ptr, size in locks for border in (ptr - 1, ptr, ptr + size - 1, ptr + size)]
-        inside = st.integers(MEMORY.ptr - 1, MEMORY.ptr + MEMORY.size)
-        for address in [*borders, *data.draw(st.lists(inside, max_size=5))]:
-            expected = [PinnedInfo(ptr, size, ptr + SHIFT) for ptr, size in locks if ptr <= address < ptr + size]
-            assert DEVICE.is_pinned_ptr(address) == (expected[0] if expected else None)
-    finally:
-        for ptr, _ in locks:
-            DEVICE.data_unlock(ptr)
 
 
 def test_a_device_address_is_no_address_of_the_host(standin: StandIn) -> None:
@@ -89,16 +64,6 @@ def test_each_device_tells_its_own_address(standin: StandIn) -> None:
     assert told[2] == PinnedInfo(MEMORY.ptr, 100, locked)
     assert len({info.device_ptr for info in told if info}) == 4
     plugin.device(1).data_unlock(MEMORY.ptr)
-
-
-def test_asking_works_in_any_thread(standin: StandIn) -> None:
-    DEVICE.data_lock(MEMORY.ptr, 100, False)
-    answers: list[PinnedInfo | None] = []
-    thread = threading.Thread(target=lambda: answers.append(DEVICE.is_pinned_ptr(MEMORY.ptr + 7)))
-    thread.start()
-    thread.join()
-    assert answers == [PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + SHIFT)]
-    DEVICE.data_unlock(MEMORY.ptr)
 
 
 @pytest.mark.parametrize("call", ["hipPointerGetAttribute:2", "hipPointerGetAttribute:3", "hipMemGetAddressRange:1"])

@@ -11,29 +11,12 @@ import shutil
 import threading
 from pathlib import Path
 
-import pytest
-
-from pinning.errors import PluginUnavailableError
 from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice
 from pinning_hsa import HsaPlugin, plugin
 from pinning_hsa.driver import loaded_copies
 from standins.standin import StandIn
 
 DEVICE = plugin.device(0)
-
-
-def test_devices_are_named_and_stay_the_same(standin: StandIn) -> None:
-    assert plugin.name == "hsa"
-    assert plugin.device_count() == 4
-    assert [plugin.device(i).name for i in range(4)] == ["hsa:0", "hsa:1", "hsa:2", "hsa:3"]
-    assert plugin.device(2) is plugin.device(2)
-    assert plugin.device(2).description == "Stand-in 2 (gfx942)"
-
-
-@pytest.mark.parametrize("index", [-1, 4])
-def test_a_device_that_is_not_there(standin: StandIn, index: int) -> None:
-    with pytest.raises(PluginUnavailableError, match=f"no hsa:{index}.*sees 4"):
-        plugin.device(index)
 
 
 def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:

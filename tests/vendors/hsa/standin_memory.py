@@ -11,58 +11,20 @@ import ctypes
 import pytest
 
 from mapped_memory import PAGE, Memory
-from pinning.errors import PinningError, VendorError
-from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
+from pinning.errors import PinningError
+from pinning.plugin import MemoryConnection, MemoryKind
 from pinning_hsa import plugin
-from standins.libhsa import live
 from standins.standin import StandIn
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 GPU = plugin.device(0)
 OTHER = plugin.device(1)
 
-# Pools of the stand-in: the host's fine-grained one that is not for kernel arguments, and the GPU's coarse-grained one.
-POOLS = {HOST: "0xc02", DEVICE: "0xd12"}
-
-
-@pytest.fixture(params=[HOST, DEVICE], ids=lambda kind: kind.value)
-def kind(request: pytest.FixtureRequest) -> MemoryKind:
-    return request.param  # type: ignore[no-any-return]
-
 
 def test_there_is_no_shared_memory_and_a_way_out(standin: StandIn) -> None:
     with pytest.raises(PinningError, match=r"hsa:0 has no memory of kind SHARED.*plugin hip.*HOST"):
         GPU.allocate(8, SHARED)
     assert standin.calls() == []
-
-
-def test_each_kind_is_allocated_exactly_and_given_back(standin: StandIn, kind: MemoryKind) -> None:
-    ptr = OTHER.allocate(1000, kind)
-    assert standin.calls("hsa_amd_memory_pool_allocate") == [f"hsa_amd_memory_pool_allocate {POOLS[kind]} 1000 0"]
-    info = MemoryInfo(kind, ptr, 1000, None if kind is HOST else 1)
-    assert [GPU.memory_info(ptr + at) for at in (0, 1, 999)] == [info] * 3  # whichever GPU is asked
-    assert GPU.memory_info(ptr + 1000) is None
-    assert GPU.is_pinned_ptr(ptr + 999) == ((ptr, 1000, ptr) if kind is HOST else None)
-    OTHER.free(ptr, kind)
-    assert live()["allocations"] == 0
-    assert GPU.memory_info(ptr) is None
-
-
-@pytest.mark.parametrize("configuration", ["", "svm"], ids=["userptr", "svm"])
-def test_memory_that_is_locked_is_told_by_its_host_address(standin: StandIn, configuration: str) -> None:
-    standin.configure(configuration)
-    memory = Memory(1)
-    device_ptr = GPU.data_lock(memory.ptr + 10, 100, False)
-    for ptr in (memory.ptr + 10, memory.ptr + 109, device_ptr, device_ptr + 99):
-        assert OTHER.memory_info(ptr) == MemoryInfo(HOST, memory.ptr + 10, 100, None)
-    for ptr in (memory.ptr + 9, memory.ptr + 110):
-        assert OTHER.memory_info(ptr) is None
-    GPU.data_unlock(memory.ptr + 10)
-
-
-def test_nothing_cannot_be_allocated(standin: StandIn, kind: MemoryKind) -> None:
-    with pytest.raises(VendorError, match="HSA_STATUS_ERROR_INVALID_ARGUMENT"):
-        GPU.allocate(0, kind)
 
 
 # ---- connections ----

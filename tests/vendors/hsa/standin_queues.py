@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -34,24 +34,8 @@ from standins.standin import StandIn
 
 HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 GPU = plugin.device(0)
-OTHER = plugin.device(1)
 FAILURE, _ = FAULTS.failure
 COPY, RECTANGLE, ANY_COPY = "hsa_amd_memory_async_copy", "hsa_amd_memory_async_copy_rect", "hsa_memory_copy"
-
-
-@pytest.fixture
-def queue(standin: StandIn) -> Iterator[NativeQueue]:
-    queue = GPU.make_queue()
-    yield queue
-    queue.close()
-
-
-@pytest.fixture
-def memory(standin: StandIn) -> Iterator[Allocations]:
-    memory = Allocations(GPU)
-    yield memory
-    standin.configure()
-    memory.free()
 
 
 # ---- work ----
