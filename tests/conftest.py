@@ -1,21 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests."""
+"""What holds for all tests, and the stand-in drivers that they share."""
 
 from __future__ import annotations
 
 import signal
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 
 from pinning_host.kernel import lock_limit
+from standins.standin import Driver, MissingError
 
 USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every test has enough
 
 # A shell has its background jobs ignore Ctrl-C, and what they start inherits that; but tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Driver], Path]:
+    """Builds a stand-in driver, once, and says in which folder it is; skips where that needs what is not installed."""
+    folders: dict[str, Path] = {}
+
+    def build(driver: Driver) -> Path:
+        name = " ".join([driver.soname, *driver.options])
+        if name not in folders:
+            try:
+                folders[name] = driver.build(tmp_path_factory.mktemp(driver.soname))
+            except MissingError as missing:
+                pytest.skip(str(missing))
+        return folders[name]
+
+    return build
 
 
 @pytest.hookimpl(wrapper=True)

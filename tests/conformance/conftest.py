@@ -6,5 +6,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.extend([str(HERE), str(HERE.parent)])
+sys.path.append(str(Path(__file__).parent))

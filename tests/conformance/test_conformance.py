@@ -9,58 +9,45 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from vendors import VENDORS
 
+from folders import PYTHONPATH
 from standins.child import run_pytest
-from standins.standin import HERE, MissingError
+from standins.standin import HERE, Driver
+from vendors import VENDORS
 
 SUITE = ["-rs", "--pyargs", "pinning.conformance"]
 VARIANTS = [(name, text) for name, vendor in VENDORS.items() for text in vendor.variants]
 CPU = Path(sys.prefix) / "lib" / "libintelocl.so"
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Builds a vendor's stand-in, once, and says in which folder it is."""
-
-    @cache
-    def build(name: str) -> Path:
-        try:
-            return VENDORS[name].driver.build(tmp_path_factory.mktemp(name))
-        except MissingError as missing:
-            pytest.skip(str(missing))
-
-    return build
+Build = Callable[[Driver], Path]
 
 
-Build = Callable[[str], Path]
-
-
-def run_suite(vendor: str, configuration: str, folder: Path, *more: str) -> None:
-    environment = VENDORS[vendor].driver.environment(folder, configuration)
-    environment["PYTHONPATH"] = str(HERE.parent)
+def run_suite(build: Build, vendor: str, configuration: str, *more: str) -> None:
+    driver = VENDORS[vendor].driver
+    environment = driver.environment(build(driver), configuration)
+    environment["PYTHONPATH"] = PYTHONPATH
     print(run_pytest(*SUITE, "--device", f"{vendor}:0", *more, environment=environment))
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_the_suite(build: Build, vendor: str) -> None:
-    run_suite(vendor, VENDORS[vendor].configuration, build(vendor), "--faults", f"standins.lib{vendor}:FAULTS")
+    run_suite(build, vendor, VENDORS[vendor].configuration, "--faults", f"standins.lib{vendor}:FAULTS")
 
 
 @pytest.mark.parametrize(("vendor", "configuration"), VARIANTS)
 def test_the_suite_on_other_releases(build: Build, vendor: str, configuration: str) -> None:
-    run_suite(vendor, configuration, build(vendor))
+    run_suite(build, vendor, configuration)
 
 
 @pytest.mark.parametrize("vendor", [name for name, vendor in VENDORS.items() if vendor.refusing])
 def test_a_device_that_locks_no_memory_says_so(build: Build, vendor: str) -> None:
-    run_suite(vendor, VENDORS[vendor].refusing, build(vendor), "--refuses")
+    run_suite(build, vendor, VENDORS[vendor].refusing, "--refuses")
     with pytest.raises(pytest.fail.Exception, match="cannot lock a page of ordinary memory"):
-        run_suite(vendor, VENDORS[vendor].refusing, build(vendor))
+        run_suite(build, vendor, VENDORS[vendor].refusing)
 
 
 def test_the_cpu_of_unified_runtime_says_that_it_locks_no_memory() -> None:
@@ -73,8 +60,8 @@ def test_the_cpu_of_unified_runtime_says_that_it_locks_no_memory() -> None:
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_wrong_prototype_does_not_compile(build: Build, vendor: str, tmp_path: Path) -> None:
-    build(vendor)
     driver = VENDORS[vendor].driver
+    build(driver)
     right, wrong = VENDORS[vendor].prototype
     source = (HERE / driver.source).read_text()
     assert source.count(right) == 1

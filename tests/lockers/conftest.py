@@ -10,13 +10,25 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.extend([str(HERE), str(HERE.parent)])
+sys.path.append(str(Path(__file__).parent))
 
-from locker_vendors import VENDORS, Vendor  # noqa: E402
+from locker_vendors import VENDORS, Vendor
 
-import c_api  # noqa: E402
-from standins.standin import StandIn  # noqa: E402
+import c_api
+from standins.cases import Run, on_standin
+from standins.standin import StandIn
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """standin_locker.py is for all vendors, and one named after a vendor for that alone."""
+    of = module_path.stem.removeprefix("standin_")
+    names = VENDORS if of == "locker" else [of]
+    runs = {
+        name: Run(vendor.driver, vendor.configuration, variables={"LOCKER": name})
+        for name, vendor in VENDORS.items()
+        if name in names
+    }
+    return on_standin(module_path, parent, runs)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,9 @@ import pytest
 
 import pinning
 from child_process import run_in_child
-from mapped_memory import PAGE, Memory
+from mapped_memory import PAGE, Memory, locked_pages
 from pinning import VendorError
 from standins.standin import StandIn
-from test_host_plugin import locked_pages
 
 DEVICE = pinning.device("host")
 LONG = 60_000  # milliseconds, or until the next configuration

@@ -8,14 +8,30 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.extend([str(HERE), str(HERE.parent)])
+sys.path.append(str(Path(__file__).parent))
 
-from programs import MissingClangError, compile_program  # noqa: E402
+from programs import TOOL, MissingClangError, compile_program
 
-from limits import needs_room_to_lock  # noqa: E402
-from standins.libcuda import DRIVER  # noqa: E402
-from standins.standin import MissingError  # noqa: E402
+from limits import needs_room_to_lock
+from standins.cases import Run, on_standin
+from standins.libcuda import DRIVER
+
+TOOL_LOADED = {"PINNING_LOCK_MIN_BYTES": "4096", "LD_PRELOAD": str(TOOL)}
+VARIABLES: dict[str, dict[str, dict[str, str]]] = {
+    "standin_tool": {"": TOOL_LOADED},
+    "standin_sequences": {
+        "": TOOL_LOADED,
+        "little room": {**TOOL_LOADED, "PINNING_LOCK_BUDGET": "40KiB", "PINNING_LOCK_AFTER": "1"},
+        "until unmapped": {**TOOL_LOADED, "PINNING_LOCK_UNTIL": "unmapped"},
+    },
+    "standin_unseen": {"": {"PINNING_LOCK_MIN_BYTES": "4096"}},  # frees, by the C library's own free
+}
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    variables = VARIABLES.get(module_path.stem, {})
+    runs = {name: Run(DRIVER, "devices=2", variables=more) for name, more in variables.items()}
+    return on_standin(module_path, parent, runs)
 
 
 class Programs:
@@ -39,12 +55,3 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """Compiles an OpenMP program for the CPU's devices, whose memory is to be locked."""
     needs_room_to_lock(8 << 20)
     return Programs(tmp_path_factory.mktemp("programs"))
-
-
-@pytest.fixture(scope="session")
-def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the stand-in libcuda.so.1 is, for programs started with `DRIVER.environment`."""
-    try:
-        return DRIVER.build(tmp_path_factory.mktemp("libcuda"))
-    except MissingError as missing:
-        pytest.skip(str(missing))

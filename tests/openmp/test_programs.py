@@ -14,6 +14,7 @@ import pytest
 from programs import SOURCES, TOOL, Ran, run, run_plain
 
 from child_process import ordinary_user
+from folders import SUPPORT
 
 MIB = 1 << 20
 BUFFERS = SOURCES / "buffers.c"
@@ -231,7 +232,7 @@ def loads(library: str) -> bool:
 
 
 # For a child, which has this folder's modules too.
-python_path = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}"
+python_path = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(SUPPORT)]!r}"
 
 
 def test_a_tool_without_its_library_is_not_loaded_and_the_program_runs(buffers: Path, tmp_path: Path) -> None:

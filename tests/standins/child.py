@@ -12,12 +12,7 @@ import pytest
 
 
 def run_pytest(*arguments: str | Path, environment: Mapping[str, str], timeout: int = 540) -> str:
-    """What ``pytest *arguments`` prints in a process with this environment; its failures are the caller's.
-
-    A stand-in's tests live in files named standin_*.py, which pytest does not collect by itself::
-
-        run_pytest(Path(__file__).parent / "standin_locking.py", environment=DRIVER.environment(folder, "devices=4"))
-    """
+    """What ``pytest *arguments`` prints in a process with this environment; its failures are the caller's."""
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, arguments)]
     child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=timeout)
     if child.returncode:

@@ -164,7 +164,7 @@ class CudaDevice : public VendorDevice {
   }
 
   /// To give pinned memory back waits for the same work, in 0.7 ms instead of 4 us, and ends no capture (seen on an H200,
-  /// driver 580; tests/cuda/test_real_graphs.py).
+  /// driver 580; tests/vendors/cuda/test_real_graphs.py).
   void synchronize_beside_captures() override {
     auto const current = here();
     void* page = nullptr;

@@ -1,0 +1,565 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas: of exactly their size, locked once, cut up without the vendor, growing in their place, gone when closed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+import pinning
+from child_process import run_as_ordinary_user, run_in_child
+from fake_device import LOCKED_OFFSET, FakeDevice
+from folders import SUPPORT
+from pinning import (
+    Arena,
+    InvalidRangeError,
+    LockLimitError,
+    NotLockedError,
+    PinningError,
+    PoolLimitError,
+    StillInUseError,
+    StillLockedError,
+    VendorError,
+)
+from pinning.machine import numa
+from pinning.runtime.process import catch_up
+
+WAIT = 60
+PAGE = 4096
+SIZE = 10 * PAGE + 100
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    """A device that locks on account; when the test is over it has nothing locked any more."""
+    device = FakeDevice()
+    yield device
+    gc.collect()
+    catch_up()
+    assert (device.locked, device.wrong) == ({}, [])
+
+
+class SlowDevice(FakeDevice):
+    """Locks only when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+        self.reached.set()
+        assert self.opened.wait(WAIT)
+        return super().data_lock(ptr, size, read_only)
+
+
+def vendor_error() -> VendorError:
+    return VendorError("fakeRegister", 2, "FAKE_OUT_OF_MEMORY")
+
+
+# ---- its size, and locking ----
+
+
+def test_it_is_locked_once_and_exactly(device: FakeDevice) -> None:
+    with Arena(SIZE, device) as arena:
+        arena.wait(timeout=WAIT)
+        assert (arena.nbytes, arena.available, arena.progress, arena.done) == (SIZE, SIZE, SIZE, True)
+        assert device.locked == {arena.ptr: SIZE}
+        assert pinning.is_locked(arena, device=device)
+        assert not pinning.is_locked(arena.ptr, SIZE + 1, device=device)
+        part = arena.allocate(1000)
+        with pinning.lock(part, device=device), pinning.lock((arena.ptr + 5, 10), device=device):
+            assert part.device_ptr == part.ptr + LOCKED_OFFSET
+        part.free()
+        assert device.count("data_lock") == 1
+    assert arena.closed
+    assert device.locked == {}
+    arena.close()
+
+
+def test_it_is_locked_for_several_devices_or_none(device: FakeDevice) -> None:
+    other = FakeDevice("fake:1")
+    with Arena(SIZE, [device, other]) as arena:
+        arena.wait(timeout=WAIT)
+        assert device.locked == other.locked == {arena.ptr: SIZE}
+        assert arena.device_ptr_of(arena.ptr + 1, device=other) == arena.ptr + 1 + LOCKED_OFFSET
+    assert other.locked == {}
+    other.fail(vendor_error())
+    with Arena(SIZE, [device, other]) as arena:
+        with pytest.raises(VendorError, match="FAKE_OUT_OF_MEMORY"):
+            arena.wait(timeout=WAIT)
+        assert device.locked == other.locked == {}
+        assert (arena.done, arena.progress) == (True, 0)
+        arena.asarray()[:] = 1  # it is memory all the same
+    with Arena(SIZE, []) as arena:
+        arena.wait(timeout=WAIT)
+        with pytest.raises(NotLockedError, match="not locked for any device"):
+            arena.device_ptr_of(arena.ptr)
+
+
+def test_a_unit_is_in_one_piece(device: FakeDevice) -> None:
+    unit = 20 << 20
+    with Arena(6 * unit, device, unit=unit) as arena:
+        arena.wait(timeout=WAIT)
+        assert len(device.locked) > 1
+        assert {(start - arena.ptr) % unit for start in device.locked} == {0}
+        assert sum(device.locked.values()) == 6 * unit
+        blocks = [arena.allocate(1), arena.allocate(unit)]
+        assert [block.ptr - arena.ptr for block in blocks] == [0, unit]
+        blocks.append(arena.allocate(5, alignment=1))
+        assert blocks[-1].ptr == arena.ptr + 1
+        for block in blocks:
+            block.free()
+    with Arena(PAGE, device, unit=1000, grow=1 << 20) as arena:
+        block = arena.allocate(5000)  # in a growth, which begins at no multiple of the unit
+        assert block.ptr - arena.ptr == PAGE
+        block.free()
+
+
+def test_who_waits_is_told(device: FakeDevice) -> None:
+    slow = SlowDevice()
+    with Arena(SIZE, slow) as arena:
+        assert slow.reached.wait(WAIT)
+        assert (arena.done, arena.progress) == (False, 0)
+        with pytest.raises(TimeoutError, match="0 bytes"):
+            arena.wait(timeout=0)
+        memory = arena.allocate(100)  # it is memory already
+        memory.asarray()[:] = 1
+        memory.free()
+        slow.opened.set()
+        arena.wait(1, timeout=WAIT)
+        assert arena.progress == SIZE
+        arena.wait(timeout=WAIT)
+        assert arena.done
+
+
+def test_closing_it_while_it_is_being_locked() -> None:
+    slow = SlowDevice()
+    arena = Arena(SIZE, slow)
+    assert slow.reached.wait(WAIT)
+    closing = threading.Thread(target=arena.close)
+    closing.start()
+    slow.opened.set()
+    closing.join(WAIT)
+    assert (arena.closed, slow.locked) == (True, {})
+
+
+def test_a_vendor_that_refuses_to_unlock(device: FakeDevice) -> None:
+    arena = Arena(SIZE, device)
+    arena.wait(timeout=WAIT)
+    device.fail(vendor_error())
+    with pytest.raises(VendorError):
+        arena.close()
+    assert not arena.closed
+    assert device.locked
+    arena.close()
+    assert arena.closed
+
+
+def test_no_more_memory_than_asked_for() -> None:
+    program = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {support!r})
+from fake_device import FakeDevice
+from pinning import Arena
+SIZE = (128 << 20) + 12345
+def peak():
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+with Arena(1 << 20, FakeDevice()) as arena:
+    arena.wait()
+before = peak()
+with Arena(SIZE, FakeDevice(), huge_pages={huge}, **{how}) as arena:
+    arena.wait()
+    used = peak() - before
+print(used / SIZE)
+"""
+    for huge in (None, False):
+        for how in ({}, {"shared": True}, {"grow": 1 << 40}):
+            text = program.format(support=str(SUPPORT), huge=huge, how=how)
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stderr
+            assert 0.98 < float(done.stdout) < 1.01, how
+
+
+# ---- allocations ----
+
+
+def test_allocations_are_exact_and_neighbours_become_one(device: FakeDevice) -> None:
+    with Arena(1000, device) as arena:
+        parts = [arena.allocate(size, alignment=1) for size in (100, 300, 600)]
+        assert [part.ptr - arena.ptr for part in parts] == [0, 100, 400]
+        assert (arena.allocated, arena.available, arena.largest_available) == (1000, 0, 0)
+        with pytest.raises(PoolLimitError, match="0 are free"):
+            arena.allocate(1)
+        parts[0].free()
+        arena.free(parts[2])
+        assert arena.largest_available == 600
+        parts[1].free()
+        assert arena.largest_available == 1000
+        whole = arena.allocate(1000)
+        assert (whole.ptr, whole.nbytes, whole.size) == (arena.ptr, 1000, 1000)
+        whole.free()
+        with arena.allocate(10, alignment=256) as aligned:
+            assert aligned.ptr % 256 == 0
+
+
+@pytest.mark.parametrize("wrong", [0, 3, -8, 1 << 63])
+def test_what_is_no_alignment(device: FakeDevice, wrong: int) -> None:
+    with Arena(SIZE, device) as arena, pytest.raises(InvalidRangeError, match=f"alignment is {wrong}"):
+        arena.allocate(8, wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1 << 64])
+def test_what_is_no_size(device: FakeDevice, wrong: int) -> None:
+    with Arena(SIZE, device) as arena, pytest.raises(InvalidRangeError, match=f"nbytes is {wrong}"):
+        arena.allocate(wrong)
+    with pytest.raises(InvalidRangeError, match=f"nbytes is {wrong}"):
+        Arena(wrong, device)
+
+
+def test_an_allocation_is_memory_like_any_other(device: FakeDevice) -> None:
+    with Arena(SIZE, device) as arena:
+        memory = arena.allocate(96)
+        array = memory.asarray((3, 4), "f8")
+        array[:] = numpy.arange(12).reshape(3, 4)
+        assert (numpy.frombuffer(memory, "f8") == range(12)).all()
+        assert (numpy.from_dlpack(memory).view("f8") == range(12)).all()
+        assert (numpy.asarray(memory).view("f8")[1:] == memory.asarray(dtype="f8", offset=8)).all()
+        assert arena.asarray(12, "f8", memory.ptr - arena.ptr)[5] == 5
+        found = pinning.memory_info(memory.ptr + 50)
+        assert found is not None
+        assert (found.kind, found.base, found.size) == (pinning.MemoryKind.HOST, memory.ptr, 96)
+        back = numpy.empty(12)
+        pinning.copy(back, memory)
+        assert (back == range(12)).all()
+        del array
+        pinning.free(memory.ptr)
+        assert memory.freed
+        with pytest.raises(InvalidRangeError, match="freed again"):
+            memory.free()
+        with pytest.raises(InvalidRangeError):
+            memory.asarray()
+
+
+def test_an_array_beyond_it(device: FakeDevice) -> None:
+    with Arena(1000, device) as arena:
+        assert arena.asarray(dtype="f4", offset=998).shape == (0,)
+        for shape, dtype, offset in [(1001, "u1", 0), (1, "f8", 993), (None, "u1", 1001), (1, "u1", -1), (1, "O", 0)]:
+            with pytest.raises(InvalidRangeError):
+                arena.asarray(shape, dtype, offset)
+
+
+def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
+    with Arena(SIZE, device) as arena:
+        arena.wait(timeout=WAIT)  # a part that is locked before would be in the way
+        memory = arena.allocate(1000)
+        array = memory.asarray()
+        with pytest.raises(StillInUseError, match="1 buffers out"):
+            memory.free()
+        with pytest.raises(StillInUseError, match="1 allocations"):
+            arena.close()
+        assert not arena.closed
+        del array
+        for locked in (memory, (memory.ptr + 10, 10)):
+            with pinning.lock(locked, device=device), pytest.raises(StillLockedError, match="unlock that first"):
+                memory.free()
+        memory.free()
+        bytes_of_it = memoryview(arena)
+        with pytest.raises(StillInUseError, match="1 buffers out"):
+            arena.close()
+        bytes_of_it.release()
+        with (
+            pinning.lock((arena.ptr, 10), device=device),
+            pytest.raises(StillLockedError, match="somebody holds a lock"),
+        ):
+            arena.close()
+        arena.allocate(10).free()
+
+
+def test_a_dropped_allocation_warns_and_is_freed(device: FakeDevice) -> None:
+    with Arena(100, device) as arena:
+        memory = arena.allocate(100)
+        with pytest.warns(ResourceWarning, match="dropped"):
+            del memory
+        arena.allocate(100).free()
+
+
+def test_a_dropped_arena_warns_and_is_closed(device: FakeDevice) -> None:
+    arena = Arena(SIZE, device)
+    arena.wait(timeout=WAIT)
+    with pytest.warns(ResourceWarning, match="close it"):
+        del arena
+    catch_up()
+    assert device.locked == {}
+
+
+def test_two_threads_may_close_it(device: FakeDevice) -> None:
+    """Neither unmaps it before the other has unlocked it."""
+    arena = Arena(SIZE, device)
+    arena.wait(timeout=WAIT)
+    failed: list[object] = []
+
+    def close() -> None:
+        try:
+            arena.close()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=close, daemon=True) for _ in range(2)]
+    with device.stopping("data_unlock", arena.ptr) as gate:
+        threads[0].start()
+        assert gate.reached.wait(WAIT)
+        threads[1].start()
+        threads[1].join(0.1)
+        assert not arena.closed
+    for thread in threads:
+        thread.join(WAIT)
+    assert arena.closed and failed == [] and not any(thread.is_alive() for thread in threads)
+
+
+def test_it_is_not_copied(device: FakeDevice) -> None:
+    with Arena(SIZE, device) as arena:
+        with pytest.raises(TypeError):
+            pickle.dumps(arena)
+        with pytest.raises(TypeError, match="once"):
+            arena.__init__(SIZE, device)  # type: ignore[misc]
+
+
+def test_closed_it_has_nothing(device: FakeDevice) -> None:
+    with Arena(SIZE, device) as arena:
+        pass
+    for use in (
+        lambda: arena.allocate(1),
+        lambda: memoryview(arena),
+        arena.asarray,
+        lambda: arena.ptr,
+        arena.placement,
+    ):
+        with pytest.raises(InvalidRangeError, match="closed"):
+            use()
+
+
+# ---- growing ----
+
+
+def test_it_grows_in_its_place(device: FakeDevice) -> None:
+    with Arena(1000, device, grow=9 << 20) as arena:
+        ptr = arena.ptr
+        arena.asarray()[:] = 7
+        arena.grow(500)
+        assert (arena.ptr, arena.nbytes, arena.available) == (ptr, 1500, 1500)
+        arena.wait(timeout=WAIT)
+        assert device.locked == {ptr: 1000, ptr + 1000: 500}
+        large = arena.allocate(3 << 20)
+        assert arena.nbytes > 3 << 20
+        arena.wait(timeout=WAIT)
+        assert pinning.is_locked(large, device=device)
+        assert (arena.asarray(1000) == 7).all()
+        with pytest.raises(PoolLimitError, match="maximum of 9437184"):
+            arena.allocate(8 << 20)
+        with pytest.raises(PoolLimitError):
+            arena.grow(9 << 20)
+        rest = arena.maximum - arena.nbytes
+        arena.allocate(rest, alignment=1).free()
+        assert arena.nbytes == arena.maximum
+        large.free()
+
+
+def test_allocations_that_grow_it_from_many_threads(device: FakeDevice) -> None:
+    with Arena(64, device, grow=64 << 20) as arena:
+        had: list[pinning.ArenaAllocation] = []
+        threads = [threading.Thread(target=lambda: had.append(arena.allocate(3 << 20))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        starts = sorted(each.ptr for each in had)
+        assert len(had) == 8
+        assert all(later - before >= 3 << 20 for before, later in pairwise(starts))
+        for each in had:
+            each.free()
+
+
+def test_where_it_cannot_grow(device: FakeDevice) -> None:
+    with pytest.raises(InvalidRangeError, match="at least nbytes"):
+        Arena(1000, device, grow=999)
+    with Arena(1000, device) as arena, pytest.raises(PoolLimitError):
+        arena.grow(1)
+    with Arena(1000, device, grow=1 << 46) as arena:
+        with pytest.raises(LockLimitError, match="the machine's memory"):
+            arena.grow((1 << 46) - 1000)
+        assert arena.nbytes == 1000
+
+
+# ---- limits ----
+
+
+def test_more_than_there_is_is_refused_with_the_figures(device: FakeDevice) -> None:
+    for how in ({}, {"shared": True}, {"name": f"test-{os.getpid()}-large"}):
+        with pytest.raises(LockLimitError, match=r"is more than .* allows: \d+ bytes"):
+            Arena(1 << 46, device, **how)  # type: ignore[arg-type]
+
+
+def test_what_a_user_may_lock_is_looked_at_first() -> None:
+    def check() -> None:
+        with pytest.raises(LockLimitError, match="RLIMIT_MEMLOCK"):
+            Arena(2 << 20, "host")
+        with Arena(PAGE, "host", grow=4 << 20) as arena:
+            arena.wait(timeout=WAIT)
+            with pytest.raises(LockLimitError, match="RLIMIT_MEMLOCK"):
+                arena.grow(2 << 20)
+
+    run_as_ordinary_user(check, 64 << 10)
+
+
+def test_addresses_that_are_not_to_be_had(device: FakeDevice) -> None:
+    with pytest.raises(LockLimitError, match="ulimit -v"):
+        Arena(PAGE, device, grow=1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"huge_pages": "large"}, InvalidRangeError, "huge_pages is 'large'"),
+        ({"huge_pages": "hugetlb", "name": "x"}, PinningError, "leave out the name"),
+        ({"numa_node": 4711}, InvalidRangeError, "numa_node is 4711; this machine has"),
+        ({"unit": 0}, InvalidRangeError, "unit is 0"),
+        ({"name": "a/b"}, InvalidRangeError, "name is 'a/b'"),
+        ({"name": ""}, InvalidRangeError, "name is ''"),
+        ({"name": "x" * 201}, InvalidRangeError, "200 bytes"),
+        ({"name": "x", "grow": 1 << 30}, PinningError, "cannot grow"),
+        ({"create": True}, PinningError, "with a name"),
+        ({"part": slice(0, 5)}, PinningError, "with a name"),
+        ({"name": "x", "part": slice(5, 5)}, InvalidRangeError, "part is"),
+        ({"name": "x", "part": slice(0, SIZE + 1)}, InvalidRangeError, "part is"),
+        ({"name": "x", "part": slice(0, 10, 2)}, InvalidRangeError, "part is"),
+        ({"devices": "nobody:0"}, pinning.PluginUnavailableError, "nobody:0"),
+    ],
+)
+def test_what_cannot_be(device: FakeDevice, options: dict[str, object], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Arena(SIZE, **{"devices": device, **options})  # type: ignore[arg-type]
+
+
+def test_huge_pages_that_nobody_has_set_aside(device: FakeDevice) -> None:
+    pool = int(Path("/proc/meminfo").read_text().partition("HugePages_Total:")[2].split()[0])
+    if pool:
+        pytest.skip("needs a machine without a pool of huge pages")
+    with pytest.raises(PinningError, match="nr_hugepages"):
+        Arena(SIZE, device, huge_pages="hugetlb")
+    with Arena(SIZE, device, huge_pages="try") as arena:
+        arena.wait(timeout=WAIT)
+        assert pinning.is_locked(arena, device=device)
+
+
+# ---- fork ----
+
+
+def test_a_child_has_nothing_of_an_arena_that_is_not_shared(device: FakeDevice) -> None:
+    with Arena(SIZE, device) as arena:
+        memory = arena.allocate(100)
+
+        def check() -> None:
+            assert arena.closed
+            assert memory.freed
+            memory.free()
+            arena.close()
+            with pytest.raises(InvalidRangeError):
+                memoryview(arena)
+            with Arena(SIZE, device) as own:
+                own.wait(timeout=WAIT)
+
+        run_in_child(check)
+        memory.free()
+
+
+def test_a_child_has_the_bytes_of_a_shared_arena_and_no_locks(device: FakeDevice) -> None:
+    with Arena(SIZE, device, shared=True) as arena:
+        arena.wait(timeout=WAIT)
+        assert os.fstat(arena.fileno()).st_size == SIZE
+
+        def check() -> None:
+            assert not arena.closed
+            assert not pinning.is_locked(arena, device=device)
+            with pytest.raises(NotLockedError, match="fork"):
+                arena.wait()
+            with pytest.raises(PinningError, match="fork"):
+                arena.allocate(1)
+            arena.asarray()[5] = 77
+            arena.close()
+            assert arena.closed
+
+        run_in_child(check)
+        assert arena.asarray()[5] == 77
+        assert pinning.is_locked(arena, device=device)
+    with Arena(SIZE, device) as alone, pytest.raises(PinningError, match="shared=True"):
+        alone.fileno()
+
+
+# ---- nodes ----
+
+
+def test_it_says_where_its_pages_are(device: FakeDevice) -> None:
+    with Arena(SIZE, device) as arena:
+        arena.wait(timeout=WAIT)
+        found = arena.placement()
+        if not found:
+            pytest.skip("needs a kernel that says where pages are (move_pages)")
+        assert sum(found.values()) == SIZE
+        assert set(found) <= set(numa.nodes())
+        node = min(found)
+    with Arena(SIZE, device, numa_node=node) as arena:
+        arena.wait(timeout=WAIT)
+        assert arena.placement() == {node: SIZE}
+
+
+def test_an_arena_that_is_closed_at_once_has_begun_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it waits for; another one that is only beginning when the interpreter ends may crash it."""
+    begun: list[threading.Timer] = []
+
+    def begin(run: Callable[[], None], arguments: tuple[()]) -> int:
+        begun.append(threading.Timer(0.1, run))
+        begun[-1].start()
+        return len(begun)
+
+    monkeypatch.setattr("pinning.arena.ready._thread", SimpleNamespace(start_new_thread=begin))
+    Arena(SIZE, []).close()
+    for each in begun:
+        each.join()
+    assert len(begun) == 1
+
+
+def test_it_is_near_its_device(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Arena(SIZE, device) as arena:
+        assert arena.numa_node is None  # nobody knows
+    node = min(numa.nodes())
+    monkeypatch.setattr(numa, "node_of", lambda device: node)
+    with Arena(SIZE, device) as arena:
+        assert arena.numa_node == node
+
+
+# ---- exit ----
+
+
+@pytest.mark.parametrize("how", ["", "shared=True", "name='exit-{pid}'"])
+def test_a_program_may_end_without_closing_it(how: str) -> None:
+    program = f"""
+import os, pinning
+arena = pinning.Arena({PAGE}, "host", {how.format(pid=os.getpid())})
+part = arena.allocate(10)
+array = part.asarray()
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=WAIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not Path(f"/dev/shm/pinning-arena.exit-{os.getpid()}").exists()

@@ -1,0 +1,670 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The budget of the process, and memory that stays registered when nobody has a lock of it."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import subprocess
+import sys
+import textwrap
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+import pinning
+from c_api import LIBRARY
+from fake_device import Background, FakeDevice
+from folders import SUPPORT
+from pinning import InvalidRangeError, LockLimitError, VendorError
+from pinning.budget.idle import look as look_at_idle
+from pinning.machine.pressure import Pressure
+from pinning.machine.room import system_memory
+from pinning.map.pinned_map import hears_of_calls, watch_problem
+
+WAIT = 60.0
+SIZE = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def budget() -> Iterator[None]:
+    """Each test begins with what is locked already, and the default budget."""
+    yield
+    pinning.budget(1.0, idle=False)
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    made = FakeDevice()
+    yield made
+    pinning.give_back_idle()
+    assert made.wrong == []
+
+
+def used() -> int:
+    return pinning.budget().used
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.01)
+
+
+def run_program(text: str) -> str:
+    """What a program of its own prints; it must end well."""
+    # Python 3.12 warns of any fork of a process with threads.
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    return run.stdout
+
+
+class Storage:
+    """A buffer that may lose its memory while it is exported, as far as anybody knows."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = numpy.zeros(size, "u1")
+        self.__array_interface__ = self._memory.__array_interface__
+
+
+# ---- the limit ----
+
+
+def test_the_limit_is_that_of_the_memory_to_begin_with() -> None:
+    now = pinning.budget()
+    assert now.limit is not None
+    assert now.limit <= system_memory().limit
+    assert now.source
+    assert now.idle_limit == 0
+
+
+def test_a_lock_beyond_the_budget_is_refused_before_anything_is_touched(device: FakeDevice) -> None:
+    fixed = used()
+    pinning.budget(fixed + SIZE + 100, idle=False)
+    first = pinning.lock(numpy.zeros(SIZE, "u1"), device=device)
+    calls = len(device.calls)
+    touched: list[int] = []
+    untouched = mmap.mmap(-1, 1 << 20)
+    with pytest.raises(LockLimitError, match=r"1048576 bytes \(1.0 MiB\) is more than the budget .* pinning.budget\("):
+        pinning.lock(untouched, device=device, progress=lambda done, total: touched.append(done))
+    assert touched == []
+    assert len(device.calls) == calls
+    assert used() == fixed + SIZE
+    with pytest.raises(LockLimitError):
+        pinning.pinned_map(device).lock(0x10000, 101)
+    pinning.pinned_map(device).lock(0x10000, 100)
+    assert pinning.budget().free == 0
+    pinning.pinned_map(device).unlock(0x10000)
+    first.unlock()
+    pinning.lock(numpy.zeros(100, "u1"), device=device).unlock()
+    assert used() == fixed
+
+
+def test_what_the_vendor_refuses_is_not_counted(device: FakeDevice) -> None:
+    before = used()
+    pinned = pinning.pinned_map(device)
+    for calls in range(4):  # pieces of which one is refused, and the undoing of those before
+        device.fail(VendorError("fakeCall", 1, "FAKE"), calls)
+        with pytest.raises(VendorError):
+            pinned.lock(0x10000, 300, piece=100)
+            pinned.unlock(0x10000)
+        assert used() - before == sum(device.locked.values())
+        device.fail_no_more()
+        while 0x10000 in device.locked:
+            pinned.unlock(0x10000)
+    assert used() == before
+
+
+def test_what_others_have_pinned_counts(device: FakeDevice) -> None:
+    before = pinning.budget()
+    pinned = pinning.pinned_map(device)
+    pinned.register(0x10000, 4096, 0x10000)
+    device.foreign[0x20000] = 8192
+    pinned.lock(0x20000, 10)
+    now = pinning.budget(before.used + before.external + 3 * 4096 + 10, idle=False)
+    assert now.external == before.external + 3 * 4096
+    assert now.used == before.used
+    with pytest.raises(LockLimitError, match="others have pinned"):
+        pinned.lock(0x30000, 11)
+    pinned.unlock(0x20000)
+    pinned.unregister(0x10000)
+    assert pinning.budget().external == before.external
+
+
+def test_all_devices_have_one_budget() -> None:
+    one, other = FakeDevice("fake:0"), FakeDevice("fake:1")
+    pinning.budget(used() + 3 * SIZE // 2, idle=False)
+    array = numpy.zeros(SIZE, "u1")
+    with pinning.lock(array, device=one), pytest.raises(LockLimitError):
+        pinning.lock(array, device=other)
+    with pinning.lock(array, device=other):
+        pass
+
+
+def test_a_budget_below_what_is_locked_takes_nothing_away(device: FakeDevice) -> None:
+    with pinning.lock(numpy.zeros(SIZE, "u1"), device=device) as lock:
+        assert pinning.budget(0).limit == 0
+        assert lock.held
+        with pytest.raises(LockLimitError):
+            pinning.lock(bytearray(1), device=device)
+        assert pinning.budget().free == 0
+
+
+def test_a_fraction_is_of_the_memory() -> None:
+    whole = pinning.budget(1.0).limit
+    assert whole is not None
+    half = pinning.budget(0.5)
+    assert half.limit == whole // 2
+    assert half.source.startswith("pinning.budget(0.5), of ")
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, 0.0, -0.5, float("nan"), True, "1", 1 << 64])
+def test_no_limit(limit: object) -> None:
+    before = pinning.budget()
+    with pytest.raises((InvalidRangeError, TypeError), match="limit is"):
+        pinning.budget(limit)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRangeError, match="idle is -1"):
+        pinning.budget(100, idle=-1)
+    assert pinning.budget() == before
+
+
+# ---- what is idle ----
+
+
+def test_nothing_is_kept_until_asked_for(device: FakeDevice) -> None:
+    pinning.lock(numpy.zeros(SIZE, "u1"), device=device).unlock()
+    assert device.locked == {}
+
+
+def test_relock_without_a_vendor_call(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    array = numpy.zeros(SIZE, "u1")
+    before = pinning.budget()
+    lock = pinning.lock(array, device=device)
+    device_ptr = lock.device_ptr
+    lock.unlock()
+    assert not lock.held
+    assert not pinning.is_locked(array, device=device)
+    assert pinning.find(array, device=device) is None
+    assert pinning.regions(device) == []
+    assert len(pinning.pinned_map(device)) == 0
+    (region,) = pinning.regions(device, idle=True)
+    assert (region.idle, region.references, region.size) == (True, 0, SIZE)
+    assert pinning.budget().idle == before.idle + SIZE
+    with pytest.raises(pinning.NotLockedError):
+        pinning.unlock(array, device=device)
+    for part in (array, array[100:200], array.reshape(256, -1)[3:].T, (array.ctypes.data + 5, 10)):
+        with pinning.lock(part, device=device) as again:
+            assert again.held
+            assert not lock.held
+            assert again.region is not None
+            assert again.region.references == 1
+    assert again.device_ptr == device_ptr + 5
+    assert device.count("data_lock") == 1
+    assert device.count("data_unlock") == 0
+    assert pinning.give_back_idle() == SIZE
+    assert device.locked == {}
+
+
+def whole_mapping(folder: Path) -> object:
+    return mmap.mmap(-1, SIZE)
+
+
+def whole_file(folder: Path) -> object:
+    numpy.save(folder / "array", numpy.arange(SIZE))
+    return numpy.memmap(folder / "array.npy", mode="r")
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        (lambda folder: numpy.zeros((100, 100)).T, True),
+        (lambda folder: memoryview(numpy.zeros(SIZE)).cast("B"), True),
+        (lambda folder: bytes(SIZE), True),
+        (lambda folder: bytearray(SIZE), True),
+        (lambda folder: numpy.frombuffer(bytearray(SIZE), "u2"), True),
+        (whole_mapping, watch_problem() is None or hears_of_calls()),
+        (whole_file, True),
+        (lambda folder: numpy.zeros(SIZE)[1:], False),  # a part
+        (lambda folder: numpy.zeros(SIZE).view(numpy.recarray), True),
+        (lambda folder: numpy.ndarray.__new__(numpy.recarray, SIZE, "u1"), False),  # it may refer to itself
+        (lambda folder: Storage(SIZE), False),
+    ],
+)
+def test_what_is_kept(device: FakeDevice, tmp_path: Path, make: Callable[[Path], object], kept: bool) -> None:
+    pinning.budget(1.0)
+    buffer = make(tmp_path)
+    pinning.lock(buffer, device=device).unlock()
+    assert bool(device.locked) == kept
+    ptr, size = pinning.locking.lock.range_of(buffer)
+    pinning.give_back_idle()
+    pinning.lock((ptr, size), device=device).unlock()
+    assert device.locked == {}
+
+
+def test_an_idle_owner_is_not_resized(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    buffer, mapping = bytearray(SIZE), mmap.mmap(-1, SIZE, access=mmap.ACCESS_READ)
+    for each in (buffer, mapping):
+        pinning.lock(each, device=device).unlock()
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    with pytest.raises(BufferError):
+        mapping.close()
+    pinning.give_back_idle()
+    buffer.append(0)
+    mapping.close()
+
+
+def test_dropped_memory_is_given_back_soon(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    array = numpy.zeros(SIZE, "u1")
+    gone = weakref.ref(array)
+    view = array[5:]
+    pinning.lock(array, device=device).unlock()
+    del array
+    look_at_idle()
+    assert device.locked, "somebody has a view"
+    del view
+    wait_for(lambda: not device.locked)
+    wait_for(lambda: gone() is None)
+
+
+def test_dropped_memory_that_two_devices_keep_is_given_back() -> None:
+    pinning.budget(1.0)
+    devices = FakeDevice("fake:0"), FakeDevice("fake:1")
+    array = numpy.zeros(SIZE, "u1")
+    for device in devices:
+        pinning.lock(array, device=device).unlock()
+    del array
+    wait_for(lambda: not devices[0].locked and not devices[1].locked)
+
+
+def test_dropped_memory_makes_room_first(device: FakeDevice) -> None:
+    pinning.budget(used() + 2 * SIZE)
+    useful, dropped = numpy.zeros(SIZE, "u1"), numpy.zeros(SIZE, "u1")
+    pinning.lock(useful, device=device).unlock()
+    pinning.lock(dropped, device=device).unlock()
+    del dropped
+    with pinning.lock(numpy.zeros(SIZE, "u1"), device=device):
+        assert useful.ctypes.data in device.locked
+
+
+def test_memory_in_a_cycle_is_given_back(device: FakeDevice) -> None:
+    class Model:
+        pass
+
+    pinning.budget(1.0)
+    model = Model()
+    model.__dict__.update(weights=numpy.zeros(SIZE, "u1"), itself=model)
+    pinning.lock(model.__dict__["weights"], device=device).unlock()
+    del model
+    gc.collect()
+    wait_for(lambda: not device.locked)
+
+
+def test_the_longest_idle_goes_first(device: FakeDevice) -> None:
+    pinning.budget(used() + 3 * SIZE)
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(5)]
+    for array in arrays[:3]:
+        pinning.lock(array, device=device).unlock()
+    pinning.lock(arrays[0], device=device).unlock()  # the youngest now
+    with pinning.lock(arrays[3], device=device), pinning.lock(arrays[4], device=device):
+        assert set(device.locked) == {arrays[each].ctypes.data for each in (0, 3, 4)}
+
+
+def test_so_many_bytes_may_be_idle(device: FakeDevice) -> None:
+    pinning.budget(1.0, idle=2 * SIZE)
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(3)]
+    for array in arrays:
+        pinning.lock(array, device=device).unlock()
+    assert set(device.locked) == {array.ctypes.data for array in arrays[1:]}
+    large = numpy.zeros(3 * SIZE, "u1")
+    pinning.lock(large, device=device).unlock()
+    assert large.ctypes.data not in device.locked
+    assert pinning.budget(idle=SIZE).idle == SIZE
+    assert pinning.budget(idle=False).idle == 0
+    assert device.locked == {}
+
+
+def test_what_is_idle_is_in_nobodys_way(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    array = numpy.zeros(4 * SIZE, "u1")
+    pinning.lock(array, device=device).unlock()
+    ptr = array.ctypes.data
+    with pinning.lock((ptr + SIZE, 4 * SIZE), device=device):  # past its end
+        assert list(device.locked) == [ptr + SIZE]
+    pinning.lock(array, device=device).unlock()
+    pinning.pinned_map(device).register(ptr + 100, 100, 0)
+    assert device.locked == {}
+    pinning.pinned_map(device).unregister(ptr + 100)
+
+
+def test_a_vendor_that_is_out_of_room_gets_some(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    idle, wanted = numpy.zeros(SIZE, "u1"), numpy.zeros(SIZE, "u1")
+    pinning.lock(idle, device=device).unlock()
+    device.fail(LockLimitError("no room"))
+    with pinning.lock(wanted, device=device):
+        assert list(device.locked) == [wanted.ctypes.data]
+    pinning.give_back_idle()
+    device.fail(LockLimitError("no room"))
+    with pytest.raises(LockLimitError, match="no room"):
+        pinning.lock(wanted, device=device)
+
+
+def test_a_vendor_that_refuses_to_give_back(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(3)]
+    for array in arrays:
+        pinning.lock(array, device=device).unlock()
+    device.fail(VendorError("fakeUnlock", 1, "FAKE"))
+    with pytest.raises(VendorError, match="fakeUnlock"):
+        pinning.give_back_idle()
+    assert list(device.locked) == [arrays[0].ctypes.data]
+    assert pinning.budget().idle == SIZE
+    with pinning.lock(arrays[0], device=device):
+        pass
+    assert device.count("data_lock") == 3
+    assert pinning.give_back_idle(1) == SIZE
+    assert pinning.give_back_idle() == 0
+
+
+def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
+    pinning.budget(1.0)
+    array = numpy.zeros(SIZE, "u1")
+    pinning.lock(array, device=device).unlock()
+    pinning.pinned_map(device).close()
+    assert device.locked == {}
+    look_at_idle()
+    assert sys.getrefcount(array) == 2
+    run_program(
+        """
+        import numpy, pinning
+        pinning.budget(1.0)
+        array = numpy.zeros(4096)
+        pinning.lock(array, device="host").unlock()
+        assert pinning.device("host").is_pinned_ptr(array.ctypes.data)
+        pinning.pinned_map("host").close()
+        assert pinning.device("host").is_pinned_ptr(array.ctypes.data) is None and pinning.budget().used == 0
+        """
+    )
+
+
+def test_a_map_that_is_dropped_keeps_nothing() -> None:
+    pinning.budget(1.0)
+    device = FakeDevice()
+    array = numpy.zeros(SIZE, "u1")
+    pinning.lock(array, device=device).unlock()
+    locked, gone = device.locked, weakref.ref(device)
+    del device
+    gc.collect()
+    assert gone() is None
+    assert locked == {}
+    look_at_idle()
+    assert sys.getrefcount(array) == 2
+
+
+# ---- copies ----
+
+
+def test_a_copy_of_what_is_idle() -> None:
+    host = pinning.device("host")
+    pinning.budget(1.0)
+    array = numpy.arange(SIZE, dtype="u1")
+    pinning.lock(array, device=host).unlock()
+    idle = pinning.budget().idle
+    with pinning.alloc(SIZE, device=host) as there:
+        assert pinning.explain(there, array).path == "direct"
+        assert pinning.copy(there, array).path == "direct"
+        back = numpy.zeros_like(array)
+        pinning.copy_batch([back[100:200]], [there], [100])
+        pinning.copy_2d_async(array, 256, there, 256, 256, 100).wait()
+        pinning.copy_batch([array[100:200]], [there], [100])
+    wait_for(lambda: pinning.budget().idle == idle)
+    (region,) = pinning.regions(host, idle=True)
+    assert region.idle
+
+
+# ---- threads, fork, exit, native code ----
+
+
+def test_more_than_the_budget_in_turns_by_threads() -> None:
+    devices = [FakeDevice(f"fake:{index}") for index in range(2)]
+    fixed = used()
+    pinning.budget(fixed + 8 * SIZE)
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(12)]
+
+    def cycle(first: int) -> None:
+        for turn in range(100):
+            with pinning.lock(arrays[(first + turn) % 12], device=devices[turn % 2]):
+                assert used() <= fixed + 8 * SIZE
+
+    threads = [Background(lambda first=first: cycle(3 * first)) for first in range(4)]
+    for thread in threads:
+        thread.result()
+    pinning.give_back_idle()
+    assert used() == fixed
+    assert all(each.locked == {} and each.wrong == [] for each in devices)
+
+
+def test_the_child_of_a_fork_has_nothing_idle() -> None:
+    run_program(
+        """
+        import os, numpy, pinning
+        pinning.budget(1.0)
+        array = numpy.zeros(1 << 16, "u1")
+        pinning.lock(array, device="host").unlock()
+        before = pinning.budget()
+        assert before.idle == 1 << 16
+        child = os.fork()
+        if child == 0:
+            now = pinning.budget()
+            assert (now.used, now.idle, now.limit) == (0, 0, before.limit), now
+            assert pinning.regions("host", idle=True) == []
+            with pinning.lock(array, device="host"):
+                assert pinning.budget().used == 1 << 16
+            assert pinning.budget().idle == 1 << 16
+            del array
+            import time
+            end = time.monotonic() + 60
+            while pinning.budget().used:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert pinning.budget() == before
+        """
+    )
+
+
+@pytest.mark.parametrize("when", ["before the package's own handler", "afterwards"])
+def test_what_is_the_parents_is_not_given_back_when_the_child_collects_it(when: str) -> None:
+    program = """
+        import gc, os, sys
+        gc.disable()
+        if BEFORE:
+            os.register_at_fork(after_in_child=gc.collect)  # the handlers run in the order in which they come
+        sys.path.insert(0, SUPPORT)
+        import numpy, pinning
+        from fake_device import FakeDevice
+
+        SIZE, told = 1 << 16, []
+
+        class Device(FakeDevice):
+            def data_unlock(self, ptr):
+                told.append(ptr)
+                super().data_unlock(ptr)
+
+        def make_garbage():
+            device = Device()
+            on = pinning.pinned_map(device)
+            held, counted, idle, foreign, registered, mapped, native = (numpy.ones(SIZE, "u1") for _ in range(7))
+            pinning.lock(idle, device=device).unlock()
+            device.foreign[foreign.ctypes.data] = SIZE
+            locks = [pinning.lock(each, device=device) for each in (held, held, foreign)]
+            locks.append(pinning.lock(native, device="host"))
+            locks.append(pinning.lock_async(numpy.ones(SIZE, "u1"), device=device))
+            locks[-1].wait()
+            on.lock(counted.ctypes.data, SIZE)
+            on.register(registered.ctypes.data, SIZE, 1)
+            on.lock_mapped(mapped.ctypes.data, SIZE, "mandatory")
+            registrar = on.add_registrar(lambda ptr, size: ptr, told.append)
+            arena = pinning.Arena(SIZE, device)
+            arena.wait()
+            device.cycle = device, locks, registrar, counted, idle, registered, mapped, arena
+
+        pinning.budget(1.0, idle=SIZE)
+        make_garbage()
+        before = pinning.budget()
+        assert (before.used, before.idle, before.external) == (7 * SIZE, SIZE, 2 * SIZE), before
+        if (child := os.fork()) == 0:
+            gc.collect()
+            now = pinning.budget()
+            assert (now.used, now.idle, now.external, told) == (0, 0, 0, []), (now, told)
+            with pinning.lock(numpy.ones(SIZE, "u1"), device=FakeDevice()) as lock:
+                assert lock.held and pinning.budget().used == SIZE
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (pinning.budget(), told) == (before, []), (pinning.budget(), told)
+        """
+    program = program.replace("BEFORE", str(when != "afterwards")).replace("SUPPORT", repr(str(SUPPORT)))
+    run_program(program)
+
+
+def test_what_is_idle_ends_with_the_program() -> None:
+    said = run_program(
+        """
+        import numpy, pinning
+
+        class Device:
+            name = "loud:0"
+            def data_lock(self, ptr, size, read_only): return ptr
+            def data_unlock(self, ptr): print("unlocked", flush=True); raise pinning.PinningError("no")
+            def is_pinned_ptr(self, ptr): return None
+
+        device = Device()
+        pinning.budget(1.0)
+        array = numpy.zeros(100)
+        pinning.lock(array, device=device).unlock()
+        print("end", flush=True)
+        """
+    )
+    assert said.split()[:2] == ["end", "unlocked"]
+
+
+def test_native_code_has_the_same_budget() -> None:
+    run_program(
+        f"""
+        import ctypes, numpy, pinning
+        library = ctypes.CDLL({str(LIBRARY)!r})
+        figures = (ctypes.c_uint64 * 5)()
+        pinning.budget(1.0)
+        array = numpy.zeros(1 << 16, "u1")
+        pinning.lock(array, device="host").unlock()
+        assert library.pinning_get_budget(figures) == 0
+        assert list(figures)[1:4] == [1 << 16, 1 << 16, 0]
+        given = ctypes.c_uint64()
+        assert library.pinning_give_back_idle(ctypes.c_uint64(1), ctypes.byref(given)) == 0
+        assert given.value == 1 << 16 and pinning.budget().used == 0
+        assert library.pinning_set_budget(ctypes.c_uint64(4096)) == 0
+        assert pinning.budget().limit == 4096 and "native code" in pinning.budget().source
+        pinned = ctypes.c_void_p()
+        assert library.pinning_map_open(ctypes.byref(pinned), b"host:0") == 0
+        there = ctypes.c_void_p(array.ctypes.data)
+        assert library.pinning_lock(pinned, there, ctypes.c_size_t(4097), None) == 7  # PINNING_LOCK_LIMIT
+        assert library.pinning_lock(pinned, there, ctypes.c_size_t(4096), None) == 0
+        assert pinning.budget().used == 4096
+        try:
+            pinning.lock(bytearray(10), device="host")
+        except pinning.LockLimitError:
+            pass
+        else:
+            raise AssertionError
+        assert library.pinning_unlock(pinned, there) == 0
+        """
+    )
+
+
+# ---- pressure ----
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/pressure").mkdir()
+    (tmp_path / "sys/fs/cgroup/mine").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/mine\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("file", ["proc/pressure/memory", "sys/fs/cgroup/mine/memory.pressure"])
+def test_memory_is_short_while_tasks_wait_for_it(kernel: Path, file: str) -> None:
+    def stalled(microseconds: int) -> None:
+        line = f"avg10=0.00 avg60=0.00 avg300=0.00 total={microseconds}"
+        (kernel / file).write_text(f"some {line}\nfull {line}\n")
+
+    stalled(5_000_000)
+    pressure = Pressure(kernel)
+    assert not pressure.is_high()
+    stalled(3_600_000_000)  # no test takes an hour
+    assert pressure.is_high()
+    assert not pressure.is_high()
+    (kernel / file).unlink()
+    assert not pressure.is_high()
+
+
+def test_a_kernel_that_tells_nothing(kernel: Path) -> None:
+    assert not Pressure(kernel).is_high()
+    assert not Pressure(kernel / "nowhere").is_high()
+
+
+def test_idle_memory_goes_while_memory_is_short(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pressure, "is_high", lambda self: True)
+    pinning.budget(1.0)
+    arrays = [numpy.zeros(SIZE, "u1") for _ in range(4)]
+    for array in arrays:
+        pinning.lock(array, device=device).unlock()
+    held = pinning.lock(arrays[0], device=device)
+    wait_for(lambda: list(device.locked) == [arrays[0].ctypes.data])
+    held.unlock()
+
+
+def test_what_a_handler_before_the_packages_own_locks_is_the_childs() -> None:
+    run_program(
+        """
+        import os, sys
+
+        def early():
+            global memory, locks
+            memory = numpy.ones(1 << 16, "u1")
+            locks = [pinning.lock(memory, device=each) for each in ("host", DEVICE)]
+
+        os.register_at_fork(after_in_child=early)  # the handlers run in the order in which they come
+        sys.path.insert(0, SUPPORT)
+        import numpy, pinning
+        from fake_device import FakeDevice
+
+        DEVICE = FakeDevice()
+        if (child := os.fork()) == 0:
+            assert all(lock.held for lock in locks) and pinning.is_locked(memory, device=DEVICE)
+            assert pinning.budget().used == 2 * memory.nbytes
+            for lock in locks:
+                lock.unlock()
+            assert pinning.budget().used == 0 and DEVICE.locked == {}
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """.replace("SUPPORT", repr(str(SUPPORT)))
+    )

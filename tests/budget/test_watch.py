@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is unmapped, moved, replaced or discarded while it is locked."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+
+import pinning
+from child_process import run_in_child
+from fake_device import FakeDevice
+from folders import PYTHONPATH, SUPPORT
+from leaving import (
+    LARGE,
+    SIZE,
+    WAYS,
+    libc,
+    mapped_anew,
+    pages,
+    stale_after,
+    unmap_the_rest,
+    unmapped,
+    unmapped_in_part,
+)
+from pinning.cli.run import library
+from pinning.map.pinned_map import watch_problem
+
+CYCLES = int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
+
+watched = pytest.mark.skipif(
+    watch_problem() is not None, reason=f"the kernel does not tell of memory that leaves: {watch_problem()}"
+)
+
+
+filters = pytest.mark.skipif(
+    os.uname().machine not in ("x86_64", "aarch64"), reason="the filter knows the system calls of x86-64 and AArch64"
+)
+# A device that locks nothing for the kernel, as a GPU does; the host's mlock would forbid some of these.
+ways = pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@watched
+@ways
+def test_the_region_goes_at_once(device: FakeDevice, leave: Callable[[int], None]) -> None:
+    ptr = pages()
+    lock, part = pinning.lock((ptr, SIZE), device=device), pinning.lock((ptr + 100, 1), device=device)
+    other = pinning.lock(numpy.ones(100_000, "u1"), device=device)
+    leave(ptr)
+    assert not lock.held
+    assert not part.held
+    assert not pinning.is_locked((ptr, SIZE), device=device)
+    assert other.held
+    lock.unlock()
+    part.unlock()
+    with pytest.raises(pinning.NotLockedError):
+        pinning.unlock(ptr, device=device)
+    assert pinning.regions(device) == [other.region]
+    other.unlock()
+    assert device.locked == {}
+
+
+@watched
+@ways
+def test_a_new_lock_is_of_the_memory_that_is_there_now(device: FakeDevice, leave: Callable[[int], None]) -> None:
+    for _ in range(100):  # until no other mapping has come there first
+        ptr = pages()
+        old = pinning.lock((ptr, SIZE), device=device)
+        leave(ptr)
+        if mapped_anew(ptr, leave):
+            break
+        old.unlock()
+        unmap_the_rest(ptr, leave)
+    else:
+        pytest.skip("needs the place of memory that has left, and other mappings take it each time")
+    with pinning.lock((ptr, SIZE), device=device) as lock:
+        assert lock.region is not None
+        assert lock.region.references == 1
+        old.unlock()
+        assert lock.held
+    assert device.locked == {}
+    unmapped(ptr)
+
+
+@watched
+def test_shared_memory(device: FakeDevice) -> None:
+    file = os.memfd_create("pages")
+    os.truncate(file, SIZE)
+    ptr = pages(flags=mmap.MAP_SHARED, file=file)
+    lock = pinning.lock((ptr, SIZE), device=device)
+    unmapped(ptr)
+    os.close(file)
+    assert not lock.held
+
+
+@watched
+def test_a_large_block_of_malloc(device: FakeDevice) -> None:
+    ptr = libc.malloc(LARGE)
+    lock = pinning.lock((ptr, 1000), device=device)
+    libc.free(ptr)
+    assert not lock.held
+
+
+@watched
+def test_an_owner_whose_memory_is_discarded(device: FakeDevice) -> None:
+    owner = mmap.mmap(-1, SIZE)
+    owner[:] = b"1" * SIZE
+    with pinning.lock(owner, device=device) as lock:
+        owner.madvise(mmap.MADV_DONTNEED)
+        assert not lock.held
+
+
+@watched
+def test_a_registration(device: FakeDevice) -> None:
+    ptr = pages()
+    on = pinning.pinned_map(device)
+    on.register(ptr, SIZE, 1 << 40)
+    unmapped(ptr)
+    assert on.find(ptr) is None
+    with pytest.raises(pinning.NotLockedError):
+        on.unregister(ptr)
+
+
+@watched
+def test_of_the_host_nothing_stays_locked_by_the_kernel() -> None:
+    def locked_by_the_kernel() -> int:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmLck"))
+
+    before = locked_by_the_kernel()
+    ptr = pages()
+    lock = pinning.lock((ptr, SIZE), device="host")
+    unmapped_in_part(ptr)
+    assert not lock.held
+    lock.unlock()
+    pinning.pinned_map("host").undo_left()
+    assert locked_by_the_kernel() == before
+    unmap_the_rest(ptr, unmapped_in_part)
+
+
+@watched
+def test_a_child_of_fork_watches_for_itself(device: FakeDevice) -> None:
+    ptr = pages()
+    with pinning.lock((ptr, SIZE), device=device) as lock:
+
+        def child() -> None:
+            unmapped(ptr)
+            own = pages()
+            held = pinning.lock((own, SIZE), device=FakeDevice())
+            assert held.held
+            unmapped(own)
+            assert not held.held
+
+        run_in_child(child)
+        assert lock.held
+    unmapped(ptr)
+
+
+@watched
+def test_cycles_beside_readers_copies_and_others_that_lock(device: FakeDevice) -> None:
+    assert stale_after(CYCLES, device) == []
+    pinning.pinned_map(device).undo_left()
+    assert device.locked == {}
+
+
+def run_forbidden(*arguments: str, **variables: str) -> str:
+    """What a Python program says where the kernel refuses userfaultfd."""
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, env=environment, timeout=3600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@filters
+@pytest.mark.parametrize("preloaded", [True, False])
+def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
+    """Where the tool's library is preloaded nothing is stale. Else nothing tells, as the documentation says."""
+    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
+    cycles = str(CYCLES if preloaded else 10)
+    said = json.loads(run_forbidden(str(SUPPORT / "leaving.py"), "forbidden", cycles, **variables))
+    assert "seccomp" in said["problem"]
+    assert said["preloaded"] == preloaded
+    if preloaded:
+        assert said["stale"] == 0, said["first"]
+        assert said["locked"] == 0
+    else:
+        assert said["stale"] > 0, "then docs/semantics.md says too little"
+
+
+@filters
+def test_a_call_that_the_kernel_refuses_ends_no_lock_where_calls_are_seen() -> None:
+    assert run_forbidden("-c", REFUSED, LD_PRELOAD=str(library())).split() == ["-1", "True"] * 5 + ["0", "False"]
+
+
+REFUSED = """
+import leaving, pinning
+from fake_device import FakeDevice
+leaving.forbid_userfaultfd()
+libc, ptr = leaving.libc, leaving.pages()
+lock = pinning.lock((ptr, leaving.SIZE), device=FakeDevice())
+for refused in (
+    lambda: libc.munmap(ptr + 1, 4096),
+    lambda: libc.munmap(ptr, 0),
+    lambda: libc.madvise(ptr + 1, 4096, leaving.DONTNEED),
+    lambda: libc.madvise(ptr, leaving.SIZE, 9999),
+    lambda: leaving.ctypes.c_ssize_t(libc.mremap(ptr + 1, leaving.SIZE, leaving.SIZE, leaving.MAYMOVE)).value,
+    lambda: libc.madvise(ptr, leaving.SIZE, leaving.DONTNEED),
+):
+    print(refused(), lock.held)
+"""
+
+
+@filters
+@pytest.mark.parametrize(
+    ("preloaded", "said"), [(True, "noticed where the program calls libc"), (False, "not noticed: the kernel refuses")]
+)
+def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: bool, said: str) -> None:
+    variables = {"LD_PRELOAD": str(library())} if preloaded else {}
+    look = "import leaving; leaving.forbid_userfaultfd(); from pinning.cli.app import app; app(['doctor'])"
+    text = " ".join(run_forbidden("-c", look, COLUMNS="100", **variables).split())
+    assert said in text
+    assert "seccomp" in text
+
+
+@filters
+def test_a_mapping_that_nothing_watches_is_not_kept_idle() -> None:
+    """Its owner may discard its pages, exported or not; nobody may those of a bytearray."""
+    found = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){IDLE}")
+    assert found.split() == ["0", "4096", "4096"]
+
+
+IDLE = """
+import mmap, pinning
+from fake_device import FakeDevice
+device = FakeDevice()
+pinning.budget(1.0)
+for buffer in (mmap.mmap(-1, 4096), bytearray(4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)):
+    pinning.lock(buffer, device=device).unlock()
+    print(pinning.budget().idle)
+    pinning.give_back_idle()
+"""
+WITHOUT = """
+import numpy, pinning
+from pinning.map.pinned_map import watch_problem
+problem = watch_problem()
+array = numpy.ones(100_000)
+with pinning.lock(array, device="host") as lock:
+    assert lock.held
+print(problem)
+"""
+
+
+@filters
+def test_where_the_kernel_forbids_it_locks_work_and_it_is_said_why() -> None:
+    said = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){WITHOUT}")
+    assert "userfaultfd: Operation not permitted" in said
+    assert "seccomp" in said
+
+
+def test_it_can_be_switched_off() -> None:
+    environment = {**os.environ, "PINNING_WATCH": "0"}
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "PINNING_WATCH=0 is set\n"
+
+
+CALLS = """
+#include <cstdio>
+#include <cstdlib>
+#include <pinning/watcher.hpp>
+#include <sys/mman.h>
+#ifdef OWN
+extern "C" void __libc_free(void*);
+extern "C" void free(void* ptr) noexcept { __libc_free(ptr); }
+#endif
+void (*volatile release)(void*);
+int (*volatile unmap)(void*, size_t);
+int main() {
+  release = free;
+  unmap = munmap;
+  release(std::malloc(1));
+  std::printf("%d", pinning::process_watcher().hears_of_calls());
+}
+"""
+
+
+def test_calls_are_seen_of_every_program_that_makes_them(tmp_path: Path) -> None:
+    """One that is linked to a fixed address, as many a Python is, has stubs of functions whose addresses it takes."""
+    cxx = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
+    (tmp_path / "calls.cpp").write_text(CALLS)
+    (tmp_path / "other.cpp").write_text("int nothing_of_interest;")
+    (tmp_path / "frees.cpp").write_text(
+        'extern "C" { void __libc_free(void*); void free(void* ptr) noexcept { __libc_free(ptr); } }'
+    )
+
+    def compiled(name: str, source: str, *options: str) -> str:
+        subprocess.run([cxx, "-std=c++20", tmp_path / source, "-o", tmp_path / name, *options], check=True)
+        return str(tmp_path / name)
+
+    def seen(program: str, *first: str) -> str:
+        environment = {**os.environ, "LD_PRELOAD": ":".join([*first, str(library())])}
+        return subprocess.run(
+            [program], env=environment, capture_output=True, text=True, check=True, timeout=600
+        ).stdout
+
+    other, frees = (compiled(f"{name}.so", f"{name}.cpp", "-shared", "-fPIC") for name in ("other", "frees"))
+    folder = pinning.library_dirs()[0]
+    pinned = [*(f"-I{each}" for each in pinning.include_dirs()), f"-L{folder}", f"-Wl,-rpath,{folder}", "-lpinning"]
+    for name, where in {"anywhere": ["-fPIE", "-pie"], "fixed": ["-fno-pie", "-no-pie"]}.items():
+        program = compiled(name, "calls.cpp", *where, *pinned)
+        own = compiled(f"{name}_own", "calls.cpp", "-DOWN", *where, *pinned)
+        assert (seen(program), seen(program, other), seen(program, frees), seen(own)) == ("1", "1", "0", "0"), name
+
+
+def test_pinning_run_watches_a_program_without_openmp() -> None:
+    program = "import numpy, pinning, pinning.map.pinned_map; pinning.lock(numpy.ones(1), device='host').unlock()"
+    command = [sys.executable, "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run", "--"]
+    command += [sys.executable, "-c", f"{program}; print(pinning.map.pinned_map.hears_of_calls())"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

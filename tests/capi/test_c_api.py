@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""<pinning/pinning.h>: from C, and as one map with Python's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+
+import c_api
+import pinning
+from child_process import run_in_child
+from folders import PYTHONPATH
+from installed import ROOT, run
+
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+INCLUDES = [f"-I{folder}" for folder in pinning.include_dirs()]
+LINKED = ["-lpinning", *(f"-L{folder}" for folder in pinning.library_dirs())]
+LINKED += [f"-Wl,-rpath,{folder}" for folder in pinning.library_dirs()]
+
+
+def compiler() -> str:
+    return shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler: apt-get install gcc")
+
+
+def child(scene: str) -> str:
+    """What a fresh Python prints that runs `scene`, with the C interface and 10000 bytes at hand."""
+    program = (
+        "import c_api, ctypes, os, pinning\nmemory = bytearray(10000)\n"
+        "ptr = pinning.interop.buffers.resolve(memory).ptr\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    # Python 3.12 warns of any fork of a process with threads.
+    command = [sys.executable, "-P", "-W", "error", "-W", "ignore::DeprecationWarning", "-c", program + scene]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def child_with(folder: Path, program: str, scene: str) -> str:
+    """The same, with `program` in C as `library`."""
+    source, library = folder / "library.c", folder / "library.so"
+    source.write_text(program)
+    run(compiler(), *INCLUDES, "-shared", "-fPIC", "-pthread", source, *LINKED, "-o", library, folder=folder)
+    return child(f"library = ctypes.CDLL({str(library)!r})\n{scene}")
+
+
+@pytest.mark.parametrize("options", [[], ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]])
+def test_c_program(tmp_path: Path, options: list[str]) -> None:
+    source = ROOT / "tests" / "native" / "c_api.c"
+    run(compiler(), *STRICT, *options, *INCLUDES, source, *LINKED, "-o", tmp_path / "c_api", folder=tmp_path)
+    assert run(tmp_path / "c_api", folder=tmp_path) == "all right\n"
+
+
+def test_header_is_c_plus_plus_too(tmp_path: Path) -> None:
+    source = tmp_path / "program.cpp"
+    source.write_text("#include <pinning/pinning.h>\nint main() { return *pinning_version() == 0; }")
+    cxx = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
+    strict = ["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    run(cxx, *strict, *INCLUDES, source, *LINKED, "-o", tmp_path / "program", folder=tmp_path)
+    run(tmp_path / "program", folder=tmp_path)
+
+
+def test_no_python_in_the_library() -> None:
+    ldd = shutil.which("ldd") or pytest.skip("needs ldd: apt-get install libc-bin")
+    assert "python" not in run(ldd, c_api.LIBRARY, folder=ROOT)
+
+
+def exported(library: Path) -> set[str]:
+    """What it defines for others, C++ without arguments."""
+    nm = shutil.which("nm") or pytest.skip("needs nm: apt-get install binutils")
+    said = run(nm, "-DC", "--defined-only", library, folder=ROOT)
+    return {re.split(r"\(|@@", line.split(maxsplit=2)[2])[0] for line in said.splitlines()}
+
+
+def test_exports_are_the_headers_functions_and_what_our_own_modules_need() -> None:
+    functions = set(re.findall(r"PINNING_API [\w *]+?(pinning_\w+)\(", c_api.HEADER))
+    inside = {name for name in exported(c_api.LIBRARY) if name not in functions}
+    assert inside >= {"PINNING_0", "pinning::shared_map", "pinning::vendor_device"}
+    marked = "".join(header.read_text() for header in c_api.INCLUDES.glob("*.hpp"))
+    for name in inside - {"PINNING_0"}:
+        full = name.rpartition(" for ")[2]  # behind "vtable", "typeinfo", "typeinfo name", or nothing
+        assert full.startswith("pinning::")
+        word = full.split("::")[1]
+        assert re.search(rf"PINNING_API [^;{{]*\b{word}\b", marked), name
+
+
+def test_the_tool_exports_what_it_stands_in_for() -> None:
+    names = exported(c_api.LIBRARY.with_name("libpinning_omp.so"))
+    assert names >= {"ompt_start_tool", "free", "munmap", "pthread_create", "llvm_omp_target_lock_mem"}
+    assert all(re.fullmatch(r"[a-z_0-9]+", name) for name in names)
+    assert not any(name.startswith("pinning") for name in names)
+
+
+def test_the_librarys_name_has_a_version() -> None:
+    readelf = shutil.which("readelf") or pytest.skip("needs readelf: apt-get install binutils")
+    assert "[libpinning.so.0]" in run(readelf, "-d", c_api.LIBRARY, folder=ROOT)
+    assert "PINNING_0" in run(readelf, "-V", c_api.LIBRARY, folder=ROOT)
+
+
+@pytest.mark.parametrize("name", ["", ":0", "foo", "foo:0", "HOST:0", "host:", "host:00", "host:x", "host:0:0"])
+def test_what_names_no_device_is_an_invalid_argument(name: str) -> None:
+    with pytest.raises(c_api.StatusError, match=f'"{name}') as refused:
+        c_api.Map(name)
+    assert refused.value.status == "PINNING_INVALID_ARGUMENT"
+
+
+def c_program(folder: Path, text: str) -> Path:
+    source, program = folder / "program.c", folder / "program"
+    source.write_text(text)
+    run(compiler(), *INCLUDES, "-pthread", source, *LINKED, "-o", program, folder=folder)
+    return program
+
+
+FORKS = r"""
+#include <pinning/pinning.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char memory[8192];
+static void may_have(size_t bytes) {
+  struct rlimit limit;
+  getrlimit(RLIMIT_AS, &limit);
+  if (bytes < limit.rlim_cur) limit.rlim_cur = bytes;
+  setrlimit(RLIMIT_AS, &limit);
+}
+static size_t has(void) {
+  size_t pages = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%zu", &pages) != 1) exit(8);
+  fclose(file);
+  return pages * sysconf(_SC_PAGESIZE);
+}
+static int ended(int child) {
+  int status = 0;
+  if (child < 0) return 6;
+  return wait(&status), WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+}
+"""
+
+
+@pytest.mark.parametrize("limit", ["0", str(1 << 30)])
+def test_generations_of_forks_have_no_more_addresses_than_the_first(tmp_path: Path, limit: str) -> None:
+    """Each begins with an empty map and can lock, though the map takes most of the addresses that there may be."""
+    program = c_program(
+        tmp_path,
+        FORKS
+        + r"""
+int main(int count, char **arguments) {
+  size_t const limit = strtoull(arguments[2], 0, 0);
+  if (limit) may_have(limit);
+  pinning_map *map;
+  pinning_region region;
+  if (pinning_map_open(&map, "host:0")) return count;
+  size_t first = 0;
+  for (int left = atoi(arguments[1]);; --left) {
+    if (pinning_find(map, memory, 1, 0) != PINNING_NOT_LOCKED) return 3;
+    if (pinning_lock(map, memory, 8192, 0)) return puts(pinning_last_error()), 4;
+    if (pinning_find(map, memory, 8192, &region) || region.references != 1) return 5;
+    if (first == 0) may_have((first = has()) + (128 << 20));  // a map takes at least 5 MiB
+    if (left == 0) return 0;
+    int const child = fork();
+    if (child != 0) return ended(child);
+  }
+}""",
+    )
+    run(program, "40", limit, folder=tmp_path)
+
+
+def test_a_child_that_has_no_addresses_for_its_map_lives_and_locks_nothing(tmp_path: Path) -> None:
+    program = c_program(
+        tmp_path,
+        FORKS
+        + r"""
+int main(void) {
+  pinning_map *map;
+  size_t count;
+  if (pinning_map_open(&map, "host:0")) return 1;
+  may_have(1 << 20);
+  int const child = fork();
+  if (child != 0) return ended(child);
+  if (pinning_find(map, memory, 1, 0) != PINNING_NOT_LOCKED) return 3;
+  if (pinning_lock(map, memory, 8192, 0) != PINNING_NO_MEMORY) return 4;
+  if (pinning_regions(map, 0, 0, &count) != PINNING_NO_MEMORY) return 5;
+  return 0;
+}""",
+    )
+    run(program, folder=tmp_path)
+
+
+def test_a_thread_is_cancelled_after_its_call(tmp_path: Path) -> None:
+    """Both one that is in a locker, at a place where C would end it, and one that waits for that one's outcome."""
+    program = c_program(
+        tmp_path,
+        r"""
+#include <pinning/pinning.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static pinning_map *map;
+static char memory[100];
+static volatile int inside, cancelled;
+static pinning_status lock(void *self, void *ptr, size_t size, void **device_ptr) {
+  inside = 1;
+  while (!cancelled) usleep(1000);
+  *device_ptr = ptr;
+  return self || !size ? PINNING_VENDOR_ERROR : PINNING_OK;
+}
+static pinning_status unlock(void *self, void *ptr) { return self || !ptr ? PINNING_VENDOR_ERROR : PINNING_OK; }
+static pinning_status is_pinned(void *self, const void *ptr, pinning_pinned *pinned) {
+  return self || !ptr || !pinned ? PINNING_VENDOR_ERROR : PINNING_NOT_LOCKED;
+}
+static void *count_one(void *done) {
+  *(int *)done = pinning_lock(map, memory, 100, 0) == PINNING_OK;
+  pthread_testcancel();
+  return 0;
+}
+int main(void) {
+  pinning_locker const calls = {0, lock, unlock, is_pinned};
+  pthread_t threads[2];
+  int done[2] = {0};
+  void *ends[2];
+  pinning_region region;
+  pinning_map_create(&map, &calls);
+  pthread_create(&threads[0], 0, count_one, &done[0]);
+  while (!inside) usleep(1000);
+  pthread_create(&threads[1], 0, count_one, &done[1]);
+  usleep(100000); /* so that it waits, most likely */
+  for (int i = 0; i < 2; ++i) pthread_cancel(threads[i]);
+  usleep(100000);
+  cancelled = 1;
+  for (int i = 0; i < 2; ++i) pthread_join(threads[i], &ends[i]);
+  printf("%d %d %d %d ", done[0], done[1], ends[0] == PTHREAD_CANCELED, ends[1] == PTHREAD_CANCELED);
+  if (pinning_find(map, memory, 1, &region) == PINNING_OK) printf("%u\n", region.references);
+  return 0;
+}""",
+    )
+    assert run(program, folder=tmp_path).split() == ["1", "1", "1", "1", "2"]
+
+
+# ---- one map ----
+
+
+@pytest.fixture
+def memory() -> bytearray:
+    return bytearray(b"x" * 10000)
+
+
+def address(buffer: bytearray) -> int:
+    return pinning.interop.buffers.resolve(buffer).ptr
+
+
+def test_python_first(memory: bytearray) -> None:
+    with pinning.lock(memory, device="host") as lock:
+        native = c_api.Map("host:0")
+        found = native.find(lock.ptr, 10000)
+        assert found == (lock.ptr, 10000, lock.device_ptr, 10000, 1, 0)
+        assert native.lock(lock.ptr + 10, 5) == lock.device_ptr + 10
+        assert lock.region is not None and lock.region.references == 2
+    region = pinning.find(memory)
+    assert region is not None and region.references == 1
+    native.unlock(address(memory))
+    assert pinning.find(memory) is None
+    assert native.regions() == []
+
+
+def test_native_code_first() -> None:
+    said = child("""
+native = c_api.Map("host:0")
+native.lock(ptr, 10000)
+region = pinning.find(memory, device="host")
+print(region.references, region.size, region.device_ptr == ptr, region.coherent, region.device.name)
+lock = pinning.lock(memory, device="host")
+print(native.find(ptr).references, lock.held, lock.region == pinning.find(memory))
+native.unlock(ptr)
+lock.unlock()
+print(native.regions(), pinning.regions())
+for broken in [(8192, 10), (ptr + 9999, 0)]:
+    try:
+        pinning.pinned_map("host").lock(*broken)
+    except pinning.VendorError as error:
+        print(error.call, error.code, error.name, error.advice)
+    except pinning.InvalidRangeError as error:
+        print("InvalidRangeError")
+""")
+    where = "[0x2000, 0x3000) (4096 bytes)"
+    assert said.splitlines() == [
+        "1 10000 True True host:0",
+        "2 True True",
+        "[] []",
+        f"mlock 12 ENOMEM some of {where} is not mapped; was it freed?",
+        "InvalidRangeError",
+    ]
+
+
+def test_automatic_locks_are_one_account() -> None:
+    assert child("""
+os.environ["PINNING_LOCK_MAPPED"] = "on"
+native = c_api.Map("host:0")
+pinning.lock_mapped(memory, device="host")
+native.lock_mapped(ptr, 10000, c_api.OFF)
+print(native.find(ptr).references)
+native.unlock_unmapped(ptr)
+pinning.unlock_unmapped(memory, device="host")
+print(native.find(ptr))
+""").split() == ["2", "None"]
+
+
+def test_a_map_made_by_hand_stays_private(memory: bytearray) -> None:
+    with pinning.PinnedMap(pinning.device("host")) as private:
+        private.lock(address(memory), 10000)
+        assert c_api.Map("host:0").find(address(memory)) is None
+
+
+def test_maps_of_python_devices_are_pythons_own() -> None:
+    said = child("""
+from fake_device import FakeDevice
+class Odd(FakeDevice, pinning.AutomaticLocking):
+    name = "odd:0"
+odd = Odd()
+for shared in (False, True):
+    try:
+        with pinning.PinnedMap(odd, shared=shared) as private:
+            private.lock(ptr, 100)
+            print(len(private))
+    except TypeError as error:
+        print("native" in str(error))
+try:
+    c_api.Map("odd")
+except c_api.StatusError as refused:
+    print(refused.status)
+""")
+    assert said.split() == ["1", "True", "PINNING_INVALID_ARGUMENT"]
+
+
+def test_native_threads_beside_python(tmp_path: Path) -> None:
+    """They need nothing of Python's: here they work while a thread of Python's has the GIL, and waits for them."""
+    program = r"""
+#include <pinning/pinning.h>
+#include <pthread.h>
+static pinning_map *map;
+static void *work(void *memory) {
+  long refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    refused += pinning_lock(map, memory, 100, 0) != PINNING_OK;
+    refused += pinning_find(map, memory, 100, 0) != PINNING_OK;
+    refused += pinning_unlock(map, memory) != PINNING_OK;
+  }
+  return (void *)refused;
+}
+long work_in_threads(char *memory) {
+  pthread_t threads[4];
+  void *refused;
+  long all = pinning_map_open(&map, "host:0");
+  for (int i = 0; i < 4; ++i) pthread_create(&threads[i], 0, work, memory + 1000 * (i / 2));
+  for (int i = 0; i < 4; ++i) pthread_join(threads[i], &refused), all += (long)refused;
+  return all;
+}
+"""
+    scene = """
+pinning.lock(memory, device="host").unlock()  # so that Python knows the map
+library = ctypes.PyDLL(library._name)  # whose functions keep the GIL
+print(library.work_in_threads(ctypes.c_void_p(ptr)), pinning.regions())
+"""
+    assert child_with(tmp_path, program, scene).split() == ["0", "[]"]
+
+
+@pytest.mark.parametrize("first", ["native", "python"])
+def test_the_map_outlives_python(tmp_path: Path, first: str) -> None:
+    program = r"""
+#include <pinning/pinning.h>
+#include <stdio.h>
+#include <stdlib.h>
+static pinning_map *map;
+static char buffer[100];
+static void *pythons;
+static void at_exit(void) {
+  pinning_region region;
+  printf("%d ", pinning_find(map, pythons, 1, 0) == PINNING_NOT_LOCKED); /* Python has given up its own */
+  printf("%d ", pinning_find(map, buffer, 50, &region) == PINNING_OK ? (int)region.references : -1);
+  printf("%d ", pinning_unlock(map, buffer));
+  printf("%d\n", pinning_lock(map, buffer, 100, 0));
+  fflush(stdout);
+}
+void begin(void *memory) {
+  pythons = memory;
+  pinning_map_open(&map, "host:0");
+  pinning_lock(map, buffer, 50, 0);
+  atexit(at_exit);
+}
+"""
+    scene = "pinning.lock(memory, device='host').unlock()" if first == "python" else ""
+    scene += """
+library.begin(ctypes.c_void_p(ptr))
+(native,) = pinning.regions("host")
+held = pinning.lock(memory, device="host"), pinning.lock(native.start, 10, device="host")
+print(len(pinning.regions("host")))
+"""
+    assert child_with(tmp_path, program, scene).split() == ["2", "1", "1", "0", "0"]
+
+
+def test_closing_pythons_side_of_the_map() -> None:
+    assert child("""
+native = c_api.Map("host:0")
+native.lock(ptr, 100)
+lock = pinning.lock(memoryview(memory)[50:60], device="host")
+pinning.pinned_map("host").close()
+print(lock.held, native.find(ptr).references)
+try:
+    pinning.lock(memory, device="host")
+except pinning.PinningError:
+    print("closed")
+native.unlock(ptr)
+print(native.regions())
+""").split() == ["False", "1", "closed", "[]"]
+
+
+def test_the_child_of_a_fork_begins_anew(memory: bytearray) -> None:
+    native = c_api.Map("host:0")
+    ptr = address(memory)
+    with pinning.lock(memory, device="host") as lock:
+        native.lock(ptr, 10)
+
+        def in_child() -> None:
+            assert native.regions() == [] == pinning.regions()
+            assert not lock.held
+            with pytest.raises(c_api.StatusError, match="NOT_LOCKED"):
+                native.unlock(ptr)
+            native.lock(ptr, 100)
+            region = pinning.find(memory[:0] or (ptr, 100), device="host")
+            assert region is not None and region.references == 1
+            with pinning.lock((ptr, 50), device="host"):
+                assert native.find(ptr) == (ptr, 100, ptr, 100, 2, 0)
+            native.unlock(ptr)
+
+        run_in_child(in_child)
+        assert lock.held and native.find(ptr) == (ptr, 10000, ptr, 10000, 2, 0)
+        native.unlock(ptr)
+
+
+def test_a_fork_of_native_code_first() -> None:
+    assert child("""
+native = c_api.Map("host:0")
+native.lock(ptr, 100)
+pinning.lock(memoryview(memory)[:10], device="host").unlock()
+if (forked := os.fork()) == 0:
+    assert native.regions() == [] == pinning.regions()
+    with pinning.lock(memory, device="host"):
+        assert native.find(ptr).size == 10000
+    os._exit(0)
+print(os.waitpid(forked, 0)[1], native.find(ptr).references)
+""").split() == ["0", "1"]
+
+
+# ---- limits ----
+
+
+def test_more_than_may_be_locked() -> None:
+    said = child("""
+import mmap, pytest
+from child_process import run_as_ordinary_user
+def too_much():
+    native = c_api.Map("host:0")
+    much = mmap.mmap(-1, 16 << 20)
+    with pytest.raises(c_api.StatusError, match="RLIMIT_MEMLOCK allows 8388608 bytes") as refused:
+        native.lock(pinning.interop.buffers.resolve(much).ptr, 16 << 20)
+    assert refused.value.status == "PINNING_LOCK_LIMIT"
+    assert native.regions() == []
+try:
+    run_as_ordinary_user(too_much)
+except pytest.skip.Exception as reason:
+    print(reason)
+""")
+    if said:
+        pytest.skip(said)
+
+
+# ---- copies ----
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_batch_of_copies(asynchronous: bool) -> None:
+    draw = numpy.random.default_rng(1)
+    host, there = draw.integers(0, 256, (2, 1 << 20), dtype=numpy.uint8)
+    sizes = draw.integers(1, 8000, 200).astype(numpy.uint64)
+    to = numpy.cumsum(sizes) - sizes
+    origin = draw.integers(0, host.size - sizes).astype(numpy.uint64)
+    expected = there.copy()
+    for a, b, size in zip(to.tolist(), origin.tolist(), sizes.tolist(), strict=True):
+        expected[a : a + size] = host[b : b + size]
+    native = c_api.Map("host:0")
+    with (
+        pinning.Queue("host:0") as queue,
+        pinning.alloc(there.nbytes, device="host:0") as device,
+        pinning.lock(host[5000:300000], device="host:0"),
+    ):
+        pinning.copy(device, there, queue=queue)
+        batch = numpy.uint64(device.ptr) + to, numpy.uint64(host.ctypes.data) + origin, sizes
+        if asynchronous:
+            gate = threading.Event()
+            queue.call(lambda: gate.wait(60))
+            copy = native.copy_batch_async(queue.handle, *batch)
+            done, region = copy.done(), pinning.find(host[5000:300000])
+            gate.set()
+            copy.wait()
+            assert not done
+            assert region is not None and region.references > 1
+        else:
+            native.copy_batch(*batch)
+        pinning.copy(there, device, queue=queue)
+    assert (there == expected).all()
+    assert native.regions() == []
+
+
+def test_a_batch_that_is_refused() -> None:
+    bytes_ = numpy.zeros(100, numpy.uint8)
+    native = c_api.Map("host:0")
+    with pinning.alloc(100, device="host:0") as device:
+        dsts = numpy.array([device.ptr, device.ptr + 50], numpy.uint64)
+        srcs = numpy.full(2, bytes_.ctypes.data, numpy.uint64)
+        with pytest.raises(c_api.StatusError, match="item 1 of the batch: it runs past the end") as refused:
+            native.copy_batch(dsts, srcs, numpy.array([50, 51], numpy.uint64))
+        assert refused.value.status == "PINNING_INVALID_RANGE"

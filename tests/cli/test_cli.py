@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as a user runs them: what they print, how they exit, what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from child_process import ordinary_user
+from standins import libhost
+from standins.standin import Driver
+
+MIB = 1 << 20
+_SHARED_MEMORY = Path("/dev/shm")
+# What a command makes by multiprocessing there has names of this process's, beside which others make theirs.
+_OWN_NAMES = f"""
+from multiprocessing import shared_memory
+shared_memory._SHM_NAME_PREFIX = shared_memory._SHM_NAME_PREFIX.replace("psm", "{os.getpid()}")
+"""
+WITHOUT_CLI = "import sys; sys.modules['typer'] = sys.modules['rich'] = None"
+HOST_ALONE = "import sys; sys.modules.update(dict.fromkeys(f'pinning_{name}' for name in ('cuda', 'hip', 'hsa', 'ur')))"
+
+
+class Pinning:
+    """Runs `pinning` with 80 columns and temporary files of its own, and sees that it leaves none of them."""
+
+    def __init__(self, temporary: Path) -> None:
+        self.temporary = temporary
+
+    def __call__(
+        self,
+        *arguments: str,
+        memlock: int | None = None,
+        first: str = "",
+        python_path: str = "",
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> subprocess.CompletedProcess[str]:
+        """`first` is Python that runs before the command; `memlock` makes it an ordinary user with that limit."""
+        program = f"{_OWN_NAMES}\n{first}\nfrom pinning.cli.command import main\nmain()"
+        environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
+        environment.update(variables)
+        if python_path:
+            environment["PYTHONPATH"] = python_path
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=environment,
+            preexec_fn=None if memlock is None else ordinary_user(memlock),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert not list(self.temporary.iterdir())
+        assert not list(_SHARED_MEMORY.glob(f"{os.getpid()}_*"))
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def json(self, *arguments: str, exit_code: int = 0, **how: Any) -> dict[str, Any]:
+        done = self(*arguments, "--json", **how)
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def text(self, *arguments: str, exit_code: int = 0, **how: Any) -> str:
+        """What a person sees, with its line breaks as spaces."""
+        done = self(*arguments, **how)
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        for line in (done.stdout + done.stderr).splitlines():
+            assert len(line) <= 80, line
+        return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture
+def pinning(tmp_path: Path) -> Pinning:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return Pinning(folder)
+
+
+def test_demo_locks_real_buffers_and_checks_every_byte(pinning: Pinning) -> None:
+    report = pinning.json("demo", "--device", "host")
+    assert report["ok"] is True
+    assert report["checks"]
+    assert all(report["checks"].values())
+    sizes = {row["name"]: row["size"] for row in report["buffers"]}
+    assert sizes.keys() == {"NumPy array", "memory-mapped file", "shared memory", "bytearray"}
+    assert sizes["memory-mapped file"] >= 256 * MIB
+    assert {row["buffer"]: row["size"] for row in report["copies"]} == sizes
+    assert [row["references"] for row in report["sharing"]] == [1, 2, 3, 1]
+    assert "overlaps" in report["refused"]
+    before, locked, after = report["witnesses"]
+    total = sum(row["locked"] for row in report["buffers"])
+    assert locked["is_pinned_ptr"] == total
+    assert locked["vmlck"] - before["vmlck"] >= total
+    assert (after["vmlck"], after["is_pinned_ptr"]) == (before["vmlck"], 0)
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["doctor"], ["bench", "--quick"]], ids=lambda words: words[0])
+def test_fits_80_columns(pinning: Pinning, arguments: list[str]) -> None:
+    assert "pinning" in pinning.text(*arguments)
+
+
+def test_demo_fits_itself_to_an_ordinary_users_limit(pinning: Pinning) -> None:
+    report = pinning.json("demo", "--device", "host", memlock=8 * MIB)
+    assert report["ok"] is True
+    assert 0 < sum(row["locked"] for row in report["buffers"]) <= 8 * MIB
+    assert max(row["size"] for row in report["buffers"]) >= 256 * MIB
+    said = pinning.text("demo", "--device", "host", memlock=8 * MIB)
+    assert "No GPU was used" in said
+    assert "RLIMIT_MEMLOCK lets this process lock 8 MiB" in said
+    assert "sudo prlimit --memlock=unlimited --pid $$" in said
+
+
+@pytest.mark.parametrize("command", [["demo"], ["bench", "--quick"]], ids=lambda words: words[0])
+def test_a_limit_of_nothing_is_said_with_the_command_that_raises_it(pinning: Pinning, command: list[str]) -> None:
+    said = pinning.text(*command, "--device", "host", memlock=0, exit_code=1)
+    assert "RLIMIT_MEMLOCK" in said
+    assert "sudo prlimit --memlock=unlimited --pid $$" in said
+    report = pinning.json(*command, "--device", "host", memlock=0, exit_code=1)
+    assert report["ok"] is False
+    assert "RLIMIT_MEMLOCK" in report["error"]
+
+
+def test_demo_sees_a_byte_in_the_wrong_place(pinning: Pinning) -> None:
+    misplacing = """
+import ctypes
+from pinning_host.device import HostDevice
+def copy(self, dst, src, size):
+    ctypes.memmove(dst, src, size)
+    ctypes.memmove(dst + 8, src, 8)
+HostDevice.copy = copy
+"""
+    report = pinning.json("demo", "--device", "host", first=misplacing, exit_code=1)
+    assert [check for check, passed in report["checks"].items() if not passed] == ["every byte arrived"]
+    assert "every byte arrived" in pinning.text("demo", "--device", "host", first=misplacing, exit_code=1)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("event", "exit_code", "message"),
+    [
+        ("fail=mlock:{}:11", 1, "mlock failed: EAGAIN (11); "),
+        ("interrupt={}", 130, "interrupted; nothing stays locked"),
+    ],
+    ids=["vendor fails", "Ctrl-C"],
+)
+def test_demo_cleans_up_after(
+    pinning: Pinning, build: Callable[[Driver], Path], event: str, exit_code: int, message: str, number: int
+) -> None:
+    variables = libhost.DRIVER.environment(build(libhost.DRIVER), event.format(number))
+    report = pinning.json("demo", "--device", "host", variables=variables, exit_code=exit_code)
+    assert report["ok"] is False
+    assert report["error"].startswith(message)
+
+
+@pytest.mark.parametrize("option", ["--version", "--cmake-dir", "--pkgconfig-dir"])
+@pytest.mark.parametrize("first", ["", WITHOUT_CLI], ids=["with typer and rich", "without"])
+def test_what_builds_ask_for_needs_no_command(option: str, first: str, pinning: Pinning) -> None:
+    done = pinning(option, first=first)
+    assert done.returncode == 0, done.stderr
+    answer = done.stdout.strip()
+    if option == "--version":
+        assert re.fullmatch(r"pinning \d+\.\d+\.\d+", answer)
+    else:
+        assert {path.suffix for path in Path(answer).iterdir()} == {".cmake" if option == "--cmake-dir" else ".pc"}
+    assert option in pinning.text("--help")
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["run", "--", "true"], []], ids=" ".join)
+def test_commands_say_what_to_install(pinning: Pinning, command: list[str]) -> None:
+    assert "pip install 'pinning[cli]'" in pinning.text(*command, first=WITHOUT_CLI, exit_code=1)
+
+
+def test_python_m_pinning_is_pinning() -> None:
+    run = [sys.executable, "-m", "pinning", "doctor", "--help"]
+    assert "Usage: pinning doctor" in subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+
+def test_commands_complete_themselves(pinning: Pinning) -> None:
+    words = {"_PINNING_COMPLETE": "complete_bash", "COMP_WORDS": "pinning do", "COMP_CWORD": "1"}
+    assert pinning(variables=words).stdout.split() == ["doctor"]
+
+
+def test_an_unknown_device_is_said(pinning: Pinning) -> None:
+    assert "there is no device 'acme:3'" in pinning.text("demo", "--device", "acme:3", exit_code=1)
+
+
+def test_doctor_finds_a_machine_that_can_lock(pinning: Pinning) -> None:
+    report = pinning.json("doctor")
+    assert report["ok"] is True
+    host = report["devices"][-1]
+    assert (host["name"], host["locks"], host["problem"]) == ("host:0", True, None)
+    assert sum(row["default"] for row in report["devices"]) == 1
+    assert {row["name"] for row in report["plugins"]} >= {"host", "cuda"}
+    assert 0 < report["memory"]["free"] <= report["memory"]["limit"]
+    assert report["huge_pages"] in ("always", "madvise", "never")
+
+
+def test_doctor_fails_where_nothing_can_be_locked(pinning: Pinning) -> None:
+    report = pinning.json("doctor", memlock=0, first=HOST_ALONE, exit_code=1)
+    assert report["ok"] is False
+    host = report["devices"][-1]
+    assert host["locks"] is False
+    assert "RLIMIT_MEMLOCK" in host["problem"]
+    assert "sudo prlimit --memlock=unlimited --pid $$" in [advice["command"] for advice in report["advice"]]
+    said = pinning.text("doctor", memlock=0, first=HOST_ALONE, exit_code=1)
+    assert "Locking does not work on host:0" in said
+
+
+def test_doctor_advises_an_ordinary_user(pinning: Pinning) -> None:
+    said = pinning.text("doctor", memlock=8 * MIB)
+    assert "RLIMIT_MEMLOCK leaves 8 MiB to lock: sudo prlimit --memlock=unlimited --pid $$" in said
+
+
+def announce(folder: Path, name: str, program: str | None) -> str:
+    """A distribution with a plugin, and its module unless `program` is None; where Python is to look for it."""
+    installed = folder / f"{name}-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[pinning.plugins]\n{name} = pinning_{name}:plugin\n")
+    if program is not None:
+        (folder / f"pinning_{name}.py").write_text(program)
+    return str(folder)
+
+
+def test_doctor_tells_of_arenas_that_nobody_has(pinning: Pinning) -> None:
+    make = "import os, pinning; pinning.Arena(4096, [], name='doctor').asarray()[:] = 1; os._exit(0)"
+    with TemporaryDirectory(dir=_SHARED_MEMORY) as folder:  # where nobody else makes the next one
+        there = f"import pathlib; from pinning.arena import names; names.FOLDER = pathlib.Path({folder!r})"
+        subprocess.run([sys.executable, "-W", "ignore", "-c", f"{there}; {make}"], check=True)
+        file = Path(folder) / "pinning-arena.doctor"
+        (advice,) = [each for each in pinning.json("doctor", first=there)["advice"] if "arena" in each["why"]]
+        assert advice["why"].startswith("killed processes have left the arena 'doctor', of 4")
+        assert file.exists()
+        subprocess.run(advice["command"], shell=True, check=True)
+        assert not file.exists()
+
+
+def test_doctor_says_which_node_a_device_is_near(pinning: Pinning) -> None:
+    first = """
+from pathlib import Path
+from pinning.machine import numa
+numa.nodes = lambda: {0: frozenset([0, 1]), 7: frozenset([4711])}
+numa.node_of = lambda device: 7
+numa.usable_memory = lambda: frozenset([0, 7])
+"""
+    report = pinning.json("doctor", first=first)
+    assert report["numa_nodes"] == 2
+    assert {row["numa_node"] for row in report["devices"]} == {7}
+    (advice,) = [each for each in report["advice"] if "node 7" in each["why"]]
+    assert "no processor of node 7" in advice["why"]
+    assert "--cpunodebind=7" in advice["command"]
+    said = pinning.text("doctor", first=first)
+    assert "2 nodes" in said
+    assert "host:0 is near node 7" in said
+
+
+def test_doctor_reports_a_plugin_that_does_not_load(pinning: Pinning, tmp_path: Path) -> None:
+    python_path = announce(tmp_path, "acme", None)
+    report = pinning.json("doctor", python_path=python_path)
+    problem = next(row["problem"] for row in report["plugins"] if row["name"] == "acme")
+    assert "pinning_acme" in problem
+    assert "pinning_acme" in pinning.text("doctor", python_path=python_path)
+
+
+def test_doctor_names_each_plugins_library(pinning: Pinning) -> None:
+    host = pinning.json("doctor")["plugins"][-1]
+    assert host["library"] == {"name": "Linux", "version": platform.release()}
+    assert (host["devices"], host["problem"], host["warnings"]) == (["host:0"], None, [])
+    assert f"host:0 Linux {platform.release()}" in pinning.text("doctor")
+
+
+ACME = """
+from pinning.errors import PluginUnavailableError
+from pinning.plugin import Library
+class plugin:
+    name = "acme"
+    device_count = staticmethod(lambda: DEVICES)
+    device = None
+    @staticmethod
+    def library():
+        LIBRARY
+        return Library("libacme.so.1", "4.2")
+    @staticmethod
+    def warnings():
+        return ["two drivers are installed: remove [one]"]
+"""
+
+
+def test_doctor_shows_the_warnings_of_a_plugin_without_devices(pinning: Pinning, tmp_path: Path) -> None:
+    program = ACME.replace("DEVICES", "0").replace("LIBRARY", "")
+    python_path = announce(tmp_path, "acme", program)
+    row = next(row for row in pinning.json("doctor", python_path=python_path)["plugins"] if row["name"] == "acme")
+    assert row == {
+        "name": "acme",
+        "library": {"name": "libacme.so.1", "version": "4.2"},
+        "devices": [],
+        "problem": "it finds no device",
+        "warnings": ["two drivers are installed: remove [one]"],
+    }
+    said = pinning.text("doctor", python_path=python_path)
+    assert "it finds no device (libacme.so.1 4.2)" in said
+    assert "! two drivers are installed: remove [one]" in said
+
+
+def test_doctor_says_how_hardware_that_is_not_used_comes_into_use(pinning: Pinning, tmp_path: Path) -> None:
+    count = "(_ for _ in ()).throw(PluginUnavailableError('libacme.so.1 is missing: pip install acme'))"
+    program = (
+        ACME.replace("DEVICES", count).replace("LIBRARY", "") + '    hardware = staticmethod(lambda: "an Acme GPU")\n'
+    )
+    advice = pinning.json("doctor", python_path=announce(tmp_path, "acme", program))["advice"]
+    assert {"why": "an Acme GPU is not used: libacme.so.1 is missing", "command": "pip install acme"} in advice
+
+
+@pytest.mark.parametrize("error", ["PluginUnavailableError('install Acme')", "OSError('gone')"])
+def test_doctor_survives_a_plugin_that_cannot_describe_itself(pinning: Pinning, tmp_path: Path, error: str) -> None:
+    count = f"(_ for _ in ()).throw({error})"
+    python_path = announce(tmp_path, "acme", ACME.replace("DEVICES", count).replace("LIBRARY", f"raise {error}"))
+    row = next(row for row in pinning.json("doctor", python_path=python_path)["plugins"] if row["name"] == "acme")
+    assert row["library"] is None
+    assert row["problem"].endswith(error.split("'")[1])
+    assert row["warnings"] == ["two drivers are installed: remove [one]"]
+
+
+def test_doctor_takes_no_device_for_the_default_that_cannot_lock(pinning: Pinning, tmp_path: Path) -> None:
+    program = """
+from pinning.errors import VendorError
+class device:
+    name, can_lock = "acme:0", False
+    @staticmethod
+    def data_lock(*arguments):
+        raise VendorError("acmeLock", 44, "UNSUPPORTED", "its driver cannot lock")
+    data_unlock = is_pinned_ptr = staticmethod(lambda ptr: None)
+class plugin:
+    name = "acme"
+    device_count = staticmethod(lambda: 1)
+    device = staticmethod(lambda index: device)
+"""
+    python_path = announce(tmp_path, "acme", program)
+    rows = {row["name"]: row for row in pinning.json("doctor", python_path=python_path)["devices"]}
+    assert (rows["acme:0"]["default"], rows["acme:0"]["locks"]) == (False, False)
+    assert "its driver cannot lock" in rows["acme:0"]["problem"]
+    said = pinning.text("doctor", python_path=python_path)
+    assert "Locking works." in said
+    assert "Locking does not work on acme:0: acmeLock failed: UNSUPPORTED (44); its driver cannot lock" in said
+
+
+def test_bench_measures_lookups_locks_and_copies(pinning: Pinning) -> None:
+    report = pinning.json("bench", "--quick", "--device", "host")
+    assert {(row["what"], row["regions"]) for row in report["lookups"]} >= {
+        (what, regions)
+        for what in ("ptr in PageTable", "PageTable.find", "PageTable.contains_many", "PinnedMap.find")
+        for regions in (1, 10_000)
+    }
+    assert len(report["lock_pairs"]) == 2
+    assert {row["memory"] for row in report["registrations"]} >= {"untouched", "touched, 4 KiB pages"}
+    assert {row["direction"] for row in report["copies"]} == {"to the device", "from the device"}
+    assert min(row["size"] for row in report["copies"]) == 64 << 10
+    times = [row["times"] for row in report["lookups"] + report["lock_pairs"]]
+    times += [row[kind] for row in report["registrations"] for kind in ("lock", "unlock")]
+    times += [row[kind] for row in report["copies"] for kind in ("pageable", "by_pinning", "locked")]
+    assert {row["size"] for row in report["batches"]} == {4 << 10, 64 << 10}
+    times += [row[kind] for row in report["batches"] for kind in ("loop", "engines")]
+    assert all(0 < each["low"] <= each["median"] <= each["high"] for each in times)
+
+
+def test_bench_fits_itself_to_an_ordinary_users_limit(pinning: Pinning) -> None:
+    report = pinning.json("bench", "--quick", "--device", "host", memlock=8 * MIB)
+    assert 0 < report["largest"] <= 8 * MIB
+    assert report["limited_by"]["remedy"] == "sudo prlimit --memlock=unlimited --pid $$"
+
+
+def test_bench_draws(pinning: Pinning, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'pinning[plot]'")
+    picture = tmp_path / "bench.png"
+    # matplotlib keeps its fonts' list in MPLCONFIGDIR, which is not a thing left behind.
+    keep_fonts = f"import os; os.environ['MPLCONFIGDIR'] = {str(tmp_path)!r}"
+    pinning.text("bench", "--quick", "--device", "host", "--plot", str(picture), first=keep_fonts)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_says_what_drawing_needs(pinning: Pinning, tmp_path: Path) -> None:
+    without = "import sys; sys.modules['matplotlib'] = None"
+    said = pinning.text("bench", "--plot", str(tmp_path / "bench.png"), first=without, exit_code=1)
+    assert "pip install 'pinning[plot]'" in said

@@ -1,0 +1,578 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends of copies: every kind, whose memory it is, what keeps it, and what other threads do to it meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import itertools
+import mmap
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+import pinning
+from exchange_tensors import Older, Tensor
+from fake_device import FOREIGN_OFFSET, Background
+from fake_memory import FakeMemoryDevice, FakeQueue
+from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
+from pinning.copies import costs
+
+SIZE = 1000
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    device = FakeMemoryDevice(held=False)
+    yield device
+    device.let_go()
+    gc.collect()
+    assert device.wrong == []
+    pinning.pinned_map(device).close()
+
+
+@pytest.fixture
+def queue(device: FakeMemoryDevice) -> Iterator[pinning.Queue]:
+    with pinning.Queue(device) as queue:
+        yield queue
+
+
+def noise(size: int = SIZE, seed: int = 1) -> numpy.ndarray[Any, Any]:
+    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def bytes_at(ptr: int, size: int) -> bytes:
+    return ctypes.string_at(ptr, size)
+
+
+# ---- DLPack's C exchange API ----
+
+
+@pytest.mark.parametrize("kind", [Tensor, Older])
+def test_a_tensor_of_the_host_by_dlpack(device: FakeMemoryDevice, queue: pinning.Queue, kind: type[Tensor]) -> None:
+    array = noise(800).view(numpy.float64).reshape(10, 10)
+    with pinning.lock(kind(array), device=device) as lock, pinning.alloc(800, device=device) as there:
+        assert (lock.ptr, lock.size) == (array.ctypes.data, 800)
+        assert pinning.is_locked(kind(array), device=device)
+        for same in (array, array.T):  # the same bytes in another order of dimensions
+            copy = pinning.copy(there, kind(same), queue=queue)
+            assert copy.path == "direct"
+        assert bytes_at(there.ptr, 800) == array.tobytes()
+        back = numpy.zeros_like(array)
+        pinning.copy(kind(back), there, queue=queue)
+        assert (back == array).all()
+        with pytest.raises(InvalidRangeError, match="do not follow one another"):
+            pinning.copy(there, kind(array[:, ::2]), 100, queue=queue)
+
+
+def test_a_tensor_of_half_bytes_is_asked_otherwise(device: FakeMemoryDevice) -> None:
+    array = noise()
+    tensor: Any = Tensor(array, odd=True)
+    with pytest.raises(TypeError, match="is no buffer"):
+        pinning.lock(tensor, device=device)
+    tensor.data_ptr, tensor.nbytes = (lambda: array.ctypes.data), SIZE
+    with pinning.lock(tensor, device=device) as lock:
+        assert (lock.ptr, lock.size) == (array.ctypes.data, SIZE)
+
+
+def test_a_tensor_of_a_device_is_not_locked(device: FakeMemoryDevice) -> None:
+    tensor: Any = Tensor(noise(), (2, 0))
+    tensor.data_ptr, tensor.nbytes, tensor.is_cuda = (lambda: 4096), SIZE, True
+    with pytest.raises(InvalidRangeError, match="device memory"):
+        pinning.lock(tensor, device=device)
+
+
+# ---- other kinds ----
+
+
+HOST_ENDS: dict[str, Callable[[numpy.ndarray[Any, Any]], object]] = {
+    "array": lambda array: array,
+    "a part at an offset": lambda array: numpy.concatenate([array, array])[:SIZE],
+    "memoryview": lambda array: memoryview(array),
+    "bytearray": lambda array: bytearray(array),
+    "dimensions in another order": lambda array: array.reshape(10, 100).T,
+    "address and size": lambda array: (int(array.ctypes.data), SIZE),
+    "NumPy's numbers": lambda array: (numpy.uint64(array.ctypes.data), numpy.int32(SIZE)),
+    "array interface": lambda array: SimpleNamespace(__array_interface__=array.__array_interface__),
+    "tensor": lambda array: Tensor(array),
+}
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("kind", HOST_ENDS)
+def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queue, kind: str, locked: bool) -> None:
+    array = noise()
+    end = HOST_ENDS[kind](array)
+    with pinning.alloc(SIZE, device=device) as there:
+        lock = pinning.lock(end, device=device) if locked else None
+        copy = pinning.copy(there, end, queue=queue)
+        assert copy.path == ("direct" if locked else "plain")
+        assert pinning.explain(there, end, queue=queue).reason == copy.reason
+        assert bytes_at(there.ptr, SIZE) == array.tobytes()
+        pinning.fill(there, 7, queue=queue).wait()
+        pinning.copy(end, there, queue=queue)
+        with pinning.lock(end, device=device) as now:
+            assert bytes_at(now.ptr, SIZE) == b"\7" * SIZE
+        if lock is not None:
+            assert pinning.copy(there, lock, queue=queue).path == "direct"
+            lock.unlock()
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.SHARED, MemoryKind.HOST])
+def test_an_address_of_ours_keeps_the_allocation(device: FakeMemoryDevice, kind: MemoryKind) -> None:
+    device.held = True
+    array = noise()
+    with pinning.Queue(device) as queue:
+        there = pinning.alloc(SIZE, kind, device=device)
+        asked = device.vendor_calls.count("memory_info")
+        with pinning.lock(array, device=device), pinning.alloc(SIZE, device=device) as other:
+            source = other if kind is MemoryKind.HOST else array
+            copy = pinning.copy_async(there.ptr + 100, source, 500, queue=queue)
+            assert device.vendor_calls.count("memory_info") == asked, "our own tables know"
+            with pytest.raises(pinning.StillInUseError):
+                there.free()
+            device.let_go()
+            copy.wait()
+            queue.synchronize()
+        there.free()
+
+
+def test_the_vendor_is_asked_for_the_region_in_question_alone(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    arrays = [noise(seed=seed) for seed in range(5)]
+    device.foreign = {int(array.ctypes.data): SIZE for array in arrays}
+    locks = [pinning.lock(array, device=device) for array in arrays]
+    assert locks[0].device_ptr == int(arrays[0].ctypes.data) + FOREIGN_OFFSET
+    with pinning.alloc(SIZE, device=device) as there:
+        calls = len(device.calls)
+        assert pinning.copy(there, arrays[2], queue=queue).path == "direct"
+        asked = {call.ptr for call in device.calls[calls:]}
+        assert asked == {int(arrays[2].ctypes.data)}
+        del device.foreign[int(arrays[2].ctypes.data)]  # its owner unpins it
+        assert pinning.copy(there, arrays[2], queue=queue).path == "plain"
+        assert not locks[2].held
+        assert locks[1].held
+    for lock in locks:
+        lock.unlock()
+
+
+@pytest.mark.parametrize("ptr", [0, None, -1, 1 << 64])
+def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Queue, ptr: Any) -> None:
+    interface = {"data": (ptr, False), "shape": (10,), "typestr": "|u1", "version": 3}
+    array = SimpleNamespace(__cuda_array_interface__=interface)
+    with pinning.alloc(10, device=device) as there:
+        for attempt in (
+            lambda: pinning.copy_async(there, array, queue=queue),
+            lambda: pinning.copy_async(array, there, queue=queue),
+            lambda: pinning.fill(array, 1, queue=queue),
+        ):
+            with pytest.raises(InvalidRangeError, match="no memory"):
+                attempt()
+        with pytest.raises(InvalidRangeError, match="no address"):
+            pinning.copy_async(there, ((1 << 64) - 5, 10), queue=queue)
+
+
+# ---- a Lock as an end ----
+
+
+def test_a_lock_as_an_end_keeps_the_buffer(device: FakeMemoryDevice) -> None:
+    device.held = True
+    array = noise()
+    expected, gone = array.tobytes(), weakref.ref(array)
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        lock = pinning.lock(array, device=device)
+        copy = pinning.copy_async(there, lock, queue=queue)
+        lock.unlock()
+        del array
+        gc.collect()
+        assert gone() is not None
+        assert len(device.locked) == 1
+        device.let_go()
+        copy.wait()
+        queue.synchronize()
+        assert bytes_at(there.ptr, SIZE) == expected
+        assert gone() is None
+        assert device.locked == {}
+        with pytest.raises(InvalidRangeError, match="copy the buffer itself"):
+            pinning.copy_async(there, lock, queue=queue)
+
+
+def test_a_lock_of_what_is_read_only_is_not_written(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    with pinning.lock(bytes(SIZE), device=device) as lock, pinning.alloc(SIZE, device=device) as there:
+        with pytest.raises(InvalidRangeError, match="read only"):
+            pinning.copy_async(lock, there, queue=queue)
+        pinning.copy(there, lock, queue=queue)
+
+
+def test_copies_beside_a_thread_that_locks_and_unlocks(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    """No error, whatever is locked in the moment: all of the range, a part, or nothing."""
+    array = noise(64 << 10)
+    ended = False
+
+    def lock_and_unlock() -> None:
+        while not ended:
+            for part in (array, array[1000:2000], array[:100]):
+                with suppress(PartialOverlapError):  # a copy holds what was locked before
+                    pinning.lock(part, device=device).unlock()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other = Background(lock_and_unlock)
+    try:
+        with pinning.alloc(array.nbytes, device=device) as there:
+            for _ in range(300):
+                pinning.copy(there, array, queue=queue)
+            assert bytes_at(there.ptr, array.nbytes) == array.tobytes()
+    finally:
+        ended = True
+        sys.setswitchinterval(interval)
+        other.result()
+
+
+def locked_when_submitted(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], method: str = "copy") -> None:
+    """Have `act` called, with the number of the call, just before the vendor looks at a copy: as by another thread."""
+    vendors = getattr(FakeQueue, method)
+    numbers = itertools.count()
+
+    def copy(queue: FakeQueue, *arguments: int) -> None:
+        act(next(numbers))
+        vendors(queue, *arguments)
+
+    monkeypatch.setattr(FakeQueue, method, copy)
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_part_is_locked_while_a_copy_is_submitted(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, to_device: bool, kept: bool
+) -> None:
+    """Also where nothing is locked any more when it is planned anew."""
+    array, other = noise(), noise(seed=2)
+    locks: list[pinning.Lock] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            locks.append(pinning.lock(array[100:200], device=device))
+
+    def forget(call: Any, *arguments: Any) -> None:
+        try:
+            check(call, *arguments)
+        finally:
+            if not kept:
+                locks[0].unlock()
+
+    check = FakeQueue._check_borders
+    with pinning.alloc(SIZE, device=device) as there:
+        pinning.copy(there, other, queue=queue)
+        locked_when_submitted(monkeypatch, act)
+        monkeypatch.setattr(FakeQueue, "_check_borders", forget)
+        copy = pinning.copy(there, array, queue=queue) if to_device else pinning.copy(array, there, queue=queue)
+        assert copy.path == "plain"
+        assert "in 3 parts" in copy.reason if kept else "parts" not in copy.reason
+        assert bytes_at(there.ptr, SIZE) == array.tobytes() == (array if to_device else other).tobytes()
+    assert sum(each.refused for each in device.queues) == 1
+    locks[0].unlock()
+
+
+def test_a_part_is_being_locked_while_a_copy_is_submitted(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendor has locked it, and the map does not show it yet."""
+    array = noise()
+    locking: list[Background] = []
+    locked, told = threading.Event(), threading.Event()
+    lock_it = device.data_lock
+
+    def slow_lock(*arguments: Any) -> int:
+        device_ptr = lock_it(*arguments)
+        locked.set()
+        assert told.wait(60)
+        return device_ptr
+
+    def act(number: int) -> None:
+        if number == 0:
+            locking.append(Background(lambda: pinning.lock(array[100:200], device=device)))
+            assert locked.wait(60)
+            threading.Timer(0.05, told.set).start()
+
+    monkeypatch.setattr(device, "data_lock", slow_lock)
+    locked_when_submitted(monkeypatch, act)
+    with pinning.alloc(SIZE, device=device) as there:
+        assert "in 3 parts" in pinning.copy(there, array, queue=queue).reason
+        assert bytes_at(there.ptr, SIZE) == array.tobytes()
+    assert sum(each.refused for each in device.queues) == 1
+    lock = locking[0].result()
+    assert isinstance(lock, pinning.Lock)
+    lock.unlock()
+
+
+def test_a_refusal_while_nothing_is_locked_is_told_at_once(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise()
+    with pinning.alloc(SIZE, device=device) as there, pinning.lock(noise(), device=device):
+        calls = device.vendor_calls.count("queue.copy")
+        device.fail_call()
+        with pytest.raises(pinning.VendorError, match="FAKE_FAILURE"):
+            pinning.copy(there, array, queue=queue)
+        assert device.vendor_calls.count("queue.copy") == calls + 1
+        assert pinning.copy(there, array, queue=queue).path == "plain"
+
+
+def test_a_copy_that_is_refused_for_ever(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = noise()
+
+    def act(number: int) -> None:
+        pinning.lock(array[:100], device=device).unlock()
+        raise pinning.VendorError("fakeCopy", 5, "FAKE_INVALID_VALUE")
+
+    with pinning.alloc(SIZE, device=device) as there:
+        with monkeypatch.context() as patched, pytest.raises(pinning.VendorError, match="INVALID_VALUE"):
+            locked_when_submitted(patched, act)
+            pinning.copy(there, array, queue=queue)
+        assert pinning.copy(there, array, queue=queue).path == "plain"
+
+
+def test_a_wait_list_is_gone_through_once(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that is submitted a second time waits for the same as the first."""
+    array = noise()
+    locks: list[pinning.Lock] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            locks.append(pinning.lock(array[100:200], device=device))
+
+    with pinning.alloc(SIZE, device=device) as there, pinning.Queue(device, order="out_of_order") as other:
+        device.queues[0].held = True
+        first = queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", SIZE))
+        locked_when_submitted(monkeypatch, act)
+        copy = pinning.copy_async(there, array, queue=other, wait_for=iter([first]))
+        assert not copy.done()
+        device.let_go()
+        copy.wait()
+        assert bytes_at(there.ptr, SIZE) == array.tobytes()
+    locks[0].unlock()
+
+
+def test_a_part_is_locked_while_rows_are_submitted(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = noise(10 * 100).reshape(10, 100)
+    locks: list[pinning.Lock] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            locks.append(pinning.lock(array.reshape(-1)[330:700], device=device))
+
+    locked_when_submitted(monkeypatch, act, "copy_2d")
+    with pinning.alloc(10 * 40, device=device) as there:
+        pinning.copy_2d_async(there, 40, array, 100, 40, 10, queue=queue).wait()
+        assert bytes_at(there.ptr, 400) == array[:, :40].tobytes()
+    assert sum(each.refused for each in device.queues) == 1
+    locks[0].unlock()
+
+
+# ---- fills ----
+
+
+@pytest.mark.parametrize("value", [4, numpy.uint8(4), numpy.int64(4), numpy.uint16(4), b"\4", bytearray(b"\4")])
+def test_a_byte_of_any_kind(device: FakeMemoryDevice, queue: pinning.Queue, value: Any) -> None:
+    with pinning.alloc(8, device=device) as there:
+        pinning.fill(there, value, queue=queue).wait()
+        assert bytes_at(there.ptr, 8) == b"\4" * 8
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (1.0, TypeError),
+        (numpy.float32(1), TypeError),
+        (256, InvalidRangeError),
+        (-1, InvalidRangeError),
+        (numpy.uint16(300), InvalidRangeError),
+        (b"abc", InvalidRangeError),
+        (b"", InvalidRangeError),
+    ],
+)
+def test_what_is_no_byte(device: FakeMemoryDevice, queue: pinning.Queue, value: Any, error: type[Exception]) -> None:
+    array = numpy.zeros(12, numpy.uint8)
+    with pinning.alloc(12, device=device) as there:
+        for dst in (there, array):
+            with pytest.raises(error, match="byte"):
+                pinning.fill(dst, value, queue=queue)
+
+
+# ---- rows ----
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("locked", [slice(None), slice(0, 450), slice(330, 700), slice(300, 308), slice(0, 0)])
+def test_rows_across_the_borders_of_locks(
+    device: FakeMemoryDevice, queue: pinning.Queue, to_device: bool, locked: slice
+) -> None:
+    host = noise(10 * 100).reshape(10, 100)
+    part = host.reshape(-1)[locked]
+    lock = pinning.lock(part, device=device) if part.size else None
+    with pinning.alloc(10 * 40, device=device) as there:
+        pinning.copy(there, noise(400, seed=2), queue=queue)
+        before, device_before = host.copy(), bytes_at(there.ptr, 400)
+        corner = int(host.ctypes.data) + 20, 9 * 100 + 40
+        if to_device:
+            pinning.copy_2d_async(there, 40, corner, 100, 40, 10, queue=queue).wait()
+            assert bytes_at(there.ptr, 400) == before[:, 20:60].tobytes()
+            assert (host == before).all()
+        else:
+            pinning.copy_2d_async(corner, 100, there, 40, 40, 10, queue=queue).wait()
+            before[:, 20:60] = numpy.frombuffer(device_before, numpy.uint8).reshape(10, 40)
+            assert (host == before).all()
+    if lock is not None:
+        lock.unlock()
+
+
+def test_rows_of_the_host_are_measured_by_their_own_pitch(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    """The pitch of the other side reaches beyond the array, into a neighbour that is locked."""
+    whole = noise(4000)
+    with pinning.lock(whole[1000:], device=device), pinning.alloc(4000, device=device) as there:
+        copy = pinning.copy_2d_async(whole[:1000], 100, there, 400, 100, 10, queue=queue)
+        assert copy.path == "plain"
+        copy.wait()
+
+
+# ---- when a source may be read ----
+
+
+def early(device: FakeMemoryDevice, queue: pinning.Queue, array: Any, **how: Any) -> bool:
+    """Whether a copy of pageable memory that is submitted now may read it at once."""
+    seen: list[bool] = []
+    module = sys.modules["pinning.copies.copy"]
+    submit = module.submit
+
+    def look(plan: Any, device: Any, vendor: Any, held: Any, early: bool) -> Any:
+        seen.append(early)
+        return plan.path, plan.reason
+
+    module.submit = look  # type: ignore[attr-defined]
+    try:
+        with pinning.alloc(array.nbytes, device=device) as there:
+            pinning.copy_async(there, array, queue=queue, **how)
+            device.release()
+            queue.poll()
+    finally:
+        module.submit = submit  # type: ignore[attr-defined]
+    return seen == [True]
+
+
+def test_when_a_source_may_be_read_before_its_turn(device: FakeMemoryDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
+    monkeypatch.setattr(costs, "threads", 2)
+    array, other = noise(1 << 20), noise(1 << 20, seed=2)
+    device.held = True
+    with pinning.Queue(device) as queue, pinning.Queue(device) as second, pinning.alloc(SIZE, device=device) as there:
+        assert early(device, queue, array), "nothing is pending"
+        pinning.copy_async(other[:SIZE], there, queue=queue)
+        assert early(device, queue, array), "what is pending writes something else"
+        pinning.copy_async(array[:SIZE], there, queue=queue)
+        assert not early(device, queue, array), "what is pending writes the source"
+        assert early(device, queue, array), "that is over now"
+        queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        assert not early(device, queue, array), "nobody knows what is pending"
+        queue.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        assert early(device, queue, array, src_access_order="any"), "who submits says that it may be"
+        waited = second.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        assert not early(device, queue, array, wait_for=(waited,)), "what it waits for may write the source"
+        waited = second.submit(lambda vendor: vendor.fill(there.ptr, b"a", 1))
+        queue.wait_for(waited)
+        assert not early(device, queue, array), "what the queue waits for may write the source"
+        assert early(device, queue, array)
+        assert queue.handle is not None
+        assert not early(device, queue, array), "others may submit there too"
+        with pytest.raises(InvalidRangeError, match="src_access_order"):
+            pinning.copy_async(there, array, SIZE, queue=queue, src_access_order="later")  # type: ignore[arg-type]
+        device.let_go()
+
+
+def test_a_lock_that_goes_while_a_copy_is_planned(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = noise()
+    lock = pinning.lock(array, device=device, piece=SIZE // 2)
+    planning = importlib.import_module("pinning.copies.copy")
+    holds = planning.holds
+
+    def unlocked_before(*arguments: Any) -> Any:
+        lock.unlock()  # as another thread may
+        return holds(*arguments)
+
+    monkeypatch.setattr(planning, "holds", unlocked_before)
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, array, queue=queue).path == "plain"
+
+
+# ---- what is locked for good ----
+
+
+def test_what_was_locked_for_good_is_given_up_by_its_own_lock(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "lock_after", 1)
+    monkeypatch.setattr(costs, "lock_from", SIZE)
+    on = pinning.pinned_map(device)
+    array = noise()
+    address = int(array.ctypes.data)
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, array, queue=queue).path == "lock"
+        queue.synchronize()
+        on.unlock(address)  # somebody gives it up who has not taken it, and takes one of his own
+        on.lock(address, SIZE)
+        del array
+        gc.collect()
+        queue.synchronize()
+        assert on.find(address) is not None
+    on.unlock(address)
+
+
+def test_ctrl_c_does_not_keep_what_was_locked_for_good(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        if Path(frame.f_code.co_filename).name in ("repeats.py", "weakref.py"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(costs, "lock_after", 1)
+    monkeypatch.setattr(costs, "lock_from", SIZE)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    array = noise()
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, array, queue=queue).path == "lock"
+        queue.synchronize()
+        gc.collect()
+        sys.settrace(interrupt)  # in any Python code of what ends the lock
+        try:
+            del array
+        finally:
+            sys.settrace(None)
+        assert device.locked == {}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: mmap.mmap(-1, SIZE), lambda: memoryview(bytearray(SIZE)), lambda: bytearray(SIZE)]
+)
+def test_what_may_go_before_it_is_collected_is_not_locked_for_good(
+    device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
+) -> None:
+    monkeypatch.setattr(costs, "lock_after", 1)
+    monkeypatch.setattr(costs, "lock_from", SIZE)
+    memory = make()
+    with pinning.alloc(SIZE, device=device) as there:
+        assert pinning.copy(there, memory, queue=queue).path == "plain"
+        assert device.locked == {}

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pinning.cupy`, with as little of CuPy as it takes; tests/vendors/cuda/with_cupy.py has it with CuPy itself."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import pinning
+from queue_work import eventually
+
+
+@pytest.fixture
+def of_cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    stub: Any = ModuleType("cupy")
+    stub.cuda = SimpleNamespace(
+        Device=lambda: SimpleNamespace(id=0), PinnedMemoryPointer=lambda memory, offset: SimpleNamespace(memory=memory)
+    )
+    monkeypatch.setitem(sys.modules, "cupy", stub)
+    monkeypatch.delitem(sys.modules, "pinning.cupy", raising=False)
+    yield importlib.import_module("pinning.cupy")
+    sys.modules.pop("pinning.cupy", None)
+    vars(pinning).pop("cupy", None)
+
+
+def test_pinned_memory_that_is_dropped_waits_for_no_driver(of_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector drops it in the middle of anything, and a driver that frees waits for its GPUs."""
+
+    class Memory:
+        ptr, freed_by = 4096, 0
+
+        def free(self) -> None:
+            self.freed_by = threading.get_ident()
+
+    memory = Memory()
+    monkeypatch.setattr(of_cupy, "alloc", lambda size, kind, device: memory)
+    pointer = of_cupy.pinned_memory(100)
+    assert (pointer.memory.ptr, pointer.memory.size, memory.freed_by) == (4096, 100, 0)
+    del pointer
+    assert eventually(lambda: memory.freed_by)
+    assert memory.freed_by != threading.get_ident()
+
+
+def test_pinned_memory_goes_back(of_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_cupy, "alloc", lambda size, kind, device: pinning.alloc(size, kind, device="host:0"))
+    pointer = of_cupy.pinned_memory(100)
+    at = pointer.memory.ptr
+    assert pinning.is_locked((at, 100), device="host:0")
+    del pointer
+    assert eventually(lambda: not pinning.is_locked((at, 100), device="host:0"))

@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins found by entry points, sound and broken, and the devices and maps that come of them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+import pinning
+import pinning_ur
+from fake_device import Background, FakeDevice
+from folders import PYTHONPATH
+from pinning import Device, LimitedDevice, PluginReport, PluginUnavailableError
+from pinning.plugin import ENTRY_POINT_GROUP
+
+Install = Callable[..., None]
+VENDORS = {"cuda", "hip", "hsa", "ur"}  # whose devices this machine may have
+
+SOUND = """
+from fake_device import FakeDevice
+
+class Plugin:
+    name = "{name}"
+    def __init__(self):
+        self.found = [FakeDevice(f"{name}:{{index}}") for index in range({count})]
+    def device_count(self):
+        return len(self.found)
+    def device(self, index):
+        return self.found[index]
+
+plugin = Plugin()
+"""
+UNAVAILABLE = """
+from pinning.errors import PluginUnavailableError
+
+class plugin:
+    name = "gone"
+    @staticmethod
+    def device_count():
+        raise PluginUnavailableError("libgone.so.1 is missing: install gone-driver")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Makes distributions that announce a plugin, as pip would have installed them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+
+    def make(name: str, source: str | None, target: str = "{module}:plugin") -> None:
+        module = f"announced_{name}"
+        if source is not None:
+            (tmp_path / f"{module}.py").write_text(source)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{name} = {target.format(module=module)}\n")
+        pinning.plugins.cache_clear()
+
+    pinning.plugins.cache_clear()
+    yield make
+    for module in set(sys.modules) - before:
+        if module.startswith("announced_"):
+            del sys.modules[module]
+    pinning.plugins.cache_clear()
+
+
+def report_of(name: str) -> PluginReport:
+    (report,) = (report for report in pinning.plugins() if report.name == name)
+    return report
+
+
+def test_the_host_is_always_there_and_last() -> None:
+    reports = pinning.plugins()
+    assert reports[-1].name == "host"
+    assert reports[-1].problem is None
+    assert [device.name for device in reports[-1].devices] == ["host:0"]
+    assert pinning.devices()[-1].name == "host:0"
+    assert isinstance(pinning.devices()[-1], Device)
+    assert isinstance(pinning.devices()[-1], LimitedDevice)
+    assert pinning.device("host") is pinning.device("host:0") is pinning.devices()[-1]
+
+
+def test_a_third_partys_plugin_is_found(install: Install) -> None:
+    install("zebra", SOUND.format(name="zebra", count=2))
+    install("ape", SOUND.format(name="ape", count=1))
+    assert [report.name for report in pinning.plugins() if report.name not in VENDORS] == ["ape", "zebra", "host"]
+    names = [device.name for device in pinning.devices() if device.name.partition(":")[0] not in VENDORS]
+    assert names == ["ape:0", "zebra:0", "zebra:1", "host:0"]
+    assert pinning.default_device() is pinning.devices()[0]
+    assert pinning.device("zebra").name == "zebra:0"
+    assert pinning.device("zebra:1") is report_of("zebra").devices[1]
+    assert pinning.devices() == pinning.devices(), "looked up once"
+    with pinning.lock(bytearray(10), device="zebra:1") as lock:
+        assert lock.device is pinning.device("zebra:1")
+        assert pinning.pinned_map("zebra:1").device is lock.device
+        assert len(pinning.regions("zebra:1")) == 1
+        assert pinning.regions("zebra:0") == []
+
+
+BROKEN = {
+    "no module": (None, "{module}:plugin", "ModuleNotFoundError: .*announced_broken"),
+    "no such name": ("", "{module}:plugin", "AttributeError: .*plugin"),
+    "syntax": ("def", "{module}:plugin", "SyntaxError"),
+    "import fails": ("import no_such_binding", "{module}:plugin", "ModuleNotFoundError: .*no_such_binding"),
+    "library fails": ("raise OSError('libx.so: no such file')", "{module}:plugin", "OSError: libx.so"),
+    "no plugin": ("plugin = 7", "{module}:plugin", "AttributeError: .*device_count"),
+    "count fails": ("class plugin:\n  def device_count(): raise RuntimeError('old')", "{module}:plugin", "Error: old"),
+    "count is none": ("class plugin:\n  def device_count(): return None", "{module}:plugin", "TypeError"),
+    "device fails": (
+        "class plugin:\n  def device_count(): return 1\n  def device(index): raise ValueError(f'{index} fell off')",
+        "{module}:plugin",
+        "ValueError: 0 fell off",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_plugin_is_reported_and_never_fatal(install: Install, kind: str) -> None:
+    source, target, problem = BROKEN[kind]
+    install("broken", source, target)
+    install("sound", SOUND.format(name="sound", count=1))
+    report = report_of("broken")
+    assert report.devices == ()
+    assert report.problem is not None
+    assert re.search(problem, report.problem)
+    assert report_of("sound").problem is None
+    assert report_of("host").problem is None
+    with pytest.raises(PluginUnavailableError) as caught:
+        pinning.device("broken:0")
+    assert report.problem in str(caught.value)
+    with pinning.lock(bytearray(10), device="sound"):
+        pass
+
+
+def test_a_plugin_that_misses_its_driver_says_what_to_install(install: Install) -> None:
+    install("gone", UNAVAILABLE)
+    assert report_of("gone").problem == "libgone.so.1 is missing: install gone-driver"
+    with pytest.raises(PluginUnavailableError, match="install gone-driver"):
+        pinning.lock(bytearray(10), device="gone:3")
+
+
+def test_a_plugin_without_devices_is_no_default(install: Install) -> None:
+    install("aaa", SOUND.format(name="aaa", count=0))
+    assert report_of("aaa").devices == ()
+    assert report_of("aaa").problem
+    assert pinning.default_device().name != "aaa:0"
+
+
+@pytest.mark.parametrize("can_lock", [False, True])
+def test_a_device_that_cannot_lock_is_no_default(install: Install, can_lock: bool) -> None:
+    first = f"from fake_device import FakeDevice\nFakeDevice = type('Device', (FakeDevice,), dict(can_lock={can_lock}))"
+    install("aaa", SOUND.replace("from fake_device import FakeDevice", first).format(name="aaa", count=1))
+    assert pinning.devices()[0].name == "aaa:0"
+    assert (pinning.default_device().name == "aaa:0") is can_lock
+
+
+def test_a_device_that_only_locks_is_the_default_of_locks_alone(install: Install) -> None:
+    install("aaa", SOUND.format(name="aaa", count=1))
+    assert pinning.default_device().name == "aaa:0"
+    array = numpy.ones(100)
+    with pinning.lock(array) as lock, pinning.Queue() as queue:
+        assert lock.device.name == "aaa:0"
+        assert queue.device.name != "aaa:0"
+        there, _ = queue.alloc(array.nbytes)
+        pinning.copy(there, array)
+        back = numpy.zeros_like(array)
+        pinning.copy(back, there)
+        assert (back == array).all()
+        queue.free(there)
+
+
+DETECTING = (
+    UNAVAILABLE
+    + """
+    @staticmethod
+    def hardware():
+        return "a Gone GPU"
+"""
+)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_hardware_that_is_not_used_is_told_of_once(
+    install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, used: bool
+) -> None:
+    install("gone", DETECTING)
+    if used:
+        install("acme", SOUND.format(name="acme", count=1))
+    module = sys.modules["pinning.locking.devices"]
+    entries = [entry for entry in module._entries() if entry.name not in VENDORS]
+    monkeypatch.setattr(module, "_entries", lambda: tuple(entries))
+    for _ in range(2):
+        pinning.devices()
+    said = [record.getMessage() for record in caplog.records]
+    expected = "the host is the default device, though there is a Gone GPU here: " + (report_of("gone").problem or "")
+    assert said == ([] if used else [expected])
+
+
+@pytest.mark.parametrize("name", ["host:1", "nothing", "nothing:0", "", "host:0:0", "host:x"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    with pytest.raises(PluginUnavailableError, match="host:0") as caught:
+        pinning.device(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_a_device_needs_no_plugin() -> None:
+    device = FakeDevice()
+    pinned = pinning.pinned_map(device)
+    assert pinning.pinned_map(device) is pinned
+    assert pinning.pinned_map(FakeDevice()) is not pinned, "as many maps as devices, whatever they are called"
+    assert isinstance(device, LimitedDevice)
+
+
+def test_a_device_of_three_methods_is_enough() -> None:
+    plain = SimpleNamespace(
+        data_lock=lambda ptr, size, read_only: ptr, data_unlock=lambda ptr: None, is_pinned_ptr=lambda ptr: None
+    )
+    with pinning.lock(bytearray(10), device=plain) as lock:
+        assert lock.device_ptr == lock.ptr
+        assert "namespace" in repr(lock)
+
+
+def test_what_is_no_device_is_refused() -> None:
+    with pytest.raises(TypeError, match="7 is no device"):
+        pinning.lock(bytearray(10), device=7)
+
+
+def test_threads_that_ask_for_a_map_get_one() -> None:
+    for _ in range(50):
+        device = FakeDevice()
+        threads = [Background(lambda device=device: pinning.pinned_map(device)) for _ in range(4)]  # type: ignore[misc]
+        assert len({id(thread.result()) for thread in threads}) == 1
+
+
+def with_a_slow_plugin(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """A program with a plugin whose import sets an event, and takes its time."""
+    slow = "import started\nstarted.event.set()\nimport time\ntime.sleep(1)\nplugin = 1\n"
+    (folder / "slow_plugin.py").write_text(slow)
+    (folder / "started.py").write_text("import threading\nevent = threading.Event()\n")
+    metadata = folder / "slow_plugin-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[pinning.plugins]\nslow = slow_plugin:plugin\n")
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    # Python 3.12 warns of any fork of a process with threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_fork_while_another_thread_loads_plugins(tmp_path: Path) -> None:
+    """The child would wait for an import that nobody goes on with."""
+    program = """
+import os, sys, threading, pinning, started
+threading.Thread(target=pinning.plugins).start()
+assert started.event.wait(60)
+child = os.fork()
+if child == 0:
+    os._exit(7 if "slow" in [each.name for each in pinning.plugins()] else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = with_a_slow_plugin(tmp_path, program)
+    assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+def test_a_handler_before_a_fork_waits_for_a_thread_that_loads_plugins(tmp_path: Path) -> None:
+    """Nothing is held over it; and where the load was cut short, the child says so."""
+    program = """
+import os, sys, threading, started
+def before():
+    thread = threading.Thread(target=pinning.plugins, daemon=True)
+    thread.start()
+    assert started.event.wait(60)
+    if joins:
+        thread.join()
+os.register_at_fork(before=before)  # the handlers before a fork run in the reverse of the order in which they come
+import pinning
+for joins in [False, True]:
+    child = os.fork()
+    if child == 0:
+        try:
+            print(len(pinning.plugins()) > 1)
+        except pinning.PluginUnavailableError as error:
+            print(error)
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    done = with_a_slow_plugin(tmp_path, program)
+    cut_short, whole = done.stdout.splitlines()
+    assert "was forked while another thread of its parent imported plugins" in cut_short
+    assert (whole, done.stderr) == ("True", "")
+
+
+# ---- the maps of devices that come and go ----
+
+
+def run_program(text: str, *before: str) -> str:
+    command = [*before, sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "OPENBLAS_NUM_THREADS": "1"}
+    program = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert program.returncode == 0, program.stderr
+    return program.stdout
+
+
+def test_a_map_goes_with_its_device() -> None:
+    device = FakeDevice()
+    with pinning.lock(bytearray(10), device=device):
+        pass
+    assert pinning.pinned_map(device) is pinning.pinned_map(device)
+    gone = weakref.ref(pinning.pinned_map(device))
+    of_copy = pinning.pinned_map(copy.copy(device))
+    assert of_copy is not gone()
+    del device, of_copy
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_map_stays_while_something_is_locked() -> None:
+    buffer = bytearray(10)
+    lock = pinning.lock(buffer, device=FakeDevice())
+    gc.collect()
+    assert pinning.is_locked(buffer)
+    assert lock.held
+    lock.unlock()
+    assert not pinning.is_locked(buffer)
+
+
+def test_a_device_without_attributes_has_a_map() -> None:
+    class Bare:
+        __slots__ = ()
+        name = "bare:0"
+
+        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+            return ptr
+
+        def data_unlock(self, ptr: int) -> None:
+            pass
+
+        def is_pinned_ptr(self, ptr: int) -> None:
+            pass
+
+    device = Bare()
+    pinned = pinning.pinned_map(device)
+    with pinning.lock(bytearray(10), device=device):
+        assert len(pinned) == 1
+    assert pinning.pinned_map(device) is pinned
+
+
+def test_many_devices_leave_addresses_to_the_program() -> None:
+    said = run_program("""
+        import mmap, pinning
+        from fake_device import FakeDevice
+        devices = [FakeDevice() for _ in range(1000)]
+        locks = [pinning.lock(bytearray(100), device=device) for device in devices]
+        print(all(lock.held for lock in locks), len(mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | 0x4000)) >> 40)
+        for lock in locks:
+            lock.unlock()
+    """)
+    assert said.split() == ["True", "1"]
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit of util-linux")
+def test_the_first_lock_leaves_most_of_few_addresses() -> None:
+    said = run_program(
+        """
+        import pinning
+        def size():
+            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+        pinning.devices()
+        before = size()
+        pinning.lock(bytearray(5000), device="host").unlock()
+        pinning.alloc(5000, device="host").free()
+        print(size() - before)
+        """,
+        "prlimit",
+        f"--as={8 << 30}",
+    )
+    assert int(said) < 2 << 20, "KiB of 8 GiB"
+
+
+def test_a_fork_of_a_fork_of_a_fork_takes_no_more_addresses() -> None:
+    said = run_program("""
+        import os, pinning
+        from fake_device import FakeDevice
+        def size():
+            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+        device = FakeDevice()
+        pinning.lock(bytearray(10), device="host").unlock()
+        pinning.lock(bytearray(10), device=device).unlock()
+        sizes, parent = [], os.getpid()
+        for generation in range(8):
+            if child := os.fork():
+                os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) if sizes else os.waitpid(child, 0)
+                break
+            pinning.lock(bytearray(10), device="host").unlock()
+            pinning.lock(bytearray(10), device=device).unlock()
+            sizes.append(size())
+        else:
+            os.write(1, f"{(sizes[-1] - sizes[1]) >> 20}".encode())  # GiB
+            os._exit(0)
+    """)
+    assert int(said) <= 0
+
+
+def test_the_version_and_the_parts_are_there_after_the_import() -> None:
+    assert pinning.__version__ == importlib.metadata.version("pinning")
+    assert callable(pinning.arrays.pinned_array)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = pinning.nonsense
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: pinning.alloc("1GB"), "nbytes is '1GB'"),
+        (lambda: pinning.alloc(100, "host:0"), "named by device="),
+        (lambda: pinning.lock(bytearray(9), device="host", coherent="yes"), "coherent is 'yes'"),
+        (lambda: numpy.zeros(3) in pinning.pinned_map("host"), "pinning.is_locked"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_by_name(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        wrong()
+
+
+def test_device_names_and_single_events_do() -> None:
+    with pinning.Pool("host") as pool, pinning.Queue("host") as queue:
+        memory, event = queue.alloc(100, pool=pool)
+        pinning.copy_async(memory, bytes(100), queue=queue, wait_for=event).wait()
+        queue.free(memory, event).wait()
+    assert pinning.memory_info(numpy.zeros(3)) is None
+
+
+def test_unified_runtime_tells_of_intels_gpus_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, cards = tmp_path / "dri", tmp_path / "drm"
+    nodes.mkdir()
+    monkeypatch.setattr(pinning_ur, "_NODES", nodes)
+    monkeypatch.setattr(pinning_ur, "_CARDS", cards)
+    assert pinning_ur.plugin.hardware() is None
+
+    for name, maker in (("renderD128", "0x1002\n"), ("renderD129", "0x8086\n")):
+        assert pinning_ur.plugin.hardware() is None
+        (nodes / name).touch()
+        (cards / name / "device").mkdir(parents=True)
+        (cards / name / "device" / "vendor").write_text(maker)
+    assert pinning_ur.plugin.hardware() == "an Intel GPU"
+    (nodes / "renderD129").unlink()  # a container that was not given it
+    assert pinning_ur.plugin.hardware() is None

@@ -1,0 +1,511 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks that are taken in the background, over a device that stops, refuses and keeps account."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pinning
+from fake_device import LOCKED_OFFSET, Background, FakeDevice
+from folders import SUPPORT
+from pinning import (
+    InvalidRangeError,
+    PartialOverlapError,
+    PendingLock,
+    PinningError,
+    StillLockedError,
+    VendorError,
+)
+
+PIECE = 1 << 16
+PIECES = 5
+SIZE = PIECES * PIECE
+WAIT = 60.0
+REFUSED = VendorError("fakeCall", 1, "FAKE")
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def buffer() -> np.ndarray:
+    return np.ones(SIZE, np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(device: FakeDevice) -> Iterator[None]:
+    yield
+    gc.collect()
+    assert device.locked == {}
+    assert device.wrong == []
+
+
+def start(buffer: np.ndarray) -> int:
+    return buffer.ctypes.data
+
+
+# ---- the lock ----
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"piece": PIECE}, {"unit": 1000}, {"stall_ms": 0.5}, {"unit": SIZE, "stall_ms": 1}]
+)
+def test_its_result_is_a_lock(device: FakeDevice, buffer: np.ndarray, how: dict[str, int]) -> None:
+    pending = pinning.lock_async(buffer, device=device, **how)
+    lock = pending.wait(timeout=WAIT)
+    assert isinstance(lock, pinning.Lock)
+    assert (lock.ptr, lock.size, lock.device) == (start(buffer), SIZE, device)
+    assert lock.device_ptr == start(buffer) + LOCKED_OFFSET
+    assert lock.held
+    assert pending.done
+    assert pending.progress == SIZE
+    assert pending.wait() is lock
+    assert pinning.is_locked(buffer, device=device)
+    with pytest.raises(BufferError):
+        lock_of_bytes = bytearray(100)
+        held = pinning.lock_async(lock_of_bytes, device=device).wait(timeout=WAIT)
+        try:
+            lock_of_bytes.extend(b"more")
+        finally:
+            held.unlock()
+    lock.unlock()
+    assert not pinning.is_locked(buffer, device=device)
+
+
+def test_what_is_locked_already_is_counted_at_once(device: FakeDevice, buffer: np.ndarray) -> None:
+    with pinning.lock(buffer, device=device) as whole:
+        pending = pinning.lock_async(buffer[100:200], device=device)
+        assert pending.done
+        assert pending.progress == 100
+        assert whole.region is not None
+        assert whole.region.references == 2
+        pending.wait().unlock()
+    assert device.count("data_lock") == 1
+
+
+def test_what_is_locked_so_far_is_used(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer) + 2 * PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        pending.wait(2 * PIECE, timeout=WAIT)
+        assert gate.reached.wait(WAIT)
+        assert pending.progress == 2 * PIECE
+        assert not pending.done
+        region = pinning.find(buffer[: 2 * PIECE], device=device)
+        assert region is not None
+        assert (region.size, region.whole, region.piece) == (2 * PIECE, SIZE, PIECE)
+        assert not pinning.is_locked(buffer[: 2 * PIECE + 1], device=device)
+        with pinning.lock(buffer[PIECE : 2 * PIECE], device=device) as inside:
+            assert inside.device_ptr == start(buffer) + PIECE + LOCKED_OFFSET
+        with pytest.raises(PartialOverlapError):
+            pinning.lock((start(buffer) + PIECE, SIZE), device=device)
+        beyond = Background(lambda: pinning.lock(buffer[3 * PIECE :], device=device).unlock())
+        with pytest.raises(TimeoutError, match=f"{2 * PIECE} bytes"):
+            pending.wait(timeout=0.1)
+        assert beyond.is_alive()
+        gate.open()
+        beyond.result()
+    with pending.wait(timeout=WAIT) as lock:
+        assert lock.region is not None
+        assert (lock.region.size, lock.region.references) == (SIZE, 1)
+    assert device.count("data_lock") == PIECES
+
+
+def test_a_copy_takes_each_part_of_what_grows_by_itself() -> None:
+    # The host's own device copies: what counts is that the bytes are right while the region grows.
+    source = np.arange(1 << 18, dtype=np.uint8)
+    there = np.zeros_like(source)
+    with pinning.lock_async(source, device="host:0", piece=1 << 14) as pending:
+        pinning.copy(there, source)
+        pending.wait(timeout=WAIT)
+    assert (there == source).all()
+
+
+def test_many_are_taken_by_few_threads(device: FakeDevice) -> None:
+    buffers = [np.ones(PIECE, np.uint8) for _ in range(200)]
+    before = threading.active_count()
+    with device.stopping("data_lock", start(buffers[0])) as gate:
+        pending = [pinning.lock_async(each, device=device) for each in buffers]
+        assert gate.reached.wait(WAIT)
+        assert threading.active_count() <= before + 1
+        assert not any(each.done for each in pending)
+        pending[7].cancel()  # without a turn
+        gate.open()
+    for at, each in enumerate(pending):
+        if at != 7:
+            each.wait(timeout=WAIT).unlock()
+    assert device.count("data_lock") == 199
+
+
+# ---- pieces ----
+
+
+@pytest.mark.parametrize("unit", [1, 7, 1 << 20, 24 << 20, 3 * (5 << 20)])
+def test_borders_lie_between_units(unit: int) -> None:
+    device = FakeDevice()
+    size = (100 << 20) + 5
+    buffer = np.zeros(size, np.uint8)
+    lock = pinning.lock_async(buffer, device=device, unit=unit).wait(timeout=WAIT)
+    region = lock.region
+    assert region is not None
+    ends = [base + length - start(buffer) for base, length in device.locked.items()]
+    assert ends[-1] == size
+    assert all(end % unit == 0 and end + start(buffer) in region.borders for end in ends[:-1])
+    assert all(border < 16 << 20 or border % unit == 0 for border in (each - start(buffer) for each in region.borders))
+    assert region.in_one_piece(start(buffer), unit)
+    lock.unlock()
+    assert device.locked == {}
+
+
+def test_pieces_become_as_large_as_the_time_allows() -> None:
+    class Slow(FakeDevice):
+        def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
+            time.sleep(size / (64 << 20) * 0.02)
+            return super().data_lock(ptr, size, read_only)
+
+    sizes = {}
+    for stall_ms in (0.001, 1e6):
+        device, buffer = Slow(), np.ones(128 << 20, np.uint8)
+        pinning.lock_async(buffer, device=device, unit=1, stall_ms=stall_ms).wait(timeout=10 * WAIT).unlock()
+        sizes[stall_ms] = [call.size for call in device.calls if call.method == "data_lock"]
+    assert set(sizes[0.001]) == {16 << 20}
+    assert sizes[1e6] == [16 << 20, 32 << 20, 64 << 20, 16 << 20]
+
+
+def test_the_foreground_locks_in_units_too(device: FakeDevice, buffer: np.ndarray) -> None:
+    with pinning.lock(np.ones(40 << 20, np.uint8), device=device, unit=10 << 20, stall_ms=1e-3) as lock:
+        assert lock.region is not None
+        assert lock.region.piece == 10 << 20
+        assert list(device.locked.values()) == [10 << 20] * 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"unit": 0}, {"unit": -1}, {"unit": 1 << 64}),
+        *({"stall_ms": 0}, {"stall_ms": -1.0}, {"stall_ms": float("nan")}),
+        *({"piece": 0}, {"piece": PIECE, "unit": 1}, {"piece": PIECE, "stall_ms": 1}),
+    ],
+)
+def test_what_is_no_size_or_time_is_refused(device: FakeDevice, buffer: np.ndarray, wrong: dict[str, float]) -> None:
+    for lock in (pinning.lock, pinning.lock_async):
+        with pytest.raises(InvalidRangeError, match=next(iter(wrong))):
+            lock(buffer, device=device, **wrong)  # type: ignore[operator]
+    assert device.calls == []
+
+
+@pytest.mark.parametrize("nbytes", [-1, SIZE + 1])
+def test_to_wait_for_more_than_there_is_is_refused(device: FakeDevice, buffer: np.ndarray, nbytes: int) -> None:
+    with pinning.lock_async(buffer, device=device) as pending, pytest.raises(InvalidRangeError, match=str(nbytes)):
+        pending.wait(nbytes)
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize("at", range(PIECES))
+def test_a_refused_piece_undoes_all(device: FakeDevice, buffer: np.ndarray, at: int) -> None:
+    device.fail(REFUSED, at)
+    pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+    for _ in range(2):
+        with pytest.raises(VendorError) as raised:
+            pending.wait(timeout=WAIT)
+        assert raised.value is REFUSED
+    assert pending.done
+    assert pending.progress == 0
+    assert device.locked == {}
+    assert not pinning.is_locked(buffer[:1], device=device)
+    pending.cancel()
+    pinning.lock(buffer, device=device).unlock()
+
+
+def test_what_others_have_locked_of_a_refused_lock_stays(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer) + PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        assert gate.reached.wait(WAIT)
+        inside = pinning.lock(buffer[:100], device=device)
+        gate.open(REFUSED)
+    with pytest.raises(VendorError):
+        pending.wait(timeout=WAIT)
+    assert inside.held
+    assert inside.region is not None
+    assert inside.region.size == PIECE
+    with pytest.raises(StillLockedError, match=f"first {PIECE} bytes"):
+        pinning.lock(buffer[PIECE:], device=device)
+    inside.unlock()
+
+
+def test_pieces_that_can_be_neither_locked_nor_undone(device: FakeDevice, buffer: np.ndarray) -> None:
+    device.fail(REFUSED, 2)
+    device.fail(VendorError("fakeUndo", 2, "FAKE"), 3)
+    with pytest.raises(VendorError) as raised:
+        pinning.lock_async(buffer, device=device, piece=PIECE).wait(timeout=WAIT)
+    assert raised.value is REFUSED
+    with pytest.raises(StillLockedError):
+        pinning.lock(buffer, device=device)
+    pinning.unlock(buffer, device=device)
+
+
+def test_what_cannot_be_locked_is_told_by_wait(device: FakeDevice, buffer: np.ndarray) -> None:
+    with pinning.lock(buffer[100:200], device=device):
+        pending = pinning.lock_async(buffer, device=device)
+        with pytest.raises(PartialOverlapError):
+            pending.wait(timeout=WAIT)
+    with pytest.raises(TypeError):
+        pinning.lock_async(object(), device=device)
+    with pytest.raises(InvalidRangeError):
+        pinning.lock_async(b"", device=device)
+    unmapped = pinning.lock_async((1 << 20, 100), device=device)
+    with pytest.raises(InvalidRangeError, match="not mapped"):
+        unmapped.wait(timeout=WAIT)
+
+
+# ---- the end before the end ----
+
+
+@pytest.mark.parametrize("at", range(PIECES))
+def test_cancelled_at_each_piece(device: FakeDevice, buffer: np.ndarray, at: int) -> None:
+    with device.stopping("data_lock", start(buffer) + at * PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        assert gate.reached.wait(WAIT)
+        cancelling = Background(pending.cancel)
+        cancelling.join(0.02)
+        gate.open()
+        cancelling.result()
+    assert device.locked == {}
+    assert pending.done
+    assert pending.progress == 0
+    with pytest.raises(PinningError):
+        pending.wait()
+    pending.cancel()
+    pinning.lock(buffer, device=device).unlock()
+
+
+def test_cancelled_once_done(device: FakeDevice, buffer: np.ndarray) -> None:
+    pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+    lock = pending.wait(timeout=WAIT)
+    device.fail(REFUSED)
+    with pytest.raises(VendorError):
+        pending.cancel()
+    assert lock.held
+    pending.cancel()
+    assert not lock.held
+    assert device.locked == {}
+
+
+def test_the_vendor_refuses_to_undo_what_is_cancelled(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer) + 2 * PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        assert gate.reached.wait(WAIT)
+        device.fail(REFUSED, 1)
+        cancelling = Background(pending.cancel)
+        while "cancelled" not in repr(pending) and not pending.done and cancelling.is_alive():
+            cancelling.join(0.05)
+            gate.open()
+        with pytest.raises(VendorError):
+            cancelling.result()
+    assert len(device.locked) == 2
+    pinning.unlock(buffer, device=device)
+    assert device.locked == {}
+    pending.cancel()
+
+
+def test_what_others_use_of_a_cancelled_lock_stays(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer) + PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        assert gate.reached.wait(WAIT)
+        inside = pinning.lock(buffer[:100], device=device)
+        cancelling = Background(pending.cancel)
+        cancelling.join(0.02)
+        gate.open()
+        cancelling.result()
+    assert inside.held
+    assert pinning.is_locked(buffer[: 2 * PIECE], device=device) or pinning.is_locked(buffer[:PIECE], device=device)
+    inside.unlock()
+    assert device.locked == {}
+    pinning.lock(buffer, device=device).unlock()
+
+
+def test_the_map_is_closed_meanwhile(device: FakeDevice, buffer: np.ndarray) -> None:
+    pinned = pinning.pinned_map(device)
+    with device.stopping("data_lock", start(buffer) + PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        waiting = pinning.lock_async(np.ones(10, np.uint8), device=device)
+        assert gate.reached.wait(WAIT)
+        closing = Background(pinned.close)
+        while "closed" not in repr(pinned) and closing.is_alive():
+            closing.join(0.001)
+        gate.open()
+        closing.result()
+    for each in (pending, waiting):
+        with pytest.raises(PinningError):
+            each.wait(timeout=WAIT)
+    assert device.locked == {}
+    with pytest.raises(PinningError, match="closed"):
+        pinning.lock_async(buffer, device=device)
+
+
+def test_one_that_is_dropped_warns_and_is_undone(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer) + PIECE) as gate:
+        pending = pinning.lock_async(buffer, device=device, piece=PIECE)
+        assert gate.reached.wait(WAIT)
+        with pytest.warns(ResourceWarning, match="dropped before it was done"):
+            del pending
+            gc.collect()
+        gate.open()
+    end = time.monotonic() + WAIT
+    while device.locked and time.monotonic() < end:
+        time.sleep(0.001)
+    assert device.locked == {}
+
+
+def test_a_lock_that_nobody_has_fetched_warns(device: FakeDevice, buffer: np.ndarray) -> None:
+    pending = pinning.lock_async(buffer, device=device)
+    pending.wait(SIZE, timeout=WAIT)
+    while not pending.done:
+        time.sleep(0.001)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        end = time.monotonic() + WAIT
+        del pending
+        while device.locked and time.monotonic() < end:  # the thread lets go of it last
+            gc.collect()
+            time.sleep(0.001)
+    assert any(issubclass(each.category, ResourceWarning) for each in told)
+
+
+# ---- asyncio ----
+
+
+def test_it_can_be_awaited(device: FakeDevice, buffer: np.ndarray) -> None:
+    async def main() -> None:
+        with device.stopping("data_lock", start(buffer)) as gate:
+            pending = pinning.lock_async(buffer, device=device)
+            waiting = asyncio.ensure_future(_wait(pending))
+            impatient = asyncio.ensure_future(_wait(pending))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            impatient.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await impatient
+            gate.open()
+            lock = await asyncio.wait_for(waiting, WAIT)
+        assert lock is await pending
+        assert lock.held
+        lock.unlock()
+        device.fail(REFUSED)
+        with pytest.raises(VendorError):
+            await pinning.lock_async(buffer, device=device)
+
+    asyncio.run(main())
+
+
+async def _wait(pending: PendingLock) -> pinning.Lock:
+    return await pending
+
+
+def test_the_loop_may_go_before_the_lock(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer)) as gate:
+        pending = pinning.lock_async(buffer, device=device)
+
+        async def main() -> None:
+            asyncio.ensure_future(_wait(pending)).cancel()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(_wait(pending), 0.01)
+
+        asyncio.run(main())
+        gate.open()
+    pending.wait(timeout=WAIT).unlock()
+
+
+# ---- signals, fork and exit ----
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_lock(device: FakeDevice, buffer: np.ndarray) -> None:
+    with device.stopping("data_lock", start(buffer)) as gate:
+        pending = pinning.lock_async(buffer, device=device)
+        assert gate.reached.wait(WAIT)
+        main = threading.main_thread().ident
+        assert main is not None
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+            pending.wait(timeout=WAIT)
+        gate.open()
+    pending.wait(timeout=WAIT).unlock()
+
+
+PROGRAM = """
+import os, sys, threading, time
+sys.path.insert(0, {support!r})
+import numpy, pinning
+from fake_device import FakeDevice
+class Slow(FakeDevice):
+    def data_lock(self, ptr, size, read_only):
+        time.sleep(0.01)
+        return super().data_lock(ptr, size, read_only)
+device = Slow()
+buffer = numpy.ones(1 << 24, "u1")
+pending = pinning.lock_async(buffer, device=device, piece=1 << 16)
+waiting = pinning.lock_async(numpy.ones(100, "u1"), device=device)
+pending.wait(1 << 17)
+"""
+
+
+def run(program: str) -> str:
+    code = PROGRAM.format(support=str(SUPPORT)) + program
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def test_a_program_may_end_with_one_pending() -> None:
+    told = run(
+        """
+import atexit
+from pinning.runtime.process import Part, at_exit
+class Last:
+    def __call__(self): print("left", len(device.locked), len(device.calls) < 256)
+at_exit(Part.MAPS, Last())
+"""
+    )
+    assert told == "left 0 True\n"
+
+
+def test_in_a_fork_it_is_the_parents() -> None:
+    told = run(
+        """
+child = os.fork()
+if child == 0:
+    print(pending.done, pending.progress)
+    for act in (pending.wait, waiting.wait):
+        try: act()
+        except pinning.PinningError as error: print("fork" in str(error))
+    pending.cancel()
+    del pending, waiting
+    lock = pinning.lock_async(buffer[:100], device=device).wait(timeout=60)
+    print(lock.held)
+    lock.unlock()
+    sys.stdout.flush()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+pending.cancel()
+waiting.wait().unlock()
+print("parent", device.locked)
+"""
+    )
+    assert told == "True 0\nTrue\nTrue\nTrue\nparent {}\n"

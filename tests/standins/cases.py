@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of tests on a stand-in driver, standin_*.py: each runs in a process of its own, which has that driver.
+
+The process that was asked for such a file may have the vendor's real driver, and cannot change it: it does not import
+the file, but shows its tests by their names, and what each did in the child. A folder's conftest.py says which driver::
+
+    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        return on_standin(module_path, parent, {"": Run(DRIVER, "devices=4")})
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+from xml.etree import ElementTree
+
+import pytest
+
+from standins.standin import Driver
+
+TIMEOUT = 1500  # seconds
+TEST = ("test_", "Test")  # how the names of tests begin
+
+Test = TypeVar("Test", bound=Callable[..., None])
+Cases = dict[str, list[ElementTree.Element]]  # what the child says of a test's cases
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a child has besides a file: a driver and its configuration, variables, and the vendor's Python bindings.
+
+    `bindings` are a distribution and the extra that installs it, such as ``("cuda-bindings", "cuda")``.
+    """
+
+    driver: Driver
+    configuration: str
+    bindings: tuple[str, str] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def require(self) -> None:
+        """Skip where the bindings are not installed."""
+        if self.bindings:
+            try:
+                importlib.metadata.distribution(self.bindings[0])
+            except importlib.metadata.PackageNotFoundError:
+                pytest.skip(f"needs {self.bindings[0]}: pip install 'pinning[{self.bindings[1]}]'")
+
+
+def on_standin(path: Path, parent: pytest.Collector, runs: Mapping[str, Run]) -> pytest.Collector | None:
+    """For a standin_*.py its tests, each in every one of `runs`; None for another file, or in the child."""
+    if not path.name.startswith("standin_") or any(run.driver.variable in os.environ for run in runs.values()):
+        return None
+    file: StandInFile = StandInFile.from_parent(parent, path=path)
+    file.runs = runs
+    return file
+
+
+class StandInFile(pytest.File):
+    runs: Mapping[str, Run] = {}
+
+    def collect(self) -> Iterator[pytest.Item]:
+        for run in self.runs:
+            child = _Child(self.path, self.runs[run])
+            for name in dict.fromkeys(_tests(self.path, run)):
+                item: StandInTest = StandInTest.from_parent(
+                    self, name=f"{name}[{run}]" if run else name, callobj=child.test(name), originalname=name
+                )
+                child.items[item.nodeid] = name
+                yield item
+
+
+class StandInTest(pytest.Function):
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
+
+
+class _Child:
+    """One run of a file, which happens when the first of its tests does, and has all that were selected."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path, self.run = path, run
+        self.items: dict[str, str] = {}  # node ids, and the tests that they are
+        self.done: tuple[Cases, str] | None = None  # the cases by test, and all that was printed
+
+    def test(self, name: str) -> Callable[..., None]:
+        def test(request: pytest.FixtureRequest, build: Callable[[Driver], Path]) -> None:
+            self.run.require()
+            if self.done is None:
+                selected = {item.nodeid for item in request.session.items}
+                names = [name for item, name in self.items.items() if item in selected]
+                self.done = self.start(build(self.run.driver), names)
+            cases, output = self.done
+            _tell(cases[name], output)
+
+        return test
+
+    def start(self, folder: Path, names: list[str]) -> tuple[Cases, str]:
+        cases: Cases = defaultdict(list)
+        with TemporaryDirectory() as temporary:
+            report = Path(temporary) / "report.xml"
+            command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+            done = subprocess.run(
+                [*command, *(f"{self.path}::{name}" for name in names)],
+                env={**self.run.driver.environment(folder, self.run.configuration), **self.run.variables},
+                text=True,
+                capture_output=True,
+                timeout=TIMEOUT,
+            )
+            if report.exists():
+                for case in ElementTree.parse(report).iter("testcase"):
+                    parts = [*case.get("classname", "").split("."), case.get("name", "").partition("[")[0]]
+                    cases[next((part for part in parts if part.startswith(TEST)), "")].append(case)
+        return cases, done.stdout + done.stderr
+
+
+def only(*runs: str) -> Callable[[Test], Test]:
+    """For a test of a file that has several runs: those in which it is, as literals."""
+    return lambda test: test
+
+
+def _tests(path: Path, run: str) -> Iterator[str]:
+    """The names of a run's tests in a file and in those that it imports all of, as they stand there."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(TEST):
+            if all(run in runs for runs in map(_only, node.decorator_list) if runs):
+                yield node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            if node.targets[0].id.startswith(TEST):  # what hypothesis makes of a machine
+                yield node.targets[0].id
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            module = importlib.util.find_spec(str(node.module))
+            assert module and module.origin, node.module
+            yield from _tests(Path(module.origin), run)
+
+
+def _only(decorator: ast.expr) -> list[str]:
+    """The arguments of `only`, if it is that."""
+    call = decorator if isinstance(decorator, ast.Call) else None
+    ours = call and isinstance(call.func, ast.Name) and call.func.id == "only"
+    return [ast.literal_eval(argument) for argument in call.args] if call and ours else []
+
+
+def _tell(cases: list[ElementTree.Element], output: str) -> None:
+    """Fail or skip as the cases did."""
+    if not cases:
+        pytest.fail(output, pytrace=False)
+    bad = [each for case in cases for each in (*case.iter("failure"), *case.iter("error"))]
+    if bad:
+        pytest.fail("\n".join(each.text or "" for each in bad), pytrace=False)
+    skipped: list[Any] = [each for case in cases for each in case.iter("skipped")]
+    if len(skipped) == len(cases):
+        pytest.skip(skipped[0].get("message"))

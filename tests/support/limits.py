@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much may be locked here, for tests that would otherwise take another path or fail, and how much is locked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pinning_host import kernel
+
+
+def needs_room_to_lock(size: int) -> None:
+    """Skip where fewer than `size` bytes may be locked yet."""
+    limit = kernel.lock_limit()
+    if limit is not None and limit[0] - limit[2] < size:
+        pytest.skip(f"needs to lock {size >> 20} MiB; RLIMIT_MEMLOCK (ulimit -l) is {limit[0] >> 10} KiB")
+
+
+def locked_kib() -> int:
+    """What the kernel says this process has locked."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmLck:"):
+            return int(line.split()[1])
+    raise AssertionError("the kernel does not say")

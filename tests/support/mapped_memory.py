@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory mapped, protected and unmapped page by page."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+PAGE = mmap.PAGESIZE
+READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+_FIXED_NOREPLACE = 0x100000
+_apart = [1 << 36]  # the next one's place
+
+
+def map_apart(
+    size: int, prot: int = READ_WRITE, flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, file: int = -1
+) -> int:
+    """Map memory far below where the kernel places mappings: what is unmapped of it no other mapping takes."""
+    wanted = _apart[0]
+    start: int = _libc.mmap(wanted, size, prot, flags | _FIXED_NOREPLACE, file, 0)
+    assert start == wanted, os.strerror(ctypes.get_errno())
+    _apart[0] += (size // PAGE + 2) * PAGE
+    return start
+
+
+class Memory:
+    """Pages apart from others that stay mapped until the process ends, anonymous and private unless told otherwise."""
+
+    def __init__(
+        self, pages: int, prot: int = READ_WRITE, flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, file: int = -1
+    ) -> None:
+        self.size = pages * PAGE
+        self.ptr = map_apart(self.size, prot, flags, file)
+
+    def protect(self, page: int, prot: int) -> None:
+        assert _libc.mprotect(self.ptr + page * PAGE, PAGE, prot) == 0, os.strerror(ctypes.get_errno())
+
+    def unmap(self, page: int) -> None:
+        assert _libc.munmap(self.ptr + page * PAGE, PAGE) == 0, os.strerror(ctypes.get_errno())
+
+
+def locked_pages(start: int, end: int) -> set[int]:
+    """The numbers, from `start` on, of the pages that the kernel has locked."""
+    pages: set[int] = set()
+    low = high = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(" ", 1)[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(address, 16) for address in first.split("-"))
+        elif first == "VmFlags:" and "lo" in line.split():
+            pages.update((page - start) // PAGE for page in range(max(low, start), min(high, end), PAGE))
+    return pages

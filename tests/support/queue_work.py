@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of queues have in common: work that does nothing, things to keep alive, programs of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+
+from fake_device import WAIT
+from folders import PYTHONPATH
+
+
+class Thing:
+    """Something to keep alive."""
+
+
+def work(vendor: object) -> None:
+    """Work for a queue of a `FakeMemoryDevice`: a step that does nothing."""
+    vendor.mark(lambda: None)  # type: ignore[attr-defined]
+
+
+def eventually(true: Callable[[], object]) -> bool:
+    """Wait until it is so; whether it ever was."""
+    end = time.monotonic() + WAIT
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def program(text: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that has pinning and `Queue`, and what tests may import, until its process ends."""
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
+    prelude = "import os, sys, threading, time\nimport pinning\nfrom pinning.queues import Queue\n"
+    command = [sys.executable, "-X", "dev", "-c", prelude + textwrap.dedent(text)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

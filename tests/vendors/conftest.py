@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in drivers: of one vendor for the tests in its folder, of each of them for those beside this file."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinning.conformance.allocations import Allocations
+from pinning.copies import trim_staging
+from pinning.plugin.native import NativeQueue
+from queue_work import eventually
+from standins.cases import on_standin
+from standins.standin import Driver, StandIn
+from standins.vendors import VENDORS, Vendor, this_vendor
+
+CONFIGURATIONS = {"standin_lonely": "gpus=2;no_peers"}
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    name = module_path.parent.name
+    if module_path.stem in CONFIGURATIONS:
+        runs = {"": replace(VENDORS[name].run, configuration=CONFIGURATIONS[module_path.stem])}
+    elif name in VENDORS:
+        runs = {"": VENDORS[name].run}
+    else:
+        runs = {name: vendor.run for name, vendor in VENDORS.items()}
+    return on_standin(module_path, parent, runs)
+
+
+@pytest.fixture(scope="module")
+def standin_folder(request: pytest.FixtureRequest, build: Callable[[Driver], Path]) -> Path:
+    """Where the stand-in of this folder's vendor is, for programs started with `DRIVER.environment`."""
+    run = VENDORS[request.path.parent.name].run
+    run.require()
+    return build(run.driver)
+
+
+@pytest.fixture
+def vendor() -> Vendor:
+    """The one whose driver is the stand-in in this process."""
+    return this_vendor()
+
+
+@pytest.fixture
+def standin(vendor: Vendor, tmp_path: Path) -> Iterator[StandIn]:
+    """The stand-in that is this process's driver. A test leaves nothing registered, allocated or made."""
+    standin = vendor.run.driver.standin(tmp_path / "calls")
+    standin.configure()
+    yield standin
+    standin.configure()
+    gc.collect()
+    trim_staging()
+    assert standin.registrations() == set()
+
+    def nothing_is_left() -> bool:  # the thread of a closed queue may be about to end
+        gc.collect()
+        return not any(count for what, count in vendor.live().items() if what != vendor.kept)
+
+    assert eventually(nothing_is_left), vendor.live()
+
+
+@pytest.fixture
+def gpu(vendor: Vendor) -> Any:
+    """The first device."""
+    return vendor.plugin.device(0)
+
+
+@pytest.fixture
+def queue(standin: StandIn, gpu: Any) -> Iterator[NativeQueue]:
+    queue = gpu.make_queue()
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def memory(standin: StandIn, gpu: Any) -> Iterator[Allocations]:
+    memory = Allocations(gpu)
+    yield memory
+    standin.configure()
+    memory.free()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin and its devices: names, limits, contexts, and copies through the device.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+
+import pytest
+from cuda.bindings import driver as cuda
+from rich.console import Console
+
+from made_up_pci import GPUS, make_machine
+from mapped_memory import PAGE, Memory
+from pinning.cli import doctor_view, topology
+from pinning.cli.doctor import run as examine
+from pinning.errors import VendorError
+from pinning.plugin import CopyDevice, LimitedDevice, LinkedDevice
+from pinning_cuda import plugin
+from standins.standin import StandIn
+
+DEVICE = plugin.device(0)
+
+
+def test_which_devices_are_joined(standin: StandIn) -> None:
+    assert isinstance(DEVICE, LinkedDevice)
+    assert [DEVICE.link_to(plugin.device(i)) for i in range(4)] == [None, "NVLink", None, None]
+    assert plugin.device(3).link_to(plugin.device(2)) == "NVLink"
+    standin.configure("no_peers")
+    assert DEVICE.link_to(plugin.device(1)) is None
+    standin.configure("fail=cuDeviceGetP2PAttribute:1:1")
+    assert DEVICE.link_to(plugin.device(1)) is None
+
+
+def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
+    assert isinstance(DEVICE, LimitedDevice)
+    assert isinstance(DEVICE, CopyDevice)
+    assert DEVICE.lock_limit() is None
+    assert DEVICE.largest_lock == 1 << 38
+
+
+def test_a_thread_without_a_context_locks_and_is_left_without(standin: StandIn) -> None:
+    memory = Memory(1)
+    seen: list[int] = []
+
+    def work() -> None:
+        DEVICE.data_lock(memory.ptr, PAGE, False)
+        seen.append(int(cuda.cuCtxGetCurrent()[1]))
+        DEVICE.data_unlock(memory.ptr)
+        seen.append(int(cuda.cuCtxGetCurrent()[1]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0, 0]
+
+
+def test_another_librarys_context_is_left_current(standin: StandIn) -> None:
+    memory = Memory(1)
+    (_, theirs) = cuda.cuDevicePrimaryCtxRetain(3)
+    cuda.cuCtxPushCurrent(theirs)
+    there = DEVICE.allocate(PAGE)
+    for act in (
+        lambda: DEVICE.data_lock(memory.ptr, PAGE, False),
+        lambda: DEVICE.data_unlock(memory.ptr),
+        lambda: DEVICE.copy(there, memory.ptr, PAGE),
+        lambda: DEVICE.free(there),
+    ):
+        standin.configure()
+        act()
+        (ours,) = {call.split()[1] for call in standin.calls("cuCtxPushCurrent")}
+        assert int(ours, 16) != int(theirs)
+        assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    with pytest.raises(VendorError):
+        DEVICE.data_unlock(memory.ptr)
+    assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(3)
+
+
+def test_the_context_is_retained_once_however_many_threads_begin(standin: StandIn) -> None:
+    device, memory = plugin.device(2), Memory(2)
+    standin.configure("delay=cuDevicePrimaryCtxRetain:60000")
+    threads = [
+        threading.Thread(target=device.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)
+        for i in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(standin.calls("cuDevicePrimaryCtxRetain")) < 2:
+        pass
+    standin.configure()
+    for thread in threads:
+        thread.join()
+    assert len(standin.calls("cuDevicePrimaryCtxRelease")) == 1
+    for i in (0, 1):
+        device.data_unlock(memory.ptr + i * PAGE)
+    assert standin.calls("cuDevicePrimaryCtxRetain") == []
+
+
+def test_doctor_says_how_gpus_are_joined(standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "PCI_DEVICES", make_machine(tmp_path))
+    report = examine()
+    links = {row.name: row.link for row in report.devices}
+    assert links["cuda:1"] == (8, 16, 1, 5)
+    assert links["host:0"] is None
+    pairs = {(row.first, row.second): row for row in report.pairs}
+    assert len(pairs) == 6
+    near, far = pairs["cuda:0", "cuda:1"], pairs["cuda:0", "cuda:3"]
+    assert (near.connection, near.link, near.way) == ("UNIFIED", "NVLink", "switch")
+    assert (far.connection, far.link, far.way) == ("UNIFIED", None, "node")
+    (advice,) = [each for each in report.advice if "lanes" in each.why]
+    assert "cuda:1 has 8 of its 16 PCIe lanes, so copies run at 50% of what it could" in advice.why
+    assert GPUS[1] in advice.command
+    said = Console(width=80, record=True, file=io.StringIO())
+    doctor_view.show(report, said)
+    lines = said.export_text().splitlines()
+    assert "x8 of 16 gen 1 of 5" in next(line for line in lines if line.split()[:1] == ["cuda:1"])
+    (row,) = [line.split() for line in lines if line.split()[:2] == ["cuda:0", "NVLink"]]
+    assert row == ["cuda:0", "NVLink", "host", "bridge", "node"]
+    standin.configure("no_peers")
+    assert {row.connection for row in examine().pairs} == {"MIGRATABLE"}

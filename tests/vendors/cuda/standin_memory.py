@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of memory, what the driver knows of a pointer, and connections between GPUs.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from cuda.bindings import driver as cuda
+
+from pinning.errors import VendorError
+from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
+from pinning_cuda import CudaDevice, plugin
+from standins.standin import StandIn
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+GPU = plugin.device(0)
+OTHER = plugin.device(1)
+
+
+@pytest.fixture(params=MemoryKind, ids=lambda kind: kind.value)
+def kind(request: pytest.FixtureRequest) -> MemoryKind:
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> None:
+    standin.configure("no_managed")
+    gpu = CudaDevice("cuda:0", 0)
+    assert gpu.memory_kinds == {HOST, DEVICE}
+    with pytest.raises(VendorError, match="CUDA_ERROR_NOT_SUPPORTED"):
+        gpu.allocate(8, SHARED)
+
+
+def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
+    ptr = GPU.allocate(100)
+    fresh = plugin.device(3)
+    answers: list[MemoryInfo | None] = []
+    standin.configure()
+    thread = threading.Thread(target=lambda: answers.append(fresh.memory_info(ptr + 7)))
+    thread.start()
+    thread.join()
+    assert answers == [MemoryInfo(DEVICE, ptr, 100, 0)]
+    assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
+    assert cuda.cuDevicePrimaryCtxGetState(3)[2] == 0
+    GPU.free(ptr)
+
+
+def test_another_librarys_context_is_left_current(standin: StandIn, kind: MemoryKind) -> None:
+    (_, theirs) = cuda.cuDevicePrimaryCtxRetain(3)
+    cuda.cuCtxPushCurrent(theirs)
+    ptr = GPU.allocate(100, kind)
+    info = GPU.memory_info(ptr)
+    assert info and info.device == (None if kind is HOST else 0)
+    GPU.free(ptr, kind)
+    with pytest.raises(VendorError):
+        GPU.free(ptr, kind)
+    assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(3)
+
+
+# ---- connections ----
+
+
+def test_a_gpu_uses_its_own_memory(standin: StandIn) -> None:
+    standin.configure()
+    assert GPU.connection(CudaDevice("cuda:0", 0)) is MemoryConnection.UNIFIED
+    assert standin.calls("cuDeviceCanAccessPeer") == standin.calls("cuCtxEnablePeerAccess") == []
+
+
+def test_access_of_another_gpu_is_enabled_in_its_context(standin: StandIn) -> None:
+    owner, user = plugin.device(2), plugin.device(3)
+    standin.configure()
+    assert owner.connection(user) is MemoryConnection.UNIFIED
+    assert standin.calls("cuDeviceCanAccessPeer") == ["cuDeviceCanAccessPeer 3 2"]
+    (pushed,) = standin.calls("cuCtxPushCurrent")
+    assert int(pushed.split()[1], 16) == int(user._context)  # type: ignore[call-overload]
+    (enabled,) = standin.calls("cuCtxEnablePeerAccess")
+    assert int(enabled.split()[1], 16) == int(owner._context)  # type: ignore[call-overload]
+    assert owner.connection(user) is MemoryConnection.UNIFIED  # enabled already, by us or another
+
+
+def test_gpus_that_do_not_reach_one_another_copy(standin: StandIn) -> None:
+    standin.configure("no_peers")
+    assert GPU.connection(OTHER) is MemoryConnection.MIGRATABLE
+    assert standin.calls("cuCtxEnablePeerAccess") == []
+
+
+def test_more_gpus_than_can_be_connected_copy(standin: StandIn) -> None:
+    standin.configure("fail=cuCtxEnablePeerAccess:1:711")
+    assert plugin.device(1).connection(plugin.device(3)) is MemoryConnection.MIGRATABLE
+
+
+# ---- no device any more ----

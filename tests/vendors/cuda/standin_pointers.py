@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CudaDevice.is_pinned_ptr`: what it says of every kind of pointer, and that asking costs no context.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from cuda.bindings import driver as cuda
+
+from mapped_memory import PAGE, Memory
+from pinning.errors import AlreadyPinnedError
+from pinning.plugin import PinnedInfo
+from pinning_cuda import plugin
+from standins.standin import StandIn
+
+SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory
+PAGES = 4
+
+DEVICE = plugin.device(0)
+MEMORY = Memory(PAGES)
+
+
+def test_memory_of_the_drivers_own_making(standin: StandIn) -> None:
+    device = DEVICE.allocate(PAGE)  # also makes the context
+    (_, context) = cuda.cuDevicePrimaryCtxRetain(0)
+    cuda.cuCtxPushCurrent(context)
+    (_, host) = cuda.cuMemHostAlloc(1000, 0)
+    (_, managed) = cuda.cuMemAllocManaged(1000, 1)
+    cuda.cuCtxPopCurrent()
+
+    assert DEVICE.is_pinned_ptr(int(host) + 999) == PinnedInfo(int(host), 1000, int(host))
+    assert DEVICE.is_pinned_ptr(int(host) + 1000) is None
+    assert DEVICE.is_pinned_ptr(int(managed)) is None
+    assert DEVICE.is_pinned_ptr(device) is None
+    for ptr, size in ((int(host), 1000), (int(host) + 1, 10), (int(host) - 10, 20)):
+        with pytest.raises(AlreadyPinnedError):  # though the driver's code is that of an invalid value
+            DEVICE.data_lock(ptr, size, False)
+
+    cuda.cuCtxPushCurrent(context)
+    cuda.cuMemFreeHost(host)
+    cuda.cuMemFree(managed)
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(0)
+    DEVICE.free(device)
+
+
+def test_asking_makes_no_context(standin: StandIn) -> None:
+    fresh = plugin.device(1)
+    DEVICE.data_lock(MEMORY.ptr, 100, False)
+    standin.configure()
+    assert fresh.is_pinned_ptr(MEMORY.ptr) == PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + SHIFT)
+    assert fresh.is_pinned_ptr(MEMORY.ptr + 100) is None
+    assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
+    assert cuda.cuDevicePrimaryCtxGetState(1)[2] == 0
+    DEVICE.data_unlock(MEMORY.ptr)
+
+
+@pytest.mark.parametrize("question", [DEVICE.is_pinned_ptr, DEVICE.memory_info])
+def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
+    standin: StandIn, question: Callable[[int], object]
+) -> None:
+    DEVICE.data_lock(MEMORY.ptr, 100, False)
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(question(MEMORY.ptr)))
+    standin.configure("delay=cuPointerGetAttributes:60000")
+    thread.start()
+    while not standin.calls("cuPointerGetAttributes"):
+        pass
+    standin.configure("delay=cuPointerGetAttributes:60000")  # lets the first call go on, and holds up the second
+    while not standin.calls("cuPointerGetAttributes"):
+        pass
+    DEVICE.data_unlock(MEMORY.ptr)
+    standin.configure()
+    thread.join()
+    assert answers == [None]

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues and events: order, what the driver is asked, contexts, failures, and what is left at the end.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from cuda.bindings import driver as cuda
+
+from pinning.conformance.allocations import DATA, FREE, Allocations
+from pinning.conformance.holding import HeldQueue, host_bytes
+from pinning.conformance.processes import refusals
+from pinning.errors import PinningError, VendorError
+from pinning.plugin import MemoryKind
+from pinning.plugin.native import NativeQueue
+from pinning_cuda import plugin
+from standins.libcuda import live
+from standins.standin import StandIn
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+GPU = plugin.device(0)
+OTHER = plugin.device(1)
+
+
+@pytest.fixture
+def queue(standin: StandIn) -> Iterator[NativeQueue]:
+    queue = GPU.make_queue()
+    yield queue
+    queue.close()
+
+
+# ---- work ----
+
+
+def test_a_copy_within_the_host_waits_as_the_drivers_does(queue: NativeQueue, memory: Allocations) -> None:
+    source, target = memory(HOST, DATA), memory(HOST)
+    with HeldQueue(queue) as held:
+        thread = threading.Thread(target=queue.copy, args=(target, source, 10))
+        thread.start()
+        assert held.begun.wait(60)
+        assert thread.is_alive()
+        held.release()
+        thread.join()
+        assert host_bytes(target, 10) == DATA[:10]
+
+
+def test_a_word_is_written_and_another_waited_for(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
+    source, target, words = memory(DEVICE, DATA), memory(HOST), memory(HOST, bytes(8))
+    here = (ctypes.c_uint32 * 2).from_address(words)
+    standin.configure()
+    queue.write_then_wait(words, 7, words + 4, 9)
+    queue.copy(target, source, 10)
+    while here[0] != 7:
+        pass
+    assert not queue.done()
+    assert host_bytes(target, 10) == bytes(10)
+    here[1] = 10
+    queue.synchronize()
+    assert host_bytes(target, 10) == DATA[:10]
+    assert len(standin.calls("cuStreamBatchMemOp")) == 1
+
+
+# ---- events ----
+
+
+def test_few_spare_events_are_kept(standin: StandIn, queue: NativeQueue) -> None:
+    events = [queue.record() for _ in range(200)]
+    assert live()["events"] >= 200
+    standin.configure()
+    del events
+    assert standin.calls() == [], "whatever ends may end anywhere, and so calls nothing that may wait"
+    for _ in range(200):
+        queue.record()
+    assert live()["events"] <= 66
+
+
+def test_an_event_that_cannot_be_destroyed_is_kept(standin: StandIn, queue: NativeQueue) -> None:
+    events = [queue.record() for _ in range(100)]
+    del events
+    before = live()["events"]
+    standin.configure("fail=cuEventDestroy:1:999")
+    queue.record()
+    assert live()["events"] == before
+    queue.record()
+    assert live()["events"] == before - 1
+
+
+# ---- contexts ----
+
+
+def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
+    """Every kind of work."""
+    queue.copy(there, ptr, 8)
+    queue.copy_2d(there, 8, ptr, 8, 4, 2)
+    queue.fill(there, b"\1", 8)
+    queue.call(FREE, 0)
+    queue.write_value(ptr, 5)
+    queue.wait_value(ptr, 5)
+    event = queue.record()
+    queue.wait(event)
+    event.wait()
+    assert event.done()
+    event.seconds_since(event)
+    queue.synchronize()
+    assert queue.done()
+
+
+def test_a_stream_of_our_own_needs_no_context(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:
+    ptr, there = memory(HOST), memory(DEVICE)
+    spare = [queue.record(), queue.record()]
+    del spare
+    standin.configure()
+    threads = [threading.Thread(target=submit_all, args=(queue, ptr, there))]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert [call for call in standin.calls() if "Ctx" in call] == []
+
+
+def test_a_driver_that_wants_the_context_of_the_stream_gets_it(
+    standin: StandIn, queue: NativeQueue, memory: Allocations
+) -> None:
+    ptr, there = memory(HOST), memory(DEVICE)
+    standin.configure("streams_want_context")
+    submit_all(queue, ptr, there)
+    assert len(standin.calls("cuMemcpyAsync")) == 2  # refused, and repeated
+    standin.configure("streams_want_context")
+    submit_all(queue, ptr, there)
+    assert len(standin.calls("cuMemcpyAsync")) == 1  # once is enough
+    assert int(cuda.cuCtxGetCurrent()[1]) == 0
+
+
+@pytest.mark.parametrize("handle", [None, 0, 1, 2], ids=["own", "0", "1", "2"])
+@pytest.mark.parametrize("settings", ["", "streams_want_context"])
+def test_another_librarys_context_is_left_current(
+    standin: StandIn, memory: Allocations, handle: int | None, settings: str
+) -> None:
+    ptr, there = memory(HOST), memory(DEVICE)
+    (_, theirs) = cuda.cuDevicePrimaryCtxRetain(3)
+    cuda.cuCtxPushCurrent(theirs)
+    queue = GPU.make_queue() if handle is None else GPU.adopt_queue(handle)
+    standin.configure(settings)
+    submit_all(queue, ptr, there)
+    with pytest.raises(VendorError):
+        queue.fill(there + 1, b"\1\1", 8)
+    queue.close()
+    assert int(cuda.cuCtxGetCurrent()[1]) == int(theirs)
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(3)
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_a_default_stream_is_that_of_its_gpu_whichever_context_is_current(standin: StandIn, handle: int) -> None:
+    ours, theirs = GPU.adopt_queue(handle), OTHER.adopt_queue(handle)
+    assert ours.handle == handle
+    (_, context) = cuda.cuDevicePrimaryCtxRetain(1)
+    cuda.cuCtxPushCurrent(context)
+    with HeldQueue(ours) as held:
+        assert held.begun.wait(60)
+        assert theirs.done()
+        assert not ours.done()
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(1)
+    ours.synchronize()
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_a_default_stream_whose_context_is_current_needs_no_other(
+    standin: StandIn, memory: Allocations, handle: int
+) -> None:
+    ptr, there, queue = memory(HOST), memory(DEVICE), GPU.adopt_queue(handle)
+    spare = [queue.record(), queue.record()]
+    del spare
+    (_, context) = cuda.cuDevicePrimaryCtxRetain(0)
+    cuda.cuCtxPushCurrent(context)
+    standin.configure()
+    submit_all(queue, ptr, there)
+    assert standin.calls("cuCtxPushCurrent") == []
+    standin.configure("fail=cuCtxGetCurrent:1:999")
+    queue.copy(there, ptr, 8)
+    assert len(standin.calls("cuCtxPushCurrent")) == 1
+    cuda.cuCtxPopCurrent()
+    cuda.cuDevicePrimaryCtxRelease(0)
+
+
+# ---- adopted and closed ----
+
+
+def test_a_stream_of_another_gpu_is_not_adopted(standin: StandIn) -> None:
+    owner = OTHER.make_queue()
+    with pytest.raises(PinningError, match=f"stream {owner.handle:#x} is on cuda:1, not on cuda:0"):
+        GPU.adopt_queue(owner.handle)
+    assert int(cuda.cuCtxGetCurrent()[1]) == 0
+    owner.close()
+
+
+def test_what_is_submitted_is_still_done_after_the_close(standin: StandIn, memory: Allocations) -> None:
+    source, target, queue = memory(DEVICE, DATA), memory(HOST), GPU.make_queue()
+    with HeldQueue(queue) as held:
+        queue.copy(target, source, 10)
+        event = queue.record()
+        queue.close()
+        assert live()["streams"] == 0
+        assert not event.done()
+        held.release()
+        event.wait()
+    assert host_bytes(target, 10) == DATA[:10]
+
+
+# ---- failures ----
+
+
+def test_a_gpu_that_is_lost_while_a_thread_waits(standin: StandIn, queue: NativeQueue) -> None:
+    seen: list[VendorError] = []
+
+    def wait() -> None:
+        try:
+            event.wait()
+        except VendorError as error:
+            seen.append(error)
+
+    other = GPU.make_queue()
+    with HeldQueue(queue):
+        event = queue.record()
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not standin.calls("cuEventSynchronize"):
+            pass
+        standin.configure("lost=cuStreamQuery:1:700")
+        with pytest.raises(VendorError):
+            other.done()
+        thread.join()
+    assert [(error.call, error.code) for error in seen] == [("cuEventSynchronize", 700)]
+    standin.configure()
+    other.close()
+
+
+# ---- the life of a process ----
+
+
+def test_a_fork_is_told_that_its_parents_default_stream_does_not_work(standin: StandIn, memory: Allocations) -> None:
+    source, there, default = memory(HOST, DATA), memory(DEVICE), GPU.adopt_queue(0)
+    standin.configure()
+    assert refusals([lambda: default.copy(there, source, 8), default.record]) == 2
+    assert standin.calls() == []
+
+
+@pytest.mark.parametrize("end", ["", "queue.close()", "import os; os.kill(os.getpid(), 9)"])
+def test_a_process_ends_with_queues_and_events_open(standin: StandIn, end: str) -> None:
+    program = f"""
+import threading
+from pinning_cuda import plugin
+queue = plugin.device(0).make_queue()
+events = [queue.record() for _ in range(3)]
+cycle = [queue, queue.record()]
+cycle.append(cycle)
+word = plugin.device(0).allocate(4, __import__("pinning.plugin").plugin.MemoryKind.HOST)
+queue.wait_value(word, 5)  # never
+plugin.device(1).adopt_queue(0).record()
+{end}
+"""
+    child = subprocess.run([sys.executable, "-P", "-c", program], text=True, capture_output=True, timeout=300)
+    assert child.stderr == ""
+    assert child.returncode == (-9 if "kill" in end else 0)

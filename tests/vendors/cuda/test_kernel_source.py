@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""That the PTX which libpinning.so has is that of the source beside it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+
+import pytest
+
+from folders import ROOT
+
+KERNELS = ROOT / "native" / "vendors" / "cuda" / "kernels"
+COMPILER = "nvidia-cuda-nvrtc-cu12"
+VERSION = "12.1.105"
+
+
+def generator() -> ModuleType:
+    spec = spec_from_file_location("generate", KERNELS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_ptx_is_that_of_its_source() -> None:
+    try:
+        found = version(COMPILER)
+    except PackageNotFoundError:
+        found = None
+    if found != VERSION:
+        pytest.skip(f"needs {COMPILER} {VERSION}, which makes the same PTX, and found {found}")
+    generate = generator()
+    source = (KERNELS / "move_parts.cu").read_bytes()
+    with ThreadPoolExecutor(1) as thread:  # the compiler gives the thread that calls it another locale, for good
+        made = thread.submit(generate.compiled, source).result()
+    assert made == (KERNELS / "move_parts.ptx").read_text(), "run native/vendors/cuda/kernels/generate.py"

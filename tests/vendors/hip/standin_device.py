@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin and its devices: names, limits, the thread's current device, and copies through the device.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hip import hip
+
+from mapped_memory import PAGE, Memory
+from pinning.errors import VendorError
+from pinning.plugin import CoarseDevice, CopyDevice, DescribedPlugin, LimitedDevice
+from pinning_hip import plugin
+from standins.standin import StandIn
+
+DEVICE = plugin.device(0)
+
+
+def test_all_that_the_interface_knows(standin: StandIn) -> None:
+    assert isinstance(plugin, DescribedPlugin)
+    assert isinstance(DEVICE, LimitedDevice)
+    assert isinstance(DEVICE, CoarseDevice)
+    assert isinstance(DEVICE, CopyDevice)
+    assert DEVICE.lock_limit() is None
+    assert DEVICE.largest_lock > 1 << 50
+    assert DEVICE.coherence == {True, False}
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_the_current_device_of_the_thread_is_left(standin: StandIn, index: int) -> None:
+    device, memory = plugin.device(index), Memory(1)
+    hip.hipSetDevice(2)
+    there = device.allocate(PAGE)
+    for act in (
+        lambda: device.data_lock(memory.ptr, PAGE, False),
+        lambda: device.is_pinned_ptr(memory.ptr),
+        lambda: device.copy(there, memory.ptr, PAGE),
+        lambda: device.data_unlock(memory.ptr),
+        lambda: device.free(there),
+    ):
+        standin.configure()
+        act()
+        sets = standin.calls("hipSetDevice")
+        assert sets[0] == f"hipSetDevice {index}"
+        assert sets[-1] == "hipSetDevice 2"
+        assert hip.hipGetDevice()[1] == 2
+    with pytest.raises(VendorError):
+        device.data_unlock(memory.ptr)
+    assert hip.hipGetDevice()[1] == 2
+    hip.hipSetDevice(0)
+
+
+def test_threads_have_their_own_current_device(standin: StandIn) -> None:
+    memory, seen = Memory(1), []
+
+    def work() -> None:
+        plugin.device(3).data_lock(memory.ptr, PAGE, False)
+        seen.append(hip.hipGetDevice()[1])
+        plugin.device(3).data_unlock(memory.ptr)
+
+    hip.hipSetDevice(1)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+    assert hip.hipGetDevice()[1] == 1
+    hip.hipSetDevice(0)

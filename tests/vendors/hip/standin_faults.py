@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this runtime's failures are besides those of every driver, which the conformance suite tests.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hip import hip
+
+from mapped_memory import PAGE, Memory
+from pinning.conformance.faults import each_failure
+from pinning.errors import VendorError
+from pinning_hip import HipDevice, plugin
+from standins.libhip import FAULTS
+from standins.standin import StandIn
+
+DEVICE = plugin.device(0)
+UNKNOWN, _ = FAULTS.failure
+
+
+def test_a_device_is_made_or_not(standin: StandIn) -> None:
+    failed = [call for call, _ in each_failure(FAULTS, lambda: HipDevice("hip:0", 0))]
+    assert "hipDeviceGetName" in failed
+
+
+def test_a_device_that_cannot_be_made_current(standin: StandIn) -> None:
+    memory = Memory(1)
+    hip.hipSetDevice(1)
+    standin.configure(f"fail=hipSetDevice:1:{UNKNOWN}")
+    with pytest.raises(VendorError, match="hipSetDevice failed: hipErrorUnknown"):
+        DEVICE.data_lock(memory.ptr, PAGE, False)
+    assert standin.registrations() == set()
+    hip.hipSetDevice(0)
+
+
+def test_a_code_that_hip_python_does_not_know(standin: StandIn) -> None:
+    standin.configure("fail=hipRuntimeGetVersion:1:4242")
+    with pytest.raises(VendorError) as failure:
+        plugin.library()
+    assert (failure.value.call, failure.value.code) == ("hipRuntimeGetVersion", 4242)
+    assert "hip-python" in str(failure.value)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locking and unlocking through `HipDevice`: results, flags, refusals.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hip import hip
+
+from mapped_memory import PAGE, Memory
+from pinning.errors import AlreadyPinnedError, VendorError
+from pinning_hip import plugin
+from standins.standin import StandIn
+
+DEVICE = plugin.device(0)
+
+
+def test_the_device_address_is_that_of_the_device_that_locks(standin: StandIn) -> None:
+    memory = Memory(1)
+    addresses = set()
+    for index in range(4):
+        addresses.add(plugin.device(index).data_lock(memory.ptr, PAGE, None))
+        plugin.device(index).data_unlock(memory.ptr)
+    assert len(addresses) == 4
+
+
+@pytest.mark.parametrize("read_only", [False, None, True])
+@pytest.mark.parametrize(("coherent", "flags"), [([], 3), ([True], 3), ([False], 11)])
+def test_registrations_are_for_all_devices_and_coarse_grained_only_where_asked(
+    standin: StandIn, read_only: bool | None, coherent: list[bool], flags: int
+) -> None:
+    # 8 is hipExtHostRegisterCoarseGrained and, in some releases, hipHostRegisterReadOnly too.
+    memory = Memory(1)
+    DEVICE.data_lock(memory.ptr, PAGE, read_only, *coherent)
+    (call,) = standin.calls("hipHostRegister")
+    assert int(call.split()[-1]) == flags
+    DEVICE.data_unlock(memory.ptr)
+
+
+def test_what_is_pinned_in_the_midst_is_found_by_the_newer_releases(standin: StandIn) -> None:
+    memory = Memory(3)
+    DEVICE.data_lock(memory.ptr + PAGE, PAGE, None)
+    with pytest.raises(AlreadyPinnedError):
+        DEVICE.data_lock(memory.ptr, 3 * PAGE, None)
+    DEVICE.data_unlock(memory.ptr + PAGE)
+
+
+@pytest.mark.parametrize("side", [-PAGE, PAGE])
+def test_neighbours_in_one_page_do_not_mind_each_other(standin: StandIn, side: int) -> None:
+    memory = Memory(4)
+    ptr = memory.ptr + PAGE + 100
+    DEVICE.data_lock(ptr, PAGE, None)
+    DEVICE.data_lock(ptr + side, PAGE, None)
+    assert standin.registrations() == {(ptr, PAGE), (ptr + side, PAGE)}
+    DEVICE.data_unlock(ptr)
+    DEVICE.data_unlock(ptr + side)
+
+
+def test_advice_for_memory_that_the_runtime_refuses(standin: StandIn) -> None:
+    memory = Memory(3)
+    memory.unmap(1)
+    with pytest.raises(VendorError, match=r"hipErrorInvalidValue \(1\).*mapped, and writable.*ACCESS_COPY"):
+        DEVICE.data_lock(memory.ptr, memory.size, None)
+
+
+def test_a_refusal_does_not_surface_in_other_libraries(standin: StandIn) -> None:
+    memory = Memory(1)
+    DEVICE.data_lock(memory.ptr, PAGE, None)
+    with pytest.raises(AlreadyPinnedError):
+        DEVICE.data_lock(memory.ptr, PAGE, None)
+    assert DEVICE.is_pinned_ptr(memory.ptr + PAGE) is None
+    standin.configure("fail=hipHostUnregister:1:4242")
+    with pytest.raises(VendorError):
+        DEVICE.data_unlock(memory.ptr)
+    assert hip.hipGetLastError() == (0,)
+    DEVICE.data_unlock(memory.ptr)

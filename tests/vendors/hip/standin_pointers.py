@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HipDevice.is_pinned_ptr`: what it says of every kind of pointer.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+from hip import hip
+
+from mapped_memory import PAGE, Memory
+from pinning.errors import AlreadyPinnedError
+from pinning.plugin import PinnedInfo
+from pinning_hip import plugin
+from standins.standin import StandIn
+
+SHIFT = 1 << 47  # between the stand-in's host and device addresses of registered memory, on its first device
+PAGES = 4
+
+DEVICE = plugin.device(0)
+MEMORY = Memory(PAGES)
+
+
+def test_a_device_address_is_no_address_of_the_host(standin: StandIn) -> None:
+    assert DEVICE.is_pinned_ptr(DEVICE.data_lock(MEMORY.ptr, 100, None)) is None
+    DEVICE.data_unlock(MEMORY.ptr)
+
+
+def test_a_size_of_more_than_32_bits(standin: StandIn) -> None:
+    size = (5 << 30) + 3
+    reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    large = Memory(size // PAGE + 1, prot=0, flags=reserved)  # PROT_NONE: the kernel brings none of it into memory
+    DEVICE.data_lock(large.ptr, size, None)
+    assert DEVICE.is_pinned_ptr(large.ptr + size - 1) == PinnedInfo(large.ptr, size, large.ptr + SHIFT)
+    DEVICE.data_unlock(large.ptr)
+
+
+def test_memory_of_the_runtimes_own_making(standin: StandIn) -> None:
+    device = DEVICE.allocate(PAGE)
+    host = int(hip.hipHostMalloc(1000, 0)[1])
+    managed = int(hip.hipMallocManaged(1000, 1)[1])
+
+    assert DEVICE.is_pinned_ptr(host + 999) == PinnedInfo(host, 1000, host)
+    assert DEVICE.is_pinned_ptr(host + 1000) is None
+    assert DEVICE.is_pinned_ptr(managed) is None
+    assert DEVICE.is_pinned_ptr(device) is None
+    for release in ("", "silent_duplicates"):
+        standin.configure(release)
+        for ptr, size in ((host, 1000), (host + 1, 10), (host - 10, 20)):
+            with pytest.raises(AlreadyPinnedError):
+                DEVICE.data_lock(ptr, size, False)
+
+    hip.hipHostFree(host)
+    hip.hipFree(managed)
+    DEVICE.free(device)
+
+
+def test_each_device_tells_its_own_address(standin: StandIn) -> None:
+    locked = plugin.device(2).data_lock(MEMORY.ptr, 100, None)
+    told = [plugin.device(index).is_pinned_ptr(MEMORY.ptr + 7) for index in range(4)]
+    assert told[2] == PinnedInfo(MEMORY.ptr, 100, locked)
+    assert len({info.device_ptr for info in told if info}) == 4
+    plugin.device(1).data_unlock(MEMORY.ptr)
+
+
+@pytest.mark.parametrize("call", ["hipPointerGetAttribute:2", "hipPointerGetAttribute:3", "hipMemGetAddressRange:1"])
+@pytest.mark.parametrize("code", [1, 17, 500])
+def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(standin: StandIn, call: str, code: int) -> None:
+    DEVICE.data_lock(MEMORY.ptr, 100, False)
+    standin.configure(f"fail={call}:{code}")
+    assert DEVICE.is_pinned_ptr(MEMORY.ptr) is None
+    DEVICE.data_unlock(MEMORY.ptr)

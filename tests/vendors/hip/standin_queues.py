@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues and events: order, what the runtime is asked, the current device, failures, and what is left at the end.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from hip import hip
+
+from pinning.conformance.allocations import FREE, Allocations
+from pinning.conformance.holding import HeldQueue, host_bytes
+from pinning.errors import PinningError, VendorError
+from pinning.plugin import MemoryKind
+from pinning.plugin.native import NativeQueue
+from pinning_hip import plugin
+from standins.libhip import FAULTS, left, live
+from standins.standin import StandIn
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+GPU = plugin.device(0)
+OTHER = plugin.device(1)
+UNKNOWN, _ = FAULTS.failure
+NOTHING = {"streams": 0, "allocations": 0}
+
+
+# ---- work ----
+
+
+# ---- values ----
+
+
+def test_the_scale_of_values_ends_where_it_would_wrap(
+    standin: StandIn, queue: NativeQueue, memory: Allocations
+) -> None:
+    word = memory(HOST, bytes(4))
+    ctypes.c_uint32.from_address(word).value = 2**31 - 1
+    queue.wait_value(word, 2**31 - 1)
+    queue.synchronize()
+    standin.configure()
+    with pytest.raises(PinningError, match=r"hip:0 cannot wait until a word has reached 2147483648.*do not wrap"):
+        queue.wait_value(word, 2**31)
+    assert standin.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("index", "lacking"), [(4, "no_wait_value"), (5, "signal_memory_only"), (6, "fail=hipStreamWaitValue32:1:801")]
+)
+def test_a_gpu_that_cannot_wait_for_values_says_so(
+    standin: StandIn, memory: Allocations, index: int, lacking: str
+) -> None:
+    word = memory(HOST, bytes(4))
+    standin.configure(lacking)
+    queue = plugin.device(index).make_queue()  # the first one of this GPU
+    assert not queue.waits_for_values
+    assert live()["streams"] == 1
+    for act in (lambda: queue.wait_value(word, 1), lambda: queue.write_value(word, 1)):
+        with pytest.raises(PinningError, match=rf"queues of hip:{index} cannot wait for values.*use events"):
+            act()
+    queue.fill(word, b"\1", 4)
+    queue.synchronize()
+    assert host_bytes(word, 4) == b"\1" * 4
+
+
+def test_whether_a_gpu_waits_for_values_is_found_out_once(standin: StandIn) -> None:
+    gpu = plugin.device(2)
+    queues = [gpu.make_queue(), gpu.make_queue(), gpu.adopt_queue(0)]
+    assert all(queue.waits_for_values for queue in queues)
+    assert len(standin.calls("hipStreamWaitValue32")) == 1
+
+
+# ---- events ----
+
+
+# ---- the current device ----
+
+
+def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
+    """Every kind of work."""
+    queue.copy(there, ptr, 8)
+    queue.copy_2d(there, 8, ptr, 8, 4, 2)
+    queue.fill(there, b"\1", 8)
+    queue.call(FREE, 0)
+    queue.write_value(ptr, 5)
+    queue.wait_value(ptr, 5)
+    event = queue.record()
+    queue.wait(event)
+    event.wait()
+    assert event.done()
+    event.seconds_since(event)
+    queue.synchronize()
+    assert queue.done()
+
+
+@pytest.mark.parametrize("handle", [None, 0, 2], ids=["own", "0", "2"])
+def test_the_current_device_of_the_thread_is_left(standin: StandIn, memory: Allocations, handle: int | None) -> None:
+    ptr, there = memory(HOST), memory(DEVICE)
+    hip.hipSetDevice(3)
+    queue = GPU.make_queue() if handle is None else GPU.adopt_queue(handle)
+    submit_all(queue, ptr, there)
+    assert hip.hipGetDevice()[1] == 3
+    with pytest.raises(VendorError):
+        queue.fill(there + 1, b"\1\1", 8)
+    queue.close()
+    assert hip.hipGetDevice()[1] == 3
+    hip.hipSetDevice(0)
+
+
+@pytest.mark.parametrize("handle", [0, 2])
+def test_a_default_stream_is_that_of_its_gpu_whichever_is_current(standin: StandIn, handle: int) -> None:
+    ours, theirs = GPU.adopt_queue(handle), OTHER.adopt_queue(handle)
+    assert ours.handle == handle
+    hip.hipSetDevice(1)
+    with HeldQueue(ours) as held:
+        assert held.begun.wait(60)
+        theirs.synchronize()
+        assert not ours.done()
+    hip.hipSetDevice(0)
+    ours.synchronize()
+
+
+# ---- adopted and closed ----
+
+
+def test_a_stream_of_another_gpu_is_not_adopted(standin: StandIn) -> None:
+    owner = OTHER.make_queue()
+    with pytest.raises(PinningError, match=f"stream {owner.handle:#x} is not on hip:0"):
+        GPU.adopt_queue(owner.handle)
+    with pytest.raises(VendorError, match="hipErrorContextIsDestroyed"):
+        GPU.adopt_queue(owner.handle + 1)
+    owner.close()
+
+
+# ---- failures ----
+
+
+def test_each_call_of_finding_out_about_values_fails(standin: StandIn) -> None:
+    gpu = plugin.device(3)
+    for call in (
+        *("hipDeviceGetAttribute", "hipHostMalloc", "hipStreamCreateWithFlags", "hipStreamWaitValue32"),
+        *("hipStreamWriteValue32", "hipStreamSynchronize", "hipStreamDestroy"),
+    ):
+        standin.configure(f"fail={call}:1:{UNKNOWN}")
+        with pytest.raises(VendorError) as raised:
+            gpu.make_queue()
+        assert (raised.value.call, raised.value.code) == (call, UNKNOWN)
+        assert left() == NOTHING
+    assert gpu.make_queue().waits_for_values  # nothing was concluded from that

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mlock's lock goes with the memory: in parts, and to where the memory moves; none of it stays locked, nor counted."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pinning
+from folders import PYTHONPATH
+from leaving import ANONYMOUS, MAYMOVE, READ_WRITE, libc
+from limits import locked_kib
+from pinning.cli.run import library
+from pinning.map.pinned_map import watch_problem
+
+ROUNDS = 10 * int(os.environ.get("PINNING_WATCH_CYCLES", "300"))
+PAGE = mmap.PAGESIZE
+COUNT = 4
+SIZE = COUNT * PAGE
+FIXED_NOREPLACE = 0x100000
+MREMAP_FIXED = 2
+
+mremap = ctypes.CDLL(None, use_errno=True).mremap  # with an argument more than that of `leaving`
+mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+mremap.restype = ctypes.c_void_p
+
+watched = pytest.mark.skipif(
+    watch_problem() is not None, reason=f"the kernel does not tell of memory that leaves: {watch_problem()}"
+)
+
+
+def mapped(ptr: int | None, size: int = SIZE) -> int:
+    """New memory: exactly there, unless another thread has the addresses by now; then anywhere."""
+    found: int = libc.mmap(ptr, size, READ_WRITE, ANONYMOUS | (FIXED_NOREPLACE if ptr else 0), -1, 0)
+    if found == ctypes.c_void_p(-1).value:
+        return mapped(None, size)
+    ctypes.memset(found, 1, size)
+    return found
+
+
+def in_the_foreground(ptr: int) -> pinning.Lock:
+    return pinning.lock((ptr, SIZE), device="host")
+
+
+def in_pieces(ptr: int) -> pinning.Lock:
+    return pinning.lock((ptr, SIZE), device="host", piece=PAGE)
+
+
+def in_the_background(ptr: int) -> pinning.Lock:
+    return pinning.lock_async((ptr, SIZE), device="host").wait(timeout=60)
+
+
+def leave_in_parts(lock: Callable[[int], pinning.Lock], first: int, rounds: int) -> None:
+    ptr = mapped(None)
+    for _ in range(rounds):
+        held = lock(ptr)
+        libc.munmap(ptr + first * PAGE, PAGE)
+        held.unlock()
+        for start, end in ((ptr, ptr + first * PAGE), (ptr + (first + 1) * PAGE, ptr + SIZE)):
+            if start < end:
+                libc.munmap(start, end - start)
+        ptr = mapped(ptr)
+    libc.munmap(ptr, SIZE)
+
+
+@pytest.mark.parametrize("lock", [in_the_foreground, in_pieces, in_the_background], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("first", [0, 2])
+def test_memory_that_leaves_in_parts_is_half_unlocked_never(lock: Callable[[int], pinning.Lock], first: int) -> None:
+    before, used = locked_kib(), pinning.budget().used
+    leave_in_parts(lock, first, ROUNDS)
+    pinning.pinned_map("host").undo_left()
+    assert (locked_kib(), pinning.budget().used) == (before, used)
+
+
+UNWATCHED = """
+import sys, threading
+import pinning, test_host_pages
+from limits import locked_kib
+before = locked_kib()
+done = threading.Event()
+def others():  # which fill the hole, and leave another
+    while not done.is_set():
+        for each in [test_host_pages.mapped(None, test_host_pages.PAGE) for _ in range(8)]:
+            test_host_pages.libc.munmap(each, test_host_pages.PAGE)
+thread = threading.Thread(target=others)
+thread.start()
+for first in (0, 2):
+    test_host_pages.leave_in_parts(test_host_pages.in_the_foreground, first, ROUNDS)
+done.set()
+thread.join()
+assert (locked_kib(), pinning.budget().used, pinning.regions("host")) == (before, 0, [])
+"""
+
+
+def run(program: str, **variables: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([PYTHONPATH, str(Path(__file__).parent)]), **variables}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=1700,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_nor_where_nobody_tells_and_others_map_in_between() -> None:
+    run(UNWATCHED.replace("ROUNDS", str(ROUNDS)), PINNING_WATCH="0")
+
+
+def settled_kib() -> int:
+    pinning.pinned_map("host").undo_left()
+    return locked_kib()
+
+
+def moved(ptr: int, size: int) -> int:
+    """To other addresses, with as much added behind it."""
+    room: int = libc.mmap(None, 2 * size, 0, ANONYMOUS, -1, 0)
+    found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
+    assert found == room, os.strerror(ctypes.get_errno())
+    return found
+
+
+@watched
+def test_memory_that_moves_is_unlocked_where_it_is() -> None:
+    before = locked_kib()
+    ptr, other = mapped(None), mapped(None)
+    lock, beside = in_the_foreground(ptr), in_the_foreground(other)
+    ptr = moved(ptr, SIZE)
+    assert not lock.held
+    assert settled_kib() == before + SIZE // 1024
+    with pinning.lock((ptr, 2 * SIZE), device="host"):
+        assert settled_kib() == before + 3 * SIZE // 1024
+    beside.unlock()
+    assert locked_kib() == before
+    libc.munmap(ptr, 2 * SIZE)
+    libc.munmap(other, SIZE)
+
+
+@watched
+def test_memory_that_moves_again_before_that() -> None:
+    before = locked_kib()
+    for _ in range(ROUNDS // 10):
+        ptr = mapped(None)
+        locks = [
+            pinning.lock((ptr, 2 * PAGE - 100), device="host"),
+            pinning.lock((ptr + 2 * PAGE - 100, 2 * PAGE + 100), device="host"),
+        ]
+        ptr, size = moved(moved(ptr, SIZE), 2 * SIZE), 4 * SIZE
+        assert not any(lock.held for lock in locks)
+        assert settled_kib() == before
+        libc.munmap(ptr, size)
+
+
+@watched
+def test_what_is_locked_anew_where_it_has_moved_stays_locked() -> None:
+    before = locked_kib()
+    for _ in range(ROUNDS // 10):
+        ptr = mapped(None)
+        in_the_foreground(ptr)
+        ptr = moved(ptr, SIZE)
+        with pinning.lock((ptr + PAGE, PAGE), device="host") as lock:
+            assert settled_kib() == before + PAGE // 1024
+            assert lock.held
+        assert settled_kib() == before
+        libc.munmap(ptr, 2 * SIZE)
+
+
+PRELOADED = """
+import ctypes
+import leaving, pinning, test_host_pages
+from pinning.map.pinned_map import hears_of_calls
+from test_host_pages import PAGE, SIZE, libc, mapped, moved, settled_kib
+libc.realloc.argtypes, libc.realloc.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
+FORBID
+with pinning.lock(bytearray(10), device="host"):
+    assert hears_of_calls()
+before = settled_kib()
+ptr = mapped(None)
+lock = pinning.lock((ptr, PAGE // 2), device="host")
+other = pinning.lock((ptr + PAGE // 2, SIZE - PAGE // 2), device="host")
+ptr = moved(ptr, SIZE)
+assert not lock.held and not other.held and settled_kib() == before, "mremap"
+block = libc.malloc(1 << 30)
+lock = pinning.lock((block, 100_000), device="host")
+block = libc.realloc(block, (1 << 30) + (1 << 20))
+assert not lock.held and settled_kib() == before, "realloc"
+lock = pinning.lock((ptr, SIZE), device="host")
+assert libc.madvise(ptr, SIZE, leaving.DONTNEED) == 0 and not lock.held and settled_kib() == before, "madvise"
+lock = pinning.lock((ptr, SIZE), device="host")
+assert libc.madvise(ptr, SIZE, 9) == -1 and not lock.held and settled_kib() == before, "MADV_REMOVE, refused"
+small = [libc.malloc(3000) for _ in range(3)]
+locks = [pinning.lock((each, 3000), device="host") for each in small]
+libc.free(small[1])
+assert [lock.held for lock in locks] == [True, False, True] or not all(lock.held for lock in locks)
+for lock in locks: lock.unlock()
+for each in (small[0], small[2]): libc.free(each)
+assert settled_kib() == before, "free"
+"""
+
+
+@pytest.mark.parametrize(
+    "forbid",
+    [
+        pytest.param("", marks=watched),
+        pytest.param(
+            "leaving.forbid_userfaultfd()",
+            marks=pytest.mark.skipif(
+                os.uname().machine not in ("x86_64", "aarch64"),
+                reason="the filter knows the system calls of x86-64 and AArch64",
+            ),
+        ),
+    ],
+    ids=["told", "forbidden"],
+)
+def test_nothing_stays_locked_where_calls_are_seen(forbid: str) -> None:
+    run(PRELOADED.replace("FORBID", forbid), LD_PRELOAD=str(library()))

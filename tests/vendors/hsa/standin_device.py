@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin and its devices: names, limits, library, warnings.
+
+A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import threading
+from pathlib import Path
+
+from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice
+from pinning_hsa import HsaPlugin, plugin
+from pinning_hsa.driver import loaded_copies
+from standins.standin import StandIn
+
+DEVICE = plugin.device(0)
+
+
+def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
+    assert isinstance(DEVICE, LimitedDevice)
+    assert isinstance(DEVICE, CoarseDevice)
+    assert isinstance(DEVICE, MemoryDevice)
+    assert isinstance(DEVICE, AutomaticLocking)
+    assert DEVICE.lock_limit() is None
+    assert DEVICE.coherence == {True, False}
+    assert isinstance(plugin, DescribedPlugin)
+
+
+def test_the_library_is_named_with_its_version(standin: StandIn) -> None:
+    assert plugin.library() == ("libhsa-runtime64.so.1", "1.1")
+
+
+def test_the_runtime_is_initialised_once(standin: StandIn) -> None:
+    for _ in range(3):
+        HsaPlugin().device_count()
+    assert standin.calls("hsa_init") == []
+
+
+def test_many_threads_get_the_same_device(standin: StandIn) -> None:
+    fresh, devices = HsaPlugin(), []
+    standin.configure("delay=hsa_iterate_agents:50")
+    threads = [threading.Thread(target=lambda: devices.append(fresh.device(1))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(devices) == 4
+    assert len(set(map(id, devices))) == 1
+
+
+def test_a_second_runtime_in_the_process_is_warned_of(standin: StandIn, tmp_path: Path) -> None:
+    assert plugin.warnings() == []
+    (ours,) = loaded_copies()
+    theirs = tmp_path / "libhsa-runtime64-0123abcd.so"  # as a wheel's own copy is named; its SONAME differs too
+    content = Path(ours).read_bytes().replace(b"libhsa-runtime64.so.1\0", b"libhsa-runtime64.so.2\0")
+    theirs.write_bytes(content)
+    shutil.copymode(ours, theirs)
+    ctypes.CDLL(str(theirs))
+    (warning,) = plugin.warnings()
+    assert ours in warning
+    assert str(theirs) in warning
+    assert "LD_LIBRARY_PATH" in warning

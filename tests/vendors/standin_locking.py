@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locking and unlocking where a driver registers the bytes that it is given: what holds of CUDA and HIP.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mapped_memory import PAGE, Memory
+from pinning.errors import AlreadyPinnedError, VendorError
+from standins.cases import only
+from standins.standin import StandIn
+from standins.vendors import Vendor, this_vendor
+
+
+@only("cuda", "hip", "hsa")
+def test_a_lock_registers_exactly_its_bytes_and_gives_their_device_address(
+    standin: StandIn, vendor: Vendor, gpu: Any
+) -> None:
+    memory = Memory(2)
+    assert gpu.data_lock(memory.ptr + 13, 5000, None) == memory.ptr + 13 + vendor.shift
+    assert standin.registrations() == {(memory.ptr + 13, 5000)}
+    gpu.data_unlock(memory.ptr + 13)
+    assert standin.registrations() == set()
+
+
+@only("cuda", "hip")
+@pytest.mark.parametrize("release", this_vendor().releases)
+@pytest.mark.parametrize(("offset", "size"), [(0, 8192), (100, 50), (8000, 1000), (-100, 101), (8191, 1), (-5, 6)])
+def test_memory_pinned_by_someone_else_is_said_to_be(
+    standin: StandIn, vendor: Vendor, gpu: Any, release: str, offset: int, size: int
+) -> None:
+    memory = Memory(4)
+    base = memory.ptr + PAGE
+    gpu.data_lock(base, 8192, None)
+    standin.configure(release)
+    with pytest.raises(AlreadyPinnedError) as raised:
+        gpu.data_lock(base + offset, size, None)
+    assert (raised.value.call, raised.value.code, raised.value.name) == vendor.registered
+    assert len(standin.calls(vendor.registered[0])) == vendor.asked_to_lock_twice
+    assert standin.registrations() == {(base, 8192)}
+    gpu.data_unlock(base)
+
+
+@only("cuda", "hip")
+def test_unlocking_what_is_not_locked_is_an_error(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    with pytest.raises(VendorError) as raised:
+        gpu.data_unlock(Memory(1).ptr)
+    assert (raised.value.call, raised.value.code) == (vendor.unregister, 713)
+
+
+@only("cuda", "hip")
+def test_a_lock_that_cannot_be_undone_says_so(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    memory = Memory(1)
+    standin.configure(f"fail={vendor.device_pointer}:1:999;fail={vendor.unregister}:1:999")
+    with pytest.raises(VendorError) as raised:
+        gpu.data_lock(memory.ptr, PAGE, False)
+    assert raised.value.call == vendor.unregister
+    assert standin.registrations() == {(memory.ptr, PAGE)}
+    gpu.data_unlock(memory.ptr)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of memory, and what drivers know of a pointer: what holds of all vendors.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from mapped_memory import Memory
+from pinning.errors import VendorError
+from pinning.plugin import MemoryInfo, MemoryKind
+from standins.cases import only
+from standins.standin import StandIn
+from standins.vendors import DEVICE, HOST, Vendor, this_vendor
+
+kinds = pytest.mark.parametrize("kind", this_vendor().allocates, ids=lambda kind: kind.value)
+
+
+@kinds
+def test_each_kind_is_allocated_exactly_and_given_back(
+    standin: StandIn, vendor: Vendor, gpu: Any, kind: MemoryKind
+) -> None:
+    allocate, free = vendor.allocates[kind]
+    other = vendor.plugin.device(1)
+    standin.configure()
+    ptr = other.allocate(1000, kind)
+    (call,) = [call for call in standin.calls() if not re.match(vendor.besides, call)]
+    assert re.fullmatch(allocate, call)
+    assert vendor.live()["allocations"] == 1
+    info = MemoryInfo(kind, ptr, 1000, None if kind is HOST else 1)
+    assert [gpu.memory_info(ptr + at) for at in (0, 1, 999)] == [info] * 3  # whichever device is asked
+    assert gpu.memory_info(ptr + 1000) is None
+    assert gpu.is_pinned_ptr(ptr + 999) == ((ptr, 1000, ptr) if kind is HOST else None)
+    standin.configure()
+    other.free(ptr, kind)
+    assert len(standin.calls(free)) == 1
+    assert vendor.live()["allocations"] == 0
+    assert gpu.memory_info(ptr) is None
+
+
+@only("cuda", "hip", "hsa")
+@pytest.mark.parametrize("release", this_vendor().releases)
+def test_memory_that_is_locked_is_told_by_its_host_address(
+    standin: StandIn, vendor: Vendor, gpu: Any, release: str
+) -> None:
+    standin.configure(release)
+    memory, other = Memory(1), vendor.plugin.device(1)
+    device_ptr = gpu.data_lock(memory.ptr + 10, 100, False)
+    for ptr in (memory.ptr + 10, memory.ptr + 109, device_ptr, device_ptr + 99):
+        assert other.memory_info(ptr) == MemoryInfo(HOST, memory.ptr + 10, 100, None)
+    for ptr in (memory.ptr + 9, memory.ptr + 110):
+        assert other.memory_info(ptr) is None
+    gpu.data_unlock(memory.ptr + 10)
+
+
+@only("cuda", "hsa", "ur")
+@kinds
+def test_nothing_cannot_be_allocated(standin: StandIn, vendor: Vendor, gpu: Any, kind: MemoryKind) -> None:
+    with pytest.raises(VendorError) as raised:
+        gpu.allocate(0, kind)
+    assert (raised.value.code, raised.value.name) == vendor.nothing
+
+
+@only("cuda", "hip")
+def test_device_memory_that_cannot_be_had(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    standin.configure(f"fail={vendor.allocation}:1:2")
+    with pytest.raises(VendorError, match=rf"{vendor.allocation} failed: {vendor.out_of_memory} \(2\)"):
+        gpu.allocate(4096)
+
+
+@only("cuda", "hip", "ur")
+def test_a_lost_device_says_so_and_still_answers_questions(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    ptr = gpu.allocate(100)
+    code = int(vendor.lost[-1].split(":")[-1])
+    standin.configure(f"lost={vendor.allocation}:1:{code}")
+    for act in (lambda: gpu.allocate(8), lambda: gpu.allocate(8, HOST), lambda: gpu.free(ptr), gpu.make_queue):
+        with pytest.raises(VendorError) as raised:
+            act()
+        assert (raised.value.code, raised.value.name) == (code, vendor.lost_name)
+    assert gpu.memory_info(ptr) == MemoryInfo(DEVICE, ptr, 100, 0)
+    standin.configure()
+    gpu.free(ptr)

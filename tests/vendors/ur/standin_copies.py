@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs use, on a device of Unified Runtime: allocations, queues, pools, and copies on each path.
+
+A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+import pinning
+from exchange_tensors import Tensor
+from pinning.copies import costs, trim_staging
+from pinning_ur import UrDevice, UrPlugin
+from standins.standin import StandIn
+
+SIZE = (3 << 20) + 5
+
+
+@pytest.fixture
+def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UrDevice]:
+    """A device of which nothing is known, under the stand-in's configuration that a test is parametrised with."""
+    monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
+    monkeypatch.setattr(costs, "stage_to_host", 1 << 20)
+    monkeypatch.setattr(costs, "threads", 2)
+    standin.configure(getattr(request, "param", ""))
+    device = UrPlugin().device(0)
+    yield device
+    gc.collect()
+    trim_staging()
+    pinning.pinned_map(device).close()
+
+
+def noise(size: int) -> numpy.ndarray:
+    return numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def there_and_back(device: UrDevice, array: numpy.ndarray) -> tuple[str, str]:
+    """Copies to the device and back, checks the bytes, and tells the two paths."""
+    back = numpy.zeros_like(array)
+    with pinning.Queue(device) as queue, pinning.alloc(array.nbytes, device=device) as there:
+        foretold = pinning.explain(there, array, queue=queue).path
+        up = pinning.copy_async(there, array, queue=queue)
+        assert up.path == foretold
+        down = pinning.copy_async(back, there, queue=queue)
+        down.wait()
+        assert up.done()
+    assert (back == array).all()
+    return up.path, down.path
+
+
+def test_pageable_memory_is_left_to_the_adapter_which_cannot_wait_for_values(device: UrDevice) -> None:
+    for size in (1000, SIZE):
+        assert there_and_back(device, noise(size)) == ("plain", "plain")
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        assert "cannot wait for values" in pinning.explain(there, noise(SIZE), queue=queue).reason
+
+
+@pytest.mark.parametrize("device", ["no_host_task"], indirect=True)
+def test_functions_are_refused_where_the_adapter_has_none(device: UrDevice) -> None:
+    with pinning.Queue(device) as queue, pinning.alloc(64, device=device) as there:
+        with pytest.raises(pinning.PinningError, match=r"queues of ur:0 cannot call functions.*wait for an event"):
+            queue.call(lambda: None)
+        with pinning.Queue("host:0") as other, pytest.raises(pinning.PinningError, match="ur:0 cannot call functions"):
+            pinning.fill(there, 1, queue=queue, wait_for=[_pending(other)])
+        pinning.fill(there, 1, queue=queue).wait()
+
+
+def _pending(queue: pinning.Queue) -> pinning.Event:
+    return queue.call(lambda: time.sleep(0.2))
+
+
+def test_a_tensor_that_is_a_device_of_oneapi_to_dlpack(standin: StandIn) -> None:
+    device = pinning.device("ur:0")
+    array = noise(SIZE)
+    host = pinning.MemoryKind.HOST
+    with pinning.alloc(SIZE, device=device) as there, pinning.alloc(SIZE, host, device=device) as pinned:
+        for memory in (there, pinned):
+            tensor = Tensor(array, (14, 0))
+            tensor.ptr = memory.ptr
+            pinning.copy(tensor, array)
+            back = numpy.zeros_like(array)
+            pinning.copy(back, tensor)
+            assert (back == array).all()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin and its devices: names, adapters, contexts, and copies through a device.
+
+Started with two Level Zero devices and an OpenCL one. A stand-in checks the ABI and the sequence of calls, not a real
+adapter's semantics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+
+import pinning
+from mapped_memory import PAGE, Memory
+from pinning.errors import VendorError
+from pinning.plugin import AutomaticLocking, CopyDevice, DescribedPlugin, Library
+from pinning_ur import UrDevice, UrPlugin, plugin
+from standins.standin import StandIn
+
+DEVICE = plugin.device(0)
+
+
+def test_the_context_is_made_once_however_many_threads_begin(standin: StandIn) -> None:
+    # First of all in this process: a context that is made stays.
+    memory = Memory(2)
+    standin.configure("delay=urContextCreate:60000")
+    threads = [
+        threading.Thread(target=DEVICE.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)
+        for i in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(standin.calls("urContextCreate")) < 2:
+        pass
+    standin.configure()
+    for thread in threads:
+        thread.join()
+    assert len(standin.calls("urContextRelease")) == 1
+    (context,) = {call.split()[1] for call in standin.calls("urUSMHostAllocRegisterExp")}
+    assert int(context, 16) == DEVICE.context
+    for i in (0, 1):
+        DEVICE.data_unlock(memory.ptr + i * PAGE)
+
+
+def test_devices_of_all_platforms_are_named_and_stay_the_same(standin: StandIn) -> None:
+    assert plugin.name == "ur"
+    assert plugin.device_count() == 3
+    assert [plugin.device(i).name for i in range(3)] == ["ur:0", "ur:1", "ur:2"]
+    assert [plugin.device(i).description for i in range(3)] == [
+        *("Stand-in 0 (Level Zero)", "Stand-in 1 (Level Zero)", "Stand-in 0 (OpenCL)")
+    ]
+    assert plugin.device(2) is plugin.device(2)
+
+
+def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
+    assert isinstance(DEVICE, CopyDevice)
+    assert isinstance(DEVICE, AutomaticLocking)
+    assert DEVICE.coherence == frozenset()
+
+
+def test_a_device_says_whether_its_adapter_can_lock(standin: StandIn) -> None:
+    assert [plugin.device(i).can_lock for i in range(3)] == [True, True, False]
+    asked = standin.calls()
+    assert [plugin.device(i).can_lock for i in range(3)] == [True, True, False]
+    assert standin.calls() == asked, "once for each adapter"
+    assert pinning.default_device() is plugin.device(0)
+
+
+def test_an_adapter_that_fails_may_yet_lock(standin: StandIn) -> None:
+    standin.configure("fail=urUSMHostAllocUnregisterExp:1:20")
+    assert UrPlugin().device(2).can_lock is True, "that is for a lock to find out"
+
+
+def test_the_plugin_describes_itself(standin: StandIn) -> None:
+    assert isinstance(plugin, DescribedPlugin)
+    assert plugin.library() == Library("libur_loader.so.0", "0.12 (Level Zero, OpenCL)")
+    assert list(plugin.warnings()) == []
+
+
+def test_a_platform_has_one_context_and_a_device_one_queue(standin: StandIn) -> None:
+    memory = Memory(1)
+    for made in (range(4), [0]):  # at most: other tests may have made some
+        for device in (plugin.device(i) for i in range(3)):
+            there = device.allocate(PAGE)
+            device.copy(there, memory.ptr, PAGE)
+            device.copy(there, memory.ptr, PAGE)
+            device.free(there)
+        assert len(standin.calls("urContextCreate")) in made
+        assert len(standin.calls("urQueueCreate")) in made
+        standin.configure()
+    contexts = [plugin.device(i).context for i in range(3)]
+    assert contexts[0] == contexts[1] != contexts[2]
+    assert UrPlugin().device(0).context == contexts[0]
+
+
+@pytest.mark.parametrize("device", [plugin.device(0), plugin.device(2)], ids=["Level Zero", "OpenCL"])
+def test_bytes_go_to_the_device_and_come_back(standin: StandIn, device: UrDevice) -> None:
+    source, target = Memory(1), Memory(1)
+    data = bytes(range(256)) * (PAGE // 256)
+    ctypes.memmove(source.ptr, data, PAGE)
+    there = device.allocate(PAGE)
+    device.copy(there, source.ptr, PAGE)
+    device.copy(target.ptr, there, PAGE)
+    device.free(there)
+    assert ctypes.string_at(target.ptr, PAGE) == data
+    assert {call.split()[2] for call in standin.calls("urEnqueueUSMMemcpy")} == {"1"}  # blocking
+
+
+def test_a_copy_past_the_end_of_an_allocation_is_refused(standin: StandIn) -> None:
+    memory = Memory(2)
+    there = DEVICE.allocate(PAGE)
+    with pytest.raises(VendorError, match=r"urEnqueueUSMMemcpy failed: UR_RESULT_ERROR_INVALID_VALUE \(4\)"):
+        DEVICE.copy(there, memory.ptr, 2 * PAGE)
+    DEVICE.free(there)
+
+
+def test_memory_that_is_not_allocated_cannot_be_freed(standin: StandIn) -> None:
+    with pytest.raises(VendorError, match="urUSMFree"):
+        DEVICE.free(Memory(1).ptr)

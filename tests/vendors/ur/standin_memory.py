@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of memory, what a context knows of a pointer, and connections between devices.
+
+A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
+"""
+
+from __future__ import annotations
+
+from mapped_memory import Memory
+from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
+from pinning_ur import UrPlugin, plugin
+from standins.standin import StandIn
+
+HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+FIRST, SECOND, OPENCL = (plugin.device(index) for index in range(3))
+
+
+def test_a_device_without_shared_memory(standin: StandIn) -> None:
+    standin.configure("no_shared")
+    assert UrPlugin().device(0).memory_kinds == {HOST, DEVICE}
+
+
+def test_devices_of_other_platforms_are_counted_on(standin: StandIn) -> None:
+    ptr = OPENCL.allocate(10)
+    assert OPENCL.memory_info(ptr) == MemoryInfo(DEVICE, ptr, 10, 2)
+    OPENCL.free(ptr)
+
+
+def test_a_lock_is_told_by_its_bytes_and_not_by_its_pages(standin: StandIn) -> None:
+    memory = Memory(1)
+    FIRST.data_lock(memory.ptr + 10, 100, False)
+    assert FIRST.memory_info(memory.ptr + 109) == MemoryInfo(HOST, memory.ptr + 10, 100, None)
+    assert FIRST.memory_info(memory.ptr + 110) is None
+    FIRST.data_unlock(memory.ptr + 10)
+
+
+# ---- connections ----
+
+
+def test_a_device_uses_its_own_memory(standin: StandIn) -> None:
+    assert FIRST.connection(FIRST) is MemoryConnection.UNIFIED
+    assert standin.calls("urUsmP2PEnablePeerAccessExp") == []
+
+
+def test_access_of_another_device_is_enabled_for_it(standin: StandIn) -> None:
+    for _ in range(2):  # the second time it is enabled already, by us or another
+        assert FIRST.connection(SECOND) is MemoryConnection.UNIFIED
+    enabled = standin.calls("urUsmP2PEnablePeerAccessExp")[0].split()[1:]
+    assert [int(handle, 16) for handle in enabled] == [SECOND.handle, FIRST.handle]
+
+
+def test_devices_that_do_not_reach_one_another_go_through_the_host(standin: StandIn) -> None:
+    standin.configure("no_peers")
+    assert SECOND.connection(FIRST) is MemoryConnection.NONE
+    standin.configure("fail=urUsmP2PPeerAccessGetInfoExp:1:44")
+    assert SECOND.connection(FIRST) is MemoryConnection.NONE
+    assert standin.calls("urUsmP2PEnablePeerAccessExp") == []
+
+
+def test_devices_of_other_platforms_and_vendors_are_not_connected(standin: StandIn) -> None:
+    from pinning_host import plugin as host
+
+    assert FIRST.connection(OPENCL) is MemoryConnection.NONE
+    assert FIRST.connection(host.device(0)) is MemoryConnection.NONE
+
+
+# ---- no device any more ----
