@@ -28,22 +28,16 @@ namespace pinning {
 
 /// The locked host memory of one device, counted.
 ///
-/// Locks: `mutex_` guards every change; `find` takes no lock. No vendor call is made under it. A region whose vendor
-/// call is under way is in the table, so that the overlap rules see it, but `find` does not show it; whoever needs its
-/// outcome waits on `settled_`. The page table's own mutex nests inside `mutex_`, and `mutex_` inside the budget's.
-///
-/// A region of several pieces grows: as soon as the first is locked, `find` shows what is locked so far, and locks in
-/// that are counted at once. One beyond it waits for that much.
-///
-/// A region given up by all may stay registered, *idle*: the next lock inside it makes no vendor call. `find` and the like
-/// do not show it, and it gives way: to a lock that overlaps it otherwise, and to the budget.
+/// A region without a lock may stay registered as a cached registration, *idle*: the next lock inside it makes no vendor
+/// call. No lookup shows it, and it gives way to a lock that overlaps it otherwise, and to the budget.
 ///
 /// Registrars are told of each region once all of it is locked, and forget it before the vendor unlocks any of it.
 ///
-/// What a sibling has registered is entered as it is there, and *shared*: the last map that has it calls the vendor, by the
-/// locker that has locked it. An idle region of a sibling's moves over. The siblings' mutex is taken before `mutex_`.
+/// What a sibling has registered is entered with the bounds that it has there, and *shared*: the last map that has it calls
+/// the vendor, by the locker that has locked it. An idle region of a sibling's moves over.
 ///
-/// Here is what a map offers and has; how it does it is in map/, one idea in each file.
+/// This file has the interface and the data; the implementation is in map/, one idea in each file. Structures, mutexes and
+/// the life of a region: Note [PinnedMap design] in map/locking.hpp.
 class PinnedMap final : private Tenant, private Budget::Keeper {
  public:
   /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher memory that leaves is noticed only where
@@ -285,6 +279,17 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   Grain others_grain() const noexcept { return locker_.grains().only(); }
 
+  /// A lock that is being acquired, from one attempt to the next.
+  struct Request {
+    Address ptr;
+    std::uint64_t size;
+    Wish wish;
+    Pieces* pieces;                  // null: only where the vendor need lock nothing
+    Grain grain = Grain::unknown;    // what the locker has for this wish
+    std::uint64_t confirmed = none;  // the external region of which the vendor has said that it is still pinned
+    std::exception_ptr already_pinned{}, undo_refused{};  // what the vendor threw
+  };
+
   /// A region that was entered, while its vendor is called.
   struct Attempt {
     Id id;
@@ -340,6 +345,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     Grain grain;
   };
 
+  struct Claimed;
+
   // `guard` is a lock of the mutex: who is given one has it, and may release it meanwhile.
 
   // ---- map/leaving.hpp ----
@@ -380,10 +387,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   // ---- map/sharing.hpp ----
 
   struct Found;
-  struct Entered;
-  std::optional<Entered> enter_among_siblings(Address ptr, std::uint64_t size, std::uint64_t unit, Grain wish,
-                                              std::uint64_t& confirmed);
-  Hold share(Entered& entered, Address ptr);
+  std::optional<Claimed> claim_among_siblings(Request& request, std::uint64_t unit);
+  Hold share(Claimed& entered, Address ptr);
   Address device_ptr_of(Address start, Registered const& registered);
   Found tell(Address ptr, std::uint64_t size);
   bool shares(Address start);
@@ -391,8 +396,6 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   void wait_for_change(Address ptr, std::uint64_t size);
   static void move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept;
   // With the mutex:
-  void make_way(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size, Found const& found,
-                std::uint64_t& confirmed);
   bool siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
   void shares_no_more(Record& record) noexcept;
   // Takes it:
@@ -411,15 +414,25 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   // ---- map/locking.hpp ----
 
   std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces);
+  std::optional<Hold> lock_watched(Attempt& attempt, Request& request);
   Hold lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces);
   std::optional<Hold> grow(Attempt& attempt, Facts const& facts, std::uint64_t held);
   bool take_back(Attempt& attempt) noexcept;
   void give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept;
   // With the mutex:
-  std::optional<Hold> count_one_more(Address ptr, std::uint64_t size, Grain wish, std::uint64_t confirmed) noexcept;
+  std::optional<Hold> count_existing(Address ptr, std::uint64_t size, Grain wish, std::uint64_t confirmed) noexcept;
+  bool make_way(std::unique_lock<std::mutex>& guard, Request& request);
+  void make_way_around(std::unique_lock<std::mutex>& guard, Request& request, Address start, std::uint64_t size,
+                       pagetable::Region const& first);
+  std::optional<Claimed> claim_range(std::unique_lock<std::mutex>& guard, Request& request);
+  std::optional<Hold> adopt_external(std::unique_lock<std::mutex>& guard, Request& request, Pinned const& pinned);
   Id enter(Address ptr, std::uint64_t size, std::uint64_t piece);
   void publish(Id id, Facts const& facts, std::uint64_t held, State state = State::locked) noexcept;
   void abandon(Attempt& attempt) noexcept;
+  // Take it, or are given it and return without it:
+  std::optional<Hold> lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
+                                   std::optional<Pinned>& pinned);
+  void give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt);
 
   // ---- map/unlocking.hpp ----
 

@@ -14,11 +14,11 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
   if (!table_.find(ptr, look)) return std::nullopt;
   // What has left by now may be this.
   if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->unheard())) return std::nullopt;
-  return count_one_more(ptr, size, wish, none);
+  return count_existing(ptr, size, wish, none);
 }
 
-/// A region of others counts only if it is the `confirmed` one.
-inline std::optional<Hold> PinnedMap::count_one_more(Address ptr, std::uint64_t size, Grain wish,
+/// One more lock of a region that holds the range. One that others have pinned counts only if it is `confirmed`.
+inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t size, Grain wish,
                                                      std::uint64_t confirmed) noexcept {
   auto region = table_.find(ptr, [](Record const&) {});
   if (!region) return std::nullopt;
@@ -40,94 +40,179 @@ inline std::optional<Hold> PinnedMap::count_one_more(Address ptr, std::uint64_t 
   return hold_of(region->id, region->start, ptr);
 }
 
+// Note [PinnedMap design]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// Three rules: one registration with the vendor for each range, however many locks are in it; no vendor call under a
+// mutex, because a registration may take a second; and `find` takes no mutex at all.
+//
+// Structures
+//   table_   page table: address -> region, with a Record of atomics for each. Every region is in it, from before the
+//            vendor is asked to lock until after the vendor has unlocked, so that overlaps are seen in any state.
+//   ends_    where the pieces of a region end, which locker has locked it, which registrars know it; only of regions
+//            for which that is not one piece, this map's locker and none.
+//   idle_    cached registrations (regions without a lock) by serial, so oldest first: what the budget takes back.
+//   starts_  a filter over the table: may a region start in this range? Read by threads that may take no mutex.
+//
+// Mutexes
+//   `mutex_` guards every change to the above. It is held for a few hundred nanoseconds, never during a vendor call,
+//   a Python call or a wait. A region whose vendor call is under way is marked as in transit, which is the claim of the
+//   thread that calls; any other thread that needs the outcome waits on `settled_`. The siblings' mutex and the budget's
+//   are taken before `mutex_`, the page table's within it. Functions that are given `guard` may release the mutex and
+//   take it again, and what was known of the table before must then be looked up anew: so `acquire` is a loop.
+//
+// The life of a region
+//
+//     enter          publish / grow                    last unlock                       leave
+//   ---------> entering ---------> [growing] --> locked ---------> leaving ----------------------> (gone)
+//                  |                               |  ^              |  the vendor refuses
+//                  | the vendor refuses            |  | next lock    v
+//                  v                     kept by   v  |         half_unlocked: `unlock` tries again
+//                (gone)                the budget  idle
+//
+//   Only `growing` and `locked` are found and counted. A region in pieces grows: each piece is counted and found as
+//   soon as it is locked, and a lock of a part that is not locked yet waits. Where a later piece fails and others have
+//   locks in the earlier ones, the region is cut short instead of undone. Memory that is unmapped or moved makes its
+//   region `left`: not found any more, and unlocked by the next thread that comes by. External regions (pinned by other
+//   code) skip the vendor: entered as `locked`, confirmed with the vendor before each new lock, removed without a call.
+//
+// Acquiring a lock: `acquire` repeats these phases until one of them has the answer.
+//   count_existing   a region holds the range: one more reference.
+//   make_way         something overlaps: wait for it, evict or confirm it, or refuse. Decided before any vendor call.
+//   claim_range      enter the range, or the bounds of a sibling's registration, which `share` then completes.
+//   lock_claimed     the vendor's calls, without the mutex. On failure all is as before.
+//   adopt_external   the vendor says "already pinned": enter what it reports as external.
+//
+// Why `find` needs no lock: the table's readers are lock-free (Note [PageTable design]), and a Record is read between
+// two looks at its version, so all of an answer is one region's. Within the region's life a writer stores what a state
+// promises (`device_ptr`, `held`) before the state, by release; a reader that sees the state sees these. `held` only
+// rises while a region is shown. A reader may be late by the time of its own look, never wrong.
+
 /// `lock`; without `pieces`, `track`.
 inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces) {
   check(ptr, size);
-  // They outlive `guard`: to destroy what a locker threw may need a lock of the locker's own.
-  std::exception_ptr refused, undo_refused;
-  std::uint64_t confirmed = none;  // the region of others of which the vendor has said that it is still pinned
+  Request request{ptr, size, wish, pieces};  // outlives `guard`: to destroy a locker's error may need the locker's mutex
   hear_of_all_that_left();
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (;;) {
-    if (auto const hold = count_one_more(ptr, size, wish.grain, confirmed)) return hold;
-    Grain const grain = locker_.grains().choose(wish.grain);
-    if (!settle(guard, ptr, size)) continue;
-    if (auto const first = first_overlapping(ptr, size)) {
-      if (evict(guard, *first) || confirm(guard, *first, confirmed)) continue;
-      if (first->contains(ptr, size)) refuse_inside(*first);
-      refuse(ptr, size, *first);
-    }
-    if (pieces != nullptr) pieces->cut(size, most_by_one_call_.load(std::memory_order_relaxed));
-    std::uint64_t const unit = pieces != nullptr ? pieces->unit() : 0;
-    Id id;
-    if (siblings_ != nullptr && siblings_->several()) {
-      guard.unlock();
-      auto entered = enter_among_siblings(ptr, size, unit, wish.grain, confirmed);
-      if (entered && entered->registered) return share(*entered, ptr);
-      if (!entered) {
-        guard.lock();
-        continue;
-      }
-      id = entered->id;
-    } else {
-      id = enter(ptr, size, unit);
-      guard.unlock();
-    }
-    Attempt attempt{id, ptr, size, undo_refused};
-    if (pieces != nullptr) {
-      Watching watching(*this, ptr, size);
-      std::lock_guard const briefly(mutex_);
-      watching.becomes(id);
-    }
+    if (auto const hold = count_existing(ptr, size, wish.grain, request.confirmed)) return hold;
+    request.grain = locker_.grains().choose(wish.grain);
+    if (!make_way(guard, request)) continue;
+    auto claim = claim_range(guard, request);
+    if (!claim) continue;
+    if (claim->registered) return share(*claim, ptr);
     std::optional<Pinned> pinned;
-    try {
-      try {
-        if (pieces != nullptr) return lock_pieces(attempt, {wish.access, grain}, *pieces);
-        pinned = pinned_by_others(ptr, size);
-      } catch (AlreadyPinned const&) {
-        refused = std::current_exception();
-        if (take_back(attempt)) pinned = pinned_by_others(ptr, size);
-      }
-    } catch (Ended const&) {
-      take_back(attempt);
-      guard.lock();
-      abandon(attempt);
-      if (!undo_refused) throw;
-      std::rethrow_exception(undo_refused);
-    } catch (...) {
-      take_back(attempt);
-      guard.lock();
-      abandon(attempt);
-      throw;
-    }
-    guard.lock();
-    bool const left = attempt.ours && table_.value(id).has_left();
-    abandon(attempt);
-    if (left) refuse_left(ptr, size);
-    if (!pinned) {
-      if (refused) std::rethrow_exception(refused);
+    if (auto const hold = lock_claimed(guard, request, claim->id, pinned)) return hold;
+    if (pinned) {
+      if (auto const hold = adopt_external(guard, request, *pinned)) return hold;
+    } else if (request.already_pinned) {
+      std::rethrow_exception(request.already_pinned);
+    } else {
       return std::nullopt;
     }
-    if (!contains(*pinned, ptr, size)) throw PartialOverlap(ptr, size, pinned->base, pinned->size, By::others);
-    // Other threads may be finding out the same about other parts of it. One of us enters the whole; to try the
-    // vendor again instead would keep all of us in each other's way.
-    while (!settle(guard, pinned->base, pinned->size)) {
-    }
-    if (auto const first = first_overlapping(pinned->base, pinned->size)) {
-      if (is(*first, *pinned)) {
-        confirmed = serial_of(*first);
-      } else if (!first->contains(ptr, size) && !evict(guard, *first) && !confirm(guard, *first, confirmed)) {
-        refuse(pinned->base, pinned->size, *first);
-      }
-      continue;
-    }
-    if (!suits(others_grain(), wish.grain)) throw not_fine(pinned->base, pinned->size, others_grain());
-    Id const whole = enter(pinned->base, pinned->size, 0);
-    publish(whole, {.device_ptr = pinned->device_ptr, .references = 1, .flags = external, .grain = others_grain()},
-            pinned->size);
-    return hold_of(whole, pinned->base, ptr);
   }
+}
+
+/// Whether nothing is in the way of the range. Else waits for it, has it unlocked or confirmed, and the caller looks
+/// anew; throws where it stays.
+inline bool PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Request& request) {
+  if (!settle(guard, request.ptr, request.size)) return false;
+  auto const first = first_overlapping(request.ptr, request.size);
+  if (!first) return true;
+  if (evict(guard, *first) || confirm(guard, *first, request.confirmed)) return false;
+  if (first->contains(request.ptr, request.size)) refuse_inside(*first);
+  refuse(request.ptr, request.size, *first);
+}
+
+/// The same for a larger range that is to be entered around the requested one, of which `first` is in the way.
+inline void PinnedMap::make_way_around(std::unique_lock<std::mutex>& guard, Request& request, Address start,
+                                       std::uint64_t size, pagetable::Region const& first) {
+  if (first.contains(request.ptr, request.size)) return;
+  if (evict(guard, first) || confirm(guard, first, request.confirmed)) return;
+  refuse(start, size, first);
+}
+
+/// Enters the range, or what a sibling has registered around it, and releases the mutex; nothing, with the mutex, where
+/// the caller must look anew.
+inline std::optional<PinnedMap::Claimed> PinnedMap::claim_range(std::unique_lock<std::mutex>& guard, Request& request) {
+  if (request.pieces != nullptr) {
+    request.pieces->cut(request.size, most_by_one_call_.load(std::memory_order_relaxed));
+  }
+  std::uint64_t const unit = request.pieces != nullptr ? request.pieces->unit() : 0;
+  if (siblings_ == nullptr || !siblings_->several()) {
+    Id const id = enter(request.ptr, request.size, unit);
+    guard.unlock();
+    return Claimed{id, request.ptr};
+  }
+  guard.unlock();
+  auto claim = claim_among_siblings(request, unit);
+  if (!claim) guard.lock();
+  return claim;
+}
+
+/// Has the vendor lock the claimed range, without the mutex. Where there is no hold the claim has been given up, with the
+/// mutex, and `pinned` is what others have pinned there.
+inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
+                                                   std::optional<Pinned>& pinned) {
+  Attempt attempt{id, request.ptr, request.size, request.undo_refused};
+  try {
+    if (request.pieces != nullptr) {
+      if (auto const hold = lock_watched(attempt, request)) return hold;
+    }
+    if (take_back(attempt)) pinned = pinned_by_others(request.ptr, request.size);
+  } catch (Ended const&) {
+    give_up(guard, attempt);
+    if (request.undo_refused) std::rethrow_exception(request.undo_refused);
+    throw;
+  } catch (...) {
+    give_up(guard, attempt);
+    throw;
+  }
+  guard.lock();
+  bool const left = attempt.ours && table_.value(id).has_left();
+  abandon(attempt);
+  if (left) refuse_left(request.ptr, request.size);
+  return std::nullopt;
+}
+
+/// Nothing where the vendor says that it is pinned already; some pieces before that may be locked.
+inline std::optional<Hold> PinnedMap::lock_watched(Attempt& attempt, Request& request) {
+  {
+    Watching watching(*this, attempt.start, attempt.size);
+    std::lock_guard const guard(mutex_);
+    watching.becomes(attempt.id);
+  }
+  try {
+    return lock_pieces(attempt, {request.wish.access, request.grain}, *request.pieces);
+  } catch (AlreadyPinned const&) {
+    request.already_pinned = std::current_exception();
+    return std::nullopt;
+  }
+}
+
+/// Enters the whole of what others have pinned around the range, or what is in its way; then the caller looks anew.
+inline std::optional<Hold> PinnedMap::adopt_external(std::unique_lock<std::mutex>& guard, Request& request,
+                                                     Pinned const& pinned) {
+  if (!contains(pinned, request.ptr, request.size)) {
+    throw PartialOverlap(request.ptr, request.size, pinned.base, pinned.size, By::others);
+  }
+  // Other threads may be adopting other parts of it. One of them enters the whole; if each tried the vendor again
+  // instead, they would keep each other waiting.
+  while (!settle(guard, pinned.base, pinned.size)) {
+  }
+  if (auto const first = first_overlapping(pinned.base, pinned.size)) {
+    if (is(*first, pinned)) {
+      request.confirmed = serial_of(*first);
+    } else {
+      make_way_around(guard, request, pinned.base, pinned.size, *first);
+    }
+    return std::nullopt;
+  }
+  if (!suits(others_grain(), request.wish.grain)) throw not_fine(pinned.base, pinned.size, others_grain());
+  Id const whole = enter(pinned.base, pinned.size, 0);
+  publish(whole, {.device_ptr = pinned.device_ptr, .references = 1, .flags = external, .grain = others_grain()},
+          pinned.size);
+  return hold_of(whole, pinned.base, request.ptr);
 }
 
 inline PinnedMap::Id PinnedMap::enter(Address ptr, std::uint64_t size, std::uint64_t piece) {
@@ -257,6 +342,13 @@ inline void PinnedMap::abandon(Attempt& attempt) noexcept {
   record.references.store(1, std::memory_order_release);
   ends_.insert(std::move(attempt.ends));
   settle_as(record, State::half_unlocked);
+}
+
+/// What a failed lock ends with; the mutex is taken.
+inline void PinnedMap::give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt) {
+  take_back(attempt);
+  guard.lock();
+  abandon(attempt);
 }
 
 inline void PinnedMap::give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept {

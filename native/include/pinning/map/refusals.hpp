@@ -24,7 +24,7 @@ inline StillLocked PinnedMap::not_fine(Address start, std::uint64_t size, Grain 
                             "coherent=None, or have its owner unpin it first"));
 }
 
-/// For a region around a lock that `count_one_more` would not count.
+/// For a region around a lock that `count_existing` would not count.
 inline void PinnedMap::refuse_inside(pagetable::Region const& region) {
   Record const& record = table_.value(region.id);
   if (record.state.load(std::memory_order_relaxed) != State::locked) return;

@@ -16,8 +16,8 @@ struct PinnedMap::Found {
   AllRegistered::node_type registered{};
 };
 
-/// A region that was entered; with what a sibling has registered there, its bounds are those.
-struct PinnedMap::Entered {
+/// A region that was entered before the vendor is called; its bounds are those of what a sibling has `registered`, if any.
+struct PinnedMap::Claimed {
   Id id;
   Address start;
   Grain grain = Grain::unknown;
@@ -73,10 +73,10 @@ inline void PinnedMap::wait_for_change(Address ptr, std::uint64_t size) {
   settle(guard, ptr, size);
 }
 
-/// `enter` where siblings are; nothing where the caller must begin anew.
-inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address ptr, std::uint64_t size,
-                                                                         std::uint64_t unit, Grain wish,
-                                                                         std::uint64_t& confirmed) {
+/// `claim_range` where siblings are; nothing where the caller must look anew.
+inline std::optional<PinnedMap::Claimed> PinnedMap::claim_among_siblings(Request& request, std::uint64_t unit) {
+  Address const ptr = request.ptr;
+  std::uint64_t const size = request.size;
   Siblings::Claim claim(*siblings_);
   for (PinnedMap* const each : claim.maps()) {
     if (each == this) continue;
@@ -95,7 +95,7 @@ inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address
       }
       case Found::What::registered: break;
     }
-    if (!suits(found.grain, wish)) {
+    if (!suits(found.grain, request.wish.grain)) {
       if (!found.idle) throw not_fine(found.start, found.size, found.grain);
       Siblings::Visit const visit(claim, *each);
       each->give_back_idle(found.start);
@@ -104,10 +104,12 @@ inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address
     std::unique_lock guard(mutex_);
     if (first_overlapping(found.start, found.size)) {
       claim.end();
-      make_way(guard, ptr, size, found, confirmed);
+      if (!settle(guard, found.start, found.size)) return std::nullopt;
+      auto const first = first_overlapping(found.start, found.size);
+      if (first) make_way_around(guard, request, found.start, found.size, *first);
       return std::nullopt;
     }
-    Entered entered{enter(found.start, found.size, found.piece), found.start, found.grain, std::move(found.registered)};
+    Claimed entered{enter(found.start, found.size, found.piece), found.start, found.grain, std::move(found.registered)};
     table_.value(entered.id).flags.store(Record::shared, std::memory_order_release);
     guard.unlock();
     entered.registered.key() = entered.id;
@@ -116,7 +118,7 @@ inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address
   }
   std::lock_guard const guard(mutex_);
   if (first_overlapping(ptr, size)) return std::nullopt;
-  return Entered{enter(ptr, size, unit), ptr};
+  return Claimed{enter(ptr, size, unit), ptr};
 }
 
 /// What a sibling has idle is this map's now.
@@ -128,17 +130,8 @@ inline void PinnedMap::move_over(Siblings::Claim& claim, PinnedMap& sibling, Add
   }
 }
 
-/// For what a sibling has around the range, where something here is in its way.
-inline void PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size,
-                                 Found const& found, std::uint64_t& confirmed) {
-  if (!settle(guard, found.start, found.size)) return;
-  auto const first = first_overlapping(found.start, found.size);
-  if (!first || first->contains(ptr, size) || evict(guard, *first) || confirm(guard, *first, confirmed)) return;
-  refuse(found.start, found.size, *first);
-}
-
 /// The lock of a range in what was entered with a sibling's registration.
-inline Hold PinnedMap::share(Entered& entered, Address ptr) {
+inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
   Address const start = entered.start;
   Registered& registered = entered.registered.mapped();
   std::uint64_t const size = registered.bytes();
