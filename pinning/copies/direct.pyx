@@ -21,7 +21,7 @@ from pinning.locking.lock cimport map_of
 from pinning.map.native cimport CPinnedMap, CRegion
 from pinning.map.pinned_map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
-from pinning.plugin.native cimport Grain
+from pinning.plugin.native cimport Coherence
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter, events_of
 
@@ -195,7 +195,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
         # An allocation is not freed while a queue keeps it, and nothing else takes its region away.
         if not (dereference(region).registered and isinstance(host.owner, Allocation)):
             hold = Hold.__new__(Hold)
-            if not hold.try_take(map, host.ptr, size, Grain.unknown):
+            if not hold.try_take(map, host.ptr, size, Coherence.unknown):
                 return None  # it was unlocked just now
         copy.path, copy.reason = DIRECT, LOCKED
         return direct_copy(to, origin, size, hold)

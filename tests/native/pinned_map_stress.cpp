@@ -34,7 +34,7 @@ using pinning::LockMapped;
 using pinning::MappedLocks;
 using pinning::PinnedMap;
 using pinning::Region;
-using pinning::Wish;
+using pinning::LockOptions;
 
 constexpr Address locked_offset = Address{1} << 44, foreign_offset = Address{2} << 44, registered_offset = Address{3} << 44;
 
@@ -68,7 +68,7 @@ class Vendor : public pinning::Locker {
   explicit Vendor(unsigned refuse_one_in = 0, std::optional<Range> where_others_pin = {})
       : refuse_one_in_(refuse_one_in), where_others_pin_(where_others_pin) {}
 
-  Address lock(Address ptr, std::uint64_t size, Wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     attend(ptr);
     std::lock_guard const guard(interpreter);
     if (foreign_ && ptr < foreign_->end() && ptr + size > foreign_->start) throw Taken("taken");
@@ -532,7 +532,7 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
     std::atomic<unsigned> calls = 0;
     std::atomic<long> locked = 0;
     static std::size_t place(Address ptr) { return (ptr - (Address{1} << 32)) / place_size; }
-    Address lock(Address ptr, std::uint64_t, Wish) override {
+    Address lock(Address ptr, std::uint64_t, LockOptions) override {
       Address const now = generation[place(ptr)];
       ++locked;
       return ptr + (now << 44);
@@ -1113,7 +1113,7 @@ void paced(std::chrono::duration<double> time, unsigned seed) {
 /// Readers against the shortest life a region can have: nothing but the vendor's two calls.
 void flicker(std::chrono::duration<double> time) {
   struct Quick : pinning::Locker {
-    Address lock(Address ptr, std::uint64_t, Wish) override { return ptr + locked_offset; }
+    Address lock(Address ptr, std::uint64_t, LockOptions) override { return ptr + locked_offset; }
     void unlock(Address) override {}
     std::optional<pinning::Pinned> is_pinned(Address) override { return std::nullopt; }
   } quick;

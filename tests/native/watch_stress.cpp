@@ -22,7 +22,7 @@ namespace {
 using pinning::Address;
 using pinning::Hold;
 using pinning::PinnedMap;
-using pinning::Wish;
+using pinning::LockOptions;
 
 constexpr std::uint64_t page = 4096, size = 16 * page;
 constexpr int shift = 48;
@@ -38,7 +38,7 @@ void* map_anonymous(void* at = nullptr) {
 
 /// The device sees the first byte that was there when the memory was locked, as a GPU sees the old pages.
 struct Device : pinning::Locker {
-  Address lock(Address ptr, std::uint64_t, Wish) override {
+  Address lock(Address ptr, std::uint64_t, LockOptions) override {
     ++locked;
     return ptr | Address(static_cast<unsigned char>(*pointer(ptr))) << shift;
   }
@@ -145,9 +145,9 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
 void memory_goes_in_a_vendor_call() {
   static void* victim = nullptr;
   struct Frees : Device {
-    Address lock(Address ptr, std::uint64_t bytes, Wish wish) override {
+    Address lock(Address ptr, std::uint64_t bytes, LockOptions options) override {
       if (victim != nullptr) munmap(std::exchange(victim, nullptr), size);
-      return Device::lock(ptr, bytes, wish);
+      return Device::lock(ptr, bytes, options);
     }
   } device;
   PinnedMap map(device, &pinning::process_watcher());

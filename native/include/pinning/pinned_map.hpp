@@ -85,20 +85,20 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// the locker or `pieces` throw; then nothing has changed. But what others have locked of a region meanwhile stays:
   /// it is cut short, until the last of them unlocks it. And where the vendor refuses a piece, and then to undo the
   /// pieces before it, these are a half unlocked region, for `unlock` to try again.
-  Hold lock(Address ptr, std::uint64_t size, Wish wish, Pieces& pieces) {
-    return *acquire(ptr, size, wish, &pieces);
+  Hold lock(Address ptr, std::uint64_t size, LockOptions options, Pieces& pieces) {
+    return *acquire(ptr, size, options, &pieces);
   }
 
   /// `piece`: bytes that one vendor call may take, 0 for all.
-  Hold lock(Address ptr, std::uint64_t size, Wish wish = {}, std::uint64_t piece = 0) {
+  Hold lock(Address ptr, std::uint64_t size, LockOptions options = {}, std::uint64_t piece = 0) {
     EqualPieces pieces(piece);
-    return lock(ptr, size, wish, pieces);
+    return lock(ptr, size, options, pieces);
   }
 
   /// `lock` where a region holds the range already, or someone else has pinned it; nothing where it would take a lock
   /// of the vendor's.
-  std::optional<Hold> track(Address ptr, std::uint64_t size, Wish wish = {}) {
-    return acquire(ptr, size, wish, nullptr);
+  std::optional<Hold> track(Address ptr, std::uint64_t size, LockOptions options = {}) {
+    return acquire(ptr, size, options, nullptr);
   }
 
   /// Counts one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
@@ -173,7 +173,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   /// `lock` where a region that can be relied on holds the range already, and nobody is changing the map: no vendor
   /// call, no waiting.
-  std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Grain wish = Grain::unknown);
+  std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Coherence wanted = Coherence::unknown);
 
   /// `unlock` where the vendor need not be called, and nobody is changing the map: no vendor call, no waiting.
   bool try_unlock(Address ptr) { return try_count_down(ptr, any, false); }
@@ -277,15 +277,15 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     return region;
   }
 
-  Grain others_grain() const noexcept { return locker_.grains().only(); }
+  Coherence external_coherence() const noexcept { return locker_.coherence().only(); }
 
   /// A lock that is being acquired, from one attempt to the next.
   struct Request {
     Address ptr;
     std::uint64_t size;
-    Wish wish;
+    LockOptions options;
     Pieces* pieces;                  // null: only where the vendor need lock nothing
-    Grain grain = Grain::unknown;    // what the locker has for this wish
+    Coherence coherence = Coherence::unknown;  // what the locker gives for these options
     std::uint64_t confirmed = none;  // the external region of which the vendor has said that it is still pinned
     std::exception_ptr already_pinned{}, undo_refused{};  // what the vendor threw
   };
@@ -301,7 +301,9 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     std::uint64_t reserved = 0;  // bytes of the budget
   };
 
-  static bool suits(Grain grain, Grain wish) noexcept { return wish != Grain::fine || grain == Grain::fine; }
+  static bool suits(Coherence coherence, Coherence wanted) noexcept {
+    return wanted != Coherence::fine || coherence == Coherence::fine;
+  }
 
   static bool is_external(Record const& record) noexcept {
     return (record.flags.load(std::memory_order_relaxed) & external) != 0;
@@ -342,7 +344,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     Address device_ptr;
     std::uint32_t references = 0;
     std::uint8_t flags = 0;
-    Grain grain;
+    Coherence coherence;
   };
 
   struct Claimed;
@@ -363,7 +365,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   // ---- map/refusals.hpp, with the mutex ----
 
-  static StillLocked not_fine(Address start, std::uint64_t size, Grain grain);
+  static StillLocked not_fine(Address start, std::uint64_t size, Coherence coherence);
   void refuse_inside(pagetable::Region const& region);
   [[noreturn]] void refuse(Address ptr, std::uint64_t size, pagetable::Region const& region);
 
@@ -413,14 +415,15 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   // ---- map/locking.hpp ----
 
-  std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces);
+  std::optional<Hold> acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces);
   std::optional<Hold> lock_watched(Attempt& attempt, Request& request);
-  Hold lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces);
+  Hold lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces);
   std::optional<Hold> grow(Attempt& attempt, Facts const& facts, std::uint64_t held);
   bool take_back(Attempt& attempt) noexcept;
   void give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept;
   // With the mutex:
-  std::optional<Hold> count_existing(Address ptr, std::uint64_t size, Grain wish, std::uint64_t confirmed) noexcept;
+  std::optional<Hold> count_existing(Address ptr, std::uint64_t size, Coherence wanted,
+                                     std::uint64_t confirmed) noexcept;
   bool make_way(std::unique_lock<std::mutex>& guard, Request& request);
   void make_way_around(std::unique_lock<std::mutex>& guard, Request& request, Address start, std::uint64_t size,
                        pagetable::Region const& first);

@@ -21,7 +21,7 @@ struct Region {
   bool registered;           // by `register_pinned`; external as well
   bool watched;              // the kernel tells when its memory leaves
   bool idle;                 // given up by all, and registered with the vendor all the same
-  Grain grain;
+  Coherence coherence;
   std::uint64_t serial;      // of this entry of the map: no other has it, before or after; a new one when it becomes idle
 
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
@@ -91,7 +91,7 @@ struct Record {
   std::atomic<std::uint32_t> references;
   std::atomic<State> state;
   std::atomic<std::uint8_t> flags;
-  std::atomic<Grain> grain;
+  std::atomic<Coherence> coherence;
 
   /// Whether a vendor call is under way for it.
   bool in_transit() const noexcept {
@@ -125,7 +125,7 @@ struct Record {
     region.external = (what & external) != 0;
     region.registered = (what & registered) != 0;
     region.watched = (what & watched) != 0;
-    region.grain = grain.load(std::memory_order_acquire);
+    region.coherence = coherence.load(std::memory_order_acquire);
     region.serial = serial.load(std::memory_order_acquire);
     return found;
   }

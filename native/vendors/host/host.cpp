@@ -26,7 +26,7 @@ class HostDevice : public VendorDevice {
  public:
   std::string const& name() const noexcept override { return name_; }
 
-  Address lock(Address ptr, std::uint64_t size, Wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     state_.locks.lock({ptr, size});
     return ptr;
   }
@@ -38,7 +38,7 @@ class HostDevice : public VendorDevice {
     if (!range) return std::nullopt;
     return Pinned{range->start, range->size, range->start};
   }
-  Grains grains() const noexcept override { return {.fine = true}; }
+  CoherenceSupport coherence() const noexcept override { return {.fine = true}; }
 
   Address allocate(std::uint64_t size, MemoryKind kind, bool) override {
     Allocations one{{0, {size, kind}}};

@@ -4,7 +4,7 @@
 
 namespace pinning {
 
-inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, Grain wish) {
+inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, Coherence wanted) {
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (size == 0 || !guard) return std::nullopt;
   bool watched = false;
@@ -14,11 +14,11 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
   if (!table_.find(ptr, look)) return std::nullopt;
   // What has left by now may be this.
   if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->unheard())) return std::nullopt;
-  return count_existing(ptr, size, wish, none);
+  return count_existing(ptr, size, wanted, none);
 }
 
 /// One more lock of a region that holds the range. One that others have pinned counts only if it is `confirmed`.
-inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t size, Grain wish,
+inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t size, Coherence wanted,
                                                      std::uint64_t confirmed) noexcept {
   auto region = table_.find(ptr, [](Record const&) {});
   if (!region) return std::nullopt;
@@ -28,7 +28,7 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
   std::uint64_t const held = record.held.load(std::memory_order_relaxed);
   if (!pagetable::Region{region->start, held, 0}.contains(ptr, size)) return std::nullopt;
   if (record.of_others() && record.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
-  if (!suits(record.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
+  if (!suits(record.coherence.load(std::memory_order_relaxed), wanted)) return std::nullopt;
   if (state == State::idle) {
     forget_idle(record);
     settle_as(record, State::locked);
@@ -88,15 +88,15 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 // rises while a region is shown. A reader may be late by the time of its own look, never wrong.
 
 /// `lock`; without `pieces`, `track`.
-inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces) {
+inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces) {
   check(ptr, size);
-  Request request{ptr, size, wish, pieces};  // outlives `guard`: to destroy a locker's error may need the locker's mutex
+  Request request{ptr, size, options, pieces};  // outlives `guard`: to destroy a locker's error may take its mutex
   hear_of_all_that_left();
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (;;) {
-    if (auto const hold = count_existing(ptr, size, wish.grain, request.confirmed)) return hold;
-    request.grain = locker_.grains().choose(wish.grain);
+    if (auto const hold = count_existing(ptr, size, options.coherence, request.confirmed)) return hold;
+    request.coherence = locker_.coherence().choose(options.coherence);
     if (!make_way(guard, request)) continue;
     auto claim = claim_range(guard, request);
     if (!claim) continue;
@@ -183,7 +183,7 @@ inline std::optional<Hold> PinnedMap::lock_watched(Attempt& attempt, Request& re
     watching.becomes(attempt.id);
   }
   try {
-    return lock_pieces(attempt, {request.wish.access, request.grain}, *request.pieces);
+    return lock_pieces(attempt, {request.options.access, request.coherence}, *request.pieces);
   } catch (AlreadyPinned const&) {
     request.already_pinned = std::current_exception();
     return std::nullopt;
@@ -208,9 +208,10 @@ inline std::optional<Hold> PinnedMap::adopt_external(std::unique_lock<std::mutex
     }
     return std::nullopt;
   }
-  if (!suits(others_grain(), request.wish.grain)) throw not_fine(pinned.base, pinned.size, others_grain());
+  Coherence const coherence = external_coherence();
+  if (!suits(coherence, request.options.coherence)) throw not_fine(pinned.base, pinned.size, coherence);
   Id const whole = enter(pinned.base, pinned.size, 0);
-  publish(whole, {.device_ptr = pinned.device_ptr, .references = 1, .flags = external, .grain = others_grain()},
+  publish(whole, {.device_ptr = pinned.device_ptr, .references = 1, .flags = external, .coherence = coherence},
           pinned.size);
   return hold_of(whole, pinned.base, request.ptr);
 }
@@ -223,7 +224,7 @@ inline PinnedMap::Id PinnedMap::enter(Address ptr, std::uint64_t size, std::uint
     record.serial.store(budget_.next(), std::memory_order_release);
     record.references.store(0, std::memory_order_release);
     record.flags.store(0, std::memory_order_release);
-    record.grain.store(Grain::unknown, std::memory_order_release);
+    record.coherence.store(Coherence::unknown, std::memory_order_release);
     record.state.store(State::entering, std::memory_order_release);
   }).id;
   starts_.add(ptr);
@@ -238,13 +239,13 @@ inline void PinnedMap::publish(Id id, Facts const& facts, std::uint64_t held, St
   record.references.store(facts.references, std::memory_order_release);
   record.flags.store(facts.flags | (record.flags.load(std::memory_order_relaxed) & Record::watched),
                      std::memory_order_release);
-  record.grain.store(facts.grain, std::memory_order_release);
+  record.coherence.store(facts.coherence, std::memory_order_release);
   if (is_external(record)) budget_.enter_external(held);
   settle_as(record, state);
 }
 
 /// Has the vendor lock a region, one piece after another.
-inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) {
+inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces) {
   {
     AllRegistered one;  // made first: once something is locked nothing may fail
     one.try_emplace(attempt.id).first->second.by = &locker_;
@@ -260,7 +261,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
     ends.reserve(ends.size() + 1);
     Address piece_ptr;
     try {
-      piece_ptr = budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, wish); });
+      piece_ptr = budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, options); });
     } catch (VendorError const& error) {
       // Some kernels pin no more than 2 GiB by one call, some hosts no more than 96, and only trying tells.
       most = std::bit_floor(bytes - 1);
@@ -275,7 +276,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
     if (piece_ptr != device_ptr + held) throw NotContiguous();
     held += bytes;
     if (held == attempt.size) tell_all(attempt.start, attempt.ends.mapped());
-    auto const hold = grow(attempt, {.device_ptr = device_ptr, .references = 1, .grain = wish.grain}, held);
+    auto const hold = grow(attempt, {.device_ptr = device_ptr, .references = 1, .coherence = options.coherence}, held);
     pieces.locked(held);
     if (hold) return *hold;
   }

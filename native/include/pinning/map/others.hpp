@@ -18,7 +18,7 @@ inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address 
   }
   Id const id = enter(ptr, size, 0);
   watching.becomes(id);
-  publish(id, {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()}, size);
+  publish(id, {.device_ptr = device_ptr, .flags = external | registered, .coherence = external_coherence()}, size);
 }
 
 inline void PinnedMap::unregister(Address ptr) {

@@ -11,7 +11,7 @@ struct PinnedMap::Found {
   enum class What : std::uint8_t { nothing, changing, idle_in_the_way, registered } what = What::nothing;
   Address start = 0;
   std::uint64_t size = 0, piece = 0;
-  Grain grain = Grain::unknown;
+  Coherence coherence = Coherence::unknown;
   bool idle = false;
   AllRegistered::node_type registered{};
 };
@@ -20,7 +20,7 @@ struct PinnedMap::Found {
 struct PinnedMap::Claimed {
   Id id;
   Address start;
-  Grain grain = Grain::unknown;
+  Coherence coherence = Coherence::unknown;
   AllRegistered::node_type registered{};
 };
 
@@ -51,7 +51,7 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
             .start = region.start,
             .size = held,
             .piece = record.piece.load(std::memory_order_relaxed),
-            .grain = record.grain.load(std::memory_order_relaxed),
+            .coherence = record.coherence.load(std::memory_order_relaxed),
             .idle = state == State::idle,
             .registered = one.extract(one.begin())};
   }
@@ -95,8 +95,8 @@ inline std::optional<PinnedMap::Claimed> PinnedMap::claim_among_siblings(Request
       }
       case Found::What::registered: break;
     }
-    if (!suits(found.grain, request.wish.grain)) {
-      if (!found.idle) throw not_fine(found.start, found.size, found.grain);
+    if (!suits(found.coherence, request.options.coherence)) {
+      if (!found.idle) throw not_fine(found.start, found.size, found.coherence);
       Siblings::Visit const visit(claim, *each);
       each->give_back_idle(found.start);
       return std::nullopt;
@@ -109,7 +109,8 @@ inline std::optional<PinnedMap::Claimed> PinnedMap::claim_among_siblings(Request
       if (first) make_way_around(guard, request, found.start, found.size, *first);
       return std::nullopt;
     }
-    Claimed entered{enter(found.start, found.size, found.piece), found.start, found.grain, std::move(found.registered)};
+    Claimed entered{enter(found.start, found.size, found.piece), found.start, found.coherence,
+                    std::move(found.registered)};
     table_.value(entered.id).flags.store(Record::shared, std::memory_order_release);
     guard.unlock();
     entered.registered.key() = entered.id;
@@ -143,7 +144,7 @@ inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
     watching.becomes(entered.id);
     if (table_.value(entered.id).has_left()) refuse_left(start, size);
     ends_.insert(std::move(entered.registered));
-    publish(entered.id, {device_ptr, 1, Record::shared, entered.grain}, size);
+    publish(entered.id, {device_ptr, 1, Record::shared, entered.coherence}, size);
     return hold_of(entered.id, start, ptr);
   } catch (...) {
     std::unique_lock guard(mutex_);
