@@ -199,7 +199,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
                 return None  # it was unlocked just now
         copy.path, copy.reason = DIRECT, LOCKED
         return direct_copy(to, origin, size, hold)
-    if map.map.any_left():
+    if map.map.any_invalidated():
         return None
     if size >= <uint64_t>costs.least_worth_a_look(host is origin) or overlaps(map, host.ptr, size):
         return None

@@ -76,7 +76,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         void let_go() noexcept
 
     cppclass CPinnedMap "pinning::PinnedMap":
-        CPinnedMap(Locker& locker, Watcher* watcher, bool undone_by_watcher, Budget* budget) except +
+        CPinnedMap(Locker& locker, Watcher* watcher, bool drained_by_watcher, Budget* budget) except +
         void abandon() noexcept
         CHold lock(uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece) except +raise_in_python
         CHold lock(uint64_t ptr, uint64_t size, LockOptions options, Pieces& pieces) except +raise_in_python
@@ -92,8 +92,8 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         optional[CHold] try_lock(uint64_t ptr, uint64_t size, Coherence wanted) noexcept
         bool try_unlock(uint64_t ptr) noexcept
         bool try_unlock(const CHold& hold, bool keep) noexcept
-        bool any_left() noexcept
-        void undo_left() except +raise_in_python
+        bool any_invalidated() noexcept
+        void drain_invalidations() except +raise_in_python
         vector[CRegion] refresh() except +raise_in_python
         bool has_idle() noexcept
         uint64_t changes() noexcept

@@ -466,15 +466,15 @@ cdef class PinnedMap:
             unlock_orphans()
         return [wrap(region, self.device) for region in gone]
 
-    def undo_left(self):
-        """Have the device unlock what was locked in memory that has left; returns once that is done.
+    def drain_invalidations(self):
+        """Have the device unlock what was locked in memory that has gone; returns once that is done.
 
-        A thread does so soon; who hands memory to the vendor as pageable cannot wait for that.
+        A thread does so soon; memory that is handed to the vendor as pageable cannot wait for that.
         """
         cdef CPinnedMap* map = self.map
         try:
             with nogil:
-                map.undo_left()
+                map.drain_invalidations()
         finally:
             unlock_orphans()
 

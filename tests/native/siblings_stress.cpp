@@ -354,7 +354,7 @@ void a_map_that_goes() {
 void memory_leaves() {
   Scene scene;
   Hold const first = scene.a.lock(0x10000, 0x1000), second = scene.b.lock(0x10000, 0x1000);
-  for (PinnedMap* map : {&scene.a, &scene.b}) map->left(0x10000, 0x1000);
+  for (PinnedMap* map : {&scene.a, &scene.b}) map->invalidate(0x10000, 0x1000);
   expect(!scene.a.holds(first) && !scene.b.holds(second), "no lock is held");
   scene.c.lock(0x10000, 0x1000);  // what is there now
   expect(scene.vendor.locks == 2 && scene.budget.figures().locked == 0x1000, "the vendor has forgotten what was there");

@@ -125,7 +125,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
           map.unlock(map.lock(address(own), size));
           void* const other = map_anonymous();
           munmap(other, size);
-          map.undo_left();
+          map.drain_invalidations();
         }
         munmap(own, size);
       });
@@ -174,7 +174,7 @@ void child_of_fork() {
     void* const mine = map_anonymous();
     Hold const held = anew.lock(address(mine), size);
     munmap(mine, size);
-    anew.undo_left();
+    anew.drain_invalidations();
     std::_Exit(anew.holds(held) || own.locked != 0);
   }
   int status = -1;
@@ -182,7 +182,7 @@ void child_of_fork() {
   expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child of fork does not watch for itself");
   expect(map.holds(hold), "the parent has heard of the child's memory");
   munmap(at, size);
-  map.undo_left();
+  map.drain_invalidations();
   expect(!map.holds(hold) && device.locked == 0, "the parent hears no more");
 }
 
@@ -214,13 +214,13 @@ void told_by_a_thread() {
 
 /// Tenants are removed while the undoer is at the one before them.
 void removed_beside_the_undoer() {
-  struct Undone : pinning::Tenant {
-    std::optional<bool> try_left(Address, std::uint64_t) noexcept override {
+  struct Undone : pinning::InvalidationListener {
+    std::optional<bool> try_invalidate(Address, std::uint64_t) noexcept override {
       ++told;
       return true;
     }
     bool may_have(Address, std::uint64_t) const noexcept override { return true; }
-    void undo_left() override {
+    void drain_invalidations() override {
       expect(!removed, "a tenant is called once it has been removed");
       ++begun;
       while (stopped) std::this_thread::yield();

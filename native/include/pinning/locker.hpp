@@ -70,8 +70,8 @@ class Locker {
   /// anything, stays as it is.
   virtual void forget(Address ptr, [[maybe_unused]] Span gone) { unlock(ptr); }
 
-  /// Undoes what it knows itself to have left: memory that took its lock along as it moved.
-  virtual void undo_left() {}
+  /// Unlocks what the locker itself knows to be invalidated: memory that took its lock along as it moved.
+  virtual void drain_invalidations() {}
 
   /// The pinned range around `ptr`, whoever pinned it.
   virtual std::optional<Pinned> is_pinned(Address ptr) = 0;

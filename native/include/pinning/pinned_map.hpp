@@ -38,12 +38,13 @@ namespace pinning {
 ///
 /// This file has the interface and the data; the implementation is in map/, one idea in each file. Structures, mutexes and
 /// the life of a region: Note [PinnedMap design] in map/locking.hpp.
-class PinnedMap final : private Tenant, private Budget::Keeper {
+class PinnedMap final : private InvalidationListener, private Budget::Keeper {
  public:
-  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher memory that leaves is noticed only where
-  /// somebody calls `left`. `undone_by_watcher`: it calls `undo_left` from a thread of its own. Without a budget it has one
+  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher it learns only by `invalidate` that memory
+  /// has gone. `drained_by_watcher`: a thread of the watcher calls `drain_invalidations`. Without a budget the map has one
   /// of its own, without a limit, that keeps nothing idle, and no siblings.
-  explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool undone_by_watcher = false, Budget* budget = nullptr)
+  explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool drained_by_watcher = false,
+                     Budget* budget = nullptr)
       : locker_(locker),
         watcher_(watcher),
         own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
@@ -51,12 +52,12 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
         forks_(budget_.forks()),
         siblings_(budget == nullptr ? nullptr : locker.siblings()) {
     if (siblings_ != nullptr) siblings_->join(*this);
-    if (watcher_ != nullptr) watcher_->add(*this, undone_by_watcher);
+    if (watcher_ != nullptr) watcher_->add(*this, drained_by_watcher);
     budget_.join(*this);
   }
   PinnedMap(Locker& locker, Budget& budget) : PinnedMap(locker, nullptr, false, &budget) {}
 
-  /// Unlocks what is left; the vendor's errors have nobody left to hear them.
+  /// Unlocks all regions. A destructor: the vendor's errors cannot be reported.
   ~PinnedMap() override {
     budget_.leave(*this);
     try {
@@ -102,7 +103,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   }
 
   /// Counts one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
-  /// NotLocked, also where the memory has left, or what the locker throws: then the region stays, counted as before.
+  /// NotLocked, also where the memory has gone, or what the locker throws: then the region stays, counted as before.
   void unlock(Address ptr) {
     if (count_down(ptr, any, false)) return;
     throw NotLocked("no locked region holds 0x" + hex(ptr) +
@@ -120,14 +121,14 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   /// Whether the region of this lock is still there, and its memory. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
-    hear_of_what_left();
+    await_invalidations();
     std::uint64_t serial = any;
-    bool left = false;
+    bool gone = false;
     auto const look = [&](Record const& record) {
-      left = (record.flags.load(std::memory_order_acquire) & Record::memory_left) != 0;
+      gone = (record.flags.load(std::memory_order_acquire) & Record::invalidated) != 0;
       serial = record.serial.load(std::memory_order_acquire);
     };
-    return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !left && !is_parents();
+    return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !gone && !is_parents();
   }
 
   /// What the region around `ptr` is known by in a `Hold`, also while it is half unlocked; 0 where there is none.
@@ -184,26 +185,26 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// as they were entered, however many locks they have; returns them. When the locker throws, nothing has changed.
   std::vector<Region> refresh();
 
-  /// The memory in [ptr, ptr + size) has been unmapped, discarded or replaced: every region that has some of it is found
-  /// no more from now on, and no lock in it is held, however many there are. Calls no vendor, and neither allocates nor
-  /// frees memory: the vendor is told by `undo_left`, or by whoever next locks there or gives up a lock of it. Whether it
-  /// has anything to be told.
-  bool left(Address ptr, std::uint64_t size) noexcept;
+  /// The memory in [ptr, ptr + size) has been unmapped, discarded or replaced: from now on no region that has some
+  /// of it is found, and no lock in it is held, however many there are. Calls no vendor, and neither allocates nor frees
+  /// memory: the vendor unlocks in `drain_invalidations`, or in the next lock there, or when a lock of it is given up.
+  /// Whether it has anything to unlock.
+  bool invalidate(Address ptr, std::uint64_t size) noexcept;
 
-  /// The same where nobody is changing the map; nothing where somebody is. Waits for nobody.
-  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override;
+  /// The same without waiting; nothing where another thread is changing the map.
+  std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
 
   bool may_have(Address ptr, std::uint64_t size) const noexcept override {
     return table_.contains(ptr) || table_.contains(ptr + (size - 1)) || starts_.any(ptr, size);
   }
 
-  /// Whether `undo_left` has anything to do.
-  bool any_left() const noexcept;
+  /// Whether `drain_invalidations` has anything to do.
+  bool any_invalidated() const noexcept;
 
-  /// Tells the vendor of the regions whose memory has left, or waits until others have. One that the vendor refuses is
-  /// half unlocked from then on. Who is about to hand memory to the vendor as pageable calls it first: where the vendor
-  /// takes it for locked, it copies what was there before.
-  void undo_left() override;
+  /// Has the vendor unlock the invalidated regions, or waits until other threads have. One that the vendor refuses is
+  /// half unlocked from then on. To be called before memory is handed to the vendor as pageable: a vendor that takes it
+  /// for locked copies what was there before.
+  void drain_invalidations() override;
 
   /// Whether some region is idle.
   bool has_idle() const noexcept { return oldest_idle_ != Budget::unlimited; }
@@ -264,7 +265,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   }
 
   std::optional<Region> look(Address ptr, std::uint64_t size, bool idle_too) const noexcept {
-    hear_of_what_left();
+    await_invalidations();
     Region region{};
     bool found = false;
     auto range = table_.find(ptr, [&](Record const& record) { found = record.read(region, idle_too); });
@@ -351,17 +352,17 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   // `guard` is a lock of the mutex: who is given one has it, and may release it meanwhile.
 
-  // ---- map/leaving.hpp ----
+  // ---- map/invalidation.hpp ----
 
   class Watching;
   class Unwatching;
-  void hear_of_what_left() const noexcept;
-  void hear_of_all_that_left() const noexcept;
+  void await_invalidations() const noexcept;
+  void await_all_invalidations() const noexcept;
   // With the mutex:
-  std::optional<bool> mark_left(Address ptr, std::uint64_t size) noexcept;
-  bool undo(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);
-  static std::optional<Span> gone_of(Address start, Record const& record) noexcept;
-  [[noreturn]] static void refuse_left(Address ptr, std::uint64_t size);
+  std::optional<bool> mark_invalidated(Address ptr, std::uint64_t size) noexcept;
+  bool drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);
+  static std::optional<Span> invalidated_part(Address start, Record const& record) noexcept;
+  [[noreturn]] static void refuse_invalidated(Address ptr, std::uint64_t size);
 
   // ---- map/refusals.hpp, with the mutex ----
 
@@ -481,12 +482,12 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   std::atomic<std::uint64_t> oldest_idle_ = Budget::unlimited;  // its first serial
   std::atomic<std::size_t> size_ = 0;
   std::atomic<std::uint64_t> changes_ = 0;
-  std::atomic<std::size_t> gone_ = 0;  // regions in the table whose memory has left
+  std::atomic<std::size_t> invalidated_count_ = 0;  // regions in the table
 };
 
 }  // namespace pinning
 
-#include "map/leaving.hpp"
+#include "map/invalidation.hpp"
 #include "map/refusals.hpp"
 #include "map/others.hpp"
 #include "map/idle.hpp"

@@ -64,7 +64,7 @@ class PINNING_API ListedLocker : public Locker {
   Address lock(Address ptr, std::uint64_t size, LockOptions options) override;
   void unlock(Address ptr) override;
   void forget(Address ptr, Span gone) override;
-  void undo_left() override { calls_.undo_left(); }
+  void drain_invalidations() override { calls_.drain_invalidations(); }
   std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
   CoherenceSupport coherence() const noexcept override { return calls_.coherence(); }
   Siblings* siblings() noexcept override { return calls_.siblings(); }

@@ -32,7 +32,7 @@ class HostDevice : public VendorDevice {
   }
   void unlock(Address ptr) override { state_.locks.unlock(ptr); }
   void forget(Address ptr, Span gone) override { state_.locks.unlock(ptr, gone); }
-  void undo_left() override { state_.locks.undo_left(); }
+  void drain_invalidations() override { state_.locks.drain_invalidations(); }
   std::optional<Pinned> is_pinned(Address ptr) override {
     auto const range = state_.locks.around(ptr);
     if (!range) return std::nullopt;

@@ -12,8 +12,8 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
     watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
   };
   if (!table_.find(ptr, look)) return std::nullopt;
-  // What has left by now may be this.
-  if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->unheard())) return std::nullopt;
+  // This region's memory may be what has gone.
+  if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->has_pending())) return std::nullopt;
   return count_existing(ptr, size, wanted, none);
 }
 
@@ -71,9 +71,10 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 //
 //   Only `growing` and `locked` are found and counted. A region in pieces grows: each piece is counted and found as
 //   soon as it is locked, and a lock of a part that is not locked yet waits. Where a later piece fails and others have
-//   locks in the earlier ones, the region is cut short instead of undone. Memory that is unmapped or moved makes its
-//   region `left`: not found any more, and unlocked by the next thread that comes by. External regions (pinned by other
-//   code) skip the vendor: entered as `locked`, confirmed with the vendor before each new lock, removed without a call.
+//   locks in the earlier ones, the region is cut short instead of undone. Memory that is unmapped, moved or discarded
+//   makes its region `invalidated`: not found any more, and unlocked by `drain` of the next thread. External regions
+//   (pinned by other code) skip the vendor: entered as `locked`, confirmed with the vendor before each new lock, removed
+//   without a call.
 //
 // Acquiring a lock: `acquire` repeats these phases until one of them has the answer.
 //   count_existing   a region holds the range: one more reference.
@@ -91,7 +92,7 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces) {
   check(ptr, size);
   Request request{ptr, size, options, pieces};  // outlives `guard`: to destroy a locker's error may take its mutex
-  hear_of_all_that_left();
+  await_all_invalidations();
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (;;) {
@@ -169,9 +170,9 @@ inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>&
     throw;
   }
   guard.lock();
-  bool const left = attempt.ours && table_.value(id).has_left();
+  bool const invalidated = attempt.ours && table_.value(id).is_invalidated();
   abandon(attempt);
-  if (left) refuse_left(request.ptr, request.size);
+  if (invalidated) refuse_invalidated(request.ptr, request.size);
   return std::nullopt;
 }
 
@@ -286,7 +287,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces
 inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts, std::uint64_t held) {
   std::lock_guard const guard(mutex_);
   Record& record = table_.value(attempt.id);
-  if (record.has_left()) refuse_left(attempt.start, attempt.size);
+  if (record.is_invalidated()) refuse_invalidated(attempt.start, attempt.size);
   State const now = held == attempt.size ? State::locked : State::growing;
   if (!record.is_growing()) {
     publish(attempt.id, facts, held, now);
@@ -324,7 +325,7 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
       settle_as(record, attempt.ours ? State::leaving : State::locked);
       if (!attempt.ours) return false;
     }
-    gone = gone_of(attempt.start, record);
+    gone = invalidated_part(attempt.start, record);
   }
   try {
     unlock_pieces(attempt.start, attempt.ends.mapped(), gone);

@@ -33,7 +33,7 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
     Record& record = table_.value(region.id);
     State const state = record.state.load(std::memory_order_relaxed);
     bool const grows_elsewhere = state == State::growing && !region.contains(ptr, size);
-    if ((record.in_transit() && !grows_elsewhere) || state == State::left) return {.what = What::changing};
+    if ((record.in_transit() && !grows_elsewhere) || state == State::invalidated) return {.what = What::changing};
     if (is_external(record)) continue;
     auto const known = ends_.find(region.id);
     std::uint64_t const held = known != ends_.end() ? known->second.bytes() : region.size;
@@ -142,7 +142,7 @@ inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
     tell_all(start, registered);
     std::lock_guard const guard(mutex_);
     watching.becomes(entered.id);
-    if (table_.value(entered.id).has_left()) refuse_left(start, size);
+    if (table_.value(entered.id).is_invalidated()) refuse_invalidated(start, size);
     ends_.insert(std::move(entered.registered));
     publish(entered.id, {device_ptr, 1, Record::shared, entered.coherence}, size);
     return hold_of(entered.id, start, ptr);
