@@ -14,8 +14,8 @@ from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking import devices
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
+from pinning.queues.host_callback import HostCallback
 from pinning.queues.submitter import Submitter, replace
-from pinning.queues.turn import Turn
 from pinning.runtime.arguments import is_one_of, said
 from pinning.runtime.per_device import belongings
 
@@ -197,12 +197,12 @@ class Queue(Submitter):
         if not callable(function):
             raise TypeError(f"a queue calls functions, and {said(function)} is none")
         event = Event()
-        turn = Turn(function, event)
+        callback = HostCallback(function, event)
 
         def work(queue: VendorQueue) -> None:
-            queue.call(turn.function, turn.argument)
+            queue.call(callback.function, callback.argument)
 
-        return self.submit(work, wait_for, (turn,), lambda: event)
+        return self.submit(work, wait_for, (callback,), lambda: event)
 
     def __enter__(self) -> Self:
         return self
