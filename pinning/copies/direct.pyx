@@ -34,13 +34,13 @@ from pinning.errors import InvalidRangeError, VendorError
 from pinning.locking.devices import default_memory_device
 from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
-from pinning.queues.queue import _defaults
+from pinning.queues.queue import default_queues
 from pinning.runtime.arguments import integer, said
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
 
-cdef dict defaults = _defaults  # weak references
+cdef dict defaults = default_queues  # weak references
 cdef object DIRECT = CopyPath.DIRECT
 cdef object PLAIN = CopyPath.PLAIN
 cdef str LOCKED = "the host's memory is locked"

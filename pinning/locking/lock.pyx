@@ -99,7 +99,7 @@ cdef bint traced = os.environ.get("PINNING_TRACE", "") == "1"  # another value i
 cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
 cdef uint64_t last_serial = 0
 
-cdef dict maps = devices._maps.made  # weak references
+cdef dict maps = devices.maps.by_id  # weak references
 cdef object pinned_maps = devices.pinned_maps
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which the next two hold
