@@ -6,7 +6,7 @@
 /// A vendor that locks nothing, so that what is measured is the map.
 class NoVendor : public pinning::Locker {
  public:
-  pinning::Address lock(pinning::Address ptr, std::uint64_t, pinning::Wish) override { return ptr; }
+  pinning::Address lock(pinning::Address ptr, std::uint64_t, pinning::LockOptions) override { return ptr; }
   void unlock(pinning::Address) override {}
   std::optional<pinning::Pinned> is_pinned(pinning::Address) override { return std::nullopt; }
 };

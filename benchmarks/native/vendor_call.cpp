@@ -19,7 +19,7 @@ class SlowVendor : public NoVendor {
  public:
   std::atomic<bool> calling = false;
 
-  Address lock(Address ptr, std::uint64_t size, pinning::Wish) override {
+  Address lock(Address ptr, std::uint64_t size, pinning::LockOptions) override {
     if (size > 4096) {
       calling = true;
       calling.notify_one();

@@ -16,7 +16,7 @@
 // regions share a page should count per page, as the plugin pinning_host does.)
 class MlockLocker : public pinning::Locker {
  public:
-  pinning::Address lock(pinning::Address ptr, std::uint64_t size, pinning::Wish) override {
+  pinning::Address lock(pinning::Address ptr, std::uint64_t size, pinning::LockOptions) override {
     if (mlock(reinterpret_cast<void*>(ptr), size) != 0) throw std::system_error(errno, std::generic_category(), "mlock");
     std::lock_guard const guard(mutex_);
     sizes_[ptr] = size;

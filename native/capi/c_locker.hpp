@@ -26,7 +26,7 @@ class CLocker : public Locker {
  public:
   explicit CLocker(pinning_locker const& functions) : functions_(functions) {}
 
-  Address lock(Address ptr, std::uint64_t size, Wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     void* device_ptr = nullptr;
     call([&] { return functions_.lock(functions_.self, pointer(ptr), size, &device_ptr); });
     return reinterpret_cast<Address>(device_ptr);

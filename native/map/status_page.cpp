@@ -163,8 +163,8 @@ void describe_in_status(Address start, std::uint64_t size, char const* owner, ch
   }
 }
 
-Address ListedLocker::lock(Address ptr, std::uint64_t size, Wish wish) {
-  Address const device_ptr = calls_.lock(ptr, size, wish);
+Address ListedLocker::lock(Address ptr, std::uint64_t size, LockOptions options) {
+  Address const device_ptr = calls_.lock(ptr, size, options);
   Book& ours = book();
   std::lock_guard const guard(ours.mutex);
   ours.show();

@@ -140,7 +140,7 @@ void goes(Tool& tool, Range const& range) noexcept {
 void goes(pinning::Watcher& watcher, Range const& range) noexcept {
   if (Inside::now()) return;
   int const error = errno;
-  watcher.leaves(range.start, range.size());
+  watcher.invalidate(range.start, range.size());
   errno = error;
 }
 

@@ -150,7 +150,7 @@ bool Locks::unlock(Address ptr) {
   return true;
 }
 
-std::optional<bool> Locks::try_left(Address ptr, std::uint64_t size) noexcept {
+std::optional<bool> Locks::try_invalidate(Address ptr, std::uint64_t size) noexcept {
   Guard const guard(mutex_, std::try_to_lock);
   if (!guard) return std::nullopt;
   Range const gone{ptr, ptr + size};
@@ -161,7 +161,7 @@ std::optional<bool> Locks::try_left(Address ptr, std::uint64_t size) noexcept {
 
 /// When all has been heard that this thread has made leave, and what others have before.
 Locks::Guard Locks::entered() {
-  while (process_watcher().unheard()) std::this_thread::yield();
+  while (process_watcher().has_pending()) std::this_thread::yield();
   return Guard(mutex_);
 }
 

@@ -43,7 +43,7 @@ struct Context {
   std::size_t most_locks = ~std::size_t{0};  // each may take two of the mappings that a process may have
 };
 
-class Locks : public Tenant {
+class Locks : public InvalidationListener {
  public:
   explicit Locks(Context& context) : context_(context), mutex_(context.mutex) {}
 
@@ -60,8 +60,8 @@ class Locks : public Tenant {
   void freed(Range const& range);
   /// After it has gone by a call that hooks.cpp does not see. Its locks are given up by whoever meets them next; the
   /// vendor is told by libpinning's map.
-  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override;
-  void undo_left() override {}
+  std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
+  void drain_invalidations() override {}
   bool may_have(Address ptr, std::uint64_t size) const noexcept override { return may_meet({ptr, ptr + size}); }
   /// False where no lock shares bytes with the range. Takes no mutex.
   bool may_meet(Range const& range) const noexcept {

@@ -2,8 +2,9 @@
 // The kernel's userfaultfd tells which memory leaves: who unmaps, moves or discards watched memory waits in that call
 // until it has been read here.
 //
-// Where the program's own calls of libc are seen (native/openmp/hooks.cpp), `leaves` tells of what they make leave, before
-// they do: on the thread that calls, or, where somebody has a lock of the tenant's, perhaps that thread itself, by another.
+// Where the program's own calls of libc are seen (native/openmp/hooks.cpp), `invalidate` tells of what they make
+// leave, before they do: on the thread that calls, or, where a lock of the tenant's is taken, perhaps by that thread itself,
+// on another.
 //
 // Two threads, or three. The reader waits for nobody and neither allocates nor frees: whoever it waited for might be waiting for it
 // in munmap. The undoer does what may take long, such as a vendor's calls. Both start when something is watched first,
@@ -11,9 +12,9 @@
 //
 // Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards who watches which pages,
 // and what the kernel was told of them; the reader does not take it. `tenants_mutex_` guards the list of tenants; who
-// holds it neither allocates nor frees, nor calls the kernel. The reader calls `try_left` with it. Who may hold neither
-// walks the list without, counted in `walkers_`, for which `remove` waits. `posted_lock_` is taken last, for a look at a
-// list.
+// holds it neither allocates nor frees, nor calls the kernel. The reader calls `try_invalidate` with it. Who may hold
+// neither walks the list without, counted in `walkers_`, for which `remove` waits. `posted_lock_` is taken last, for a
+// look at a list.
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <linux/userfaultfd.h>
@@ -81,21 +82,21 @@ void start_thread(Body&& body) {
 
 class Watch : public Watcher {
  public:
-  void add(Tenant& tenant, bool undone_by_thread) noexcept override {
+  void add(InvalidationListener& tenant, bool drained_by_thread) noexcept override {
     std::lock_guard const guard(tenants_mutex_);
-    tenant.undone_by_thread_ = undone_by_thread;
+    tenant.drained_by_thread_ = drained_by_thread;
     tenant.next_ = tenants_.load();
     tenants_ = &tenant;
   }
 
-  void remove(Tenant& tenant) noexcept override {
+  void remove(InvalidationListener& tenant) noexcept override {
     std::unique_lock guard(tenants_mutex_);
-    std::atomic<Tenant*>* link = &tenants_;
+    std::atomic<InvalidationListener*>* link = &tenants_;
     while (*link != nullptr && *link != &tenant) link = &link->load()->next_;
     if (*link == nullptr) return;  // in a child of fork, one of the parent's
     *link = tenant.next_.load();
     if (undo_next_ == &tenant) undo_next_ = tenant.next_.load();
-    while (tenant.undoing_) {
+    while (tenant.draining_) {
       guard.unlock();
       sched_yield();
       guard.lock();
@@ -108,12 +109,12 @@ class Watch : public Watcher {
     if (!switched_off()) hears_of_calls_ = true;
   }
 
-  void leaves(Address ptr, std::uint64_t size) noexcept override {
+  void invalidate(Address ptr, std::uint64_t size) noexcept override {
     if (size == 0 || ptr + (size - 1) < ptr) return;
     Range const range{ptr, ptr + size};
     {
       Walk const walk(*this);
-      for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) tenant->about_to_leave(ptr, size);
+      for (auto* tenant = tenants_.load(); tenant != nullptr; tenant = tenant->next_) tenant->will_invalidate(ptr, size);
     }
     bool wants_undo = false;
     if (!told_all(range, wants_undo, most_tries)) post(range);
@@ -150,13 +151,13 @@ class Watch : public Watcher {
   }
 
   /// First the kernel: it counts a change from before the memory goes until the caller of munmap goes on, which is after
-  /// the reader has raised `unheard_`. Then whether the reader is done. See docs/concurrency.md.
+  /// the reader has raised `pending_`. Then whether the reader is done. See docs/concurrency.md.
   bool settled() noexcept override {
     int const file = open_file_.load(std::memory_order_acquire);
-    if (file < 0) return !unheard();
+    if (file < 0) return !has_pending();
     uffdio_zeropage nothing{};  // of no bytes: refused, with EAGAIN while a change is under way
     bool const changing = ioctl(file, UFFDIO_ZEROPAGE, &nothing) != 0 && errno == EAGAIN;
-    return !changing && !unheard();
+    return !changing && !has_pending();
   }
 
   std::string problem() override {
@@ -250,7 +251,7 @@ class Watch : public Watcher {
       pollfd ready{file, POLLIN, 0};
       if (poll(&ready, 1, -1) < 0) continue;
       if ((ready.revents & POLLIN) == 0) stop();
-      unheard_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets the caller of munmap go on
+      pending_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets the caller of munmap go on
       take(file);
       bool wants_undo = false;
       {
@@ -261,14 +262,14 @@ class Watch : public Watcher {
             told = heard_[i];
             auto const [start, end] = told.range;
             if (told.to != 0) {
-              wants_undo |= tell_all(file, [=](Tenant& each) { return each.try_moved(start, end - start, told.to); });
+              wants_undo |= tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
             }
-            wants_undo |= tell_all(file, [=](Tenant& each) { return each.try_left(start, end - start); });
+            wants_undo |= tell_all(file, [=](auto& each) { return each.try_invalidate(start, end - start); });
           } while (told != heard_[i]);
         }
       }
       heard_count_ = 0;
-      unheard_.fetch_sub(1, std::memory_order_seq_cst);
+      pending_.fetch_sub(1, std::memory_order_seq_cst);
       if (wants_undo) wake(undo_wanted_);
     }
   }
@@ -276,7 +277,7 @@ class Watch : public Watcher {
   template <class Tell>
   bool tell_all(int file, Tell&& tell) noexcept {
     bool wants_undo = false;
-    for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
+    for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
       std::optional<bool> told;
       while (!(told = tell(*tenant))) {
         take(file);  // who holds a lock of the tenant's may be waiting in munmap
@@ -334,10 +335,10 @@ class Watch : public Watcher {
   bool told_all(Range range, bool& wants_undo, int tries) noexcept {
     Walk const walk(*this);
     std::uint64_t const size = range.end - range.start;
-    for (Tenant* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
+    for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
       if (!tenant->may_have(range.start, size)) continue;
       for (int tried = 1;; ++tried) {
-        if (auto const wish = tenant->try_left(range.start, size)) {
+        if (auto const wish = tenant->try_invalidate(range.start, size)) {
           wants_undo |= *wish;
           break;
         }
@@ -353,7 +354,7 @@ class Watch : public Watcher {
     if (!teller_) return;  // there was no thread for it
     lock_posted();
     if (posted_count_ < posted_.size()) {
-      ++unheard_;
+      ++pending_;
       posted_[posted_count_++] = range;
     } else {
       Range& last = posted_.back();
@@ -379,7 +380,7 @@ class Watch : public Watcher {
         if (!any) break;
         bool wants_undo = false;
         told_all(range, wants_undo, 0);
-        --unheard_;
+        --pending_;
         if (wants_undo) wake(undo_wanted_);
       }
     }
@@ -397,17 +398,17 @@ class Watch : public Watcher {
       undo_wanted_.wait(done, std::memory_order_acquire);
       done = undo_wanted_.load(std::memory_order_acquire);
       std::unique_lock guard(tenants_mutex_);
-      for (Tenant* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
+      for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = undo_next_) {
         undo_next_ = tenant->next_.load();
-        if (!tenant->undone_by_thread_) continue;
-        tenant->undoing_ = true;
+        if (!tenant->drained_by_thread_) continue;
+        tenant->draining_ = true;
         guard.unlock();
         try {
-          tenant->undo_left();
+          tenant->drain_invalidations();
         } catch (...) {  // who meets it next tries again
         }
         guard.lock();
-        tenant->undoing_ = false;
+        tenant->draining_ = false;
       }
     }
   }
@@ -421,8 +422,8 @@ class Watch : public Watcher {
   std::size_t ranges_ = 0;
 
   std::mutex tenants_mutex_;
-  std::atomic<Tenant*> tenants_ = nullptr;
-  Tenant* undo_next_ = nullptr;  // the undoer's, which lets go of the mutex meanwhile
+  std::atomic<InvalidationListener*> tenants_ = nullptr;
+  InvalidationListener* undo_next_ = nullptr;  // the undoer's, which lets go of the mutex meanwhile
   std::atomic<int> walkers_ = 0;
 
   std::atomic<int> open_file_ = -1;

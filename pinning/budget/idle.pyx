@@ -136,7 +136,7 @@ def clear_up():
     """Where there is no room: unlock what has left, and what is idle and can be used by nobody any more."""
     for each in _maps:
         with suppress(PinningError):
-            each.undo_left()
+            each.drain_invalidations()
     look()
 
 

@@ -21,7 +21,7 @@ from pinning.locking.lock cimport map_of
 from pinning.map.native cimport CPinnedMap, CRegion
 from pinning.map.pinned_map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
-from pinning.plugin.native cimport Grain
+from pinning.plugin.native cimport Coherence
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter, events_of
 
@@ -34,13 +34,13 @@ from pinning.errors import InvalidRangeError, VendorError
 from pinning.locking.devices import default_memory_device
 from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
-from pinning.queues.queue import _defaults
+from pinning.queues.queue import default_queues
 from pinning.runtime.arguments import integer, said
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
 
-cdef dict defaults = _defaults  # weak references
+cdef dict defaults = default_queues  # weak references
 cdef object DIRECT = CopyPath.DIRECT
 cdef object PLAIN = CopyPath.PLAIN
 cdef str LOCKED = "the host's memory is locked"
@@ -195,11 +195,11 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
         # An allocation is not freed while a queue keeps it, and nothing else takes its region away.
         if not (dereference(region).registered and isinstance(host.owner, Allocation)):
             hold = Hold.__new__(Hold)
-            if not hold.try_take(map, host.ptr, size, Grain.unknown):
+            if not hold.try_take(map, host.ptr, size, Coherence.unknown):
                 return None  # it was unlocked just now
         copy.path, copy.reason = DIRECT, LOCKED
         return direct_copy(to, origin, size, hold)
-    if map.map.any_left():
+    if map.map.any_invalidated():
         return None
     if size >= <uint64_t>costs.least_worth_a_look(host is origin) or overlaps(map, host.ptr, size):
         return None

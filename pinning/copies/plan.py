@@ -130,7 +130,7 @@ def _between_devices(to: End, origin: End, size: int) -> Plan:
 
 def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int) -> list[_Part]:
     """The range split wherever a lock, a piece of one, or pageable memory begins."""
-    on.undo_left()  # else the vendor takes memory for locked that has left
+    on.drain_invalidations()  # else the vendor takes memory for locked that has left
     region = on.find(ptr, size)
     if region is not None and region.in_one_piece(ptr, size) and _is_locked(on, region):
         return [_Part(ptr, size, True)]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pinning.queues import staging
-from pinning.queues.crossing import close_idle_helpers
+from pinning.queues.cross_vendor_wait import close_idle_helpers
 
 
 def trim_staging() -> int:

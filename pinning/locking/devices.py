@@ -16,7 +16,7 @@ from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
 from pinning.plugin.native import NativeDevice
 from pinning.runtime.arguments import said
-from pinning.runtime.per_device import One
+from pinning.runtime.per_device import PerDevice
 
 HOST = "host"
 _log = logging.getLogger(__name__)
@@ -169,15 +169,15 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
     PluginUnavailableError
         There is no device of this name.
     """
-    return _maps.of(default_device() if on is None else device(on))
+    return maps.get(default_device() if on is None else device(on))
 
 
 def pinned_maps() -> list[PinnedMap]:
     """The maps made so far of the devices that are still there, in the order of their first use."""
-    return _maps.all()
+    return maps.all()
 
 
-_maps = One(lambda device: PinnedMap(device, shared=isinstance(device, NativeDevice)))
+maps = PerDevice(lambda device: PinnedMap(device, shared=isinstance(device, NativeDevice)))
 
 
 def is_host(device: Device) -> bool:

@@ -13,8 +13,8 @@ from libcpp.optional cimport optional
 from pinning.budget.idle cimport keeps
 from pinning.interop.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
-from pinning.map.pinned_map cimport Hold, PinnedMap, forks, wish, wrap
-from pinning.plugin.native cimport Wish
+from pinning.map.pinned_map cimport Hold, PinnedMap, forks, lock_options, wrap
+from pinning.plugin.native cimport LockOptions
 
 import os
 import sys
@@ -99,7 +99,7 @@ cdef bint traced = os.environ.get("PINNING_TRACE", "") == "1"  # another value i
 cdef OpenLocks* open_locks = new OpenLocks()  # the GIL guards it; never destroyed, for locks may be dropped at exit
 cdef uint64_t last_serial = 0
 
-cdef dict maps = devices._maps.made  # weak references
+cdef dict maps = devices.maps.by_id  # weak references
 cdef object pinned_maps = devices.pinned_maps
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which the next two hold
@@ -368,14 +368,14 @@ def lock(
         raise TypeError(f"progress is {said(progress)}; it must be a function of two integers, bytes done and in all")
     if unit is not None or stall_ms is not None:
         pace = pace_of(on.largest, found.size, piece, unit, stall_ms)
-    if not made.try_take(on, found.ptr, found.size, wish(read_only, coherent).grain):
+    if not made.try_take(on, found.ptr, found.size, lock_options(read_only, coherent).coherence):
         if read_only is None and found.read_only >= 0:
             read_only = bool(found.read_only)
         bring_in(found.ptr, found.size, on, progress)
         if pace is None:
             made.take(on, found.ptr, found.size, read_only, piece, coherent)
         else:
-            made.take_in_pieces(on, found.ptr, found.size, wish(read_only, coherent), pace.pieces)
+            made.take_in_pieces(on, found.ptr, found.size, lock_options(read_only, coherent), pace.pieces)
         describe(made, description_of(buffer))
     made.enter()
     return made

@@ -14,8 +14,8 @@ from libcpp.optional cimport optional
 from pinning.interop.exports cimport Bytes
 from pinning.locking.lock cimport Lock, Pace, describe, description_of, map_of, pace_of, unlocked
 from pinning.map.native cimport CRegion
-from pinning.map.pinned_map cimport PinnedMap, forks, wish
-from pinning.plugin.native cimport Wish
+from pinning.map.pinned_map cimport PinnedMap, forks, lock_options
+from pinning.plugin.native cimport LockOptions
 
 import _thread
 import asyncio
@@ -48,7 +48,7 @@ cdef class Job:
     cdef PinnedMap on
     cdef Pace pace
     cdef tuple description
-    cdef Wish wanted
+    cdef LockOptions options
     cdef long generation
     cdef bint unwanted, over, unlisted
     cdef dict how  # its pages are brought in
@@ -77,7 +77,7 @@ cdef class Job:
     cdef take(self):
         cdef Lock lock = self.lock
         cdef uint64_t ptr = lock.ptr, size = lock.size
-        if not lock.try_take(self.on, ptr, size, self.wanted.grain):
+        if not lock.try_take(self.on, ptr, size, self.options.coherence):
             self.take_anew(ptr, size)
             describe(lock, self.description)
         if not self.unlisted:
@@ -87,17 +87,17 @@ cdef class Job:
         cdef PinnedMap on = self.on
         on.check_open()
         if on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
-            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+            self.lock.take_in_pieces(on, ptr, size, self.options, self.pace.pieces)
             return
         resident = is_resident(ptr, size)
         check_lock(size, on.device, resident)
         if resident:
-            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+            self.lock.take_in_pieces(on, ptr, size, self.options, self.pace.pieces)
             return
         self.pace.pieces.bring_in(0)
         populating = Populating(ptr, size, self.bring_in, **self.how)
         try:
-            self.lock.take_in_pieces(on, ptr, size, self.wanted, self.pace.pieces)
+            self.lock.take_in_pieces(on, ptr, size, self.options, self.pace.pieces)
         except BaseException:
             populating.stop()
             if populating.error is not None:
@@ -419,14 +419,14 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     job.pace = pace_of(job.on.largest, found.size, piece, unit, stall_ms)
     if read_only is None and found.read_only >= 0:
         read_only = bool(found.read_only)
-    job.wanted = wish(read_only, coherent)
+    job.options = lock_options(read_only, coherent)
     job.generation = forks()
     job.listeners = []
     job.description = description_of(buffer)
     job.on.check_open()
     cdef PendingLock made = PendingLock.__new__(PendingLock)
     made.job, made.ptr, made.size = job, found.ptr, found.size
-    if job.lock.try_take(job.on, found.ptr, found.size, job.wanted.grain):
+    if job.lock.try_take(job.on, found.ptr, found.size, job.options.coherence):
         if not unlisted:
             job.lock.enter()
         job.finish()

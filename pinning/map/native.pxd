@@ -8,7 +8,7 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from pinning.plugin.native cimport Access, Grain, Locker, VendorDevice, Wish, raise_in_python
+from pinning.plugin.native cimport Access, Coherence, Locker, LockOptions, VendorDevice, raise_in_python
 
 
 cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
@@ -35,7 +35,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         bool registered
         bool watched
         bool idle
-        Grain grain
+        Coherence coherence
         uint64_t serial
 
         bool in_one_piece(uint64_t ptr, uint64_t bytes) noexcept
@@ -76,10 +76,10 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         void let_go() noexcept
 
     cppclass CPinnedMap "pinning::PinnedMap":
-        CPinnedMap(Locker& locker, Watcher* watcher, bool undone_by_watcher, Budget* budget) except +
+        CPinnedMap(Locker& locker, Watcher* watcher, bool drained_by_watcher, Budget* budget) except +
         void abandon() noexcept
-        CHold lock(uint64_t ptr, uint64_t size, Wish wish, uint64_t piece) except +raise_in_python
-        CHold lock(uint64_t ptr, uint64_t size, Wish wish, Pieces& pieces) except +raise_in_python
+        CHold lock(uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece) except +raise_in_python
+        CHold lock(uint64_t ptr, uint64_t size, LockOptions options, Pieces& pieces) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
         bool unlock(const CHold& hold, bool keep) except +raise_in_python
         bool give_back_idle(uint64_t start) except +raise_in_python
@@ -88,12 +88,12 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         void register_pinned(uint64_t ptr, uint64_t size, uint64_t device_ptr) except +raise_in_python
         void unregister(uint64_t ptr) except +raise_in_python
         optional[CRegion] find(uint64_t ptr, uint64_t size) noexcept
-        optional[CHold] track(uint64_t ptr, uint64_t size, Wish wish) except +raise_in_python
-        optional[CHold] try_lock(uint64_t ptr, uint64_t size, Grain wish) noexcept
+        optional[CHold] track(uint64_t ptr, uint64_t size, LockOptions options) except +raise_in_python
+        optional[CHold] try_lock(uint64_t ptr, uint64_t size, Coherence wanted) noexcept
         bool try_unlock(uint64_t ptr) noexcept
         bool try_unlock(const CHold& hold, bool keep) noexcept
-        bool any_left() noexcept
-        void undo_left() except +raise_in_python
+        bool any_invalidated() noexcept
+        void drain_invalidations() except +raise_in_python
         vector[CRegion] refresh() except +raise_in_python
         bool has_idle() noexcept
         uint64_t changes() noexcept
@@ -108,7 +108,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
     cppclass MappedLocks "pinning::MappedLocks":
         MappedLocks(CPinnedMap& map) except +
         optional[uint64_t] lock_mapped(
-            uint64_t ptr, uint64_t size, LockMapped policy, Wish wish, uint64_t piece
+            uint64_t ptr, uint64_t size, LockMapped policy, LockOptions options, uint64_t piece
         ) except +raise_in_python
         void unlock_unmapped(uint64_t ptr) except +raise_in_python
 

@@ -6,7 +6,7 @@ from cpython.object cimport PyObject
 from pinning.map.native cimport (
     CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonLocker, PythonRegistrar, SharedMap,
 )
-from pinning.plugin.native cimport Grain, Wish
+from pinning.plugin.native cimport Coherence, LockOptions
 
 
 cdef class Region:
@@ -19,7 +19,7 @@ cdef class Region:
     cdef readonly bint external
     cdef readonly bint registered
     cdef readonly bint idle
-    cdef Grain grain
+    cdef Coherence coherence
     cdef readonly object device
 
 
@@ -46,7 +46,9 @@ cdef class PinnedMap:
     cdef give_back(self, uint64_t start)  # what is idle there
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *
     # In `pieces`, or where that is null in those of so many bytes.
-    cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *
+    cdef CHold hold_range(
+        self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
+    ) except *
     cdef check_open(self)
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
 
@@ -64,7 +66,7 @@ cdef class Registrar:
     cdef long generation
 
 
-cdef Wish wish(object read_only, object coherent) except *
+cdef LockOptions lock_options(object read_only, object coherent) except *
 
 
 cdef class Hold:
@@ -78,10 +80,10 @@ cdef class Hold:
     cdef PyObject* next_hold
     cdef object __weakref__
 
-    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept
+    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept
     cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1
     cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent)
-    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, Wish wanted, Pieces* pieces)
+    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, LockOptions options, Pieces* pieces)
     cdef void own(self, PinnedMap map, CHold hold) noexcept
     cdef bint is_held(self) noexcept
     cdef bint give_up(self) except *

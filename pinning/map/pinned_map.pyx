@@ -29,7 +29,7 @@ from pinning.map.native cimport (
     process_watcher,
     shared_map,
 )
-from pinning.plugin.native cimport Access, Grain, Locker, NativeDevice, Wish
+from pinning.plugin.native cimport Access, Coherence, Locker, LockOptions, NativeDevice
 
 from collections import deque
 from contextlib import suppress
@@ -81,7 +81,7 @@ cdef class Region:
 
     @property
     def coherent(self):
-        return None if self.grain == Grain.unknown else self.grain == Grain.fine
+        return None if self.coherence == Coherence.unknown else self.coherence == Coherence.fine
 
     def __contains__(self, ptr):
         return self.start <= address_of(ptr) < self.end
@@ -142,7 +142,7 @@ cdef Region wrap(const CRegion& found, object device):
     region.external = found.external
     region.registered = found.registered
     region.idle = found.idle
-    region.grain = found.grain
+    region.coherence = found.coherence
     region.device = device
     return region
 
@@ -167,15 +167,15 @@ cdef object no_word(object value, str what):
     return TypeError(f"{what} is {said(value)}; a map takes integers, and buffers are for pinning.lock and pinning.is_locked")
 
 
-cdef Wish wish(object read_only, object coherent) except *:
-    cdef Wish made
+cdef LockOptions lock_options(object read_only, object coherent) except *:
+    cdef LockOptions options
     if read_only is not None and read_only is not True and read_only is not False:
         raise TypeError(f"read_only is {said(read_only)}; it must be True, False, or None where the buffer says it")
     if coherent is not None and coherent is not True and coherent is not False:
         raise TypeError(f"coherent is {said(coherent)}; it must be True, False, or None where it makes no difference")
-    made.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
-    made.grain = Grain.unknown if coherent is None else Grain.fine if coherent else Grain.coarse
-    return made
+    options.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
+    options.coherence = Coherence.unknown if coherent is None else Coherence.fine if coherent else Coherence.coarse
+    return options
 
 
 def watch_problem():
@@ -307,23 +307,25 @@ cdef class PinnedMap:
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
         cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
-        cdef Wish wanted = wish(read_only, coherent)
+        cdef LockOptions options = lock_options(read_only, coherent)
         self.check_open()
-        cdef optional[CHold] held = self.map.try_lock(first, count, wanted.grain)
+        cdef optional[CHold] held = self.map.try_lock(first, count, options.coherence)
         if held.has_value():
             return dereference(held)
-        return self.hold_range(first, count, wanted, self.step(count, each), NULL)
+        return self.hold_range(first, count, options, self.step(count, each), NULL)
 
-    cdef CHold hold_range(self, uint64_t ptr, uint64_t size, Wish wanted, uint64_t piece, Pieces* pieces) except *:
+    cdef CHold hold_range(
+        self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
+    ) except *:
         cdef CPinnedMap* map = self.map
         cdef CHold made
         self.check_open()
         try:
             with nogil:
                 if pieces is NULL:
-                    made = map.lock(ptr, size, wanted, piece)
+                    made = map.lock(ptr, size, options, piece)
                 else:
-                    made = map.lock(ptr, size, wanted, dereference(pieces))
+                    made = map.lock(ptr, size, options, dereference(pieces))
         finally:
             unlock_orphans()
         if self.closed:  # meanwhile, and perhaps without having seen this lock
@@ -395,13 +397,13 @@ cdef class PinnedMap:
             if chosen == LockMapped.mandatory:
                 self.check_open()
             return None
-        cdef Wish wanted = wish(read_only, None)
+        cdef LockOptions options = lock_options(read_only, None)
         cdef uint64_t each = self.step(count, 0)
         cdef MappedLocks* mapped = self.mapped
         cdef optional[uint64_t] device_ptr
         try:
             with nogil:
-                device_ptr = mapped.lock_mapped(first, count, chosen, wanted, each)
+                device_ptr = mapped.lock_mapped(first, count, chosen, options, each)
         finally:
             unlock_orphans()
         if self.closed:  # meanwhile, and perhaps without having seen this lock
@@ -440,7 +442,7 @@ cdef class PinnedMap:
         cdef Hold hold = Hold.__new__(Hold)
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
-        if hold.try_take(self, first, count, Grain.unknown) or hold.try_track(self, first, count):
+        if hold.try_take(self, first, count, Coherence.unknown) or hold.try_track(self, first, count):
             return hold
         return None
 
@@ -464,15 +466,15 @@ cdef class PinnedMap:
             unlock_orphans()
         return [wrap(region, self.device) for region in gone]
 
-    def undo_left(self):
-        """Have the device unlock what was locked in memory that has left; returns once that is done.
+    def drain_invalidations(self):
+        """Have the device unlock what was locked in memory that has gone; returns once that is done.
 
-        A thread does so soon; who hands memory to the vendor as pageable cannot wait for that.
+        A thread does so soon; memory that is handed to the vendor as pageable cannot wait for that.
         """
         cdef CPinnedMap* map = self.map
         try:
             with nogil:
-                map.undo_left()
+                map.drain_invalidations()
         finally:
             unlock_orphans()
 
@@ -827,11 +829,11 @@ cdef class Hold:
             raise TypeError("a Hold is made once")
         self.take(map, ptr, size, read_only, piece, coherent)
 
-    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Grain wish) noexcept:
+    cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept:
         """`take` where a region holds the range already and nobody need be asked."""
         if map.closed or map.generation != forks():
             return False
-        cdef optional[CHold] held = map.map.try_lock(ptr, size, wish)
+        cdef optional[CHold] held = map.map.try_lock(ptr, size, wanted)
         if held.has_value():
             self.own(map, dereference(held))
         return held.has_value()
@@ -841,7 +843,7 @@ cdef class Hold:
         map.begin_anew()
         if map.closed:
             return False
-        cdef Wish any_kind = wish(None, None)
+        cdef LockOptions any_kind = lock_options(None, None)
         cdef CPinnedMap* native = map.map
         cdef optional[CHold] held
         try:
@@ -856,8 +858,8 @@ cdef class Hold:
     cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent):
         self.own(map, map.hold(ptr, size, read_only, piece, coherent))
 
-    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, Wish wanted, Pieces* pieces):
-        self.own(map, map.hold_range(ptr, size, wanted, 0, pieces))
+    cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, LockOptions options, Pieces* pieces):
+        self.own(map, map.hold_range(ptr, size, options, 0, pieces))
 
     cdef void own(self, PinnedMap map, CHold hold) noexcept:
         self.map = map

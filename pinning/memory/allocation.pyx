@@ -46,7 +46,7 @@ cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)  # in
 cdef dict NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 cdef object LARGEST = MOST_BYTES
-cdef dict maps = devices._maps.made  # weak references
+cdef dict maps = devices.maps.by_id  # weak references
 cdef Owners* owners = new Owners()
 cdef dict known_devices = {}  # weak references by id, in the order of their first use
 cdef bint ended = False  # the program has: what is left goes with the process

@@ -14,7 +14,7 @@ from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 from pinning.runtime.arguments import integer
-from pinning.runtime.per_device import One
+from pinning.runtime.per_device import PerDevice
 
 
 class Context(Backing):
@@ -210,10 +210,10 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
 def default_context(device: Device | str | None = None) -> Context:
     """The context of one device alone, the same each time; of the default device when None."""
     found = default_memory_device() if device is None else device_of_name(device)
-    return _default_contexts.of(found)
+    return _default_contexts.get(found)
 
 
-_default_contexts = One(Context)
+_default_contexts = PerDevice(Context)
 
 
 def _memory_device(device: Device | str) -> MemoryDevice:

@@ -17,7 +17,7 @@ from pinning.memory.pool_store import Store
 from pinning.plugin import Device, MemoryKind
 from pinning.queues import Event
 from pinning.runtime.arguments import said
-from pinning.runtime.per_device import One
+from pinning.runtime.per_device import PerDevice
 from pinning.runtime.process import later
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ class _DefaultPool(Pool):
 
 def default_pool(device: Device, kind: MemoryKind) -> Pool:
     """The pool of a device's default context for memory of one kind, the same each time."""
-    return _default_pools[id(kind)].of(device)  # an enum's own hash takes longer than all else here
+    return _default_pools[id(kind)].get(device)  # an enum's own hash takes longer than all else here
 
 
-_default_pools = {id(kind): One(partial(_DefaultPool, kind)) for kind in MemoryKind}
+_default_pools = {id(kind): PerDevice(partial(_DefaultPool, kind)) for kind in MemoryKind}
 
 
 def alloc_in(

@@ -7,7 +7,7 @@ from pinning.memory.allocation cimport Allocation
 from pinning.memory.backing cimport Backing
 from pinning.plugin.native cimport CMemoryKind
 from pinning.queues.event cimport Event
-from pinning.queues.order cimport Line
+from pinning.queues.order cimport Timeline
 from pinning.queues.submitter cimport Submitter
 
 
@@ -16,63 +16,64 @@ cdef extern from *:
     #include <Python.h>
     #include <pinning/blocks.hpp>
 
-    // A Line of Python's. The GIL is held; letting go of one runs no Python, for it has neither finaliser nor references.
-    class LineRef {
+    // A Timeline of Python's. The GIL is held; letting go of one runs no Python, for it has neither finaliser nor references.
+    class TimelineRef {
      public:
-      LineRef(PyObject* line, std::uint64_t const* reached, bool ordered)
-          : line_(Py_NewRef(line)), reached_(reached), ordered_(ordered) {}
-      LineRef(LineRef const& other) : line_(Py_NewRef(other.line_)), reached_(other.reached_), ordered_(other.ordered_) {}
-      LineRef& operator=(LineRef const& other) {
-        Py_SETREF(line_, Py_NewRef(other.line_));
+      TimelineRef(PyObject* timeline, std::uint64_t const* reached, bool ordered)
+          : timeline_(Py_NewRef(timeline)), reached_(reached), ordered_(ordered) {}
+      TimelineRef(TimelineRef const& other)
+          : timeline_(Py_NewRef(other.timeline_)), reached_(other.reached_), ordered_(other.ordered_) {}
+      TimelineRef& operator=(TimelineRef const& other) {
+        Py_SETREF(timeline_, Py_NewRef(other.timeline_));
         reached_ = other.reached_;
         ordered_ = other.ordered_;
         return *this;
       }
-      ~LineRef() { Py_DECREF(line_); }
+      ~TimelineRef() { Py_DECREF(timeline_); }
       std::uint64_t reached() const noexcept { return *reached_; }
       bool ordered() const noexcept { return ordered_; }
-      void const* key() const noexcept { return line_; }
-      bool operator==(LineRef const& other) const noexcept { return line_ == other.line_; }
+      void const* key() const noexcept { return timeline_; }
+      bool operator==(TimelineRef const& other) const noexcept { return timeline_ == other.timeline_; }
 
      private:
-      PyObject* line_;
+      PyObject* timeline_;
       std::uint64_t const* reached_;
       bool ordered_;
     };
 
-    static void add(pinning::After<LineRef>& after, PyObject* line, std::uint64_t const* reached, bool ordered,
+    static void add(pinning::After<TimelineRef>& after, PyObject* timeline, std::uint64_t const* reached, bool ordered,
                     std::uint64_t position) {
-      pinning::add(after, {LineRef(line, reached, ordered), position});
+      pinning::add(after, {TimelineRef(timeline, reached, ordered), position});
     }
     """
-    void add(After& after, object line, const uint64_t* reached, cbool ordered, uint64_t position) except +
+    void add(After& after, object timeline, const uint64_t* reached, cbool ordered, uint64_t position) except +
 
 
 cdef extern from "<pinning/blocks.hpp>" namespace "pinning" nogil:
-    cppclass After "pinning::After<LineRef>":
+    cppclass After "pinning::After<TimelineRef>":
         void swap(After& other) noexcept
 
     cbool reached(const After& after) noexcept
     void add_uncovered(After& after, const After& more, const Before& covered) except +
 
-    cppclass Before "pinning::Before<LineRef>":
+    cppclass Before "pinning::Before<TimelineRef>":
         Before() except +
-        void add_upto(const void* line, uint64_t position) except +
-        void add(const void* line, uint64_t position) except +
+        void add_upto(const void* timeline, uint64_t position) except +
+        void add(const void* timeline, uint64_t position) except +
         cbool covers(const After& after) noexcept
 
-    cppclass Segment "pinning::Blocks<LineRef>::Segment":
+    cppclass Segment "pinning::Blocks<TimelineRef>::Segment":
         uint64_t base
         uint64_t device_base
         uint64_t length
 
-    cppclass Block "pinning::Blocks<LineRef>::Block":
+    cppclass Block "pinning::Blocks<TimelineRef>::Block":
         Segment* segment
         uint64_t start
         uint64_t size
         After after
 
-    cppclass Blocks "pinning::Blocks<LineRef>":
+    cppclass Blocks "pinning::Blocks<TimelineRef>":
         Blocks() except +
         Block* add(uint64_t base, uint64_t device_base, uint64_t length) except +
         Block* take(uint64_t size, const Before& before) except +

@@ -18,7 +18,7 @@ from pinning.memory.backing cimport Backing, device_address
 from pinning.plugin.native cimport CMemoryKind, VendorQueue
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, Work, process
-from pinning.queues.order cimport Line
+from pinning.queues.order cimport Timeline
 from pinning.queues.submitter cimport Submitter, events_of
 
 from contextlib import suppress
@@ -42,15 +42,15 @@ cdef enum:
 # ---- what comes after what ----
 
 
-cdef int add_point(After& after, Line line, uint64_t position) except -1:
-    add(after, line, &line.reached, line.ordered, position)
+cdef int add_point(After& after, Timeline timeline, uint64_t position) except -1:
+    add(after, timeline, &timeline.reached, timeline.ordered, position)
     return 0
 
 
-cdef int add_found(Before& before, dict found) except -1:
+cdef int add_positions(Before& before, dict positions) except -1:
     """What an event or a queue comes after; see `order`."""
-    for key, position in found.items():
-        if isinstance(key, Line):
+    for key, position in positions.items():
+        if isinstance(key, Timeline):
             before.add_upto(<void*>key, position)
         else:
             before.add(<void*>(<tuple>key)[0], position)
@@ -63,12 +63,12 @@ cdef int add_history(Before& before, Submitter queue, tuple events) except -1:
     cdef Event event
     if queue.ordered:
         lane = queue.lanes[0]
-        before.add_upto(<void*>lane.line, lane.submitted)
+        before.add_upto(<void*>lane.timeline, lane.submitted)
     if queue.before:
-        add_found(before, queue.before)
+        add_positions(before, queue.before)
     if events or queue.barrier:
         for event in queue.waited_for(events) + queue.barrier:
-            add_found(before, event.found())
+            add_positions(before, event.positions())
     return 0
 
 
@@ -288,9 +288,9 @@ cdef class Store:
                 event = queue.submit(zeroes, events, (allocation,))
             except BaseException:  # it may have been submitted all the same
                 for lane in queue.lanes:
-                    add_point(allocation.block.after, (<Lane>lane).line, (<Lane>lane).submitted)
+                    add_point(allocation.block.after, (<Lane>lane).timeline, (<Lane>lane).submitted)
                 raise
-            add_point(allocation.block.after, event.line, event.position)
+            add_point(allocation.block.after, event.timeline, event.position)
             return event
         if events or not reached(allocation.block.after):
             return queue.submit(None, events)
@@ -357,11 +357,11 @@ cdef class Store:
         cdef After after
         cdef Before covered
         self.watch(queue)
-        add_point(after, event.line, event.position)
-        if event.line.ordered:
-            covered.add_upto(<void*>event.line, event.position)
+        add_point(after, event.timeline, event.position)
+        if event.timeline.ordered:
+            covered.add_upto(<void*>event.timeline, event.position)
         if not covered.covers(allocation.block.after):
-            add_found(covered, event.found())
+            add_positions(covered, event.positions())
             add_uncovered(after, allocation.block.after, covered)
         allocation.block.after.swap(after)
         self.put(allocation)

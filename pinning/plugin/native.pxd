@@ -19,16 +19,16 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         writable
         read_only
 
-    enum class Grain:
+    enum class Coherence:
         unknown
         fine
         coarse
 
-    cppclass Wish:
+    cppclass LockOptions:
         Access access
-        Grain grain
+        Coherence coherence
 
-    cppclass Grains:
+    cppclass CoherenceSupport:
         bool fine
         bool coarse
 
@@ -38,10 +38,10 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         uint64_t device_ptr
 
     cppclass Locker:
-        uint64_t lock(uint64_t ptr, uint64_t size, Wish wish) except +raise_in_python
+        uint64_t lock(uint64_t ptr, uint64_t size, LockOptions options) except +raise_in_python
         void unlock(uint64_t ptr) except +raise_in_python
         optional[Pinned] is_pinned(uint64_t ptr) except +raise_in_python
-        Grains grains() noexcept
+        CoherenceSupport coherence() noexcept
 
     enum class CMemoryKind "pinning::MemoryKind":
         host

@@ -88,17 +88,17 @@ cdef class NativeDevice:
     @property
     def coherence(self):
         """What locked memory can be: True for coherent, False for coarse-grained."""
-        cdef Grains grains = self.vendor.grains()
-        return frozenset(([True] if grains.fine else []) + ([False] if grains.coarse else []))
+        cdef CoherenceSupport support = self.vendor.coherence()
+        return frozenset(([True] if support.fine else []) + ([False] if support.coarse else []))
 
     def data_lock(self, uint64_t ptr, uint64_t size, read_only=None, coherent=True):
         """Lock ``[ptr, ptr + size)`` and return its device pointer; see `pinning.plugin.Device`."""
-        cdef Wish wish
+        cdef LockOptions options
         cdef uint64_t device_ptr
-        wish.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
-        wish.grain = Grain.fine if coherent else Grain.coarse
+        options.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
+        options.coherence = Coherence.fine if coherent else Coherence.coarse
         with nogil:
-            device_ptr = self.vendor.lock(ptr, size, wish)
+            device_ptr = self.vendor.lock(ptr, size, options)
         try:
             PyErr_CheckSignals()  # Ctrl-C struck meanwhile: nobody is told the pointer
         except BaseException:

@@ -5,15 +5,25 @@
 - ``event``: an operation, to be waited for;
 - ``lane``: one vendor's queue, and what is kept until its work is over;
 - ``submitter``: which lane an operation goes to, and what it waits for;
-- ``crossing``: how a queue of one vendor waits for an event of another;
-- ``turn``: functions of Python that a vendor's queue calls;
+- ``cross_vendor_wait``: how a queue of one vendor waits for an event of another;
+- ``host_callback``: functions of Python that a vendor's queue calls;
 - ``pending``: what becomes of work while nobody looks, at exit and at fork;
 - ``queue``: `Queue`, the face of it all.
 """
 
 from pinning.queues.event import Event, joined
-from pinning.queues.order import History, Line, Point
+from pinning.queues.order import Dependencies, Timeline, TimelinePoint
 from pinning.queues.pending import uses
 from pinning.queues.queue import Queue, as_queue, default_queue
 
-__all__ = ["Event", "History", "Line", "Point", "Queue", "as_queue", "default_queue", "joined", "uses"]
+__all__ = [
+    "Dependencies",
+    "Event",
+    "Queue",
+    "Timeline",
+    "TimelinePoint",
+    "as_queue",
+    "default_queue",
+    "joined",
+    "uses",
+]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint64_t
 
-from pinning.queues.order cimport Line
+from pinning.queues.order cimport Timeline
 
 
 cdef class Place:
@@ -20,7 +20,7 @@ cdef class Event:
     cdef object __weakref__
     cdef readonly object queue
     cdef Place place
-    cdef Line line
+    cdef Timeline timeline
     cdef uint64_t position
     cdef dict before  # what it comes after in other lines
     cdef readonly object error
@@ -31,7 +31,7 @@ cdef class Event:
 
     cdef bint known_over(self)
     cdef fail(self, error)
-    cdef dict found(self)
+    cdef dict positions(self)
     cdef bint _ask(self, bint block) except *
     cdef settle(self)
     cdef learn_error(self, bint ask)

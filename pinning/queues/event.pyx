@@ -5,7 +5,7 @@
 
 cimport cython
 
-from pinning.queues.order cimport Line, Point, covers, history_of, key_of, merged, point_at
+from pinning.queues.order cimport Timeline, TimelinePoint, covers, dependencies_of, key_of, merged, point_at
 
 from pinning.errors import PinningError
 from pinning.runtime.arguments import said
@@ -71,33 +71,33 @@ cdef class Event:
     @property
     def point(self):
         """Where it stands; None for one that was over from the start."""
-        return None if self.line is None else point_at(self.line, self.position)
+        return None if self.timeline is None else point_at(self.timeline, self.position)
 
     @property
     def history(self):
         """All that it comes after, itself included."""
-        return history_of(self.found())
+        return dependencies_of(self.positions())
 
     @property
     def vendor_event(self):
         """The vendor's event behind it, if there is one by now."""
         return None if self.place is None else self.place.vendor_event
 
-    cdef dict found(self):
-        if self.line is None:
+    cdef dict positions(self):
+        if self.timeline is None:
             return {}
-        cdef dict found = dict(self.before)
-        found[key_of(self.line, self.position)] = self.position
-        return found
+        cdef dict positions = dict(self.before)
+        positions[key_of(self.timeline, self.position)] = self.position
+        return positions
 
     cdef bint known_over(self):
-        return self.line is None or self.line.reached >= self.position
+        return self.timeline is None or self.timeline.reached >= self.position
 
     def comes_after(self, point):
         """Whether this operation starts only when the one at `point` is over, or is it; also if that is over by now."""
-        if not isinstance(point, Point):
+        if not isinstance(point, TimelinePoint):
             raise TypeError(f"point is {said(point)}; it must be the `point` of an event")
-        return point in history_of(self.found())
+        return point in dependencies_of(self.positions())
 
     cdef fail(self, error):
         """Have it fail with `error` once it is over. The first error stays."""
@@ -241,8 +241,8 @@ cdef str vendor_of(Event event):
 
 def joined(events):
     """All that something comes after which waits for these."""
-    cdef dict found = {}
+    cdef dict positions = {}
     cdef Event event
     for event in events:
-        found = merged(found, event.found())
-    return history_of(found)
+        positions = merged(positions, event.positions())
+    return dependencies_of(positions)

@@ -12,7 +12,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
 from pinning.plugin.native cimport VendorQueue
 from pinning.queues.lane cimport keeps
-from pinning.queues.order cimport Line, point_at
+from pinning.queues.order cimport Timeline, point_at
 
 from pinning.queues import pending
 from pinning.runtime.process import Part, in_child
@@ -60,14 +60,14 @@ cdef class Graphs:
     """All graphs of the process, as the thread that looks after queues sees a queue."""
 
     cdef object __weakref__
-    cdef Line line
+    cdef Timeline timeline
     cdef bint known, watched
 
     closed = retired = False
     lost = True  # the program's end does not wait for a graph
 
     def __init__(self):
-        self.line = Line(True)  # whose end is never reached
+        self.timeline = Timeline(True)  # whose end is never reached
 
     def poll(self):
         """Let go of what graphs that are gone have kept. Whether none is left."""
@@ -90,7 +90,7 @@ cdef class Graphs:
         while recorded is not NULL:
             work, kept = <tuple>recorded.kept
             if keeps(work, thing) or keeps(kept, thing):
-                return [point_at(self.line, 1)]
+                return [point_at(self.timeline, 1)]
             recorded = recorded.previous
         return []
 

@@ -7,7 +7,7 @@ from libcpp cimport bool as cbool
 
 from pinning.plugin.native cimport VendorQueue
 from pinning.queues.event cimport Event, Place
-from pinning.queues.order cimport Line
+from pinning.queues.order cimport Timeline
 
 cdef extern from * nogil:
     """
@@ -88,7 +88,7 @@ cdef class Lane:
     cdef object stream  # who has made the vendor's queue, if not we: kept as long as anybody may submit there
     cdef VendorQueue* queue  # the same for C++
     cdef bint adapted  # whether `queue` is an adapter of our own
-    cdef Line line
+    cdef Timeline timeline
     cdef uint64_t submitted
     cdef uint64_t complete  # `submitted` before the submission in progress, or now where there is none
     cdef uint64_t looked  # `submitted` when the vendor was last asked
@@ -115,8 +115,8 @@ cdef class Lane:
     cdef leave(self, bint outermost)
     cdef uint64_t capture(self) except? 0
     cdef bint busy_here(self) except *
-    cdef put(self, Event event, object work, list vendor_waits, list crossings, tuple keep)
-    cdef give(self, object work, list vendor_waits, list crossings, tuple keep)
+    cdef put(self, Event event, object work, list vendor_waits, list foreign_waits, tuple keep)
+    cdef give(self, object work, list vendor_waits, list foreign_waits, tuple keep)
     cdef flush(self)
     cdef bint ask(self, bint block) except *
     cdef give_signals(self)

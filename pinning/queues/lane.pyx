@@ -17,7 +17,7 @@ from posix.unistd cimport usleep
 
 from pinning.plugin.native cimport NativeQueue, VendorQueue
 from pinning.queues.event cimport Event, Place
-from pinning.queues.order cimport Line, point_at
+from pinning.queues.order cimport Timeline, point_at
 
 import os
 from collections import deque
@@ -85,7 +85,7 @@ cdef class Work:
 
 
 cdef class Lane:
-    def __init__(self, vendor, Line line, bint adopted, device, stream=None):
+    def __init__(self, vendor, Timeline timeline, bint adopted, device, stream=None):
         self.vendor = vendor
         self.device = device
         self.stream = stream
@@ -94,7 +94,7 @@ cdef class Lane:
         else:
             self.queue = new PythonQueue(<PyObject*>vendor)
             self.adapted = True
-        self.line = line
+        self.timeline = timeline
         self.shared = self.adopted = adopted
         self.unsettled = deque()
         self.markers = deque()
@@ -157,17 +157,17 @@ cdef class Lane:
     cdef Place last_place(self):
         return None if self.last is NULL else <Place>self.last
 
-    cdef put(self, Event event, object work, list vendor_waits, list crossings, tuple keep):
+    cdef put(self, Event event, object work, list vendor_waits, list foreign_waits, tuple keep):
         cdef bint outermost = self.enter()
         cdef Place place = None
         try:
             if self.closing or self.closed:
                 raise PinningError("the queue was closed meanwhile; nothing can be submitted to it")
-            if work is None and not vendor_waits and not crossings and outermost:
+            if work is None and not vendor_waits and not foreign_waits and outermost:
                 place = self.last_place()
                 self.hold(keep)
             else:
-                self.give(work, vendor_waits, crossings, keep)
+                self.give(work, vendor_waits, foreign_waits, keep)
             if place is None:
                 place = Place.__new__(Place)
                 place.lane = self
@@ -175,7 +175,7 @@ cdef class Lane:
                 self.last = <void*>place
             self.submitted += 1
             event.place = place
-            event.line = self.line
+            event.timeline = self.timeline
             event.position = self.submitted
             event.settled = False
             if event.sources:
@@ -190,16 +190,16 @@ cdef class Lane:
         finally:
             self.leave(outermost)
 
-    cdef give(self, object work, list vendor_waits, list crossings, tuple keep):
+    cdef give(self, object work, list vendor_waits, list foreign_waits, tuple keep):
         self.flush()
-        if vendor_waits or crossings or (work is not None and not isinstance(work, Work)):
+        if vendor_waits or foreign_waits or (work is not None and not isinstance(work, Work)):
             self.writes.add_unknown(self.submitted + 1)
         for vendor_event in vendor_waits:
             self.vendor.wait(vendor_event)
         try:
-            for crossing in crossings:
-                self.hold((crossing,))
-                crossing.submit(self.vendor, self.device)
+            for foreign_wait in foreign_waits:
+                self.hold((foreign_wait,))
+                foreign_wait.submit(self.vendor, self.device)
             self.hold(keep)
             if isinstance(work, Work):
                 self.hold(work)
@@ -276,7 +276,7 @@ cdef class Lane:
             if keeps(<object>self.kept.at(i).thing, thing):
                 positions.append(self.kept.at(i).position)
             i += 1
-        return [point_at(self.line, position) for position in positions]
+        return [point_at(self.timeline, position) for position in positions]
 
     def unwatch(self):
         """Whether nothing is kept, and so nobody need look."""
@@ -284,14 +284,14 @@ cdef class Lane:
         return not self.watched
 
     cdef bint may_write(self, uint64_t start, uint64_t size) noexcept:
-        return self.shared or self.writes.meet(self.line.reached, start, size)
+        return self.shared or self.writes.meet(self.timeline.reached, start, size)
 
     # ---- how far the vendor is ----
 
     cdef look(self):
         if self.submitted - self.looked >= LOOK_EVERY:
             self.looked = self.submitted
-            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.line.ordered) and not self.shared:
+            if not self.poll() and (not self.kept.empty() or self.unsettled or not self.timeline.ordered) and not self.shared:
                 self.mark()
 
     cdef mark(self):
@@ -343,7 +343,7 @@ cdef class Lane:
         """Ask the vendor how far it is, and let go of what is kept no longer. Whether all is over."""
         check_process(self.generation)
         cdef uint64_t submitted = self.complete
-        if not self.closed and (self.line.reached < submitted or not self.kept.empty() or self.unsettled):
+        if not self.closed and (self.timeline.reached < submitted or not self.kept.empty() or self.unsettled):
             try:
                 if self.shared:
                     self.read_markers()
@@ -354,7 +354,7 @@ cdef class Lane:
                     self.read_markers()
             except Exception:  # it is kept until somebody asks for it
                 return False
-        return self.line.reached >= self.submitted and self.kept.empty()
+        return self.timeline.reached >= self.submitted and self.kept.empty()
 
     def ask_for_all(self, Place place not None, bint block):
         """Learn whether all is over, if nothing was submitted after this place; ask again for a moment if `block`.
@@ -408,7 +408,7 @@ cdef class Lane:
 
     cdef reach(self, uint64_t position):
         cdef Event event
-        self.line.reach(position)
+        self.timeline.reach(position)
         self.writes.reach(position)
         cdef object upto = position
         cdef PyObject* thing

@@ -2,26 +2,26 @@
 from libc.stdint cimport uint64_t
 
 
-cdef class Line:
+cdef class Timeline:
     cdef readonly uint64_t reached
     cdef readonly bint ordered
 
     cdef void reach(self, uint64_t position) noexcept
 
 
-cdef class Point:
-    cdef readonly Line line
+cdef class TimelinePoint:
+    cdef readonly Timeline timeline
     cdef readonly uint64_t position
 
 
-cdef class History:
-    cdef dict found
+cdef class Dependencies:
+    cdef dict latest
 
 
-# What an operation comes after, as a dict that nobody changes once it is shared. Line: every operation of it up to that
-# position. (Line, position): this one.
-cdef object key_of(Line line, uint64_t position)
-cdef bint covers(dict found, Line line, uint64_t position)
+# What an operation comes after, as a dict that is not changed once it is shared. Timeline: every operation of it up to
+# that position. (Timeline, position): this one.
+cdef object key_of(Timeline timeline, uint64_t position)
+cdef bint covers(dict latest, Timeline timeline, uint64_t position)
 cdef dict merged(dict one, dict other)
-cdef Point point_at(Line line, uint64_t position)
-cdef History history_of(dict found)
+cdef TimelinePoint point_at(Timeline timeline, uint64_t position)
+cdef Dependencies dependencies_of(dict latest)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from pinning.queues.order import Point
+from pinning.queues.order import TimelinePoint
 from pinning.runtime.process import Living, Part, at_exit, in_child
 
 SHORTEST, LONGEST = 0.005, 0.1  # seconds between two looks
@@ -36,7 +36,7 @@ class Lane(Protocol):
     def unwatch(self) -> bool: ...
     def retire(self) -> None: ...
     def close(self) -> None: ...
-    def uses(self, thing: object) -> list[Point]: ...
+    def uses(self, thing: object) -> list[TimelinePoint]: ...
 
 
 _lanes: Living[Lane] = Living()
@@ -70,15 +70,15 @@ def abandon(parents: object) -> None:
     _abandoned.append(parents)
 
 
-def uses(thing: object) -> tuple[Point, ...]:
+def uses(thing: object) -> tuple[TimelinePoint, ...]:
     """The operations that keep this very object and are not known to be over, after the vendors have been asked."""
-    found = []
+    points = []
     for lane in _lanes:
         if lane.uses(thing):
             with suppress(Exception):  # then it says no more than before
                 lane.poll()
-            found += lane.uses(thing)
-    return tuple(found)
+            points += lane.uses(thing)
+    return tuple(points)
 
 
 def _look_after(news: SimpleQueue[Lane]) -> None:

@@ -14,10 +14,10 @@ from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking import devices
 from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
+from pinning.queues.host_callback import HostCallback
 from pinning.queues.submitter import Submitter, replace
-from pinning.queues.turn import Turn
 from pinning.runtime.arguments import is_one_of, said
-from pinning.runtime.per_device import belongings
+from pinning.runtime.per_device import device_slots
 
 Order = Literal["in_order", "out_of_order"]
 
@@ -197,12 +197,12 @@ class Queue(Submitter):
         if not callable(function):
             raise TypeError(f"a queue calls functions, and {said(function)} is none")
         event = Event()
-        turn = Turn(function, event)
+        callback = HostCallback(function, event)
 
         def work(queue: VendorQueue) -> None:
-            queue.call(turn.function, turn.argument)
+            queue.call(callback.function, callback.argument)
 
-        return self.submit(work, wait_for, (turn,), lambda: event)
+        return self.submit(work, wait_for, (callback,), lambda: event)
 
     def __enter__(self) -> Self:
         return self
@@ -233,8 +233,8 @@ class Queue(Submitter):
         return f"<Queue of {name}, {self.order}{', closed' if self.closed else ''}>"
 
 
-_DEFAULT = "default queue"  # of a device, among its belongings
-_defaults: dict[int, ref[Queue]] = {}  # the same by id of the device, for those in a hurry
+_DEFAULT = "default queue"  # of a device, among its slots
+default_queues: dict[int, ref[Queue]] = {}  # the same by id of the device, for Cython code
 
 
 def default_queue(device: Device | str | None = None) -> Queue:
@@ -245,17 +245,17 @@ def default_queue(device: Device | str | None = None) -> Queue:
     PinningError
         The device has no queues.
     """
-    on = _memory_device(device)
-    has = belongings(on)
-    known: Any
-    while (known := has.get(_DEFAULT)) is None or not known.usable:
-        made = Queue(on)
-        if not replace(has, _DEFAULT, known, made):  # another thread was quicker
+    owner = _memory_device(device)
+    slots = device_slots(owner)
+    queue: Any
+    while (queue := slots.get(_DEFAULT)) is None or not queue.usable:
+        made = Queue(owner)
+        if not replace(slots, _DEFAULT, queue, made):  # another thread was quicker
             made.close()
-    quick = _defaults.get(id(on))
-    if quick is None or quick() is not known:
-        _defaults[id(on)] = ref(known, partial(_defaults.pop, id(on)))  # whose default is the reference itself
-    return known  # type: ignore[no-any-return]
+    cached = default_queues.get(id(owner))
+    if cached is None or cached() is not queue:
+        default_queues[id(owner)] = ref(queue, partial(default_queues.pop, id(owner)))  # whose default is the reference
+    return queue  # type: ignore[no-any-return]
 
 
 def as_queue(queue: object, device: Device | str | None = None) -> Queue:

@@ -8,13 +8,13 @@ from libc.stdint cimport uint64_t
 from pinning.queues.event cimport Event
 from pinning.queues.graphs cimport keep_with_graph
 from pinning.queues.lane cimport Lane, NONE, ONCE, Work, check_process, process
-from pinning.queues.order cimport Line, covers, history_of, merged
+from pinning.queues.order cimport Timeline, covers, dependencies_of, merged
 
 from contextlib import suppress
 
 from pinning.errors import GraphCaptureError, PinningError
 from pinning.queues import pending
-from pinning.queues.crossing import crossing
+from pinning.queues.cross_vendor_wait import cross_vendor_wait
 from pinning.runtime.arguments import said
 from pinning.runtime.process import Part, at_exit
 
@@ -73,7 +73,7 @@ cdef class Submitter:
         self.device = device
         self.ordered = ordered
         self.vendor_name = device.name.partition(":")[0]
-        self.lanes.append(Lane(vendor or device.make_queue(), Line(ordered), vendor is not None, device, stream))
+        self.lanes.append(Lane(vendor or device.make_queue(), Timeline(ordered), vendor is not None, device, stream))
         self.closed = False
 
     def __del__(self):
@@ -141,7 +141,7 @@ cdef class Submitter:
         if capture != 0:
             return self.record_in_graph(first, capture, event, work, wait_for, kept)
         cdef list vendor_waits = NONE
-        cdef list crossings = NONE
+        cdef list foreign_waits = NONE
         cdef tuple waits = ()
         cdef dict before = self.before
         cdef Event wait
@@ -152,13 +152,13 @@ cdef class Submitter:
             waits = self.waited_for(wait_for)
             event.sources = tuple([wait for wait in waits if not wait.settled or wait.error is not None])
             for wait in waits:
-                before = merged(before, wait.found())
+                before = merged(before, wait.positions())
             barrier = self.barrier
             left = tuple([wait for wait in barrier if not wait.known_over()])
             if self.barrier is barrier:  # else another thread has added to it
                 self.barrier = left
             for wait in left:
-                before = merged(before, wait.found())
+                before = merged(before, wait.positions())
         lane = self.lane_for(waits)
         for wait in waits + self.barrier if self.barrier else waits:
             if self.needs_waiting(wait, lane):
@@ -167,12 +167,12 @@ cdef class Submitter:
                         vendor_waits = []
                     vendor_waits.append(wait.recorded())
                 else:
-                    across = crossing(wait)
-                    if across is not None:
-                        crossings = [*crossings, across]
+                    foreign_wait = cross_vendor_wait(wait)
+                    if foreign_wait is not None:
+                        foreign_waits = [*foreign_waits, foreign_wait]
         event.queue = self
         event.before = before
-        lane.put(event, work, vendor_waits, crossings, kept)
+        lane.put(event, work, vendor_waits, foreign_waits, kept)
         if before is not NOTHING and before is not self.before:
             if self.ordered:
                 self.before = merged(self.before, before)  # and not `before` alone: other threads submit meanwhile
@@ -258,7 +258,7 @@ cdef class Submitter:
             if lane.poll():
                 return lane
         if len(self.lanes) < LANES:
-            lane = Lane(self.device.make_queue(), Line(False), False, self.device)
+            lane = Lane(self.device.make_queue(), Timeline(False), False, self.device)
             self.lanes.append(lane)
             if self.closed:  # by another thread meanwhile, which may not have seen this lane
                 pending.retire(lane)
@@ -266,7 +266,7 @@ cdef class Submitter:
             return lane
         best = self.lanes[0]
         for lane in self.lanes:
-            if lane.submitted - lane.line.reached < best.submitted - best.line.reached:
+            if lane.submitted - lane.timeline.reached < best.submitted - best.timeline.reached:
                 best = lane
         return best
 
@@ -274,7 +274,7 @@ cdef class Submitter:
         """Whether the vendor must be told, because nothing else has the lane wait for the event."""
         if event.place is None or event.place.lane is lane or event.known_over():
             return False
-        return not (self.ordered and covers(self.before, event.line, event.position))
+        return not (self.ordered and covers(self.before, event.timeline, event.position))
 
     def wait_for(self, *events):
         """Have all later work wait for these. If one fails, later work does not fail with it.
@@ -313,7 +313,7 @@ cdef class Submitter:
         cdef Event event = Event.__new__(Event)
         event.queue = self
         lane.put(event, None, NONE, NONE, ())
-        event.before = {**self.past, lane.line: event.position}
+        event.before = {**self.past, lane.timeline: event.position}
         return event
 
     def history(self, wait_for=()):
@@ -324,15 +324,15 @@ cdef class Submitter:
         wait_for : iterable of Event
             The wait list.
         """
-        cdef dict found = self.before
+        cdef dict positions = self.before
         cdef Event wait
         cdef Lane lane
         for wait in self.waited_for(wait_for) + self.barrier:
-            found = merged(found, wait.found())
+            positions = merged(positions, wait.positions())
         if self.ordered:
             lane = self.lanes[0]
-            found = {**found, lane.line: lane.submitted}
-        return history_of(found)
+            positions = {**positions, lane.timeline: lane.submitted}
+        return dependencies_of(positions)
 
     @property
     def usable(self):

@@ -13,8 +13,8 @@ T = TypeVar("T")
 _ATTRIBUTE = "_pinning"
 
 
-class Belongings(dict[object, Any]):
-    """What a device has, as an attribute of its own: it refers to the device, so the collector takes both at once.
+class DeviceSlots(dict[object, Any]):
+    """What was made for a device, as an attribute of the device: they refer to each other, so the collector takes both.
 
     It stays behind where the device is copied or pickled.
     """
@@ -23,47 +23,51 @@ class Belongings(dict[object, Any]):
         super().__init__()
         self.owner = owner  # the device's id
 
-    def __reduce__(self) -> tuple[type[Belongings], tuple[()]]:
-        return Belongings, ()
+    def __reduce__(self) -> tuple[type[DeviceSlots], tuple[()]]:
+        return DeviceSlots, ()
 
 
-class One(Generic[T]):
-    """A kind of thing of which each device has one. A device need not be hashable.
+class PerDevice(Generic[T]):
+    """One object for each device, made on demand. A device need not be hashable.
 
     Parameters
     ----------
-    make : callable
-        Makes that of a device, which it may keep alive.
+    factory : callable
+        Makes the object of a device, which it may keep alive.
+
+    Attributes
+    ----------
+    by_id : dict of int to weak reference
+        The objects by the id of their device, for Cython code that looks one up without a call.
     """
 
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self.made: dict[int, ref[T]] = {}  # by id of the device
+    def __init__(self, factory: Callable[[Any], T]) -> None:
+        self._factory = factory
+        self.by_id: dict[int, ref[T]] = {}
 
-    def of(self, device: object) -> T:
-        """That of this device."""
-        known = self.made.get(id(device))
-        there = None if known is None else known()
-        if there is not None:
-            return there
-        there = cast(T, belongings(device).setdefault(self, self._make(device)))  # of two threads one is first
-        self.made[id(device)] = ref(there, partial(self.made.pop, id(device)))  # whose default is the reference
-        return there
+    def get(self, device: object) -> T:
+        """The object of this device."""
+        cached = self.by_id.get(id(device))
+        value = None if cached is None else cached()
+        if value is None:
+            value = cast(T, device_slots(device).setdefault(self, self._factory(device)))  # atomic: one thread wins
+            self.by_id[id(device)] = ref(value, partial(self.by_id.pop, id(device)))  # whose default is the reference
+        return value
 
     def all(self) -> list[T]:
-        """Those of the devices that are still there, in the order in which they were made."""
-        return [there for known in list(self.made.values()) if (there := known()) is not None]
+        """The objects of the devices that are still there, in the order in which they were made."""
+        return [value for cached in list(self.by_id.values()) if (value := cached()) is not None]
 
 
-_of_the_process: dict[int, Belongings] = {}  # of devices without attributes, for good
+_of_the_process: dict[int, DeviceSlots] = {}  # of devices without attributes, for good
 
 
-def belongings(device: object) -> Belongings:
-    """What this device has, by what it is for."""
+def device_slots(device: object) -> DeviceSlots:
+    """What was made for this device, by what it is for."""
     attributes = getattr(device, "__dict__", None)
     if not isinstance(attributes, dict):  # it has slots, or is a class
-        return _of_the_process.setdefault(id(device), Belongings(id(device)))
-    there = attributes.setdefault(_ATTRIBUTE, Belongings(id(device)))
-    if there.owner != id(device):  # a copy has its original's
-        there = attributes[_ATTRIBUTE] = Belongings(id(device))
-    return there  # type: ignore[no-any-return]
+        return _of_the_process.setdefault(id(device), DeviceSlots(id(device)))
+    slots: DeviceSlots = attributes.setdefault(_ATTRIBUTE, DeviceSlots(id(device)))
+    if slots.owner != id(device):  # a copy has its original's
+        slots = attributes[_ATTRIBUTE] = DeviceSlots(id(device))
+    return slots

@@ -41,7 +41,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
             "event": event,
             "Event()": pinning.Event(),
             "point": event.point,
-            "line": event.point.line,
+            "timeline": event.point.timeline,
             "history": event.history,
             "vendor_event": event.vendor_event,
             "vendor_queue": device.make_queue(),  # type: ignore[attr-defined]

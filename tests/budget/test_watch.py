@@ -146,7 +146,7 @@ def test_of_the_host_nothing_stays_locked_by_the_kernel() -> None:
     unmapped_in_part(ptr)
     assert not lock.held
     lock.unlock()
-    pinning.pinned_map("host").undo_left()
+    pinning.pinned_map("host").drain_invalidations()
     assert locked_by_the_kernel() == before
     unmap_the_rest(ptr, unmapped_in_part)
 
@@ -172,7 +172,7 @@ def test_a_child_of_fork_watches_for_itself(device: FakeDevice) -> None:
 @watched
 def test_cycles_beside_readers_copies_and_others_that_lock(device: FakeDevice) -> None:
     assert stale_after(CYCLES, device) == []
-    pinning.pinned_map(device).undo_left()
+    pinning.pinned_map(device).drain_invalidations()
     assert device.locked == {}
 
 

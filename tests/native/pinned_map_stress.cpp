@@ -34,7 +34,7 @@ using pinning::LockMapped;
 using pinning::MappedLocks;
 using pinning::PinnedMap;
 using pinning::Region;
-using pinning::Wish;
+using pinning::LockOptions;
 
 constexpr Address locked_offset = Address{1} << 44, foreign_offset = Address{2} << 44, registered_offset = Address{3} << 44;
 
@@ -68,7 +68,7 @@ class Vendor : public pinning::Locker {
   explicit Vendor(unsigned refuse_one_in = 0, std::optional<Range> where_others_pin = {})
       : refuse_one_in_(refuse_one_in), where_others_pin_(where_others_pin) {}
 
-  Address lock(Address ptr, std::uint64_t size, Wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     attend(ptr);
     std::lock_guard const guard(interpreter);
     if (foreign_ && ptr < foreign_->end() && ptr + size > foreign_->start) throw Taken("taken");
@@ -391,7 +391,7 @@ void what_others_use_of_a_refused_lock_stays() {
 void memory_leaves_what_grows() {
   Growth growth;
   Hold const inside = growth.map.lock(0x1800, 0x10);
-  growth.map.left(0x1000, 0x1000);
+  growth.map.invalidate(0x1000, 0x1000);
   expect(!growth.map.find(0x1000) && !growth.map.holds(inside) && growth.map.size() == 0, "what has left is found");
   growth.end();
   expect(growth.left && growth.vendor.held() == 0, "a lock of memory that has left goes on");
@@ -442,8 +442,8 @@ void memory_leaves() {
   Vendor vendor;
   PinnedMap map(vendor);
   Hold const first = map.lock(0x1000, 0x2000), second = map.lock(0x1800, 1), other = map.lock(0x8000, 0x1000);
-  expect(!map.left(0x4000, 0x4000) && map.holds(first), "memory that nobody has locked takes a region away");
-  expect(map.left(0x2800, 0x10), "nothing is to be undone");
+  expect(!map.invalidate(0x4000, 0x4000) && map.holds(first), "memory that nobody has locked takes a region away");
+  expect(map.invalidate(0x2800, 0x10), "nothing is to be undone");
   expect(!map.find(0x1000) && !map.holds(first) && !map.try_lock(0x1000, 1) && !map.try_unlock(second) && map.size() == 1 &&
              map.regions().size() == 1 && map.find(0x8000),
          "a region is relied on whose memory has left");
@@ -454,13 +454,13 @@ void memory_leaves() {
     fail("a lock whose memory has left is held");
   } catch (pinning::NotLocked const&) {
   }
-  map.left(0x8000, 1);
+  map.invalidate(0x8000, 1);
   Hold const anew = map.lock(0x7000, 0x2000);  // over it: undone first
   expect(vendor.unlocks == 2 && map.find(0x8000)->references == 1 && !map.unlock(other) && map.holds(anew),
          "the lock of what left is taken for the new one");
   map.lock(0x20000, 0x3000, {}, 0x1000);
-  map.left(0x21000, 0x1000);
-  map.undo_left();
+  map.invalidate(0x21000, 0x1000);
+  map.drain_invalidations();
   expect(vendor.held() == 1, "pieces stay locked");
   map.unlock(anew);
   expect(vendor.held() == 0 && vendor.locks == vendor.unlocks, "something stays locked");
@@ -471,7 +471,7 @@ void registered_memory_leaves() {
   PinnedMap map(vendor);
   map.register_pinned(0x1000, 0x1000, 0x1000);
   Hold const hold = map.lock(0x1000, 1);
-  map.left(0x1000, 0x1000);
+  map.invalidate(0x1000, 0x1000);
   map.register_pinned(0x1800, 0x1000, 0x9000);
   expect(vendor.locks == 0 && vendor.unlocks == 0 && map.find(0x1800)->device_ptr == 0x9000 && !map.unlock(hold),
          "a registration outlives its memory");
@@ -493,7 +493,7 @@ void memory_leaves_while_it_is_locked() {
       }
     });
     vendor.wait_for_caller();
-    map.left(0x1000, 1);
+    map.invalidate(0x1000, 1);
     vendor.release(failing);
     locks.join();
     expect(refused == failing && left == !failing && vendor.held() == 0 && !map.find(0x1000), "memory that left is locked");
@@ -507,8 +507,8 @@ void memory_leaves_and_the_vendor_refuses() {
   PinnedMap map(vendor);
   Hold const hold = map.lock(0x1000, 0x1000);
   vendor.hold(0x1000);
-  map.left(0x1000, 0x1000);
-  std::jthread undoes([&] { map.undo_left(); });
+  map.invalidate(0x1000, 0x1000);
+  std::jthread undoes([&] { map.drain_invalidations(); });
   vendor.wait_for_caller();
   vendor.release(true);
   undoes.join();
@@ -532,7 +532,7 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
     std::atomic<unsigned> calls = 0;
     std::atomic<long> locked = 0;
     static std::size_t place(Address ptr) { return (ptr - (Address{1} << 32)) / place_size; }
-    Address lock(Address ptr, std::uint64_t, Wish) override {
+    Address lock(Address ptr, std::uint64_t, LockOptions) override {
       Address const now = generation[place(ptr)];
       ++locked;
       return ptr + (now << 44);
@@ -579,9 +579,9 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
       for (std::minstd_rand random(9); !stop;) {
         auto const i = random() % places;
         Address const now = ++memory.generation[i];
-        map.left((Address{1} << 32) + i * place_size, place_size);
+        map.invalidate((Address{1} << 32) + i * place_size, place_size);
         memory.announced[i] = now;
-        if (random() % 2) map.undo_left();
+        if (random() % 2) map.drain_invalidations();
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
         // What the vendor has refused to undo, somebody asks for again.
         for (Address at = 0; at < place_size; at += 0x800) {
@@ -659,8 +659,8 @@ void idle_memory_leaves() {
   PinnedMap map(vendor, budget);
   map.unlock(map.lock(0x1000, 0x1000), true);
   map.unlock(map.lock(0x2000, 0x2000, {}, 0x1000), true);
-  map.left(0x1800, 1);
-  map.left(0x2000, 0x1000);
+  map.invalidate(0x1800, 1);
+  map.invalidate(0x2000, 0x1000);
   expect(!map.try_lock(0x1000, 1) && !map.find_registered(0x2000) && vendor.unlocks == 0, "what has left is idle");
   map.lock(0x8000, 0x1000);  // for which one of them has to go
   expect(vendor.held() == 3 && budget.figures().idle == 0x2000, "not the longest idle region went");
@@ -1113,7 +1113,7 @@ void paced(std::chrono::duration<double> time, unsigned seed) {
 /// Readers against the shortest life a region can have: nothing but the vendor's two calls.
 void flicker(std::chrono::duration<double> time) {
   struct Quick : pinning::Locker {
-    Address lock(Address ptr, std::uint64_t, Wish) override { return ptr + locked_offset; }
+    Address lock(Address ptr, std::uint64_t, LockOptions) override { return ptr + locked_offset; }
     void unlock(Address) override {}
     std::optional<pinning::Pinned> is_pinned(Address) override { return std::nullopt; }
   } quick;

@@ -18,11 +18,11 @@ namespace {
 
 using pinning::Address;
 using pinning::Budget;
-using pinning::Grain;
+using pinning::Coherence;
 using pinning::Hold;
 using pinning::PinnedMap;
 using pinning::Siblings;
-using pinning::Wish;
+using pinning::LockOptions;
 
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -83,7 +83,7 @@ class Device : public pinning::Locker {
  public:
   Device(Vendor& vendor, unsigned index) : offset(Address{index + 1} << 44), vendor_(vendor) {}
 
-  Address lock(Address ptr, std::uint64_t size, Wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     wait(ptr);
     vendor_.lock(ptr, size, this);
     return ptr + offset;
@@ -98,7 +98,7 @@ class Device : public pinning::Locker {
     if (!found) return std::nullopt;
     return pinning::Pinned{found->first, found->second, found->first + offset};
   }
-  pinning::Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
+  pinning::CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
   Siblings* siblings() noexcept override { return &vendor_.siblings; }
 
   /// The next call there waits until `go_on`.
@@ -329,13 +329,13 @@ void refusals() {
   scene.c.unlock(0x1000);
   expect(scene.vendor.ranges.empty(), "it has gone");
 
-  scene.a.lock(0x3000, 100, {.grain = Grain::coarse});
-  expect(throws<pinning::StillLocked>([&] { scene.b.lock(0x3000, 10, {.grain = Grain::fine}); }),
+  scene.a.lock(0x3000, 100, {.coherence = Coherence::coarse});
+  expect(throws<pinning::StillLocked>([&] { scene.b.lock(0x3000, 10, {.coherence = Coherence::fine}); }),
          "what is coarse there is coarse here");
-  scene.b.lock(0x3000, 10, {.grain = Grain::coarse});
+  scene.b.lock(0x3000, 10, {.coherence = Coherence::coarse});
   scene.budget.set(Budget::unlimited, 1000);
-  scene.a.unlock(scene.a.lock(0x4000, 100, {.grain = Grain::coarse}), true);
-  scene.b.lock(0x4000, 10, {.grain = Grain::fine});
+  scene.a.unlock(scene.a.lock(0x4000, 100, {.coherence = Coherence::coarse}), true);
+  scene.b.lock(0x4000, 10, {.coherence = Coherence::fine});
   expect(!scene.a.has_idle() && scene.vendor.ranges[0x4000].size == 10, "what is idle and coarse gives way");
 }
 
@@ -354,7 +354,7 @@ void a_map_that_goes() {
 void memory_leaves() {
   Scene scene;
   Hold const first = scene.a.lock(0x10000, 0x1000), second = scene.b.lock(0x10000, 0x1000);
-  for (PinnedMap* map : {&scene.a, &scene.b}) map->left(0x10000, 0x1000);
+  for (PinnedMap* map : {&scene.a, &scene.b}) map->invalidate(0x10000, 0x1000);
   expect(!scene.a.holds(first) && !scene.b.holds(second), "no lock is held");
   scene.c.lock(0x10000, 0x1000);  // what is there now
   expect(scene.vendor.locks == 2 && scene.budget.figures().locked == 0x1000, "the vendor has forgotten what was there");

@@ -22,7 +22,7 @@ namespace {
 using pinning::Address;
 using pinning::Hold;
 using pinning::PinnedMap;
-using pinning::Wish;
+using pinning::LockOptions;
 
 constexpr std::uint64_t page = 4096, size = 16 * page;
 constexpr int shift = 48;
@@ -38,7 +38,7 @@ void* map_anonymous(void* at = nullptr) {
 
 /// The device sees the first byte that was there when the memory was locked, as a GPU sees the old pages.
 struct Device : pinning::Locker {
-  Address lock(Address ptr, std::uint64_t, Wish) override {
+  Address lock(Address ptr, std::uint64_t, LockOptions) override {
     ++locked;
     return ptr | Address(static_cast<unsigned char>(*pointer(ptr))) << shift;
   }
@@ -125,7 +125,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
           map.unlock(map.lock(address(own), size));
           void* const other = map_anonymous();
           munmap(other, size);
-          map.undo_left();
+          map.drain_invalidations();
         }
         munmap(own, size);
       });
@@ -145,9 +145,9 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
 void memory_goes_in_a_vendor_call() {
   static void* victim = nullptr;
   struct Frees : Device {
-    Address lock(Address ptr, std::uint64_t bytes, Wish wish) override {
+    Address lock(Address ptr, std::uint64_t bytes, LockOptions options) override {
       if (victim != nullptr) munmap(std::exchange(victim, nullptr), size);
-      return Device::lock(ptr, bytes, wish);
+      return Device::lock(ptr, bytes, options);
     }
   } device;
   PinnedMap map(device, &pinning::process_watcher());
@@ -174,7 +174,7 @@ void child_of_fork() {
     void* const mine = map_anonymous();
     Hold const held = anew.lock(address(mine), size);
     munmap(mine, size);
-    anew.undo_left();
+    anew.drain_invalidations();
     std::_Exit(anew.holds(held) || own.locked != 0);
   }
   int status = -1;
@@ -182,7 +182,7 @@ void child_of_fork() {
   expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child of fork does not watch for itself");
   expect(map.holds(hold), "the parent has heard of the child's memory");
   munmap(at, size);
-  map.undo_left();
+  map.drain_invalidations();
   expect(!map.holds(hold) && device.locked == 0, "the parent hears no more");
 }
 
@@ -214,13 +214,13 @@ void told_by_a_thread() {
 
 /// Tenants are removed while the undoer is at the one before them.
 void removed_beside_the_undoer() {
-  struct Undone : pinning::Tenant {
-    std::optional<bool> try_left(Address, std::uint64_t) noexcept override {
+  struct Undone : pinning::InvalidationListener {
+    std::optional<bool> try_invalidate(Address, std::uint64_t) noexcept override {
       ++told;
       return true;
     }
     bool may_have(Address, std::uint64_t) const noexcept override { return true; }
-    void undo_left() override {
+    void drain_invalidations() override {
       expect(!removed, "a tenant is called once it has been removed");
       ++begun;
       while (stopped) std::this_thread::yield();

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fake_memory import FakeMemoryDevice
-from pinning.queues import Event, Point, Queue
+from pinning.queues import Event, Queue, TimelinePoint
 
 SOME = st.lists(st.integers(0, 200), max_size=4)
 
@@ -21,7 +21,7 @@ class Operations(RuleBasedStateMachine):
         self.device = FakeMemoryDevice()
         self.queues = [Queue(self.device, "in_order" if ordered else "out_of_order") for ordered in orders]
         self.before: list[set[int]] = []
-        self.points: list[Point] = []
+        self.points: list[TimelinePoint] = []
         self.events: dict[int, Event] = {}  # those still there
         self.of: list[list[int]] = [[] for _ in orders]  # the operations of each queue
         self.barriers: list[set[int]] = [set() for _ in orders]

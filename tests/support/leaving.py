@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> None:
         forbid_userfaultfd()
     device = FakeDevice()
     stale = stale_after(int(arguments[-1]), device)
-    pinning.pinned_map(device).undo_left()
+    pinning.pinned_map(device).drain_invalidations()
     print(
         json.dumps(
             {

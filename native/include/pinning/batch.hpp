@@ -67,7 +67,7 @@ class Places {
         return {region->start, region->start + region->size, Place::Kind::locked, region->device_ptr, region->piece};
       }
     }
-    map_.undo_left();  // else the vendor takes memory for locked that has left
+    map_.drain_invalidations();  // else the vendor takes memory for locked that has left
     if (auto const info = device_.memory_info(ptr)) {
       if (info->kind != MemoryKind::host) {
         return {info->base, info->base + info->size, Place::Kind::device, info->base, info->size};

@@ -22,26 +22,28 @@ enum class Access : std::uint8_t { unknown, writable, read_only };
 
 /// How fine-grained the coherence of locked memory is. Fine: host and running kernel see each other's writes. Coarse:
 /// only once the kernel has ended. Unknown: nobody promises either, or nobody asks for it.
-enum class Grain : std::uint8_t { unknown, fine, coarse };
+enum class Coherence : std::uint8_t { unknown, fine, coarse };
 
 /// What a caller knows of the memory and wants of its lock.
-struct Wish {
+struct LockOptions {
   Access access = Access::unknown;
-  Grain grain = Grain::unknown;  // coarse: fine is not needed
+  Coherence coherence = Coherence::unknown;  // coarse: fine is not needed
 };
 
-/// The grains that a vendor has; neither where it promises nothing.
-struct Grains {
+/// What a vendor has; neither where it promises nothing.
+struct CoherenceSupport {
   bool fine = false, coarse = false;
 
   /// What a lock gets: fine where the vendor has it, unless coarse will do. Throws NotCoherent.
-  Grain choose(Grain wish) const {
-    if (wish == Grain::fine && !fine) throw NotCoherent();
-    if (coarse && (wish == Grain::coarse || !fine)) return Grain::coarse;
-    return fine ? Grain::fine : Grain::unknown;
+  Coherence choose(Coherence wanted) const {
+    if (wanted == Coherence::fine && !fine) throw NotCoherent();
+    if (coarse && (wanted == Coherence::coarse || !fine)) return Coherence::coarse;
+    return fine ? Coherence::fine : Coherence::unknown;
   }
   /// What memory has whoever locked it: known where the vendor has only one.
-  Grain only() const noexcept { return fine == coarse ? Grain::unknown : fine ? Grain::fine : Grain::coarse; }
+  Coherence only() const noexcept {
+    return fine == coarse ? Coherence::unknown : fine ? Coherence::fine : Coherence::coarse;
+  }
 };
 
 class Siblings;
@@ -58,8 +60,8 @@ class Locker {
   virtual ~Locker() = default;
 
   /// Page-locks [ptr, ptr + size) and returns its device pointer. Throws AlreadyPinned when the vendor says so.
-  /// `wish.grain` is what `grains().choose` has said.
-  virtual Address lock(Address ptr, std::uint64_t size, Wish wish) = 0;
+  /// `options.coherence` is what `coherence().choose` has said.
+  virtual Address lock(Address ptr, std::uint64_t size, LockOptions options) = 0;
 
   /// Undoes the `lock` of the range that starts at `ptr`. When it throws, the range is still locked.
   virtual void unlock(Address ptr) = 0;
@@ -68,14 +70,14 @@ class Locker {
   /// anything, stays as it is.
   virtual void forget(Address ptr, [[maybe_unused]] Span gone) { unlock(ptr); }
 
-  /// Undoes what it knows itself to have left: memory that took its lock along as it moved.
-  virtual void undo_left() {}
+  /// Unlocks what the locker itself knows to be invalidated: memory that took its lock along as it moved.
+  virtual void drain_invalidations() {}
 
   /// The pinned range around `ptr`, whoever pinned it.
   virtual std::optional<Pinned> is_pinned(Address ptr) = 0;
 
   /// Always the same answer, and quickly.
-  virtual Grains grains() const noexcept { return {}; }
+  virtual CoherenceSupport coherence() const noexcept { return {}; }
 
   /// The maps of all devices that what this one locks is locked for; null where it is for this one alone.
   virtual Siblings* siblings() noexcept { return nullptr; }

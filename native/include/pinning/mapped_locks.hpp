@@ -29,14 +29,14 @@ class MappedLocks {
   ///
   /// Where mandatory, throws as `PinnedMap::lock`, and there is nothing to unlock. Else what a locker throws of the
   /// kind std::exception means "not locked". InvalidRange for what is no range is thrown always.
-  std::optional<Address> lock_mapped(Address ptr, std::uint64_t size, LockMapped policy, Wish wish = {},
+  std::optional<Address> lock_mapped(Address ptr, std::uint64_t size, LockMapped policy, LockOptions options = {},
                                      std::uint64_t piece = 0) {
     PinnedMap::check(ptr, size);
     Mapped one;  // made first: once the lock is taken nothing can fail
     std::optional<Hold>& hold = one.emplace(ptr, std::nullopt)->second;
     try {
-      hold = map_.track(ptr, size, wish);
-      if (!hold && policy != LockMapped::off) hold = map_.lock(ptr, size, wish, piece);
+      hold = map_.track(ptr, size, options);
+      if (!hold && policy != LockMapped::off) hold = map_.lock(ptr, size, options, piece);
     } catch (std::exception const&) {
       if (policy == LockMapped::mandatory) throw;
     }

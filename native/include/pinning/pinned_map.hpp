@@ -28,28 +28,23 @@ namespace pinning {
 
 /// The locked host memory of one device, counted.
 ///
-/// Locks: `mutex_` guards every change; `find` takes no lock. No vendor call is made under it. A region whose vendor
-/// call is under way is in the table, so that the overlap rules see it, but `find` does not show it; whoever needs its
-/// outcome waits on `settled_`. The page table's own mutex nests inside `mutex_`, and `mutex_` inside the budget's.
-///
-/// A region of several pieces grows: as soon as the first is locked, `find` shows what is locked so far, and locks in
-/// that are counted at once. One beyond it waits for that much.
-///
-/// A region given up by all may stay registered, *idle*: the next lock inside it makes no vendor call. `find` and the like
-/// do not show it, and it gives way: to a lock that overlaps it otherwise, and to the budget.
+/// A region without a lock may stay registered as a cached registration, *idle*: the next lock inside it makes no vendor
+/// call. No lookup shows it, and it gives way to a lock that overlaps it otherwise, and to the budget.
 ///
 /// Registrars are told of each region once all of it is locked, and forget it before the vendor unlocks any of it.
 ///
-/// What a sibling has registered is entered as it is there, and *shared*: the last map that has it calls the vendor, by the
-/// locker that has locked it. An idle region of a sibling's moves over. The siblings' mutex is taken before `mutex_`.
+/// What a sibling has registered is entered with the bounds that it has there, and *shared*: the last map that has it calls
+/// the vendor, by the locker that has locked it. An idle region of a sibling's moves over.
 ///
-/// Here is what a map offers and has; how it does it is in map/, one idea in each file.
-class PinnedMap final : private Tenant, private Budget::Keeper {
+/// This file has the interface and the data; the implementation is in map/, one idea in each file. Structures, mutexes and
+/// the life of a region: Note [PinnedMap design] in map/locking.hpp.
+class PinnedMap final : private InvalidationListener, private Budget::Keeper {
  public:
-  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher memory that leaves is noticed only where
-  /// somebody calls `left`. `undone_by_watcher`: it calls `undo_left` from a thread of its own. Without a budget it has one
+  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher it learns only by `invalidate` that memory
+  /// has gone. `drained_by_watcher`: a thread of the watcher calls `drain_invalidations`. Without a budget the map has one
   /// of its own, without a limit, that keeps nothing idle, and no siblings.
-  explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool undone_by_watcher = false, Budget* budget = nullptr)
+  explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool drained_by_watcher = false,
+                     Budget* budget = nullptr)
       : locker_(locker),
         watcher_(watcher),
         own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
@@ -57,12 +52,12 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
         forks_(budget_.forks()),
         siblings_(budget == nullptr ? nullptr : locker.siblings()) {
     if (siblings_ != nullptr) siblings_->join(*this);
-    if (watcher_ != nullptr) watcher_->add(*this, undone_by_watcher);
+    if (watcher_ != nullptr) watcher_->add(*this, drained_by_watcher);
     budget_.join(*this);
   }
   PinnedMap(Locker& locker, Budget& budget) : PinnedMap(locker, nullptr, false, &budget) {}
 
-  /// Unlocks what is left; the vendor's errors have nobody left to hear them.
+  /// Unlocks all regions. A destructor: the vendor's errors cannot be reported.
   ~PinnedMap() override {
     budget_.leave(*this);
     try {
@@ -91,24 +86,24 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// the locker or `pieces` throw; then nothing has changed. But what others have locked of a region meanwhile stays:
   /// it is cut short, until the last of them unlocks it. And where the vendor refuses a piece, and then to undo the
   /// pieces before it, these are a half unlocked region, for `unlock` to try again.
-  Hold lock(Address ptr, std::uint64_t size, Wish wish, Pieces& pieces) {
-    return *acquire(ptr, size, wish, &pieces);
+  Hold lock(Address ptr, std::uint64_t size, LockOptions options, Pieces& pieces) {
+    return *acquire(ptr, size, options, &pieces);
   }
 
   /// `piece`: bytes that one vendor call may take, 0 for all.
-  Hold lock(Address ptr, std::uint64_t size, Wish wish = {}, std::uint64_t piece = 0) {
+  Hold lock(Address ptr, std::uint64_t size, LockOptions options = {}, std::uint64_t piece = 0) {
     EqualPieces pieces(piece);
-    return lock(ptr, size, wish, pieces);
+    return lock(ptr, size, options, pieces);
   }
 
   /// `lock` where a region holds the range already, or someone else has pinned it; nothing where it would take a lock
   /// of the vendor's.
-  std::optional<Hold> track(Address ptr, std::uint64_t size, Wish wish = {}) {
-    return acquire(ptr, size, wish, nullptr);
+  std::optional<Hold> track(Address ptr, std::uint64_t size, LockOptions options = {}) {
+    return acquire(ptr, size, options, nullptr);
   }
 
   /// Counts one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
-  /// NotLocked, also where the memory has left, or what the locker throws: then the region stays, counted as before.
+  /// NotLocked, also where the memory has gone, or what the locker throws: then the region stays, counted as before.
   void unlock(Address ptr) {
     if (count_down(ptr, any, false)) return;
     throw NotLocked("no locked region holds 0x" + hex(ptr) +
@@ -126,14 +121,14 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   /// Whether the region of this lock is still there, and its memory. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
-    hear_of_what_left();
+    await_invalidations();
     std::uint64_t serial = any;
-    bool left = false;
+    bool gone = false;
     auto const look = [&](Record const& record) {
-      left = (record.flags.load(std::memory_order_acquire) & Record::memory_left) != 0;
+      gone = (record.flags.load(std::memory_order_acquire) & Record::invalidated) != 0;
       serial = record.serial.load(std::memory_order_acquire);
     };
-    return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !left && !is_parents();
+    return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !gone && !is_parents();
   }
 
   /// What the region around `ptr` is known by in a `Hold`, also while it is half unlocked; 0 where there is none.
@@ -179,7 +174,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   /// `lock` where a region that can be relied on holds the range already, and nobody is changing the map: no vendor
   /// call, no waiting.
-  std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Grain wish = Grain::unknown);
+  std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Coherence wanted = Coherence::unknown);
 
   /// `unlock` where the vendor need not be called, and nobody is changing the map: no vendor call, no waiting.
   bool try_unlock(Address ptr) { return try_count_down(ptr, any, false); }
@@ -190,26 +185,26 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   /// as they were entered, however many locks they have; returns them. When the locker throws, nothing has changed.
   std::vector<Region> refresh();
 
-  /// The memory in [ptr, ptr + size) has been unmapped, discarded or replaced: every region that has some of it is found
-  /// no more from now on, and no lock in it is held, however many there are. Calls no vendor, and neither allocates nor
-  /// frees memory: the vendor is told by `undo_left`, or by whoever next locks there or gives up a lock of it. Whether it
-  /// has anything to be told.
-  bool left(Address ptr, std::uint64_t size) noexcept;
+  /// The memory in [ptr, ptr + size) has been unmapped, discarded or replaced: from now on no region that has some
+  /// of it is found, and no lock in it is held, however many there are. Calls no vendor, and neither allocates nor frees
+  /// memory: the vendor unlocks in `drain_invalidations`, or in the next lock there, or when a lock of it is given up.
+  /// Whether it has anything to unlock.
+  bool invalidate(Address ptr, std::uint64_t size) noexcept;
 
-  /// The same where nobody is changing the map; nothing where somebody is. Waits for nobody.
-  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override;
+  /// The same without waiting; nothing where another thread is changing the map.
+  std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
 
   bool may_have(Address ptr, std::uint64_t size) const noexcept override {
     return table_.contains(ptr) || table_.contains(ptr + (size - 1)) || starts_.any(ptr, size);
   }
 
-  /// Whether `undo_left` has anything to do.
-  bool any_left() const noexcept;
+  /// Whether `drain_invalidations` has anything to do.
+  bool any_invalidated() const noexcept;
 
-  /// Tells the vendor of the regions whose memory has left, or waits until others have. One that the vendor refuses is
-  /// half unlocked from then on. Who is about to hand memory to the vendor as pageable calls it first: where the vendor
-  /// takes it for locked, it copies what was there before.
-  void undo_left() override;
+  /// Has the vendor unlock the invalidated regions, or waits until other threads have. One that the vendor refuses is
+  /// half unlocked from then on. To be called before memory is handed to the vendor as pageable: a vendor that takes it
+  /// for locked copies what was there before.
+  void drain_invalidations() override;
 
   /// Whether some region is idle.
   bool has_idle() const noexcept { return oldest_idle_ != Budget::unlimited; }
@@ -270,7 +265,7 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   }
 
   std::optional<Region> look(Address ptr, std::uint64_t size, bool idle_too) const noexcept {
-    hear_of_what_left();
+    await_invalidations();
     Region region{};
     bool found = false;
     auto range = table_.find(ptr, [&](Record const& record) { found = record.read(region, idle_too); });
@@ -283,7 +278,18 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     return region;
   }
 
-  Grain others_grain() const noexcept { return locker_.grains().only(); }
+  Coherence external_coherence() const noexcept { return locker_.coherence().only(); }
+
+  /// A lock that is being acquired, from one attempt to the next.
+  struct Request {
+    Address ptr;
+    std::uint64_t size;
+    LockOptions options;
+    Pieces* pieces;                  // null: only where the vendor need lock nothing
+    Coherence coherence = Coherence::unknown;  // what the locker gives for these options
+    std::uint64_t confirmed = none;  // the external region of which the vendor has said that it is still pinned
+    std::exception_ptr already_pinned{}, undo_refused{};  // what the vendor threw
+  };
 
   /// A region that was entered, while its vendor is called.
   struct Attempt {
@@ -296,7 +302,9 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     std::uint64_t reserved = 0;  // bytes of the budget
   };
 
-  static bool suits(Grain grain, Grain wish) noexcept { return wish != Grain::fine || grain == Grain::fine; }
+  static bool suits(Coherence coherence, Coherence wanted) noexcept {
+    return wanted != Coherence::fine || coherence == Coherence::fine;
+  }
 
   static bool is_external(Record const& record) noexcept {
     return (record.flags.load(std::memory_order_relaxed) & external) != 0;
@@ -337,26 +345,28 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
     Address device_ptr;
     std::uint32_t references = 0;
     std::uint8_t flags = 0;
-    Grain grain;
+    Coherence coherence;
   };
+
+  struct Claimed;
 
   // `guard` is a lock of the mutex: who is given one has it, and may release it meanwhile.
 
-  // ---- map/leaving.hpp ----
+  // ---- map/invalidation.hpp ----
 
   class Watching;
   class Unwatching;
-  void hear_of_what_left() const noexcept;
-  void hear_of_all_that_left() const noexcept;
+  void await_invalidations() const noexcept;
+  void await_all_invalidations() const noexcept;
   // With the mutex:
-  std::optional<bool> mark_left(Address ptr, std::uint64_t size) noexcept;
-  bool undo(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);
-  static std::optional<Span> gone_of(Address start, Record const& record) noexcept;
-  [[noreturn]] static void refuse_left(Address ptr, std::uint64_t size);
+  std::optional<bool> mark_invalidated(Address ptr, std::uint64_t size) noexcept;
+  bool drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);
+  static std::optional<Span> invalidated_part(Address start, Record const& record) noexcept;
+  [[noreturn]] static void refuse_invalidated(Address ptr, std::uint64_t size);
 
   // ---- map/refusals.hpp, with the mutex ----
 
-  static StillLocked not_fine(Address start, std::uint64_t size, Grain grain);
+  static StillLocked not_fine(Address start, std::uint64_t size, Coherence coherence);
   void refuse_inside(pagetable::Region const& region);
   [[noreturn]] void refuse(Address ptr, std::uint64_t size, pagetable::Region const& region);
 
@@ -380,10 +390,8 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   // ---- map/sharing.hpp ----
 
   struct Found;
-  struct Entered;
-  std::optional<Entered> enter_among_siblings(Address ptr, std::uint64_t size, std::uint64_t unit, Grain wish,
-                                              std::uint64_t& confirmed);
-  Hold share(Entered& entered, Address ptr);
+  std::optional<Claimed> claim_among_siblings(Request& request, std::uint64_t unit);
+  Hold share(Claimed& entered, Address ptr);
   Address device_ptr_of(Address start, Registered const& registered);
   Found tell(Address ptr, std::uint64_t size);
   bool shares(Address start);
@@ -391,8 +399,6 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   void wait_for_change(Address ptr, std::uint64_t size);
   static void move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept;
   // With the mutex:
-  void make_way(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size, Found const& found,
-                std::uint64_t& confirmed);
   bool siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
   void shares_no_more(Record& record) noexcept;
   // Takes it:
@@ -410,16 +416,27 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
 
   // ---- map/locking.hpp ----
 
-  std::optional<Hold> acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces);
-  Hold lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces);
+  std::optional<Hold> acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces);
+  std::optional<Hold> lock_watched(Attempt& attempt, Request& request);
+  Hold lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces);
   std::optional<Hold> grow(Attempt& attempt, Facts const& facts, std::uint64_t held);
   bool take_back(Attempt& attempt) noexcept;
   void give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept;
   // With the mutex:
-  std::optional<Hold> count_one_more(Address ptr, std::uint64_t size, Grain wish, std::uint64_t confirmed) noexcept;
+  std::optional<Hold> count_existing(Address ptr, std::uint64_t size, Coherence wanted,
+                                     std::uint64_t confirmed) noexcept;
+  bool make_way(std::unique_lock<std::mutex>& guard, Request& request);
+  void make_way_around(std::unique_lock<std::mutex>& guard, Request& request, Address start, std::uint64_t size,
+                       pagetable::Region const& first);
+  std::optional<Claimed> claim_range(std::unique_lock<std::mutex>& guard, Request& request);
+  std::optional<Hold> adopt_external(std::unique_lock<std::mutex>& guard, Request& request, Pinned const& pinned);
   Id enter(Address ptr, std::uint64_t size, std::uint64_t piece);
   void publish(Id id, Facts const& facts, std::uint64_t held, State state = State::locked) noexcept;
   void abandon(Attempt& attempt) noexcept;
+  // Take it, or are given it and return without it:
+  std::optional<Hold> lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
+                                   std::optional<Pinned>& pinned);
+  void give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt);
 
   // ---- map/unlocking.hpp ----
 
@@ -465,12 +482,12 @@ class PinnedMap final : private Tenant, private Budget::Keeper {
   std::atomic<std::uint64_t> oldest_idle_ = Budget::unlimited;  // its first serial
   std::atomic<std::size_t> size_ = 0;
   std::atomic<std::uint64_t> changes_ = 0;
-  std::atomic<std::size_t> gone_ = 0;  // regions in the table whose memory has left
+  std::atomic<std::size_t> invalidated_count_ = 0;  // regions in the table
 };
 
 }  // namespace pinning
 
-#include "map/leaving.hpp"
+#include "map/invalidation.hpp"
 #include "map/refusals.hpp"
 #include "map/others.hpp"
 #include "map/idle.hpp"

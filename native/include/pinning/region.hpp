@@ -19,9 +19,9 @@ struct Region {
   std::uint32_t references;  // locks held; 0 while it is idle
   bool external;             // pinned by someone else: never unlocked by this map
   bool registered;           // by `register_pinned`; external as well
-  bool watched;              // the kernel tells when its memory leaves
+  bool watched;              // the kernel tells when its memory goes
   bool idle;                 // given up by all, and registered with the vendor all the same
-  Grain grain;
+  Coherence coherence;
   std::uint64_t serial;      // of this entry of the map: no other has it, before or after; a new one when it becomes idle
 
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
@@ -44,7 +44,7 @@ struct Pages {
   static constexpr unsigned page_bits = 12;
   std::uint32_t first, end;
 
-  /// Those of a region that lie in [start, end) whole: what has left in part is there still.
+  /// Those of a region that lie in [start, end) whole: what has gone in part is there still.
   static Pages of(Address region, std::uint64_t size, Address start, Address end) noexcept {
     Address const base = region >> page_bits, last = (region + (size - 1)) >> page_bits;
     Address const after = std::min(((end - 1) >> page_bits) + (end % (1 << page_bits) == 0), last + 1);
@@ -74,13 +74,13 @@ struct Pages {
 /// What a map's page table keeps with each region. It changes under the map's mutex; `read` needs none.
 struct Record {
   /// Growing: the first `held` bytes are locked, found and counted, while the thread whose lock it is locks the rest.
-  /// Left: the memory has gone, and the vendor is still to be told.
-  enum class State : std::uint8_t { entering, growing, locked, leaving, half_unlocked, left, idle };
+  /// Invalidated: the memory has gone, and the vendor is still to unlock it.
+  enum class State : std::uint8_t { entering, growing, locked, leaving, half_unlocked, invalidated, idle };
   static constexpr std::uint8_t external = 1;
   static constexpr std::uint8_t registered = 2;
-  static constexpr std::uint8_t memory_left = 4;  // some or all of it; `held` says which part, as `Pages` has it
+  static constexpr std::uint8_t invalidated = 4;  // some or all of it; `held` says which part, as `Pages` has it
   static constexpr std::uint8_t ending = 8;       // no more pieces are to be locked
-  static constexpr std::uint8_t watched = 16;     // the map's watcher tells of memory that leaves
+  static constexpr std::uint8_t watched = 16;     // the map's watcher tells when memory goes
   static constexpr std::uint8_t kept = 32;        // the last unlock makes it idle
   static constexpr std::uint8_t shared = 64;      // siblings may have it too
 
@@ -91,14 +91,14 @@ struct Record {
   std::atomic<std::uint32_t> references;
   std::atomic<State> state;
   std::atomic<std::uint8_t> flags;
-  std::atomic<Grain> grain;
+  std::atomic<Coherence> coherence;
 
   /// Whether a vendor call is under way for it.
   bool in_transit() const noexcept {
     State const now = state.load(std::memory_order_relaxed);
     return now == State::entering || now == State::growing || now == State::leaving;
   }
-  bool has_left() const noexcept { return (flags.load(std::memory_order_relaxed) & memory_left) != 0; }
+  bool is_invalidated() const noexcept { return (flags.load(std::memory_order_relaxed) & invalidated) != 0; }
   bool is_growing() const noexcept { return state.load(std::memory_order_relaxed) == State::growing; }
   /// Whether locks may be counted in it, and lookups find it.
   static constexpr bool is_shown(State state) noexcept { return state == State::locked || state == State::growing; }
@@ -116,7 +116,7 @@ struct Record {
     bool found = is_wanted(state.load(std::memory_order_acquire));
     region.size = held.load(std::memory_order_acquire);
     State const now = state.load(std::memory_order_acquire);
-    found = found && is_wanted(now);  // else `held` may say by now what has left
+    found = found && is_wanted(now);  // else `held` may say by now what has gone
     region.idle = now == State::idle;
     region.device_ptr = device_ptr.load(std::memory_order_acquire);
     region.piece = piece.load(std::memory_order_acquire);
@@ -125,7 +125,7 @@ struct Record {
     region.external = (what & external) != 0;
     region.registered = (what & registered) != 0;
     region.watched = (what & watched) != 0;
-    region.grain = grain.load(std::memory_order_acquire);
+    region.coherence = coherence.load(std::memory_order_acquire);
     region.serial = serial.load(std::memory_order_acquire);
     return found;
   }

@@ -61,12 +61,12 @@ class PINNING_API ListedLocker : public Locker {
   /// `calls` must outlive this.
   ListedLocker(Locker& calls, char const* device) noexcept : calls_(calls), device_(device) {}
 
-  Address lock(Address ptr, std::uint64_t size, Wish wish) override;
+  Address lock(Address ptr, std::uint64_t size, LockOptions options) override;
   void unlock(Address ptr) override;
   void forget(Address ptr, Span gone) override;
-  void undo_left() override { calls_.undo_left(); }
+  void drain_invalidations() override { calls_.drain_invalidations(); }
   std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
-  Grains grains() const noexcept override { return calls_.grains(); }
+  CoherenceSupport coherence() const noexcept override { return calls_.coherence(); }
   Siblings* siblings() noexcept override { return calls_.siblings(); }
   void after_fork() override { calls_.after_fork(); }
 

@@ -50,22 +50,22 @@ class PythonLocker : public Locker {
   /// `device` is borrowed and must outlive this: a reference that the garbage collector cannot see would keep a device
   /// in a cycle with its map forever. The GIL is held.
   PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse)
-      : device_(device), already_pinned_error_(Py_NewRef(already_pinned_error)), grains_{fine, coarse} {}
+      : device_(device), already_pinned_error_(Py_NewRef(already_pinned_error)), coherence_{fine, coarse} {}
   ~PythonLocker() override {
     Gil const gil;
     Py_DECREF(already_pinned_error_);
   }
 
-  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
     PythonCall const during;
-    PyObject* const read_only = wish.access == Access::unknown     ? Py_None
-                                : wish.access == Access::read_only ? Py_True
+    PyObject* const read_only = options.access == Access::unknown     ? Py_None
+                                : options.access == Access::read_only ? Py_True
                                                                    : Py_False;
-    if (wish.grain != Grain::coarse) {
+    if (options.coherence != Coherence::coarse) {
       return address_of(PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
                                             static_cast<unsigned long long>(size), read_only));
     }
-    // Only a device that has coarse grains knows of a fourth argument. (No destructor may give these objects back: it
+    // Only a device that has both kinds knows of a fourth argument. (No destructor may give these objects back: it
     // would run without the GIL where the call never returns, see `Gil`.)
     PyObject* const method = PyObject_GetAttrString(device_, "data_lock");
     PyObject* const arguments = Py_BuildValue("(KKO)", static_cast<unsigned long long>(ptr),
@@ -101,7 +101,7 @@ class PythonLocker : public Locker {
     return Pinned{base, size, device_ptr};
   }
 
-  Grains grains() const noexcept override { return grains_; }
+  CoherenceSupport coherence() const noexcept override { return coherence_; }
 
  private:
   PyObject* call(char const* method, Address ptr) {
@@ -118,7 +118,7 @@ class PythonLocker : public Locker {
 
   PyObject* device_;
   PyObject* already_pinned_error_;
-  Grains const grains_;
+  CoherenceSupport const coherence_;
 };
 
 /// Runs a destructor that may call Python, without touching an exception that is on its way.

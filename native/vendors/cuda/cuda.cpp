@@ -35,15 +35,15 @@ bool needs_read_only(Address ptr, std::uint64_t size) {
 }
 
 /// Why the driver may have called the range invalid, and the way out; empty when nothing is known.
-std::string advice(Address ptr, std::uint64_t size, Wish wish, unsigned flags) {
+std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigned flags) {
   auto const found = mappings(ptr, size);
   if (auto const hole = gap(ptr, size, found)) return "there is no memory at " + describe(*hole);
   for (auto const& mapping : found) {
     if (!mapping.writable && (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) {
       return "the memory at " + describe(mapping.start) + " is mapped read only, " +
-             (wish.access == Access::writable ? "not writable as was said: say read_only=True, and if the GPU does not "
-                                                "support that, map it writable"
-                                              : "which this GPU does not support: map it writable");
+             (options.access == Access::writable
+                  ? "not writable as was said: say read_only=True, and if the GPU does not support that, map it writable"
+                  : "which this GPU does not support: map it writable");
     }
     bool in_memory = false;  // POSIX shared memory and anonymous mappings, memfd, System V
     for (char const* const place : {"/dev/", "/memfd:", "/SYSV"}) in_memory |= mapping.file.starts_with(place);
@@ -75,15 +75,17 @@ class CudaDevice : public VendorDevice {
 
   // ---- locking ----
 
-  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
     driver_.started().check();
     unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-    if (wish.access != Access::writable && needs_read_only(ptr, size) && registers_read_only_ != 0) {
+    if (options.access != Access::writable && needs_read_only(ptr, size) && registers_read_only_ != 0) {
       flags |= CU_MEMHOSTREGISTER_READ_ONLY;
     }
     Current const current(driver_, context());
     auto* const host = reinterpret_cast<void*>(ptr);
-    if (int const code = driver_.cuMemHostRegister_v2(host, size, flags); code != 0) refuse(ptr, size, wish, flags, code);
+    if (int const code = driver_.cuMemHostRegister_v2(host, size, flags); code != 0) {
+      refuse(ptr, size, options, flags, code);
+    }
     unsigned long long device_ptr = 0;
     if (int const code = driver_.cuMemHostGetDevicePointer_v2(&device_ptr, host, 0); code != 0) {
       driver_.check("cuMemHostUnregister", driver_.cuMemHostUnregister(host));  // else it says that it is still locked
@@ -107,7 +109,7 @@ class CudaDevice : public VendorDevice {
   /// The driver refuses 512 GiB in one call, so half of that.
   std::uint64_t largest_lock() const noexcept override { return std::uint64_t{256} << 30; }
 
-  Grains grains() const noexcept override { return {.fine = true}; }  // the driver knows no other host memory
+  CoherenceSupport coherence() const noexcept override { return {.fine = true}; }  // the driver has no other
   Siblings* siblings() noexcept override { return &siblings_of<CudaDevice>(); }
   void after_fork() override { siblings_of<CudaDevice>().begin_anew(); }
 
@@ -215,7 +217,7 @@ class CudaDevice : public VendorDevice {
     int device;  // -1 for host memory
   };
 
-  [[noreturn]] void refuse(Address ptr, std::uint64_t size, Wish wish, unsigned flags, int code) {
+  [[noreturn]] void refuse(Address ptr, std::uint64_t size, LockOptions options, unsigned flags, int code) {
     char const* const function = "cuMemHostRegister";
     if (code == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) throw VendorAlreadyPinned(driver_.failed(function, code));
     if (code == CUDA_ERROR_NOT_SUPPORTED) {
@@ -224,7 +226,7 @@ class CudaDevice : public VendorDevice {
     }
     if (code != CUDA_ERROR_INVALID_VALUE) throw VendorError(driver_.failed(function, code));
     // Of memory that it has allocated pinned itself the driver says this, not "already registered".
-    auto call = driver_.failed(function, code, advice(ptr, size, wish, flags));
+    auto call = driver_.failed(function, code, advice(ptr, size, options, flags));
     if (is_pinned(ptr) || is_pinned(ptr + (size - 1))) throw VendorAlreadyPinned(std::move(call));
     throw VendorError(std::move(call));
   }

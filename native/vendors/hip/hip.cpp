@@ -36,7 +36,7 @@ class HipDevice : public VendorDevice {
 
   /// Older releases of the runtime take a range that is registered already and then lose track of it, so both its ends
   /// are looked up first. A pinned range in the midst of it, which reaches neither end, only newer ones refuse.
-  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
     auto const current = here();
     char const* const function = "hipHostRegister";
     for (Address const end : {ptr, ptr + (size - 1)}) {
@@ -45,7 +45,7 @@ class HipDevice : public VendorDevice {
           runtime_.failed(function, hipErrorHostMemoryAlreadyRegistered, describe(end) + " is pinned"));
     }
     unsigned const flags = hipHostRegisterPortable | hipHostRegisterMapped |
-                           (wish.grain == Grain::coarse ? hipExtHostRegisterCoarseGrained : 0);
+                           (options.coherence == Coherence::coarse ? hipExtHostRegisterCoarseGrained : 0);
     if (int const code = runtime_.hipHostRegister(pointer(ptr), size, flags); code != 0) {
       auto call = runtime_.failed(function, code, code == hipErrorInvalidValue ? advice : "");
       if (code == hipErrorHostMemoryAlreadyRegistered) throw VendorAlreadyPinned(std::move(call));
@@ -70,7 +70,7 @@ class HipDevice : public VendorDevice {
     return look_up(ptr);
   }
 
-  Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
+  CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
   Siblings* siblings() noexcept override { return &siblings_of<HipDevice>(); }
   void after_fork() override { siblings_of<HipDevice>().begin_anew(); }
 

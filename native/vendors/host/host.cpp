@@ -26,19 +26,19 @@ class HostDevice : public VendorDevice {
  public:
   std::string const& name() const noexcept override { return name_; }
 
-  Address lock(Address ptr, std::uint64_t size, Wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     state_.locks.lock({ptr, size});
     return ptr;
   }
   void unlock(Address ptr) override { state_.locks.unlock(ptr); }
   void forget(Address ptr, Span gone) override { state_.locks.unlock(ptr, gone); }
-  void undo_left() override { state_.locks.undo_left(); }
+  void drain_invalidations() override { state_.locks.drain_invalidations(); }
   std::optional<Pinned> is_pinned(Address ptr) override {
     auto const range = state_.locks.around(ptr);
     if (!range) return std::nullopt;
     return Pinned{range->start, range->size, range->start};
   }
-  Grains grains() const noexcept override { return {.fine = true}; }
+  CoherenceSupport coherence() const noexcept override { return {.fine = true}; }
 
   Address allocate(std::uint64_t size, MemoryKind kind, bool) override {
     Allocations one{{0, {size, kind}}};

@@ -156,7 +156,7 @@ void PageLocks::listen() {
 
 void PageLocks::lock(Range range) {
   listen();
-  undo_left();
+  drain_invalidations();
   Pages const pages = pages_of(range);
   Entry entry = entry_for(range, pages);
   Change const change(*this, pages);
@@ -198,7 +198,7 @@ void PageLocks::unlock(Address ptr, Span gone) {
     };
   };
   int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
-  // What has moved just before that is still to be found in the account by `try_moved`.
+  // What has moved just before that is still to be found in the account by `try_move`.
   while (gone.start < gone.end && !process_watcher().settled()) std::this_thread::yield();
   if (code != 0) {
     each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some of them may be unlocked by now
@@ -254,7 +254,7 @@ std::optional<PageLocks::Range> PageLocks::meeting(Address ptr, std::uint64_t si
   return std::nullopt;
 }
 
-std::optional<bool> PageLocks::try_moved(Address ptr, std::uint64_t size, Address to) noexcept {
+std::optional<bool> PageLocks::try_move(Address ptr, std::uint64_t size, Address to) noexcept {
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (!guard) return std::nullopt;
   Address const end = ptr + size;
@@ -272,7 +272,7 @@ std::optional<bool> PageLocks::try_moved(Address ptr, std::uint64_t size, Addres
   return moved_count_ != 0;
 }
 
-std::optional<bool> PageLocks::try_left(Address ptr, std::uint64_t size) noexcept {
+std::optional<bool> PageLocks::try_invalidate(Address ptr, std::uint64_t size) noexcept {
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (!guard) return std::nullopt;
   auto const moved = std::span(moved_).first(moved_count_);
@@ -282,7 +282,7 @@ std::optional<bool> PageLocks::try_left(Address ptr, std::uint64_t size) noexcep
 }
 
 /// A call that is refused would leave them locked for good, and one that moves them would have them locked elsewhere.
-void PageLocks::about_to_leave(Address ptr, std::uint64_t size) noexcept {
+void PageLocks::will_invalidate(Address ptr, std::uint64_t size) noexcept {
   Address const end = ptr + size;
   Pages pages{ptr & -page, ((end - 1) & -page) + page};
   // Of a page that is left in part, another range may hold the rest.
@@ -300,8 +300,8 @@ void PageLocks::about_to_leave(Address ptr, std::uint64_t size) noexcept {
 }
 
 /// What has moved stays in the list while it is unlocked, so that it is found there if it moves again meanwhile.
-void PageLocks::undo_left() {
-  while (process_watcher().unheard()) std::this_thread::yield();
+void PageLocks::drain_invalidations() {
+  while (process_watcher().has_pending()) std::this_thread::yield();
   while (any_moved_) {
     Moved moved;
     {

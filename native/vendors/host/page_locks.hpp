@@ -20,7 +20,7 @@ namespace pinning {
 /// program's allocator may give pages back, which a tool may want to unlock first.
 ///
 /// Memory that moves takes mlock's lock along: where it went it is unlocked by whoever locks next, or by the watcher's thread.
-class PageLocks : private Tenant {
+class PageLocks : private InvalidationListener {
  public:
   struct Range {
     Address start;
@@ -46,7 +46,7 @@ class PageLocks : private Tenant {
   ~PageLocks() override;
 
   /// Unlocks what has moved, where it is now.
-  void undo_left() override;
+  void drain_invalidations() override;
 
  private:
   struct Pages {
@@ -73,9 +73,9 @@ class PageLocks : private Tenant {
   };
   class Change;
 
-  std::optional<bool> try_moved(Address ptr, std::uint64_t size, Address to) noexcept override;
-  std::optional<bool> try_left(Address ptr, std::uint64_t size) noexcept override;
-  void about_to_leave(Address ptr, std::uint64_t size) noexcept override;
+  std::optional<bool> try_move(Address ptr, std::uint64_t size, Address to) noexcept override;
+  std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
+  void will_invalidate(Address ptr, std::uint64_t size) noexcept override;
   bool may_have(Address, std::uint64_t) const noexcept override { return false; }  // it hears of calls before they are made
 
   void listen();

@@ -59,7 +59,7 @@ class HsaDevice : public VendorDevice {
 
   /// Fine-grained by hsa_amd_memory_lock_to_pool to the host's fine-grained pool; coarse-grained as hsa_amd_memory_lock
   /// always does. The runtime locks for reading and writing only.
-  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
     Runtime const& runtime = Runtime::get();
     for (Address const end : {ptr, ptr + (size - 1)}) {
       if (auto const info = pointer_info(runtime, end); is_pinned_host(runtime, info)) {
@@ -68,7 +68,7 @@ class HsaDevice : public VendorDevice {
     }
     if (!Locks::get().enter(ptr, size)) already_pinned(ptr, size, HSA_EXT_POINTER_TYPE_LOCKED);
     try {
-      Address const device_ptr = vendor_lock(runtime, ptr, size, wish.grain == Grain::coarse);
+      Address const device_ptr = vendor_lock(runtime, ptr, size, options.coherence == Coherence::coarse);
       Locks::get().locked(ptr, device_ptr);
       return device_ptr;
     } catch (...) {
@@ -97,7 +97,7 @@ class HsaDevice : public VendorDevice {
     return Pinned{found->host, found->size, found->device};
   }
 
-  Grains grains() const noexcept override { return {.fine = true, .coarse = true}; }
+  CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
   Siblings* siblings() noexcept override { return &siblings_of<HsaDevice>(); }
   void after_fork() override { siblings_of<HsaDevice>().begin_anew(); }
 

@@ -85,7 +85,7 @@ class UrDevice : public VendorDevice {
 
   // ---- locking ----
 
-  Address lock(Address ptr, std::uint64_t size, Wish wish) override {
+  Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
     Loader const& loader = Loader::get();
     Pages const pages = Pages::of(ptr, size);
     if (pages.end <= pages.start) {
@@ -99,7 +99,7 @@ class UrDevice : public VendorDevice {
         }
       }
     };
-    platform_.registrations.lock(pages, check, wish.access == Access::writable);
+    platform_.registrations.lock(pages, check, options.access == Access::writable);
     held_.enter(std::move(range));
     return ptr;
   }
@@ -129,7 +129,7 @@ class UrDevice : public VendorDevice {
   }
 
   /// Unified Runtime promises neither.
-  Grains grains() const noexcept override { return {}; }
+  CoherenceSupport coherence() const noexcept override { return {}; }
 
   // ---- memory ----
 

@@ -27,16 +27,39 @@ class Overlap : public std::invalid_argument {
   Region region;  // the first of those in the way
 };
 
+// Note [PageTable design]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// Structures
+//   Cell     an aligned power of two of addresses (1 GiB, 2 MiB, 4 KiB, 256 B, 16 B, 1 B), as a word of four bytes.
+//            One that no region touches is empty; one that one region touches has that region's id; one that two to
+//            seven touch names a line; one that more touch is split into the cells one level down.
+//   Line     one cache line: the regions of such a cell, by where they begin.
+//   Record   the bounds of a region, a version that is odd while the region is in the table, and the user's `Value`.
+//   Below 128 TiB the cells of the three large sizes are flat arrays in reserved address space, so that the address alone
+//   says where they are; smaller cells and lines come from a pool.
+//
+// One mutex, for writers: `mutex_` guards all that changes. Every structure is made of atomics that readers load.
+//
+// The life of a region
+//   insert   a record is filled; cells name it, which changes no answer as long as its version is even; the version
+//            turns odd: in that instant the region is in the table for every reader.
+//   erase    the version turns even: the region has gone; cells forget it; the record goes to the free list.
+//   A region that is exactly one cell ("whole", in tables without values) comes and goes by the store of that cell: then
+//   its record turns before the cell is stored, and after the cell is cleared.
+//
+// Why readers need no lock: memory is type-stable (records, lines and nodes are reused only as what they are, and never
+// returned while the table lives), so a stale id or place always leads to something of its kind, and what is read there
+// is verified. A record's version is loaded before and after its bounds: both loads equal and odd, and the bounds hold
+// the address, make a true "present"; a version that changed means that the region left in that instant, a true
+// "absent". Cells and nodes change only so that whatever is in the table can still be found from where a reader stands.
+// A line alone can be replaced under a reader: a miss there counts only if the cell still names the line and the line's
+// version has not changed. So readers write no shared cache line, wait for no writer, and retry only for a line; and a
+// writer never waits for readers. The price: a table keeps the memory of its largest size.
+
 /// Which region holds an address: disjoint half-open byte ranges, from one byte to the whole address space.
 ///
-/// The rule that makes it fast: a cell (1 GiB, 2 MiB, 4 KiB, 256 B, 16 B, 1 B) that one region touches holds that
-/// region's id; one that a few touch names a line that lists them; one that many touch is split into smaller cells.
-///
-/// `find` and `find_range` take no lock, write nothing, and answer as of one instant while they ran. All else takes
-/// the table's mutex. A region comes and goes in one instant for all readers: where it is one cell that it fills, by
-/// the store of that cell; else by its record, which flips after the cells name it and before they forget it. So a
-/// region found is always a true answer; "absent" is one too, because a cell and a node change only so that what is in
-/// the table can still be found from where a reader stands, and a line, which can be replaced, is looked at twice.
+/// `find` and `find_range` take no lock, write nothing, and answer as of one instant while they ran. All else takes the
+/// table's mutex. A region comes and goes in one instant for all readers.
 ///
 /// `Value` is what a user keeps with each region: a trivially destructible struct of atomics of at most 40 bytes.
 template <class Value = Nothing>

@@ -48,31 +48,31 @@ void each_meeting(char* ptr, std::size_t size, Each&& each) {
 /// Tells of memory that leaves as libpinning's does: first the tool, then the map.
 class Watch : public pinning::Watcher {
  public:
-  void add(pinning::Tenant& tenant, bool) noexcept override { tenant_ = &tenant; }
-  void remove(pinning::Tenant&) noexcept override {}
+  void add(pinning::InvalidationListener& tenant, bool) noexcept override { tenant_ = &tenant; }
+  void remove(pinning::InvalidationListener&) noexcept override {}
   bool watch(Address, std::uint64_t) noexcept override { return true; }
   void unwatch(Address, std::uint64_t) noexcept override {}
-  bool settled() noexcept override { return !unheard(); }
+  bool settled() noexcept override { return !has_pending(); }
   void hear_of_calls() noexcept override {}
-  void leaves(Address, std::uint64_t) noexcept override {}
+  void invalidate(Address, std::uint64_t) noexcept override {}
   std::string problem() override { return {}; }
 
   void leave(Range const& range) {
     std::lock_guard const one(leaving_);
-    unheard_ = 1;
-    pinning::Tenant* const tenant = tenant_;
-    while (tenant != nullptr && !tenant->try_left(range.start, range.size())) std::this_thread::yield();
+    pending_ = 1;
+    pinning::InvalidationListener* const tenant = tenant_;
+    while (tenant != nullptr && !tenant->try_invalidate(range.start, range.size())) std::this_thread::yield();
     {
       std::lock_guard const guard(mutex);
       std::erase_if(locked, [&](auto const& each) { return range_of(each.first, each.second).meets(range); });
       for (Coming& each : coming) each.left |= each.range.meets(range);
     }
-    unheard_ = 0;
+    pending_ = 0;
   }
 
  private:
   std::mutex leaving_;
-  std::atomic<pinning::Tenant*> tenant_ = nullptr;
+  std::atomic<pinning::InvalidationListener*> tenant_ = nullptr;
 } watcher;
 
 }  // namespace
@@ -86,7 +86,7 @@ pinning_status pinning_map_open(pinning_map** map, char const*) noexcept {
   return PINNING_OK;
 }
 pinning_status pinning_lock(pinning_map*, void* ptr, size_t size, void** device_ptr) noexcept {
-  while (watcher.unheard()) std::this_thread::yield();
+  while (watcher.has_pending()) std::this_thread::yield();
   std::unique_lock guard(mutex);
   auto const mine = coming.insert(coming.end(), {range_of(ptr, size)});
   guard.unlock();

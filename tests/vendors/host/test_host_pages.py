@@ -75,7 +75,7 @@ def leave_in_parts(lock: Callable[[int], pinning.Lock], first: int, rounds: int)
 def test_memory_that_leaves_in_parts_is_half_unlocked_never(lock: Callable[[int], pinning.Lock], first: int) -> None:
     before, used = locked_kib(), pinning.budget().used
     leave_in_parts(lock, first, ROUNDS)
-    pinning.pinned_map("host").undo_left()
+    pinning.pinned_map("host").drain_invalidations()
     assert (locked_kib(), pinning.budget().used) == (before, used)
 
 
@@ -117,7 +117,7 @@ def test_nor_where_nobody_tells_and_others_map_in_between() -> None:
 
 
 def settled_kib() -> int:
-    pinning.pinned_map("host").undo_left()
+    pinning.pinned_map("host").drain_invalidations()
     return locked_kib()
 
 

@@ -53,7 +53,7 @@ inline bool PinnedMap::evict(std::unique_lock<std::mutex>& guard, pagetable::Reg
   return true;
 }
 
-/// Also where its memory has left meanwhile: then the vendor is still to be told.
+/// Also where it has been invalidated meanwhile: then the vendor is still to be told.
 inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t number) noexcept {
   std::lock_guard const guard(mutex_);
   auto const found = idle_.find(number);

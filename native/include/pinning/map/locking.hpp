@@ -4,7 +4,7 @@
 
 namespace pinning {
 
-inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, Grain wish) {
+inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, Coherence wanted) {
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (size == 0 || !guard) return std::nullopt;
   bool watched = false;
@@ -12,13 +12,13 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
     watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
   };
   if (!table_.find(ptr, look)) return std::nullopt;
-  // What has left by now may be this.
-  if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->unheard())) return std::nullopt;
-  return count_one_more(ptr, size, wish, none);
+  // This region's memory may be what has gone.
+  if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->has_pending())) return std::nullopt;
+  return count_existing(ptr, size, wanted, none);
 }
 
-/// A region of others counts only if it is the `confirmed` one.
-inline std::optional<Hold> PinnedMap::count_one_more(Address ptr, std::uint64_t size, Grain wish,
+/// One more lock of a region that holds the range. One that others have pinned counts only if it is `confirmed`.
+inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t size, Coherence wanted,
                                                      std::uint64_t confirmed) noexcept {
   auto region = table_.find(ptr, [](Record const&) {});
   if (!region) return std::nullopt;
@@ -28,7 +28,7 @@ inline std::optional<Hold> PinnedMap::count_one_more(Address ptr, std::uint64_t 
   std::uint64_t const held = record.held.load(std::memory_order_relaxed);
   if (!pagetable::Region{region->start, held, 0}.contains(ptr, size)) return std::nullopt;
   if (record.of_others() && record.serial.load(std::memory_order_relaxed) != confirmed) return std::nullopt;
-  if (!suits(record.grain.load(std::memory_order_relaxed), wish)) return std::nullopt;
+  if (!suits(record.coherence.load(std::memory_order_relaxed), wanted)) return std::nullopt;
   if (state == State::idle) {
     forget_idle(record);
     settle_as(record, State::locked);
@@ -40,94 +40,181 @@ inline std::optional<Hold> PinnedMap::count_one_more(Address ptr, std::uint64_t 
   return hold_of(region->id, region->start, ptr);
 }
 
+// Note [PinnedMap design]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// Three rules: one registration with the vendor for each range, however many locks are in it; no vendor call under a
+// mutex, because a registration may take a second; and `find` takes no mutex at all.
+//
+// Structures
+//   table_   page table: address -> region, with a Record of atomics for each. Every region is in it, from before the
+//            vendor is asked to lock until after the vendor has unlocked, so that overlaps are seen in any state.
+//   ends_    where the pieces of a region end, which locker has locked it, which registrars know it; only of regions
+//            for which that is not one piece, this map's locker and none.
+//   idle_    cached registrations (regions without a lock) by serial, so oldest first: what the budget takes back.
+//   starts_  a filter over the table: may a region start in this range? Read by threads that may take no mutex.
+//
+// Mutexes
+//   `mutex_` guards every change to the above. It is held for a few hundred nanoseconds, never during a vendor call,
+//   a Python call or a wait. A region whose vendor call is under way is marked as in transit, which is the claim of the
+//   thread that calls; any other thread that needs the outcome waits on `settled_`. The siblings' mutex and the budget's
+//   are taken before `mutex_`, the page table's within it. Functions that are given `guard` may release the mutex and
+//   take it again, and what was known of the table before must then be looked up anew: so `acquire` is a loop.
+//
+// The life of a region
+//
+//     enter          publish / grow                    last unlock                       leave
+//   ---------> entering ---------> [growing] --> locked ---------> leaving ----------------------> (gone)
+//                  |                               |  ^              |  the vendor refuses
+//                  | the vendor refuses            |  | next lock    v
+//                  v                     kept by   v  |         half_unlocked: `unlock` tries again
+//                (gone)                the budget  idle
+//
+//   Only `growing` and `locked` are found and counted. A region in pieces grows: each piece is counted and found as
+//   soon as it is locked, and a lock of a part that is not locked yet waits. Where a later piece fails and others have
+//   locks in the earlier ones, the region is cut short instead of undone. Memory that is unmapped, moved or discarded
+//   makes its region `invalidated`: not found any more, and unlocked by `drain` of the next thread. External regions
+//   (pinned by other code) skip the vendor: entered as `locked`, confirmed with the vendor before each new lock, removed
+//   without a call.
+//
+// Acquiring a lock: `acquire` repeats these phases until one of them has the answer.
+//   count_existing   a region holds the range: one more reference.
+//   make_way         something overlaps: wait for it, evict or confirm it, or refuse. Decided before any vendor call.
+//   claim_range      enter the range, or the bounds of a sibling's registration, which `share` then completes.
+//   lock_claimed     the vendor's calls, without the mutex. On failure all is as before.
+//   adopt_external   the vendor says "already pinned": enter what it reports as external.
+//
+// Why `find` needs no lock: the table's readers are lock-free (Note [PageTable design]), and a Record is read between
+// two looks at its version, so all of an answer is one region's. Within the region's life a writer stores what a state
+// promises (`device_ptr`, `held`) before the state, by release; a reader that sees the state sees these. `held` only
+// rises while a region is shown. A reader may be late by the time of its own look, never wrong.
+
 /// `lock`; without `pieces`, `track`.
-inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, Wish wish, Pieces* pieces) {
+inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces) {
   check(ptr, size);
-  // They outlive `guard`: to destroy what a locker threw may need a lock of the locker's own.
-  std::exception_ptr refused, undo_refused;
-  std::uint64_t confirmed = none;  // the region of others of which the vendor has said that it is still pinned
-  hear_of_all_that_left();
+  Request request{ptr, size, options, pieces};  // outlives `guard`: to destroy a locker's error may take its mutex
+  await_all_invalidations();
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (;;) {
-    if (auto const hold = count_one_more(ptr, size, wish.grain, confirmed)) return hold;
-    Grain const grain = locker_.grains().choose(wish.grain);
-    if (!settle(guard, ptr, size)) continue;
-    if (auto const first = first_overlapping(ptr, size)) {
-      if (evict(guard, *first) || confirm(guard, *first, confirmed)) continue;
-      if (first->contains(ptr, size)) refuse_inside(*first);
-      refuse(ptr, size, *first);
-    }
-    if (pieces != nullptr) pieces->cut(size, most_by_one_call_.load(std::memory_order_relaxed));
-    std::uint64_t const unit = pieces != nullptr ? pieces->unit() : 0;
-    Id id;
-    if (siblings_ != nullptr && siblings_->several()) {
-      guard.unlock();
-      auto entered = enter_among_siblings(ptr, size, unit, wish.grain, confirmed);
-      if (entered && entered->registered) return share(*entered, ptr);
-      if (!entered) {
-        guard.lock();
-        continue;
-      }
-      id = entered->id;
-    } else {
-      id = enter(ptr, size, unit);
-      guard.unlock();
-    }
-    Attempt attempt{id, ptr, size, undo_refused};
-    if (pieces != nullptr) {
-      Watching watching(*this, ptr, size);
-      std::lock_guard const briefly(mutex_);
-      watching.becomes(id);
-    }
+    if (auto const hold = count_existing(ptr, size, options.coherence, request.confirmed)) return hold;
+    request.coherence = locker_.coherence().choose(options.coherence);
+    if (!make_way(guard, request)) continue;
+    auto claim = claim_range(guard, request);
+    if (!claim) continue;
+    if (claim->registered) return share(*claim, ptr);
     std::optional<Pinned> pinned;
-    try {
-      try {
-        if (pieces != nullptr) return lock_pieces(attempt, {wish.access, grain}, *pieces);
-        pinned = pinned_by_others(ptr, size);
-      } catch (AlreadyPinned const&) {
-        refused = std::current_exception();
-        if (take_back(attempt)) pinned = pinned_by_others(ptr, size);
-      }
-    } catch (Ended const&) {
-      take_back(attempt);
-      guard.lock();
-      abandon(attempt);
-      if (!undo_refused) throw;
-      std::rethrow_exception(undo_refused);
-    } catch (...) {
-      take_back(attempt);
-      guard.lock();
-      abandon(attempt);
-      throw;
-    }
-    guard.lock();
-    bool const left = attempt.ours && table_.value(id).has_left();
-    abandon(attempt);
-    if (left) refuse_left(ptr, size);
-    if (!pinned) {
-      if (refused) std::rethrow_exception(refused);
+    if (auto const hold = lock_claimed(guard, request, claim->id, pinned)) return hold;
+    if (pinned) {
+      if (auto const hold = adopt_external(guard, request, *pinned)) return hold;
+    } else if (request.already_pinned) {
+      std::rethrow_exception(request.already_pinned);
+    } else {
       return std::nullopt;
     }
-    if (!contains(*pinned, ptr, size)) throw PartialOverlap(ptr, size, pinned->base, pinned->size, By::others);
-    // Other threads may be finding out the same about other parts of it. One of us enters the whole; to try the
-    // vendor again instead would keep all of us in each other's way.
-    while (!settle(guard, pinned->base, pinned->size)) {
-    }
-    if (auto const first = first_overlapping(pinned->base, pinned->size)) {
-      if (is(*first, *pinned)) {
-        confirmed = serial_of(*first);
-      } else if (!first->contains(ptr, size) && !evict(guard, *first) && !confirm(guard, *first, confirmed)) {
-        refuse(pinned->base, pinned->size, *first);
-      }
-      continue;
-    }
-    if (!suits(others_grain(), wish.grain)) throw not_fine(pinned->base, pinned->size, others_grain());
-    Id const whole = enter(pinned->base, pinned->size, 0);
-    publish(whole, {.device_ptr = pinned->device_ptr, .references = 1, .flags = external, .grain = others_grain()},
-            pinned->size);
-    return hold_of(whole, pinned->base, ptr);
   }
+}
+
+/// Whether nothing is in the way of the range. Else waits for it, has it unlocked or confirmed, and the caller looks
+/// anew; throws where it stays.
+inline bool PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Request& request) {
+  if (!settle(guard, request.ptr, request.size)) return false;
+  auto const first = first_overlapping(request.ptr, request.size);
+  if (!first) return true;
+  if (evict(guard, *first) || confirm(guard, *first, request.confirmed)) return false;
+  if (first->contains(request.ptr, request.size)) refuse_inside(*first);
+  refuse(request.ptr, request.size, *first);
+}
+
+/// The same for a larger range that is to be entered around the requested one, of which `first` is in the way.
+inline void PinnedMap::make_way_around(std::unique_lock<std::mutex>& guard, Request& request, Address start,
+                                       std::uint64_t size, pagetable::Region const& first) {
+  if (first.contains(request.ptr, request.size)) return;
+  if (evict(guard, first) || confirm(guard, first, request.confirmed)) return;
+  refuse(start, size, first);
+}
+
+/// Enters the range, or what a sibling has registered around it, and releases the mutex; nothing, with the mutex, where
+/// the caller must look anew.
+inline std::optional<PinnedMap::Claimed> PinnedMap::claim_range(std::unique_lock<std::mutex>& guard, Request& request) {
+  if (request.pieces != nullptr) {
+    request.pieces->cut(request.size, most_by_one_call_.load(std::memory_order_relaxed));
+  }
+  std::uint64_t const unit = request.pieces != nullptr ? request.pieces->unit() : 0;
+  if (siblings_ == nullptr || !siblings_->several()) {
+    Id const id = enter(request.ptr, request.size, unit);
+    guard.unlock();
+    return Claimed{id, request.ptr};
+  }
+  guard.unlock();
+  auto claim = claim_among_siblings(request, unit);
+  if (!claim) guard.lock();
+  return claim;
+}
+
+/// Has the vendor lock the claimed range, without the mutex. Where there is no hold the claim has been given up, with the
+/// mutex, and `pinned` is what others have pinned there.
+inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
+                                                   std::optional<Pinned>& pinned) {
+  Attempt attempt{id, request.ptr, request.size, request.undo_refused};
+  try {
+    if (request.pieces != nullptr) {
+      if (auto const hold = lock_watched(attempt, request)) return hold;
+    }
+    if (take_back(attempt)) pinned = pinned_by_others(request.ptr, request.size);
+  } catch (Ended const&) {
+    give_up(guard, attempt);
+    if (request.undo_refused) std::rethrow_exception(request.undo_refused);
+    throw;
+  } catch (...) {
+    give_up(guard, attempt);
+    throw;
+  }
+  guard.lock();
+  bool const invalidated = attempt.ours && table_.value(id).is_invalidated();
+  abandon(attempt);
+  if (invalidated) refuse_invalidated(request.ptr, request.size);
+  return std::nullopt;
+}
+
+/// Nothing where the vendor says that it is pinned already; some pieces before that may be locked.
+inline std::optional<Hold> PinnedMap::lock_watched(Attempt& attempt, Request& request) {
+  {
+    Watching watching(*this, attempt.start, attempt.size);
+    std::lock_guard const guard(mutex_);
+    watching.becomes(attempt.id);
+  }
+  try {
+    return lock_pieces(attempt, {request.options.access, request.coherence}, *request.pieces);
+  } catch (AlreadyPinned const&) {
+    request.already_pinned = std::current_exception();
+    return std::nullopt;
+  }
+}
+
+/// Enters the whole of what others have pinned around the range, or what is in its way; then the caller looks anew.
+inline std::optional<Hold> PinnedMap::adopt_external(std::unique_lock<std::mutex>& guard, Request& request,
+                                                     Pinned const& pinned) {
+  if (!contains(pinned, request.ptr, request.size)) {
+    throw PartialOverlap(request.ptr, request.size, pinned.base, pinned.size, By::others);
+  }
+  // Other threads may be adopting other parts of it. One of them enters the whole; if each tried the vendor again
+  // instead, they would keep each other waiting.
+  while (!settle(guard, pinned.base, pinned.size)) {
+  }
+  if (auto const first = first_overlapping(pinned.base, pinned.size)) {
+    if (is(*first, pinned)) {
+      request.confirmed = serial_of(*first);
+    } else {
+      make_way_around(guard, request, pinned.base, pinned.size, *first);
+    }
+    return std::nullopt;
+  }
+  Coherence const coherence = external_coherence();
+  if (!suits(coherence, request.options.coherence)) throw not_fine(pinned.base, pinned.size, coherence);
+  Id const whole = enter(pinned.base, pinned.size, 0);
+  publish(whole, {.device_ptr = pinned.device_ptr, .references = 1, .flags = external, .coherence = coherence},
+          pinned.size);
+  return hold_of(whole, pinned.base, request.ptr);
 }
 
 inline PinnedMap::Id PinnedMap::enter(Address ptr, std::uint64_t size, std::uint64_t piece) {
@@ -138,7 +225,7 @@ inline PinnedMap::Id PinnedMap::enter(Address ptr, std::uint64_t size, std::uint
     record.serial.store(budget_.next(), std::memory_order_release);
     record.references.store(0, std::memory_order_release);
     record.flags.store(0, std::memory_order_release);
-    record.grain.store(Grain::unknown, std::memory_order_release);
+    record.coherence.store(Coherence::unknown, std::memory_order_release);
     record.state.store(State::entering, std::memory_order_release);
   }).id;
   starts_.add(ptr);
@@ -153,13 +240,13 @@ inline void PinnedMap::publish(Id id, Facts const& facts, std::uint64_t held, St
   record.references.store(facts.references, std::memory_order_release);
   record.flags.store(facts.flags | (record.flags.load(std::memory_order_relaxed) & Record::watched),
                      std::memory_order_release);
-  record.grain.store(facts.grain, std::memory_order_release);
+  record.coherence.store(facts.coherence, std::memory_order_release);
   if (is_external(record)) budget_.enter_external(held);
   settle_as(record, state);
 }
 
 /// Has the vendor lock a region, one piece after another.
-inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) {
+inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces) {
   {
     AllRegistered one;  // made first: once something is locked nothing may fail
     one.try_emplace(attempt.id).first->second.by = &locker_;
@@ -175,7 +262,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
     ends.reserve(ends.size() + 1);
     Address piece_ptr;
     try {
-      piece_ptr = budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, wish); });
+      piece_ptr = budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, options); });
     } catch (VendorError const& error) {
       // Some kernels pin no more than 2 GiB by one call, some hosts no more than 96, and only trying tells.
       most = std::bit_floor(bytes - 1);
@@ -190,7 +277,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
     if (piece_ptr != device_ptr + held) throw NotContiguous();
     held += bytes;
     if (held == attempt.size) tell_all(attempt.start, attempt.ends.mapped());
-    auto const hold = grow(attempt, {.device_ptr = device_ptr, .references = 1, .grain = wish.grain}, held);
+    auto const hold = grow(attempt, {.device_ptr = device_ptr, .references = 1, .coherence = options.coherence}, held);
     pieces.locked(held);
     if (hold) return *hold;
   }
@@ -200,7 +287,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, Wish wish, Pieces& pieces) 
 inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts, std::uint64_t held) {
   std::lock_guard const guard(mutex_);
   Record& record = table_.value(attempt.id);
-  if (record.has_left()) refuse_left(attempt.start, attempt.size);
+  if (record.is_invalidated()) refuse_invalidated(attempt.start, attempt.size);
   State const now = held == attempt.size ? State::locked : State::growing;
   if (!record.is_growing()) {
     publish(attempt.id, facts, held, now);
@@ -238,7 +325,7 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
       settle_as(record, attempt.ours ? State::leaving : State::locked);
       if (!attempt.ours) return false;
     }
-    gone = gone_of(attempt.start, record);
+    gone = invalidated_part(attempt.start, record);
   }
   try {
     unlock_pieces(attempt.start, attempt.ends.mapped(), gone);
@@ -257,6 +344,13 @@ inline void PinnedMap::abandon(Attempt& attempt) noexcept {
   record.references.store(1, std::memory_order_release);
   ends_.insert(std::move(attempt.ends));
   settle_as(record, State::half_unlocked);
+}
+
+/// What a failed lock ends with; the mutex is taken.
+inline void PinnedMap::give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt) {
+  take_back(attempt);
+  guard.lock();
+  abandon(attempt);
 }
 
 inline void PinnedMap::give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept {

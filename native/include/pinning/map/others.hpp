@@ -6,7 +6,7 @@ namespace pinning {
 
 inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
   check(ptr, size);
-  hear_of_all_that_left();
+  await_all_invalidations();
   Unwatching const afterwards(*this);
   Watching watching(*this, ptr, size);
   std::unique_lock guard(mutex_);
@@ -18,17 +18,17 @@ inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address 
   }
   Id const id = enter(ptr, size, 0);
   watching.becomes(id);
-  publish(id, {.device_ptr = device_ptr, .flags = external | registered, .grain = others_grain()}, size);
+  publish(id, {.device_ptr = device_ptr, .flags = external | registered, .coherence = external_coherence()}, size);
 }
 
 inline void PinnedMap::unregister(Address ptr) {
   if (is_parents()) return;
-  hear_of_what_left();
+  await_invalidations();
   Unwatching const afterwards(*this);
   std::lock_guard const guard(mutex_);
   auto region = table_.find(ptr, [](Record const&) {});
   std::uint8_t const flags = region ? table_.value(region->id).flags.load(std::memory_order_relaxed) : std::uint8_t{0};
-  if ((flags & registered) == 0 || (flags & Record::memory_left) != 0) {
+  if ((flags & registered) == 0 || (flags & Record::invalidated) != 0) {
     throw NotLocked("no registered region holds 0x" + hex(ptr));
   }
   Record const& record = table_.value(region->id);

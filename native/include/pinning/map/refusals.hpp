@@ -15,16 +15,16 @@ inline void PinnedMap::check(Address ptr, std::uint64_t size) {
   }
 }
 
-inline StillLocked PinnedMap::not_fine(Address start, std::uint64_t size, Grain grain) {
+inline StillLocked PinnedMap::not_fine(Address start, std::uint64_t size, Coherence coherence) {
   return StillLocked("the region " + describe(start, size) +
-                     (grain == Grain::coarse
+                     (coherence == Coherence::coarse
                           ? " is locked coarse-grained, so that a lock inside it cannot be coherent; unlock it "
                             "first, or lock with coherent=None"
                           : " is pinned by someone else, and nobody knows whether it is coherent; lock with "
                             "coherent=None, or have its owner unpin it first"));
 }
 
-/// For a region around a lock that `count_one_more` would not count.
+/// For a region around a lock that `count_existing` would not count.
 inline void PinnedMap::refuse_inside(pagetable::Region const& region) {
   Record const& record = table_.value(region.id);
   if (record.state.load(std::memory_order_relaxed) != State::locked) return;
@@ -36,7 +36,7 @@ inline void PinnedMap::refuse_inside(pagetable::Region const& region) {
     throw LockLimit("the region " + describe(region.start, region.size) + " has " + std::to_string(most_references) +
                     " locks, and no more are counted; unlock some that nobody needs");
   }
-  throw not_fine(region.start, region.size, record.grain.load(std::memory_order_relaxed));
+  throw not_fine(region.start, region.size, record.coherence.load(std::memory_order_relaxed));
 }
 
 /// Says why the region, which nobody is changing, forbids a lock or a registration of the range.

@@ -129,7 +129,7 @@ inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::R
   auto known = ends_.find(region->id);
   if (known != ends_.end() && known->second.has(registrar)) return;
   bool const was_idle = record.state.load(std::memory_order_relaxed) == State::idle;
-  auto const hold = count_one_more(region->start, 1, Grain::unknown, none);
+  auto const hold = count_existing(region->start, 1, Coherence::unknown, none);
   if (!hold) return;
   Registered told{{record.held.load(std::memory_order_relaxed)}, &locker_};
   guard.unlock();

@@ -11,16 +11,16 @@ struct PinnedMap::Found {
   enum class What : std::uint8_t { nothing, changing, idle_in_the_way, registered } what = What::nothing;
   Address start = 0;
   std::uint64_t size = 0, piece = 0;
-  Grain grain = Grain::unknown;
+  Coherence coherence = Coherence::unknown;
   bool idle = false;
   AllRegistered::node_type registered{};
 };
 
-/// A region that was entered; with what a sibling has registered there, its bounds are those.
-struct PinnedMap::Entered {
+/// A region that was entered before the vendor is called; its bounds are those of what a sibling has `registered`, if any.
+struct PinnedMap::Claimed {
   Id id;
   Address start;
-  Grain grain = Grain::unknown;
+  Coherence coherence = Coherence::unknown;
   AllRegistered::node_type registered{};
 };
 
@@ -33,7 +33,7 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
     Record& record = table_.value(region.id);
     State const state = record.state.load(std::memory_order_relaxed);
     bool const grows_elsewhere = state == State::growing && !region.contains(ptr, size);
-    if ((record.in_transit() && !grows_elsewhere) || state == State::left) return {.what = What::changing};
+    if ((record.in_transit() && !grows_elsewhere) || state == State::invalidated) return {.what = What::changing};
     if (is_external(record)) continue;
     auto const known = ends_.find(region.id);
     std::uint64_t const held = known != ends_.end() ? known->second.bytes() : region.size;
@@ -51,7 +51,7 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
             .start = region.start,
             .size = held,
             .piece = record.piece.load(std::memory_order_relaxed),
-            .grain = record.grain.load(std::memory_order_relaxed),
+            .coherence = record.coherence.load(std::memory_order_relaxed),
             .idle = state == State::idle,
             .registered = one.extract(one.begin())};
   }
@@ -73,10 +73,10 @@ inline void PinnedMap::wait_for_change(Address ptr, std::uint64_t size) {
   settle(guard, ptr, size);
 }
 
-/// `enter` where siblings are; nothing where the caller must begin anew.
-inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address ptr, std::uint64_t size,
-                                                                         std::uint64_t unit, Grain wish,
-                                                                         std::uint64_t& confirmed) {
+/// `claim_range` where siblings are; nothing where the caller must look anew.
+inline std::optional<PinnedMap::Claimed> PinnedMap::claim_among_siblings(Request& request, std::uint64_t unit) {
+  Address const ptr = request.ptr;
+  std::uint64_t const size = request.size;
   Siblings::Claim claim(*siblings_);
   for (PinnedMap* const each : claim.maps()) {
     if (each == this) continue;
@@ -95,8 +95,8 @@ inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address
       }
       case Found::What::registered: break;
     }
-    if (!suits(found.grain, wish)) {
-      if (!found.idle) throw not_fine(found.start, found.size, found.grain);
+    if (!suits(found.coherence, request.options.coherence)) {
+      if (!found.idle) throw not_fine(found.start, found.size, found.coherence);
       Siblings::Visit const visit(claim, *each);
       each->give_back_idle(found.start);
       return std::nullopt;
@@ -104,10 +104,13 @@ inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address
     std::unique_lock guard(mutex_);
     if (first_overlapping(found.start, found.size)) {
       claim.end();
-      make_way(guard, ptr, size, found, confirmed);
+      if (!settle(guard, found.start, found.size)) return std::nullopt;
+      auto const first = first_overlapping(found.start, found.size);
+      if (first) make_way_around(guard, request, found.start, found.size, *first);
       return std::nullopt;
     }
-    Entered entered{enter(found.start, found.size, found.piece), found.start, found.grain, std::move(found.registered)};
+    Claimed entered{enter(found.start, found.size, found.piece), found.start, found.coherence,
+                    std::move(found.registered)};
     table_.value(entered.id).flags.store(Record::shared, std::memory_order_release);
     guard.unlock();
     entered.registered.key() = entered.id;
@@ -116,7 +119,7 @@ inline std::optional<PinnedMap::Entered> PinnedMap::enter_among_siblings(Address
   }
   std::lock_guard const guard(mutex_);
   if (first_overlapping(ptr, size)) return std::nullopt;
-  return Entered{enter(ptr, size, unit), ptr};
+  return Claimed{enter(ptr, size, unit), ptr};
 }
 
 /// What a sibling has idle is this map's now.
@@ -128,17 +131,8 @@ inline void PinnedMap::move_over(Siblings::Claim& claim, PinnedMap& sibling, Add
   }
 }
 
-/// For what a sibling has around the range, where something here is in its way.
-inline void PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size,
-                                 Found const& found, std::uint64_t& confirmed) {
-  if (!settle(guard, found.start, found.size)) return;
-  auto const first = first_overlapping(found.start, found.size);
-  if (!first || first->contains(ptr, size) || evict(guard, *first) || confirm(guard, *first, confirmed)) return;
-  refuse(found.start, found.size, *first);
-}
-
 /// The lock of a range in what was entered with a sibling's registration.
-inline Hold PinnedMap::share(Entered& entered, Address ptr) {
+inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
   Address const start = entered.start;
   Registered& registered = entered.registered.mapped();
   std::uint64_t const size = registered.bytes();
@@ -148,9 +142,9 @@ inline Hold PinnedMap::share(Entered& entered, Address ptr) {
     tell_all(start, registered);
     std::lock_guard const guard(mutex_);
     watching.becomes(entered.id);
-    if (table_.value(entered.id).has_left()) refuse_left(start, size);
+    if (table_.value(entered.id).is_invalidated()) refuse_invalidated(start, size);
     ends_.insert(std::move(entered.registered));
-    publish(entered.id, {device_ptr, 1, Record::shared, entered.grain}, size);
+    publish(entered.id, {device_ptr, 1, Record::shared, entered.coherence}, size);
     return hold_of(entered.id, start, ptr);
   } catch (...) {
     std::unique_lock guard(mutex_);

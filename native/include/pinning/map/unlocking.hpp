@@ -7,7 +7,7 @@ namespace pinning {
 /// False when no lock of a region with this serial is held there.
 inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) {
   if (is_parents()) return false;
-  hear_of_what_left();  // else the vendor might unlock what has come in its place
+  await_invalidations();  // else the vendor might unlock what has come in its place
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (;;) {
@@ -19,9 +19,9 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
       settled_.wait(guard);
       continue;
     }
-    if (record.has_left()) {
-      if (record.state.load(std::memory_order_relaxed) == State::left) {
-        undo(guard, *region);
+    if (record.is_invalidated()) {
+      if (record.state.load(std::memory_order_relaxed) == State::invalidated) {
+        drain(guard, *region);
       } else if (serial == any) {  // the vendor has refused before: asked for by its address, its error is told
         unlock_last(guard, *region, record);
         return true;
@@ -41,7 +41,7 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
         unlock_claimed(guard, *region, record, State::locked, false);
         return true;
       }
-      settle_as(record, record.has_left() ? State::left : State::locked);
+      settle_as(record, record.is_invalidated() ? State::invalidated : State::locked);
       continue;  // nobody else has it
     } else if (make_idle(*region, record)) {
       guard.unlock();
@@ -61,7 +61,7 @@ inline bool PinnedMap::try_count_down(Address ptr, std::uint64_t serial, bool ke
   if (!region || !is(*region, serial)) return false;
   Record& record = table_.value(region->id);
   std::uint32_t const references = record.references.load(std::memory_order_relaxed);
-  if (references == 0 || record.has_left() || record.is_idle()) return false;
+  if (references == 0 || record.is_invalidated() || record.is_idle()) return false;
   if (record.in_transit() && !(record.is_growing() && references > 1)) return false;
   if (keep) mark_kept(record);
   if (references > 1) {
@@ -92,7 +92,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   AllRegistered::node_type kept = ends_.extract(region.id);
   std::uint64_t const bytes = kept ? kept.mapped().bytes() : region.size;
   std::size_t const registrations = kept ? kept.mapped().registrations.size() : 0;
-  auto const gone = gone_of(region.start, record);
+  auto const gone = invalidated_part(region.start, record);
   bool const shared = (record.flags.load(std::memory_order_relaxed) & Record::shared) != 0;
   bool const watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
   guard.unlock();
@@ -116,7 +116,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   } catch (...) {
     guard.lock();
     std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
-    bool const as_before = left == bytes && !record.has_left() &&
+    bool const as_before = left == bytes && !record.is_invalidated() &&
                            (registrations == 0 || kept.mapped().registrations.size() == registrations);
     ends_.insert(std::move(kept));
     if (idle) {
@@ -143,7 +143,9 @@ inline void PinnedMap::leave(Address start) noexcept {
     } catch (std::bad_alloc const&) {  // it stays watched, for nobody
     }
   }
-  if (record.has_left()) gone_.store(gone_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+  if (record.is_invalidated()) {
+    invalidated_count_.store(invalidated_count_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+  }
   if (is_external(record)) budget_.leave_external(region->size);
   settle_as(record, State::leaving);
 }
@@ -181,7 +183,7 @@ inline void PinnedMap::end_growth(Address start) noexcept {
   flags.store(flags.load(std::memory_order_relaxed) | ending, std::memory_order_release);
 }
 
-/// Whether no vendor call is under way in the range, or to be made because memory has left; else sees to that and must
+/// Whether no vendor call is under way in the range, or to be made for an invalidated region; else sees to that and must
 /// be asked again. A region that grows is one piece nearer to it then; a range that overlaps it otherwise than inside is
 /// refused anyway.
 inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
@@ -190,7 +192,7 @@ inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, 
     if (record.is_growing() && !region.contains(ptr, size)) continue;
     if (record.in_transit()) {
       settled_.wait(guard);
-    } else if (!undo(guard, region)) {
+    } else if (!drain(guard, region)) {
       continue;
     }
     return false;

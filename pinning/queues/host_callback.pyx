@@ -16,17 +16,17 @@ cdef extern from *:
     #include <pinning/gil.hpp>
 
     // On a thread of the vendor's, which may be the first to come to Python.
-    static void call_in_python(void* turn) {
+    static void call_in_python(void* callback) {
       pinning::Gil const gil;
-      PyObject* const nothing = PyObject_CallNoArgs(static_cast<PyObject*>(turn));
-      if (nothing == nullptr) PyErr_WriteUnraisable(static_cast<PyObject*>(turn));
-      Py_XDECREF(nothing);
+      PyObject* const result = PyObject_CallNoArgs(static_cast<PyObject*>(callback));
+      if (result == nullptr) PyErr_WriteUnraisable(static_cast<PyObject*>(callback));
+      Py_XDECREF(result);
     }
     """
-    void call_in_python(void* turn) nogil
+    void call_in_python(void* callback) nogil
 
 
-cdef class Turn:
+cdef class HostCallback:
     """A Python function that a queue calls in its turn, as a C function for `VendorQueue.call`.
 
     What the function raises goes to `event`, or where that is gone, to `sys.unraisablehook`.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-cdef class Turn:
+cdef class HostCallback:
     cdef object __weakref__
     cdef object python
     cdef object event  # weakly

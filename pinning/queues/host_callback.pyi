@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 from pinning.queues.event import Event
 
-class Turn:
+class HostCallback:
     def __init__(self, function: Callable[[], object], event: Event) -> None: ...
     @property
     def function(self) -> int: ...

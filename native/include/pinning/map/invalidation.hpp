@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that leaves while it is in a map: unmapped, discarded or replaced. A part of pinned_map.hpp, which includes it.
+// Memory that is unmapped, discarded or replaced while it is in a map. A part of pinned_map.hpp, which includes it.
 #pragma once
 
 #include <chrono>
@@ -51,49 +51,49 @@ class PinnedMap::Unwatching {
   PinnedMap& map_;
 };
 
-inline bool PinnedMap::left(Address ptr, std::uint64_t size) noexcept {
+inline bool PinnedMap::invalidate(Address ptr, std::uint64_t size) noexcept {
   for (;;) {
-    if (auto const done = try_left(ptr, size)) return *done;
+    if (auto const done = try_invalidate(ptr, size)) return *done;
     std::this_thread::yield();
   }
 }
 
-inline std::optional<bool> PinnedMap::try_left(Address ptr, std::uint64_t size) noexcept {
+inline std::optional<bool> PinnedMap::try_invalidate(Address ptr, std::uint64_t size) noexcept {
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (!guard) return std::nullopt;
-  return mark_left(ptr, size);
+  return mark_invalidated(ptr, size);
 }
 
-inline bool PinnedMap::any_left() const noexcept {
-  hear_of_what_left();
-  return gone_.load(std::memory_order_acquire) != 0;
+inline bool PinnedMap::any_invalidated() const noexcept {
+  await_invalidations();
+  return invalidated_count_.load(std::memory_order_acquire) != 0;
 }
 
-inline void PinnedMap::undo_left() {
-  locker_.undo_left();
-  if (!any_left()) return;
+inline void PinnedMap::drain_invalidations() {
+  locker_.drain_invalidations();
+  if (!any_invalidated()) return;
   Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (auto const& range : table_.regions()) {
     for (;;) {
       auto const region = table_.find(range.start, [](Record const&) {});
-      if (!region || *region != range || !table_.value(region->id).has_left()) break;
+      if (!region || *region != range || !table_.value(region->id).is_invalidated()) break;
       if (table_.value(region->id).in_transit()) {
         settled_.wait(guard);
-      } else if (!undo(guard, *region)) {
+      } else if (!drain(guard, *region)) {
         break;
       }
     }
   }
 }
 
-/// Waits until the map knows of what left by a call that is over. That may take the mutex.
-inline void PinnedMap::hear_of_what_left() const noexcept {
-  while (watcher_ != nullptr && watcher_->unheard()) std::this_thread::yield();
+/// Waits until the map knows of memory that has gone by a call that is over. That may take the mutex.
+inline void PinnedMap::await_invalidations() const noexcept {
+  while (watcher_ != nullptr && watcher_->has_pending()) std::this_thread::yield();
 }
 
-/// The same of what has left by now, whoever's call it was.
-inline void PinnedMap::hear_of_all_that_left() const noexcept {
+/// The same of all that has gone by now, whichever thread's call it was.
+inline void PinnedMap::await_all_invalidations() const noexcept {
   if (watcher_ == nullptr) return;
   for (int tries = 0; !watcher_->settled(); ++tries) {
     if (tries < 64) {
@@ -104,32 +104,32 @@ inline void PinnedMap::hear_of_all_that_left() const noexcept {
   }
 }
 
-inline std::optional<bool> PinnedMap::mark_left(Address ptr, std::uint64_t size) noexcept {
+inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_t size) noexcept {
   bool vendor_is_to_be_told = false;
   bool const done = table_.try_visit(ptr, size, [&](pagetable::Region const& region) {
     Record& record = table_.value(region.id);
     Pages part = Pages::of(region.start, region.size, ptr, ptr + size);
-    if (record.has_left()) {
+    if (record.is_invalidated()) {
       part = part.with(Pages::unpack(record.held.load(std::memory_order_relaxed)));
     } else {
-      gone_.store(gone_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+      invalidated_count_.store(invalidated_count_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     }
     // In this order: a lookup that sees what `held` says now sees a state in which nothing is found.
     bool const in_transit = record.in_transit();
-    settle_as(record, !in_transit ? State::left : record.is_growing() ? State::entering : record.state.load());
+    settle_as(record, !in_transit ? State::invalidated : record.is_growing() ? State::entering : record.state.load());
     record.held.store(part.pack(), std::memory_order_release);
-    record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::memory_left, std::memory_order_release);
-    if (in_transit) return;  // whoever is at it sees that it has left
+    record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::invalidated, std::memory_order_release);
+    if (in_transit) return;  // the thread that calls the vendor sees the flag
     vendor_is_to_be_told = true;
   });
   return done ? std::optional(vendor_is_to_be_told) : std::nullopt;
 }
 
-/// Tells the vendor of a region whose memory has left; false where it has not, or has been undone. A refusal is nobody's
+/// Has the vendor unlock an invalidated region; false where it is none, or has been unlocked. A refusal is nobody's
 /// to hear: it is half unlocked then.
-inline bool PinnedMap::undo(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
+inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
   Record& record = table_.value(region.id);
-  if (record.state.load(std::memory_order_relaxed) != State::left) return false;
+  if (record.state.load(std::memory_order_relaxed) != State::invalidated) return false;
   try {
     unlock_last(guard, region, record);
   } catch (...) {
@@ -139,13 +139,13 @@ inline bool PinnedMap::undo(std::unique_lock<std::mutex>& guard, pagetable::Regi
   return true;
 }
 
-/// What has left of a region that starts there.
-inline std::optional<Span> PinnedMap::gone_of(Address start, Record const& record) noexcept {
-  if (!record.has_left()) return std::nullopt;
+/// Which part of a region's memory has gone.
+inline std::optional<Span> PinnedMap::invalidated_part(Address start, Record const& record) noexcept {
+  if (!record.is_invalidated()) return std::nullopt;
   return Pages::unpack(record.held.load(std::memory_order_relaxed)).of_region(start);
 }
 
-inline void PinnedMap::refuse_left(Address ptr, std::uint64_t size) {
+inline void PinnedMap::refuse_invalidated(Address ptr, std::uint64_t size) {
   throw InvalidRange("the memory of " + describe(ptr, size) +
                      " has been unmapped, discarded or replaced while it was being locked; lock what is there now");
 }

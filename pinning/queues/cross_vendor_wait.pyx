@@ -5,7 +5,7 @@
 
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, NONE
-from pinning.queues.order cimport Line
+from pinning.queues.order cimport Timeline
 
 from pinning.queues import pending
 from pinning.queues.staging import staging_of
@@ -17,7 +17,7 @@ cdef enum:
 cdef dict helpers = {}  # lanes, by id of the device, which they keep
 
 
-cdef class Crossing:
+cdef class CrossVendorWait:
     """A wait for an event of another vendor. The queue that waits keeps it until it is past."""
 
     cdef object signal
@@ -28,7 +28,7 @@ cdef class Crossing:
         self.wait = staging_of(device).wait(queue, self.signal)
 
 
-def crossing(Event event not None):
+def cross_vendor_wait(Event event not None):
     """A wait to be submitted to a queue of another vendor than the event's; None if the event is over.
 
     Raises
@@ -38,7 +38,7 @@ def crossing(Event event not None):
     """
     device = event.queue.device
     cdef list kept = []  # by the helper too, until it has given the signal
-    cdef Crossing crossing = Crossing.__new__(Crossing)
+    cdef CrossVendorWait wait = CrossVendorWait.__new__(CrossVendorWait)
 
     def work(queue):
         kept.append(staging_of(device).signal(queue))
@@ -52,8 +52,8 @@ def crossing(Event event not None):
         except Exception:  # so it is over: whoever waits for it asks how it went
             return None
         raise
-    crossing.signal = kept[0]
-    return crossing
+    wait.signal = kept[0]
+    return wait
 
 
 cdef Lane helper_of(object device):
@@ -64,7 +64,7 @@ cdef Lane helper_of(object device):
         if helper.poll():
             return helper
     if len(all_of) < MOST:
-        helper = Lane(device.make_queue(), Line(True), False, device)
+        helper = Lane(device.make_queue(), Timeline(True), False, device)
         all_of.append(helper)
         return helper
     helper = all_of.pop(0)
