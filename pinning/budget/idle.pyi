@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from pinning.budget.watch import Watch
-
 NO_LIMIT: int
-watch: Watch
 
 def look() -> None: ...
 def clear_up() -> None: ...

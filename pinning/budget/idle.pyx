@@ -21,10 +21,10 @@ from weakref import ref
 
 import numpy
 
-from pinning.budget.watch import Watch
 from pinning.errors import PinningError
+from pinning.machine.pressure import Pressure
 from pinning.map.pinned_map import _maps
-from pinning.runtime.process import Part, at_exit, in_child
+from pinning.runtime.process import LONGEST, Subsystem, at_exit, at_fork, look_after
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject* thing)
@@ -81,7 +81,7 @@ cdef bint keeps(PinnedMap on, uint64_t ptr, object owner) except -1:
             return False
     one.map, one.start, one.size, one.root = ref(on), start, size, root
     kept[key] = one
-    watch.wake()
+    watch()
     return True
 
 
@@ -229,7 +229,33 @@ def give_back(uint64_t nbytes):
     return given
 
 
-def _relieve():
+cdef bint watching = False  # whether the service thread looks after what is kept
+cdef object pressure = None
+
+
+cdef watch():
+    global watching
+    if not watching:
+        look_after(_look, pause=LONGEST)
+        watching = True
+
+
+def _look():
+    """Called ten times a second while anything is kept."""
+    global watching, pressure
+    with suppress(Exception):  # such as no memory; the next look is soon
+        look()
+        if pressure is None:
+            pressure = Pressure()
+        elif pressure.is_high():
+            relieve()
+    watching = bool(kept)
+    if not watching:
+        pressure = None
+    return watching
+
+
+cdef relieve():
     """Half of what is idle goes while memory is short."""
     cdef uint64_t idle = budget.figures().idle
     if idle:
@@ -237,22 +263,15 @@ def _relieve():
             give_back(idle // 2 + 1)
 
 
-def _any():
-    return bool(kept)
-
-
-watch = Watch(look, _relieve, _any)
-
-
 def _begin_anew_in_child():
+    global watching
     kept.clear()
-    watch.begin_anew()
+    watching = False
 
 
 def _end():
-    watch.end()
     set_limits(budget.figures().limit, 0)
 
 
-in_child(Part.IDLE, _begin_anew_in_child)
-at_exit(Part.IDLE, _end)
+at_fork(Subsystem.CACHE, _begin_anew_in_child)
+at_exit(Subsystem.CACHE, _end)

@@ -13,8 +13,9 @@ from libcpp.optional cimport optional
 from pinning.budget.idle cimport keeps
 from pinning.interop.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
-from pinning.map.pinned_map cimport Hold, PinnedMap, forks, wish, wrap
+from pinning.map.pinned_map cimport Hold, PinnedMap, wish, wrap
 from pinning.plugin.native cimport Wish
+from pinning.runtime.process cimport generation
 
 import os
 import sys
@@ -294,7 +295,7 @@ cdef class Lock(Hold):
 
     def __repr__(self):
         state = "" if self.is_held() else ", unlocked"
-        if state and self.counted and not self.map.closed and self.generation == forks():
+        if state and self.counted and not self.map.closed and self.generation == generation():
             state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
         device = getattr(self.map.device, "name", self.map.device)
         end = int(self.ptr) + self.size

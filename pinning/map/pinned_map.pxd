@@ -52,7 +52,6 @@ cdef class PinnedMap:
 
 
 cdef Region wrap(const CRegion& found, object device)
-cdef long forks() noexcept
 
 
 cdef class Registrar:
