@@ -10,7 +10,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.budget.idle cimport keeps
+from pinning.budget.cache cimport keep_owner
 from pinning.interop.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.map.pinned_map cimport Hold, PinnedMap, wish, wrap
@@ -247,7 +247,7 @@ cdef class Lock(Hold):
         self.give_up()
 
     cdef bint give_up(self) except *:
-        self.keep = self.counted and not self.ending and keeps(self.map, self.ptr, self.owner)
+        self.keep = self.counted and not self.ending and keep_owner(self.map, self.ptr, self.owner)
         if not Hold.give_up(self):
             return False
         self.leave()

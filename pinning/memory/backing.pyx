@@ -26,7 +26,7 @@ from pinning.map.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
 from pinning.runtime.process cimport generation
 
-from pinning.budget.idle import give_back_for
+from pinning.budget.cache import give_back_for
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryKind, WriteCombiningDevice
