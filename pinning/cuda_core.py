@@ -20,7 +20,7 @@ from pinning.memory import Allocation, Context, Pool, alloc
 from pinning.plugin import Device, MemoryKind
 from pinning.queues import Queue
 from pinning.runtime.arguments import said
-from pinning.runtime.process import later
+from pinning.runtime.process import defer
 
 try:
     from cuda.core import Buffer, MemoryResource
@@ -53,7 +53,7 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
             raise TypeError(f"pool is {said(pool)}; it must be a pinning.Pool")
         if pool is None:
             pool = Pool(Context(self._device), MemoryKind.DEVICE)
-            finalize(self, later, pool.close).atexit = False  # buffers keep this, so none is left by then
+            finalize(self, defer, pool.close).atexit = False  # buffers keep this, so none is left by then
         self.pool = pool
         self._allocations: dict[int, Allocation] = {}
         # What is freed in a stream is given out again in it at once only to who knows that it is the same stream.

@@ -20,7 +20,7 @@ from pinning.locking.devices import device as device_of_name
 from pinning.memory import Allocation, alloc
 from pinning.plugin import MemoryKind
 from pinning.queues import Queue
-from pinning.runtime.process import later
+from pinning.runtime.process import defer
 
 try:
     import cupy
@@ -117,7 +117,7 @@ class _PinnedMemory(_Owner):
 
     def __del__(self) -> None:
         if not is_finalizing():
-            later(self._allocation.free)  # not here: the driver waits for GPUs meanwhile, and we may be in any call
+            defer(self._allocation.free)  # not here: the driver waits for GPUs meanwhile, and we may be in any call
 
 
 class _Stream:

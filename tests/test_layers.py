@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PLUGINS = sorted(path.name for path in (ROOT / "plugins").iterdir() if (path / "__init__.py").is_file())
 OURS = {"pagetable", "pinning", *PLUGINS}
 # All that `pinning` may import besides Python's own modules and ours: so no vendor's package, known or to come.
-NEUTRAL = {"numpy", "psutil", "rich", "typer", "click", "matplotlib", "cython", "libc", "libcpp", "cpython"}
+NEUTRAL = {"numpy", "rich", "typer", "click", "matplotlib", "cython", "libc", "libcpp", "cpython"}
 
 # Each brings pinning into one library. They import that, and no other part of ours imports them.
 INTEGRATIONS = {

@@ -2,7 +2,6 @@
 #include "library.hpp"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <pinning/errors.hpp>
 
@@ -29,8 +28,6 @@ void* Library::find(char const* name) const {
   if (found == nullptr) throw Unavailable(name_ + " has no " + name + ": it is too old, install a newer one");
   return found;
 }
-
-Started::Started(char const* driver) : driver_(driver), process_(getpid()), forks_(forks) { count_forks(); }
 
 void Started::refuse() const {
   throw Unavailable("process " + std::to_string(getpid()) + " is a fork of process " + std::to_string(process_) +

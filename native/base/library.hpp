@@ -2,12 +2,12 @@
 // A vendor's shared library, loaded at run time.
 #pragma once
 
-#include <sys/types.h>
+#include <unistd.h>
 
 #include <initializer_list>
 #include <string>
 
-#include "fork.hpp"
+#include "process.hpp"
 
 namespace pinning {
 
@@ -40,9 +40,9 @@ class Library {
 /// The process in which a driver was started: its state does not survive a fork.
 class Started {
  public:
-  explicit Started(char const* driver);
+  explicit Started(char const* driver) : driver_(driver) {}
   /// Whether this is a child of that process, in which the driver must not be called.
-  bool elsewhere() const noexcept { return forks.load(std::memory_order_relaxed) != forks_; }
+  bool elsewhere() const noexcept { return generation() != generation_; }
   /// Throws Unavailable there. It takes no longer than a look at a word, so that hot calls may ask.
   void check() const {
     if (elsewhere()) refuse();
@@ -52,8 +52,8 @@ class Started {
   [[noreturn]] void refuse() const;
 
   char const* driver_;
-  pid_t process_;
-  unsigned forks_;
+  pid_t const process_ = getpid();  // for the refusal
+  unsigned const generation_ = generation();
 };
 
 }  // namespace pinning

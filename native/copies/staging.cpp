@@ -12,7 +12,7 @@
 #include <sched.h>
 #include <thread>
 
-#include "../base/fork.hpp"
+#include "../base/process.hpp"
 #include "copy_threads.hpp"
 
 namespace pinning {
@@ -552,7 +552,7 @@ void begin_anew() {
 
 Known& known() {
   return known_stagings.get([] {
-    in_child(ForkPart::copies, begin_anew);
+    at_fork(Subsystem::copies, begin_anew);
     return std::make_unique<Known>();
   });
 }

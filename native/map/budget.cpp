@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pinning/status_page.hpp>
 
-#include "../base/fork.hpp"
+#include "../base/process.hpp"
 
 namespace pinning {
 
@@ -10,7 +10,7 @@ namespace {
 Only<Budget> only;
 
 void begin_anew() {
-  if (Budget* const budget = only.if_made()) budget->begin_anew();
+  if (Budget* const budget = only.if_made()) budget->begin_anew(generation());
 }
 
 }  // namespace
@@ -18,7 +18,7 @@ void begin_anew() {
 /// Never destroyed, nor are the maps that it counts.
 Budget& process_budget() {
   return only.get([] {
-    in_child(ForkPart::budget, begin_anew);
+    at_fork(Subsystem::budget, begin_anew);
     return std::make_unique<Budget>(&status_page().budget);
   });
 }

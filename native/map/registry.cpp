@@ -4,7 +4,7 @@
 #include <pinning/shared_map.hpp>
 #include <pinning/status_page.hpp>
 
-#include "../base/fork.hpp"
+#include "../base/process.hpp"
 #include "../vendors/devices.hpp"
 
 namespace pinning {
@@ -32,7 +32,7 @@ void begin_anew() {
 pinning_map& shared_map(VendorDevice& device) {
   auto const has_it = [&](std::unique_ptr<Shared> const& each) { return each->map.device == &device; };
   if (auto* const known = all_maps.find(has_it)) return (*known)->map;
-  in_child(ForkPart::maps, begin_anew);
+  at_fork(Subsystem::maps, begin_anew);
   return all_maps.add(std::make_unique<Shared>(device), has_it)->map;
 }
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "../base/file_identity.hpp"
-#include "../base/fork.hpp"
+#include "../base/process.hpp"
 
 namespace pinning {
 
@@ -142,7 +142,7 @@ void begin_anew() {
 
 Book& book() noexcept {
   return only.get([] {
-    in_child(ForkPart::status, begin_anew);
+    at_fork(Subsystem::status, begin_anew);
     return std::make_unique<Book>(anonymous(sizeof(StatusPage)));
   });
 }

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <iterator>
 
-#include "../base/fork.hpp"
+#include "../base/process.hpp"
 
 namespace pinning {
 
@@ -70,7 +70,7 @@ std::string full_name(char const* device) {
 VendorDevice& vendor_device(std::string const& name) {
   auto const has_it = [&](Named const& each) { return each.name == name; };
   if (Named* const known = all_devices.find(has_it)) return *known->device;
-  in_child(ForkPart::devices, begin_anew);
+  at_fork(Subsystem::devices, begin_anew);
   return *all_devices.add({name, make(name)}, has_it).device;
 }
 

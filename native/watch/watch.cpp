@@ -39,7 +39,7 @@
 #include <thread>
 
 #include "../base/file_identity.hpp"
-#include "../base/fork.hpp"
+#include "../base/process.hpp"
 #include "page_counts.hpp"
 
 namespace pinning {
@@ -454,7 +454,7 @@ void begin_anew() {
 
 Watcher& process_watcher() {
   return only.get([] {
-    in_child(ForkPart::watch, begin_anew);
+    at_fork(Subsystem::watch, begin_anew);
     return std::unique_ptr<Watch>(new Watch);  // without zeros in its lists
   });
 }

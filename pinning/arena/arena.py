@@ -32,7 +32,7 @@ from pinning.locking.devices import device as device_of_name
 from pinning.machine import numa
 from pinning.plugin import Device
 from pinning.runtime.arguments import byte_count, integer, said, seconds
-from pinning.runtime.process import Living, Part, at_exit, catch_up, in_child, later
+from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork, defer, run_deferred
 
 _CACHE_LINE = 64
 _STEP = 2 << 20  # bytes by which it grows at least where nobody says by how much
@@ -147,7 +147,7 @@ class Arena(Space):
         first, last = self.part.start, self.part.stop
         for each in self.devices:
             check_room(last - first, each, resident=True)
-        catch_up()  # what was dropped may have memory, or the name
+        run_deferred()  # what was dropped may have memory, or the name
         memory = map_memory(
             size, self.maximum, last - first, name=name, shared=shared, create=create, huge_pages=huge_pages
         )
@@ -289,7 +289,7 @@ class Arena(Space):
                 f"{self!r} was made by another process, whose allocations are not known here: make it with a part= of "
                 "its own, or use asarray with an offset"
             )
-        catch_up()  # what was dropped is free
+        run_deferred()  # what was dropped is free
         found = self._take(size, alignment, self._home)
         while found is None:
             self._grow_for(size, alignment)
@@ -405,7 +405,7 @@ class Arena(Space):
         VendorError
             The vendor refused to unlock it; call it again.
         """
-        catch_up()  # what was dropped is free
+        run_deferred()  # what was dropped is free
         self._close()
 
     def _close(self) -> None:
@@ -481,7 +481,7 @@ class Arena(Space):
         try:
             warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
-            later(self._close)  # not here: the garbage collector runs this in the middle of anything
+            defer(self._close)  # not here: the garbage collector runs this in the middle of anything
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"
@@ -533,7 +533,7 @@ def _node(given: int | None, devices: tuple[Device, ...]) -> int | None:
 
 
 _EXIT_SECONDS = 60
-_living: Living[Arena] = Living()
+_living: WeakRegistry[Arena] = WeakRegistry()
 _ended = False
 
 
@@ -554,5 +554,5 @@ def _at_exit() -> None:
             each.over.wait(until - time.monotonic())
 
 
-in_child(Part.ARENAS, _in_child)
-at_exit(Part.ARENAS, _at_exit)
+at_fork(Subsystem.ARENAS, _in_child)
+at_exit(Subsystem.ARENAS, _at_exit)

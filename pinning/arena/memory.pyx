@@ -11,7 +11,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport strerror
 from libcpp.string cimport string
 
-from pinning.queues.lane cimport process
+from pinning.runtime.process cimport generation
 
 import mmap
 import os
@@ -341,14 +341,14 @@ cdef class Memory:
         if self.mapped.start is not NULL:
             raise TypeError("Memory is made once")
         self.segment, self.page, self.advice, self.holds = segment, page, advice, []
-        self.generation = process()
+        self.generation = generation()
         cdef int code = self.mapped.reserve(maximum, aligned)
         if code < 0:
             raise refused(code, "mmap")
 
     def __dealloc__(self):
         cdef bint alone = self.segment is None
-        if self.generation != process():
+        if self.generation != generation():
             if self.segment is None:  # a fork's child has none of it
                 return
         else:
@@ -378,7 +378,7 @@ cdef class Memory:
         return self.is_here()
 
     cdef bint is_here(self) noexcept:
-        return self.mapped.start is not NULL and (self.segment is not None or self.generation == process())
+        return self.mapped.start is not NULL and (self.segment is not None or self.generation == generation())
 
     def extend(self, uint64_t upto):
         """Have memory for the first `upto` bytes; what is there stays. Raises OSError; then nothing has changed."""
@@ -402,7 +402,7 @@ cdef class Memory:
 
     def release(self):
         """Unlock it and give all back, by one thread at a time: nothing is unmapped before its locks have gone."""
-        if self.generation == process() and self.is_here():
+        if self.generation == generation() and self.is_here():
             self.unlock()
         self.unmap()
 

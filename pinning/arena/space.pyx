@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t
 
 from pinning.memory.allocation cimport FREED, Allocation, check_part_unlocked, leave
 from pinning.plugin.native cimport CMemoryKind
-from pinning.queues.lane cimport process
+from pinning.runtime.process cimport generation
 
 import os
 
@@ -51,7 +51,7 @@ cdef class Space:
     def __cinit__(self):
         self.extents = new Extents()
         self.shut = True
-        self.generation = process()
+        self.generation = generation()
 
     def __dealloc__(self):
         del self.extents
@@ -78,7 +78,7 @@ cdef class Space:
         elif in_units:
             step = self.grain
         self._check()
-        if self.generation != process():
+        if self.generation != generation():
             raise PinningError(f"the allocations of {self!r} are those of the process that made it, and this is a fork "
                                f"of it, process {os.getpid()}: use asarray, or an arena of its own")
         cdef ExtentPointer extent = self.extents.take(size, step, in_units)
@@ -109,7 +109,7 @@ cdef class Space:
     @property
     def _own(self):
         """Whether this is the process that made it."""
-        return self.generation == process()
+        return self.generation == generation()
 
     @property
     def nbytes(self):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether there is room for a lock: what is idle gives way to it."""
+"""Whether there is room for a lock: cached registrations give way to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 
-from pinning.budget import idle
+from pinning.budget import cache
 from pinning.errors import LockLimitError
 from pinning.machine.room import Room, cgroup_memory, check, system_memory
 from pinning.plugin import Device, LockLimit
@@ -17,7 +17,7 @@ WORTH_A_LOOK = 16 << 20
 
 
 def check_room(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock for which there is no room. What is idle gives way to it, where that is enough.
+    """Refuse a lock for which there is no room. What is cached gives way to it, where that is enough.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def check_memory(size: int) -> None:
     try:
         _check_memory(size)
     except LockLimitError:
-        idle.clear_up()  # what is idle for others is memory of theirs, locked or not
+        cache.clear_up()  # what is cached for other devices is memory too
         _check_memory(size)
 
 
@@ -64,14 +64,14 @@ def _check_limit(size: int, device: Device) -> None:
     lock_limit: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
     cleared = False
     while lock_limit:
-        unlocks = idle.unlocks()
+        unlocks = cache.unlocks()
         lock = lock_limit()
         if lock is None:
             return
         room = Room(lock.name, lock.limit, lock.limit - lock.used, lock.remedy)
         if size > room.free and not cleared:
             cleared = True
-            idle.clear_up()
-        elif size <= room.free or not idle.give_way(device, size - room.free, unlocks):
+            cache.clear_up()
+        elif size <= room.free or not cache.give_way(device, size - room.free, unlocks):
             check(size, room)
             return

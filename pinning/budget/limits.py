@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much this process may keep locked, and what it keeps registered though nobody has a lock of it."""
+"""How much this process may keep locked, and how much of it the registration cache may have."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import NamedTuple
 
-from pinning.budget import idle as _idle
+from pinning.budget import cache as _cache
 from pinning.budget.checks import check_room
 from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.machine.room import Room, cgroup_memory, system_memory
@@ -78,17 +78,17 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
         A limit or a number of bytes that is none.
     """
     global _chosen
-    now, _, _, _, most_idle = _idle.figures()
+    now, _, _, _, most_idle = _cache.figures()
     if limit is not None:
         chosen = _choice(limit)
-        most_idle = _idle.NO_LIMIT
+        most_idle = _cache.NO_LIMIT
     if idle is not None:
-        most_idle = (_idle.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0)
+        most_idle = (_cache.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0)
     if limit is not None:
         now, _chosen = chosen.limit, chosen  # first: where native code has set another limit, that is seen
     if limit is not None or idle is not None:
-        _idle.set_limits(now, most_idle)
-    most, used, idling, external, most_idle = _idle.figures()
+        _cache.set_limits(now, most_idle)
+    most, used, idling, external, most_idle = _cache.figures()
     source = _chosen.source if most == _chosen.limit else "pinning_set_budget, called by native code"
     return Budget(_told(most), used, idling, external, _told(min(most_idle, most)), source)
 
@@ -111,11 +111,11 @@ def give_back_idle(nbytes: int | None = None) -> int:
     VendorError
         The vendor refused one, which is idle still; the others have been given back.
     """
-    return _idle.give_back(_idle.NO_LIMIT if nbytes is None else byte_count(nbytes, least=0))
+    return _cache.give_back(_cache.NO_LIMIT if nbytes is None else byte_count(nbytes, least=0))
 
 
 def check_lock(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock for which there is no room, nor would be without what is idle, before anything is touched for it.
+    """Refuse a lock for which there is no room, nor would be with an empty cache, before anything is touched for it.
 
     Parameters
     ----------
@@ -133,16 +133,16 @@ def check_lock(size: int, device: Device, resident: bool) -> None:
 
 def _check_budget(size: int) -> None:
     global _chosen
-    _idle.make_room(size)
+    _cache.make_room(size)
     try:
-        _idle.check(size)
+        _cache.check(size)
     except LockLimitError:
-        if not _chosen.by_default or _idle.figures()[0] != _chosen.limit:
+        if not _chosen.by_default or _cache.figures()[0] != _chosen.limit:
             raise
-        most_idle = _idle.figures()[-1]
+        most_idle = _cache.figures()[-1]
         _chosen = _default()  # a container may have got more meanwhile
-        _idle.set_limits(_chosen.limit, most_idle)
-        _idle.check(size)
+        _cache.set_limits(_chosen.limit, most_idle)
+        _cache.check(size)
 
 
 class _Limit(NamedTuple):
@@ -166,7 +166,7 @@ def _choice(limit: int | float) -> _Limit:
 
 def _default() -> _Limit:
     room = _memory()
-    return _Limit(_idle.NO_LIMIT, "no limit is known", True) if room is None else _Limit(room.limit, room.name, True)
+    return _Limit(_cache.NO_LIMIT, "no limit is known", True) if room is None else _Limit(room.limit, room.name, True)
 
 
 def _memory() -> Room | None:
@@ -180,9 +180,9 @@ def _memory() -> Room | None:
 
 
 def _told(limit: int) -> int | None:
-    return None if limit == _idle.NO_LIMIT else limit
+    return None if limit == _cache.NO_LIMIT else limit
 
 
 _chosen = _default()
-if _idle.figures()[0] == _idle.NO_LIMIT:
-    _idle.set_limits(_chosen.limit, 0)
+if _cache.figures()[0] == _cache.NO_LIMIT:
+    _cache.set_limits(_chosen.limit, 0)

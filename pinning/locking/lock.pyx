@@ -10,11 +10,12 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.budget.idle cimport keeps
+from pinning.budget.cache cimport keep_owner
 from pinning.interop.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
-from pinning.map.pinned_map cimport Hold, PinnedMap, forks, lock_options, wrap
+from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
 from pinning.plugin.native cimport LockOptions
+from pinning.runtime.process cimport generation
 
 import os
 import sys
@@ -246,7 +247,7 @@ cdef class Lock(Hold):
         self.give_up()
 
     cdef bint give_up(self) except *:
-        self.keep = self.counted and not self.ending and keeps(self.map, self.ptr, self.owner)
+        self.keep = self.counted and not self.ending and keep_owner(self.map, self.ptr, self.owner)
         if not Hold.give_up(self):
             return False
         self.leave()
@@ -294,7 +295,7 @@ cdef class Lock(Hold):
 
     def __repr__(self):
         state = "" if self.is_held() else ", unlocked"
-        if state and self.counted and not self.map.closed and self.generation == forks():
+        if state and self.counted and not self.map.closed and self.generation == generation():
             state = ", held no more: its memory has left, or its owner has unpinned it; lock it again"
         device = getattr(self.map.device, "name", self.map.device)
         end = int(self.ptr) + self.size

@@ -14,8 +14,9 @@ from libcpp.optional cimport optional
 from pinning.interop.exports cimport Bytes
 from pinning.locking.lock cimport Lock, Pace, describe, description_of, map_of, pace_of, unlocked
 from pinning.map.native cimport CRegion
-from pinning.map.pinned_map cimport PinnedMap, forks, lock_options
+from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
+from pinning.runtime.process cimport generation
 
 import _thread
 import asyncio
@@ -28,7 +29,7 @@ from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.machine.populate import Populating, is_resident
 from pinning.runtime.arguments import integer, seconds
-from pinning.runtime.process import Part, at_exit, in_child
+from pinning.runtime.process import Subsystem, at_exit, at_fork
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -37,7 +38,7 @@ cdef double SLICE = 0.05  # seconds between two looks for a signal
 cdef double EXIT_SECONDS = 60
 
 cdef dict workers = {}  # those that have a thread, by the map
-cdef long begun = forks()  # in which process
+cdef long begun = generation()  # in which process
 cdef list parents = []  # the workers of the processes before, whose threads are not here
 
 
@@ -62,7 +63,7 @@ cdef class Job:
 
     cdef bint is_lost(self) noexcept:
         """In a child of fork."""
-        return self.generation != forks()
+        return self.generation != generation()
 
     cdef run(self):
         try:
@@ -420,7 +421,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     if read_only is None and found.read_only >= 0:
         read_only = bool(found.read_only)
     job.options = lock_options(read_only, coherent)
-    job.generation = forks()
+    job.generation = generation()
     job.listeners = []
     job.description = description_of(buffer)
     job.on.check_open()
@@ -438,11 +439,11 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
 cdef begin_anew():
     """In a child of fork, once."""
     global workers, begun
-    if begun == forks():
+    if begun == generation():
         return
     parents.append(workers)
     workers = {}
-    begun = forks()
+    begun = generation()
 
 
 def _begin_anew_in_child():
@@ -461,5 +462,5 @@ def _end_all():
         job.wait(job.lock.size + 1, EXIT_SECONDS)
 
 
-in_child(Part.LOCKS, _begin_anew_in_child)
-at_exit(Part.LOCKS, _end_all)
+at_fork(Subsystem.LOCKS, _begin_anew_in_child)
+at_exit(Subsystem.LOCKS, _end_all)

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from pinning.errors import LockLimitError
 from pinning.machine.control_group import memory_group
 
@@ -36,10 +34,18 @@ class Room(NamedTuple):
     remedy: str
 
 
-def system_memory() -> Room:
-    """The memory that this machine can still give without swapping."""
-    memory = psutil.virtual_memory()
-    return Room("the machine's memory", memory.total, memory.available, "end what else uses it, or lock less at a time")
+def system_memory(root: Path = Path("/")) -> Room:
+    """The memory that this machine can still give without swapping. Raises OSError.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Where ``proc`` is mounted.
+    """
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    kib = {name: int(figure.split()[0]) for name, _, figure in (line.partition(":") for line in lines)}
+    total, available = (kib[name] << 10 for name in ("MemTotal", "MemAvailable"))
+    return Room("the machine's memory", total, available, "end what else uses it, or lock less at a time")
 
 
 def file_system(path: Path) -> Room:

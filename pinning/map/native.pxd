@@ -62,7 +62,6 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         uint64_t give_back(uint64_t bytes) except +raise_in_python
         uint64_t ended() noexcept
         bool wait_for_an_end(uint64_t ended) noexcept
-        unsigned forks() noexcept
 
     Budget& process_budget() except +
 

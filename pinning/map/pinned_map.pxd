@@ -54,7 +54,6 @@ cdef class PinnedMap:
 
 
 cdef Region wrap(const CRegion& found, object device)
-cdef long forks() noexcept
 
 
 cdef class Registrar:

@@ -30,13 +30,14 @@ from pinning.map.native cimport (
     shared_map,
 )
 from pinning.plugin.native cimport Access, Coherence, Locker, LockOptions, NativeDevice
+from pinning.runtime.process cimport generation
 
 from collections import deque
 from contextlib import suppress
 
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.runtime.arguments import byte_count, integer, is_one_of, said
-from pinning.runtime.process import Living, Part, at_exit, in_child
+from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
 
 
 cdef class Region:
@@ -216,7 +217,7 @@ cdef class PinnedMap:
     closed : bool
         Whether `close` was called; nothing can be locked then.
     generation : int
-        The forks between the first process that has loaded libpinning and this one.
+        The forks between the process that loaded libpinning and this one.
     """
 
     def __cinit__(self, device, *, bint shared=False):
@@ -234,7 +235,7 @@ cdef class PinnedMap:
                 raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
             self.shared = &shared_map((<NativeDevice>device).vendor[0])
         self._make()
-        self.generation = forks()
+        self.generation = generation()
         _maps.add(self)
 
     cdef _make(self):
@@ -578,7 +579,7 @@ cdef class PinnedMap:
         cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
         self.check_open()
         cdef Registrar made = Registrar.__new__(Registrar)
-        made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, forks()
+        made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, generation()
         made.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
         cdef CPinnedMap* map = self.map
         self.registrars.append(made)  # first, so that it lives
@@ -738,7 +739,7 @@ cdef class PinnedMap:
 
     cdef begin_anew(self):
         """In a child of fork, once: what was locked before, and who was told of it, is the parent's."""
-        if self.generation == forks():
+        if self.generation == generation():
             return
         cdef CPinnedMap* parents = self.map
         self._make()
@@ -746,7 +747,7 @@ cdef class PinnedMap:
             parents.abandon()  # never destroyed, for it may have been in the middle of anything
         self.holds = NULL
         self.registrars = []
-        self.generation = forks()
+        self.generation = generation()
 
     def _after_fork_in_child(self):
         self.begin_anew()  # unless a handler that ran before has locked something
@@ -799,7 +800,7 @@ cdef class Registrar:
         """
         cdef PythonRegistrar* native = self.native
         cdef CPinnedMap* map = self.map.map
-        if native is NULL or self.generation != forks():
+        if native is NULL or self.generation != generation():
             return
         self.native = NULL  # first, so that of two threads only one removes it
         try:
@@ -814,7 +815,7 @@ cdef class Registrar:
             self.native.let_go()
 
     def __repr__(self):
-        removed = self.native is NULL or self.generation != forks()
+        removed = self.native is NULL or self.generation != generation()
         return f"<Registrar {self.name} of {self.map!r}{', removed' if removed else ''}>"
 
 
@@ -831,7 +832,7 @@ cdef class Hold:
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept:
         """`take` where a region holds the range already and nobody need be asked."""
-        if map.closed or map.generation != forks():
+        if map.closed or map.generation != generation():
             return False
         cdef optional[CHold] held = map.map.try_lock(ptr, size, wanted)
         if held.has_value():
@@ -863,7 +864,7 @@ cdef class Hold:
 
     cdef void own(self, PinnedMap map, CHold hold) noexcept:
         self.map = map
-        self.generation = forks()
+        self.generation = generation()
         self.hold = hold
         self.counted = True
         if map.shared is not NULL:
@@ -885,7 +886,7 @@ cdef class Hold:
         return self.counted and self.is_in_map()
 
     cdef bint is_in_map(self) noexcept:
-        return not self.map.closed and self.generation == forks() and self.map.map.holds(self.hold)
+        return not self.map.closed and self.generation == generation() and self.map.map.holds(self.hold)
 
     cdef void link(self) noexcept:
         """Into the list of those that the map has to give up at exit; the GIL guards it."""
@@ -896,7 +897,7 @@ cdef class Hold:
         self.linked = True
 
     cdef void unlink(self) noexcept:
-        if not self.linked or self.generation != forks():
+        if not self.linked or self.generation != generation():
             return
         self.linked = False
         if self.previous_hold is NULL:
@@ -967,15 +968,7 @@ cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor, nobody is th
     hold.give_up()
 
 
-cdef Budget* budget = &process_budget()
-
-
-cdef long forks() noexcept:
-    """What a lock was taken after another number of is the parent process's: known before any handler of the fork has run."""
-    return budget.forks()
-
-
-_maps = Living()
+_maps = WeakRegistry()
 
 
 def _begin_anew_in_child():
@@ -989,5 +982,5 @@ def _close_all():
             each.close(wait=False)
 
 
-in_child(Part.MAPS, _begin_anew_in_child)
-at_exit(Part.MAPS, _close_all)
+at_fork(Subsystem.MAPS, _begin_anew_in_child)
+at_exit(Subsystem.MAPS, _close_all)

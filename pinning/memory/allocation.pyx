@@ -19,7 +19,7 @@ from pinning.locking.lock cimport held_within
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap
 from pinning.plugin.native cimport CMemoryKind
-from pinning.queues.lane cimport process
+from pinning.runtime.process cimport generation
 
 import operator
 import os
@@ -33,7 +33,7 @@ from pinning.locking import devices
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
 from pinning.runtime.arguments import MOST_BYTES, byte_count, said
-from pinning.runtime.process import Part, at_exit, in_child, later
+from pinning.runtime.process import Subsystem, at_exit, at_fork, defer
 
 cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
     cppclass Owners:
@@ -64,8 +64,8 @@ def _in_child():
     owners = new Owners()
 
 
-at_exit(Part.MEMORY, _at_exit)
-in_child(Part.MEMORY, _in_child)
+at_exit(Subsystem.MEMORY, _at_exit)
+at_fork(Subsystem.MEMORY, _in_child)
 
 
 cdef object kind_of(CMemoryKind kind):
@@ -208,7 +208,7 @@ cdef class Allocation:
 
     def __cinit__(self):
         self.state = FREED  # until it has memory
-        self.generation = process()
+        self.generation = generation()
 
     cdef int begin(self, uint64_t ptr, uint64_t device_ptr, uint64_t size, CMemoryKind kind, context, device,
                    pool) except -1:
@@ -256,7 +256,7 @@ cdef class Allocation:
         return not self.is_live()
 
     cdef bint is_live(self) noexcept:
-        return self.state == LIVE and self.generation == process()
+        return self.state == LIVE and self.generation == generation()
 
     # ---- its end ----
 
@@ -277,7 +277,7 @@ cdef class Allocation:
         After any error but the first it is as before and can be freed again. In a child process after fork nothing
         happens.
         """
-        if self.generation != process():
+        if self.generation != generation():
             return
         self.claim()
         try:
@@ -295,7 +295,7 @@ cdef class Allocation:
         """Begin to free it, once: of two threads that free it one is refused."""
         if self.error is not None:
             raise self.error
-        if self.generation != process():
+        if self.generation != generation():
             raise PinningError(f"{self!r} belongs to the process that allocated it, and this is a fork of it, process "
                                f"{os.getpid()}")
         if self.state != LIVE:
@@ -343,10 +343,10 @@ cdef class Allocation:
             warnings.warn(f"{self!r} was dropped; free it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
             # Not here: the garbage collector runs this in the middle of anything, under any lock.
-            later(self.free)
+            defer(self.free)
 
     def __dealloc__(self):
-        if self.state != FREED and self.generation == process():  # the vendor did not take it back: it is lost
+        if self.state != FREED and self.generation == generation():  # the vendor did not take it back: it is lost
             owners.leave(self.extent.ptr, <void*>self)
 
     def __reduce__(self):
@@ -355,7 +355,7 @@ cdef class Allocation:
     def __repr__(self):
         if self.error is not None:
             return f"<Allocation of {self.extent.size} bytes, refused: {self.error}>"
-        state = "" if self.state != FREED and self.generation == process() else ", freed"
+        state = "" if self.state != FREED and self.generation == generation() else ", freed"
         ptr, size = int(self.extent.ptr), self.extent.size
         return f"<Allocation [{ptr:#x}, {ptr + size:#x}), {size} bytes, {self.kind.name} of {self.device.name}{state}>"
 

@@ -24,9 +24,9 @@ from pinning.memory.allocation cimport (
 )
 from pinning.map.native cimport CRegion
 from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
-from pinning.queues.lane cimport process
+from pinning.runtime.process cimport generation
 
-from pinning.budget.idle import give_back_for
+from pinning.budget.cache import give_back_for
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryKind, WriteCombiningDevice
@@ -42,7 +42,7 @@ cdef class Backing:
     def __init__(self, devices):
         self.devices = tuple(devices)
         self.live = {}
-        self.generation = process()
+        self.generation = generation()
 
     # ---- from the vendor ----
 
@@ -107,8 +107,8 @@ cdef class Backing:
 
     cdef dict present(self):
         """What is allocated. In a child process after fork nothing: all of it is its parent's."""
-        if self.generation != process():
-            self.live, self.under_way, self.generation = {}, 0, process()
+        if self.generation != generation():
+            self.live, self.under_way, self.generation = {}, 0, generation()
         return self.live
 
     cdef list maps_of(self, CMemoryKind kind):

@@ -18,7 +18,7 @@ from pinning.plugin import Device, MemoryKind
 from pinning.queues import Event
 from pinning.runtime.arguments import said
 from pinning.runtime.per_device import PerDevice
-from pinning.runtime.process import later
+from pinning.runtime.process import defer
 
 if TYPE_CHECKING:
     from pinning.queues import Queue
@@ -84,7 +84,7 @@ class Pool(Store):
             warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=2, source=self)
         finally:
             # Not here: the garbage collector runs this in the middle of anything, under any lock.
-            later(self.close)
+            defer(self.close)
 
     def __repr__(self) -> str:
         return f"<Pool of {self.kind.name} of {self.context!r}{', closed' if self.closed else ''}>"
@@ -98,7 +98,7 @@ class _DefaultPool(Pool):
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self.reserved:
-            later(self.close)
+            defer(self.close)
 
 
 def default_pool(device: Device, kind: MemoryKind) -> Pool:

@@ -17,9 +17,10 @@ from pinning.memory.allocation cimport (
 from pinning.memory.backing cimport Backing, device_address
 from pinning.plugin.native cimport CMemoryKind, VendorQueue
 from pinning.queues.event cimport Event
-from pinning.queues.lane cimport Lane, Work, process
+from pinning.queues.lane cimport Lane, Work
 from pinning.queues.order cimport Timeline
 from pinning.queues.submitter cimport Submitter, events_of
+from pinning.runtime.process cimport generation
 
 from contextlib import suppress
 
@@ -155,7 +156,7 @@ cdef class Store:
         self.threshold = None if release_threshold is None else bytes_of(release_threshold, "release_threshold")
         self.limit = None if maximum_size is None else bytes_of(maximum_size, "maximum_size")
         self.zero_initialize, self.read_only = zero_initialize, read_only
-        self.generation = process() - 1
+        self.generation = -1
         self.present()
 
     def __dealloc__(self):
@@ -164,7 +165,7 @@ cdef class Store:
 
     cdef int present(self) except -1:
         """Have nothing of the parent's in a child process after fork."""
-        if self.generation == process():
+        if self.generation == generation():
             return 0
         for blocks in self.places:
             del blocks
@@ -173,7 +174,7 @@ cdef class Store:
             self.places.push_back(new Blocks())
         self.reserved_now = self.used_now = self.reserved_most = self.used_most = self.growing = 0
         self.queues, self.last_queue = {}, None
-        self.generation = process()
+        self.generation = generation()
         return 0
 
     # ---- figures ----

@@ -87,4 +87,4 @@ def _after_fork_in_child():
     helpers.clear()
 
 
-process.in_child(process.Part.QUEUES, _after_fork_in_child)
+process.at_fork(process.Subsystem.QUEUES, _after_fork_in_child)

@@ -15,7 +15,7 @@ from pinning.queues.lane cimport keeps
 from pinning.queues.order cimport Timeline, point_at
 
 from pinning.queues import pending
-from pinning.runtime.process import Part, in_child
+from pinning.runtime.process import Subsystem, at_fork
 
 cdef extern from * nogil:
     """
@@ -99,7 +99,7 @@ cdef class Graphs:
             pending.know(self)
             self.known = True
         if not self.watched:
-            pending.news.put(self)
+            pending.look_after(self)
             self.watched = True
 
 
@@ -146,4 +146,4 @@ def _after_fork_in_child():
     graphs.known = graphs.watched = False
 
 
-in_child(Part.QUEUES, _after_fork_in_child)
+at_fork(Subsystem.QUEUES, _after_fork_in_child)

@@ -134,5 +134,4 @@ cdef class Lane:
 
 
 cdef bint keeps(object kept, object thing)
-cdef long process() noexcept  # another number in a fork
 cdef check_process(long made_in)

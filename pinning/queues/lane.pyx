@@ -18,6 +18,7 @@ from posix.unistd cimport usleep
 from pinning.plugin.native cimport NativeQueue, VendorQueue
 from pinning.queues.event cimport Event, Place
 from pinning.queues.order cimport Timeline, point_at
+from pinning.runtime.process cimport generation
 
 import os
 from collections import deque
@@ -27,7 +28,6 @@ from time import monotonic
 from pinning.errors import GraphCaptureError, PinningError
 from pinning.queues import pending
 from pinning.queues.staging import Staged
-from pinning.runtime.process import Part, in_child
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -41,17 +41,8 @@ cdef enum:
     LOST = 8  # refusals to say so, one after another, that mean that the device is lost
 
 cdef double SPIN = 100e-6  # seconds, for which a thread asks before it has an event made and sleeps
-cdef long generation = 0  # counts forks
 NONE = []
 ONCE = "this work is done once, when it is submitted"
-
-
-def _after_fork_in_child():
-    global generation
-    generation += 1
-
-
-in_child(Part.QUEUES, _after_fork_in_child)
 
 
 cdef bint keeps(object kept, object thing):
@@ -63,12 +54,8 @@ cdef bint keeps(object kept, object thing):
     return False
 
 
-cdef long process() noexcept:
-    return generation
-
-
 cdef check_process(long made_in):
-    if made_in != generation:
+    if made_in != generation():
         raise PinningError(f"this queue belongs to the process that made it, and this is a fork of it, process "
                            f"{os.getpid()}; make queues after the fork, or start processes with \"spawn\"")
 
@@ -99,7 +86,7 @@ cdef class Lane:
         self.unsettled = deque()
         self.markers = deque()
         self.asking = []
-        self.generation = generation
+        self.generation = generation()
         pending.know(self)
 
     def __dealloc__(self):
@@ -265,7 +252,7 @@ cdef class Lane:
         self.kept.push_back(kept)
         Py_INCREF(thing)
         if not self.watched:
-            pending.news.put(self)  # not by a function in Python, which Ctrl-C could end before
+            pending.look_after(self)  # in C: a function in Python might be ended by Ctrl-C before it
             self.watched = True
 
     def uses(self, thing):

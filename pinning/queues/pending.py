@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of work while nobody looks: a daemon thread lets go of what finished work has kept.
+"""What becomes of work that is not waited for: the service thread lets go of what finished work has kept.
 
-Queues that were dropped are given back once their work is over, also by this thread.
+Queues that were dropped are given back once their work is over, also by that thread.
 
 exit: work is waited for, but not for ever. fork: queues belong to the parent; the child's handles do nothing, and say
 so.
@@ -9,17 +9,16 @@ so.
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Protocol
 
 from pinning.queues.order import TimelinePoint
-from pinning.runtime.process import Living, Part, at_exit, in_child
+from pinning.runtime import process
+from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
 
-SHORTEST, LONGEST = 0.005, 0.1  # seconds between two looks
 EXIT_SECONDS = 10.0
 
 
@@ -39,30 +38,32 @@ class Lane(Protocol):
     def uses(self, thing: object) -> list[TimelinePoint]: ...
 
 
-_lanes: Living[Lane] = Living()
-# Lanes that keep something from now on, or are retired. Its put is safe wherever the garbage collector strikes.
-news: SimpleQueue[Lane] = SimpleQueue()
-_thread: threading.Thread | None = None
+_lanes: WeakRegistry[Lane] = WeakRegistry()
 _abandoned: list[object] = []
+
+
+def _is_busy(lane: Lane) -> bool:
+    """Look at a lane that keeps something, or is retired."""
+    over = lane.closed or lane.poll() or (lane.lost and lane.retired)
+    if over and lane.retired and not lane.closed:
+        with suppress(Exception):  # the lane has no user left
+            lane.close()
+    return not (over and lane.unwatch())
+
+
+# One step in C, wherever Ctrl-C and the garbage collector strike.
+look_after = partial(process.look_after, _is_busy)
 
 
 def know(lane: Lane) -> None:
     """There is a new lane."""
-    global _thread
     _lanes.add(lane)
-    if _thread is None:
-        _thread = threading.Thread(target=_look_after, args=(news,), name="pinning queues", daemon=True)
-        try:
-            _thread.start()
-        except RuntimeError:
-            _thread = None
-            raise
 
 
 def retire(lane: Lane) -> None:
     """Nobody can submit to the lane any more."""
     lane.retire()
-    news.put(lane)
+    look_after(lane)
 
 
 def abandon(parents: object) -> None:
@@ -81,27 +82,6 @@ def uses(thing: object) -> tuple[TimelinePoint, ...]:
     return tuple(points)
 
 
-def _look_after(news: SimpleQueue[Lane]) -> None:
-    busy: set[Lane] = set()
-    pause = SHORTEST
-    while True:
-        with suppress(Empty):
-            busy.add(news.get(timeout=pause if busy else None))
-            while True:
-                busy.add(news.get_nowait())
-        before = len(busy)
-        busy = {lane for lane in busy if not _is_finished(lane)}
-        pause = SHORTEST if len(busy) != before else min(2 * pause, LONGEST)
-
-
-def _is_finished(lane: Lane) -> bool:
-    over = lane.closed or lane.poll() or (lane.lost and lane.retired)
-    if over and lane.retired and not lane.closed:
-        with suppress(Exception):  # nobody is there to hear
-            lane.close()
-    return over and lane.unwatch()
-
-
 def _wait_for_all() -> None:
     end = time.monotonic() + EXIT_SECONDS
     for lane in _lanes:
@@ -114,10 +94,10 @@ def _wait_for_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lanes, news, _thread
-    abandon((list(_lanes), news))
-    _lanes, news, _thread = Living(), SimpleQueue(), None
+    global _lanes
+    abandon(list(_lanes))
+    _lanes = WeakRegistry()
 
 
-at_exit(Part.QUEUES, _wait_for_all)
-in_child(Part.QUEUES, _after_fork_in_child)
+at_exit(Subsystem.QUEUES, _wait_for_all)
+at_fork(Subsystem.QUEUES, _after_fork_in_child)

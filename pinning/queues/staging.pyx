@@ -236,4 +236,4 @@ def _after_fork_in_child():
     adapters = WeakKeyDictionary()
 
 
-process.in_child(process.Part.COPIES, _after_fork_in_child)
+process.at_fork(process.Subsystem.COPIES, _after_fork_in_child)

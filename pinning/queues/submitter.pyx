@@ -7,8 +7,9 @@ from libc.stdint cimport uint64_t
 
 from pinning.queues.event cimport Event
 from pinning.queues.graphs cimport keep_with_graph
-from pinning.queues.lane cimport Lane, NONE, ONCE, Work, check_process, process
+from pinning.queues.lane cimport Lane, NONE, ONCE, Work, check_process
 from pinning.queues.order cimport Timeline, covers, dependencies_of, merged
+from pinning.runtime.process cimport generation
 
 from contextlib import suppress
 
@@ -16,7 +17,7 @@ from pinning.errors import GraphCaptureError, PinningError
 from pinning.queues import pending
 from pinning.queues.cross_vendor_wait import cross_vendor_wait
 from pinning.runtime.arguments import said
-from pinning.runtime.process import Part, at_exit
+from pinning.runtime.process import Subsystem, at_exit
 
 cdef enum:
     LANES = 4  # of the vendor's, at most, for an out-of-order queue
@@ -32,7 +33,7 @@ def _end():
     ended = True
 
 
-at_exit(Part.QUEUES, _end)
+at_exit(Subsystem.QUEUES, _end)
 
 
 cpdef tuple events_of(object wait_for):
@@ -65,7 +66,7 @@ cdef class Submitter:
         self.lanes = []
         self.before = self.past = NOTHING
         self.barrier = ()
-        self.generation = process()
+        self.generation = generation()
         self.closed = True  # until it has what it needs
 
     def __init__(self, device, bint ordered, vendor=None, stream=None):
@@ -79,7 +80,7 @@ cdef class Submitter:
     def __del__(self):
         if ended:
             return
-        if self.generation != process():
+        if self.generation != generation():
             pending.abandon(self.lanes)
         elif not self.closed:
             for lane in self.lanes:
@@ -340,7 +341,7 @@ cdef class Submitter:
         return self.is_usable()
 
     cdef bint is_usable(self) noexcept:
-        return not self.closed and self.generation == process()
+        return not self.closed and self.generation == generation()
 
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1:
         cdef Event wait

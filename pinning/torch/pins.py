@@ -16,7 +16,7 @@ from pinning.errors import NotLockedError
 from pinning.locking.lock import Lock
 from pinning.locking.lock import lock as lock_buffer
 from pinning.plugin import Device
-from pinning.runtime.process import later
+from pinning.runtime.process import defer
 from pinning.torch.storages import Holder, in_host, tensors_of, whole
 
 # Those not given up, youngest last: for `unpin`, and because a pin lasts whether or not its handle is kept.
@@ -178,7 +178,7 @@ def unpin(holder: Holder) -> None:
 def _end(of: Any) -> None:
     there = of()
     if there is not None:
-        later(there.unpin_when_unused)  # the collector runs this in the middle of anything
+        defer(there.unpin_when_unused)  # the collector runs this in the middle of anything
 
 
 def _is_used(data: torch.Tensor) -> bool:

@@ -27,7 +27,7 @@ from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking.devices import device, is_host
 from pinning.plugin import Device
 from pinning.plugin.native import synchronize_in_background
-from pinning.runtime.process import later
+from pinning.runtime.process import defer
 
 Ticket = tuple[int, int]  # a slot, and how often it was given out before
 _TICKET = struct.Struct("QQ")  # read and written by the kernel as a whole
@@ -184,7 +184,7 @@ class Slots:
             self._dropped.put(_END)
         self.__dict__.pop("_memory", None)
         if self._arena is not None:
-            later(self._arena._close)
+            defer(self._arena._close)
 
 
 class _File:

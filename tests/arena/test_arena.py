@@ -33,7 +33,7 @@ from pinning import (
     VendorError,
 )
 from pinning.machine import numa
-from pinning.runtime.process import catch_up
+from pinning.runtime.process import run_deferred
 
 WAIT = 60
 PAGE = 4096
@@ -46,7 +46,7 @@ def device() -> Iterator[FakeDevice]:
     device = FakeDevice()
     yield device
     gc.collect()
-    catch_up()
+    run_deferred()
     assert (device.locked, device.wrong) == ({}, [])
 
 
@@ -300,7 +300,7 @@ def test_a_dropped_arena_warns_and_is_closed(device: FakeDevice) -> None:
     arena.wait(timeout=WAIT)
     with pytest.warns(ResourceWarning, match="close it"):
         del arena
-    catch_up()
+    run_deferred()
     assert device.locked == {}
 
 

@@ -16,7 +16,7 @@ import pinning
 from fake_device import FakeDevice
 from machine_steps import steps
 from pinning import Arena, ArenaAllocation, PoolLimitError, StillInUseError, StillLockedError, VendorError
-from pinning.runtime.process import catch_up
+from pinning.runtime.process import run_deferred
 
 WAIT = 60
 picks = st.integers(0, 1 << 16)
@@ -154,7 +154,7 @@ class ArenaMachine(RuleBasedStateMachine):
             lock.unlock()
         for allocation in self.had:
             allocation.free()
-        catch_up()
+        run_deferred()
         self.arena.close()
         assert self.device.locked == {}
 

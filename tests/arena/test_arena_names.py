@@ -20,7 +20,7 @@ from fake_device import FakeDevice
 from pinning import Arena, InvalidRangeError, PinningError
 from pinning.arena import abandoned, names, remove_abandoned
 from pinning.arena.names import FOLDER
-from pinning.runtime.process import catch_up
+from pinning.runtime.process import run_deferred
 
 WAIT = 60
 PAGE = 4096
@@ -41,7 +41,7 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     name = f"test-{os.getpid()}-{request.node.name}"
     yield name
     gc.collect()
-    catch_up()
+    run_deferred()
     assert not file_of(name).exists()
 
 

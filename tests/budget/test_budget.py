@@ -21,7 +21,7 @@ from c_api import LIBRARY
 from fake_device import Background, FakeDevice
 from folders import SUPPORT
 from pinning import InvalidRangeError, LockLimitError, VendorError
-from pinning.budget.idle import look as look_at_idle
+from pinning.budget.cache import collect
 from pinning.machine.pressure import Pressure
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem
@@ -275,7 +275,7 @@ def test_dropped_memory_is_given_back_soon(device: FakeDevice) -> None:
     view = array[5:]
     pinning.lock(array, device=device).unlock()
     del array
-    look_at_idle()
+    collect()
     assert device.locked, "somebody has a view"
     del view
     wait_for(lambda: not device.locked)
@@ -388,7 +388,7 @@ def test_a_closed_map_keeps_nothing(device: FakeDevice) -> None:
     pinning.lock(array, device=device).unlock()
     pinning.pinned_map(device).close()
     assert device.locked == {}
-    look_at_idle()
+    collect()
     assert sys.getrefcount(array) == 2
     run_program(
         """
@@ -413,7 +413,7 @@ def test_a_map_that_is_dropped_keeps_nothing() -> None:
     gc.collect()
     assert gone() is None
     assert locked == {}
-    look_at_idle()
+    collect()
     assert sys.getrefcount(array) == 2
 
 

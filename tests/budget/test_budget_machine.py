@@ -11,7 +11,7 @@ import pinning
 from fake_device import FakeDevice
 from machine_steps import steps
 from pinning import Lock, LockLimitError, VendorError
-from pinning.budget.idle import look as look_at_idle
+from pinning.budget.cache import collect
 
 UNIT = 4096
 ARRAYS = 5
@@ -40,7 +40,7 @@ class BudgetMachine(RuleBasedStateMachine):
         for lock, _, _ in self.locks:
             lock.unlock()
         pinning.budget(1.0, idle=False)
-        look_at_idle()
+        collect()
         for device in self.devices:
             assert device.locked == {}
             assert device.wrong == []
@@ -170,7 +170,7 @@ class BudgetMachine(RuleBasedStateMachine):
         if any(each[2] == array for each in self.locks):
             return
         self.arrays[array] = numpy.zeros_like(self.arrays[array])
-        look_at_idle()
+        collect()
         self.idle = [each for each in self.idle if each[1] != array]
 
     @invariant()

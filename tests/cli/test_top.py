@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -148,13 +147,13 @@ def test_the_budget_and_what_is_idle(program: Program) -> None:
 def test_a_child_of_fork_has_a_page_of_its_own(program: Program) -> None:
     program("held.append(pinning.lock(array[:100], device='host'))")
     program("import time; os.fork() or time.sleep(600)")
-    (child,) = psutil.Process(program.pid).children()
+    child = int(Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text())
     try:
         assert seen(program.pid)["locked"] == 100
-        done = top(child.pid, "--json")
+        done = top(child, "--json")
         assert done.returncode == 1 and "has locked nothing" in json.loads(done.stdout)["error"]
     finally:
-        child.kill()
+        os.kill(child, signal.SIGKILL)
 
 
 def test_what_people_see(program: Program) -> None:

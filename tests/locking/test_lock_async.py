@@ -477,10 +477,10 @@ def test_a_program_may_end_with_one_pending() -> None:
     told = run(
         """
 import atexit
-from pinning.runtime.process import Part, at_exit
+from pinning.runtime.process import Subsystem, at_exit
 class Last:
     def __call__(self): print("left", len(device.locked), len(device.calls) < 256)
-at_exit(Part.MAPS, Last())
+at_exit(Subsystem.MAPS, Last())
 """
     )
     assert told == "left 0 True\n"

@@ -18,7 +18,6 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import pinning
@@ -33,6 +32,7 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
+from pinning.machine.room import system_memory
 
 MIB = 1 << 20
 MAP_NORESERVE = 0x4000  # of x86-64 and arm64; Python names it from 3.13 on
@@ -558,7 +558,7 @@ def test_too_much_is_refused_with_the_command_that_raises_the_limit(device: Fake
 
 
 def test_more_memory_than_the_machine_has(device: FakeDevice) -> None:
-    huge = mmap.mmap(-1, 2 * psutil.virtual_memory().total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    huge = mmap.mmap(-1, 2 * system_memory().limit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     with pytest.raises(LockLimitError, match="memory"):
         pinning.lock(huge, device=device)
     assert device.calls == []

@@ -8,11 +8,10 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
 import pinning
@@ -48,11 +47,19 @@ class FakeLimitedDevice(FakeDevice):
         return self._limit
 
 
+def machine(root: Path, total: int, available: int) -> Callable[[], Room]:
+    """What `system_memory` says of a machine with so many bytes."""
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/meminfo").write_text(
+        f"MemTotal:       {total >> 10} kB\nMemFree:        123 kB\nMemAvailable:   {available >> 10} kB\n"
+    )
+    return partial(system_memory, root)
+
+
 @pytest.fixture
-def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
+def plenty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine with 64 GiB, 32 of them available, and no control groups."""
-    memory = SimpleNamespace(total=64 * GIB, available=32 * GIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(module, "system_memory", machine(tmp_path, 64 * GIB, 32 * GIB))
     monkeypatch.setattr(module, "cgroup_memory", lambda: iter(()))
 
 
@@ -97,8 +104,8 @@ class TestCheckRoom:
         with pytest.raises(LockLimitError, match=r"inner group .* raise a"):
             check_room(5 * GIB, FakeDevice(), resident=False)
 
-    def test_small_locks_do_not_look_at_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1, available=0))
+    def test_small_locks_do_not_look_at_memory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(module, "system_memory", machine(tmp_path, 1 << 10, 0))
         check_room(module.WORTH_A_LOOK - 1, FakeDevice(), resident=False)
         with pytest.raises(LockLimitError):
             check_room(module.WORTH_A_LOOK, FakeDevice(), resident=False)
@@ -106,7 +113,7 @@ class TestCheckRoom:
 
 class TestThisMachine:
     def test_a_lock_larger_than_all_memory_is_refused(self) -> None:
-        total = psutil.virtual_memory().total
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         assert 0 < system_memory().free <= system_memory().limit == total
         with pytest.raises(LockLimitError):
             check_room(total + 1, FakeDevice(), resident=False)

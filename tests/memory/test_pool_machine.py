@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -87,8 +86,8 @@ class PoolMachine(RuleBasedStateMachine):
             maximum_size=None if maximum is None else maximum * GRAIN,
         )
         self.lines = [Line(Queue(self.device, "in_order" if ordered else "out_of_order")) for ordered in orders]
-        self.news = news = pending.news  # of which work is left out, so that no thread asks the vendor when it likes
-        pending.news = SimpleNamespace(put=lambda lane: news.put(lane) if lane.retired else None)
+        self.look_after = look_after = pending.look_after  # not of work: no thread asks the vendor then
+        pending.look_after = lambda lane: look_after(lane) if lane.retired else None
         self.held: list[Held] = []
         self.nodes: list[Node] = []  # with an event that is still there
         self.frees: dict[int, list[Node]] = {}  # of each grain
@@ -98,7 +97,7 @@ class PoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
             return
-        pending.news = self.news
+        pending.look_after = self.look_after
         self.device.fail_no_more()
         self.device.let_go()
         assert self.wrong == []

@@ -13,7 +13,7 @@ import pytest
 
 from child_process import run_in_child
 from pinning import PinningError
-from pinning.runtime.process import Living, catch_up, later
+from pinning.runtime.process import WeakRegistry, defer, run_deferred
 
 WAIT = 60  # seconds, for what must come
 
@@ -35,7 +35,7 @@ def test_another_thread_does_what_is_left_for_later() -> None:
 
     with lock:  # as a destructor may run under any lock
         for number in range(10):
-            later(give_back, number)
+            defer(give_back, number)
     assert done.wait(WAIT)
     assert len(set(threads)) == 1, "one thread for all"
     assert threading.get_ident() not in threads
@@ -47,8 +47,8 @@ def test_what_is_refused_does_not_keep_the_others_waiting() -> None:
     def refuse() -> None:
         raise PinningError("no")
 
-    later(refuse)
-    later(done.set)
+    defer(refuse)
+    defer(done.set)
     assert done.wait(WAIT)
 
 
@@ -57,8 +57,8 @@ def test_a_defect_is_told_and_does_not_end_the_thread(monkeypatch: pytest.Monkey
     told: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: told.append(arguments.exc_type))
     done = threading.Event()
-    later(divmod, 1, 0)
-    later(done.set)
+    defer(divmod, 1, 0)
+    defer(done.set)
     assert done.wait(WAIT)
     assert told == [ZeroDivisionError]
 
@@ -71,11 +71,11 @@ def test_catching_up_does_it_here() -> None:
         if threading.current_thread() is not threading.main_thread():
             block.wait(WAIT)
 
-    later(hold)
+    defer(hold)
     assert began.wait(WAIT)
     here: list[int] = []
-    later(lambda: here.append(threading.get_ident()))
-    catch_up()
+    defer(lambda: here.append(threading.get_ident()))
+    run_deferred()
     block.set()
     assert here == [threading.get_ident()]
 
@@ -93,11 +93,11 @@ def test_an_interrupted_catching_up_loses_nothing() -> None:
             raise KeyboardInterrupt
         done.set()
 
-    later(hold)
+    defer(hold)
     assert began.wait(WAIT)
-    later(interrupted_once)
+    defer(interrupted_once)
     with pytest.raises(KeyboardInterrupt):
-        catch_up()
+        run_deferred()
     block.set()
     assert done.wait(WAIT)
 
@@ -110,20 +110,20 @@ def test_a_child_forgets_what_its_parent_has_left() -> None:
         began.set()
         block.wait(WAIT)
 
-    later(hold)
+    defer(hold)
     assert began.wait(WAIT)
-    later(lambda: calls.append(os.getpid()))
+    defer(lambda: calls.append(os.getpid()))
 
     def child() -> None:
         done = threading.Event()
-        later(done.set)  # by a thread of the child's own
+        defer(done.set)  # by a thread of the child's own
         assert done.wait(WAIT)
         assert calls == []
 
     run_in_child(child)
     block.set()
     done = threading.Event()
-    later(done.set)
+    defer(done.set)
     assert done.wait(WAIT)
     assert calls == [os.getpid()]
 
@@ -131,16 +131,16 @@ def test_a_child_forgets_what_its_parent_has_left() -> None:
 def test_at_exit_what_is_left_goes_with_the_process() -> None:
     program = run_program("""
         import os, threading, time, pinning
-        from pinning.runtime.process import later
+        from pinning.runtime.process import defer
 
         class Dropped:
-            def __del__(self, later=later):
-                later(os.write, 1, b"late")
+            def __del__(self, defer=defer):
+                defer(os.write, 1, b"late")
 
         began = threading.Event()
-        later(lambda: (began.set(), time.sleep(3600)))  # a vendor that does not answer
+        defer(lambda: (began.set(), time.sleep(3600)))  # a vendor that does not answer
         began.wait()
-        later(os.write, 1, b"left")
+        defer(os.write, 1, b"left")
         kept = Dropped()
     """)
     assert (program.returncode, program.stdout, program.stderr) == (0, "", "")
@@ -149,12 +149,12 @@ def test_at_exit_what_is_left_goes_with_the_process() -> None:
 def test_the_parts_begin_anew_and_end_in_order() -> None:
     program = run_program("""
         import os
-        from pinning.runtime.process import Part, at_exit, in_child
+        from pinning.runtime.process import Subsystem, at_exit, at_fork
 
-        for part in (Part.POOLS, Part.MAPS, Part.QUEUES):
-            in_child(part, lambda part=part: print("child", part.name, flush=True))
-            at_exit(part, lambda part=part: print("exit", part.name, flush=True))
-        at_exit(Part.ARRAYS, lambda: 1 / 0)
+        for subsystem in (Subsystem.POOLS, Subsystem.MAPS, Subsystem.QUEUES):
+            at_fork(subsystem, lambda subsystem=subsystem: print("child", subsystem.name, flush=True))
+            at_exit(subsystem, lambda subsystem=subsystem: print("exit", subsystem.name, flush=True))
+        at_exit(Subsystem.ARRAYS, lambda: 1 / 0)
         if child := os.fork():
             assert os.waitpid(child, 0)[1] == 0
         else:
@@ -170,7 +170,7 @@ def test_a_set_that_keeps_nothing_alive_changes_under_whoever_goes_through_it() 
     class Thing:
         pass
 
-    living: Living[Thing] = Living()
+    living: WeakRegistry[Thing] = WeakRegistry()
     first, others = Thing(), [Thing()]
     living.add(first)
     for each in living:

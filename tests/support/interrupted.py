@@ -24,7 +24,7 @@ import numpy
 import pinning
 from fake_device import FakeDevice
 from pinning import MemoryKind, arrays
-from pinning.runtime.process import later
+from pinning.runtime.process import defer
 from standins.libcuda import DRIVER, left
 
 MOST = 2  # problems of one scenario: each may take a minute to be sure of
@@ -319,7 +319,7 @@ def prepare(name: str) -> Scenario:
     for _ in range(3):
         SCENARIOS[name]([])
     started = threading.Event()
-    later(started.set)
+    defer(started.set)
     started.wait(WAIT)
     gc.collect()
     gc.freeze()  # so that later collections are quick: they look at what is made from here on

@@ -231,18 +231,17 @@ class Budget {
   }
 
   /// In a child of fork, where nothing is locked and no map is there yet; the mutex may be held by a thread that is not.
-  void begin_anew() noexcept {
+  void begin_anew(unsigned generation) noexcept {
     std::uint64_t const limit = limit_, idle_limit = idle_limit_;
-    unsigned const forks = forks_ + 1;
     new (this) Budget(shown_);
-    forks_ = forks;
+    generation_ = generation;
     limit_ = limit;
     idle_limit_ = idle_limit;
     show();
   }
 
-  /// How often it has begun anew: what was taken of it before is not to be given back.
-  unsigned forks() const noexcept { return forks_; }
+  /// Since when it counts: what was taken of it in another generation is not to be given back.
+  unsigned generation() const noexcept { return generation_; }
 
   /// Brings what is shown up to date. Of several threads each looks again after its store: the last one has the last word.
   void show() noexcept {
@@ -328,7 +327,7 @@ class Budget {
   }
 
   Shown* shown_;
-  unsigned forks_ = 0;  // changes where there is one thread
+  unsigned generation_ = 0;  // changes where there is one thread
   std::atomic<std::uint64_t> limit_ = unlimited, idle_limit_ = 0;
   std::atomic<std::uint64_t> locked_ = 0, idle_ = 0, external_ = 0;
   std::atomic<std::uint64_t> last_ = 0;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "budget.hpp"
+#include "generation.hpp"
 #include "vendor.hpp"
 
 namespace pinning {
@@ -40,7 +39,7 @@ class PartLists {
 
   /// Takes back room that no device reads any more. In a child after fork it is the parent's.
   void give(Room const& room) noexcept {
-    if (room.parts == nullptr || getpid() != process_) return;
+    if (room.parts == nullptr || generation() != generation_) return;
     std::lock_guard const guard(mutex_);
     try {
       spares_.emplace(room.count, room);
@@ -83,7 +82,7 @@ class PartLists {
   }
 
   VendorDevice& device_;
-  pid_t const process_ = getpid();
+  unsigned const generation_ = generation();
   std::mutex mutex_;
   std::multimap<std::uint64_t, Room> spares_;  // by their count
 };

@@ -49,7 +49,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
         watcher_(watcher),
         own_(budget == nullptr ? std::make_unique<Budget>() : nullptr),
         budget_(budget == nullptr ? *own_ : *budget),
-        forks_(budget_.forks()),
+        generation_(budget_.generation()),
         siblings_(budget == nullptr ? nullptr : locker.siblings()) {
     if (siblings_ != nullptr) siblings_->join(*this);
     if (watcher_ != nullptr) watcher_->add(*this, drained_by_watcher);
@@ -77,7 +77,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   /// Whether this is a fork of the process that has made it, and its budget has begun anew. Then nothing in it is held,
   /// and what would give something up does nothing: destructors may run before anybody has put another map in its place.
-  bool is_parents() const noexcept { return forks_ != budget_.forks(); }
+  bool is_parents() const noexcept { return generation_ != budget_.generation(); }
 
   /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it.
   ///
@@ -468,7 +468,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   std::atomic<bool> any_unwatched_ = false;
   std::unique_ptr<Budget> const own_;
   Budget& budget_;
-  unsigned const forks_;
+  unsigned const generation_;
   Siblings* const siblings_;
   pagetable::PageTable<Record> table_;
   RegionStarts starts_;

@@ -110,7 +110,6 @@ class HostDevice : public VendorDevice {
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override { return state_.queues.adopt(handle); }
 
   void after_fork() override {
-    host_queues_after_fork();
     // Another thread may have been changing it, so it is not destroyed; and to make it anew takes no memory.
     static_assert(noexcept(State()));
     new (&state_) State;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <pinning/generation.hpp>
 #include <thread>
 #include <vector>
 
@@ -21,10 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-unsigned forks = 0;  // of this process and those that it comes from
-
 void check_process(unsigned made_in) {
-  if (made_in == forks) return;
+  if (made_in == generation()) return;
   throw std::runtime_error("this queue of the host belongs to the process that made it, of which this is a fork: make "
                            "queues after the fork");
 }
@@ -68,7 +67,7 @@ class HostEvent : public VendorEvent {
 
  private:
   std::shared_ptr<Point> const point_;
-  unsigned const made_in_ = forks;
+  unsigned const made_in_ = generation();
 };
 
 }  // namespace
@@ -133,7 +132,7 @@ class Worker {
 
   std::uintptr_t handle() const noexcept { return handle_; }
   /// Whether its thread is one of this process.
-  bool is_here() const noexcept { return made_in_ == forks; }
+  bool is_here() const noexcept { return made_in_ == generation(); }
 
  private:
   /// Whether so many jobs are done; there are never 2^31 to be done at once.
@@ -172,7 +171,7 @@ class Worker {
   }
 
   std::uintptr_t const handle_;
-  unsigned const made_in_ = forks;
+  unsigned const made_in_ = generation();
   std::mutex mutex_;
   std::deque<Job> jobs_;
   std::atomic<bool> stopped_ = false;
@@ -300,7 +299,5 @@ void HostQueues::forget(std::uintptr_t handle) noexcept {
   std::lock_guard const guard(mutex_);
   entry = workers_.extract(handle);
 }
-
-void host_queues_after_fork() noexcept { ++forks; }
 
 }  // namespace pinning

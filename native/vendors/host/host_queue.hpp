@@ -29,7 +29,4 @@ class HostQueues {
   std::uintptr_t last_handle_ = 0;
 };
 
-/// In the child of a fork: the threads of queues are the parent's, so from now on those queues refuse.
-void host_queues_after_fork() noexcept;
-
 }  // namespace pinning

@@ -9,22 +9,17 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <pinning/generation.hpp>
 
 namespace pinning {
 
 /// What begins anew in a child, in this order.
-enum class ForkPart : std::uint8_t { status, budget, watch, devices, maps, copies };
-inline constexpr std::size_t fork_parts = 6;
+enum class Subsystem : std::uint8_t { status, budget, watch, devices, maps, copies };
+inline constexpr std::size_t subsystems = 6;
 
-/// Has `begin_anew` called in the child of each fork from now on; the same function as often as one likes. It relies on no
-/// lock being free and on no structure being whole that is changed under one. Throws std::bad_alloc.
-void in_child(ForkPart part, void (*begin_anew)());
-
-/// From now on `forks` counts. Throws std::bad_alloc.
-void count_forks();
-/// How many forks lie between the process that began to count and this one. To ask for the process's number takes a system
-/// call.
-extern std::atomic<unsigned> forks;
+/// Has `begin_anew` called in the child of each fork from now on; each subsystem has one function, which may be given again.
+/// It relies on no lock being free and on no structure being whole that is changed under one.
+void at_fork(Subsystem subsystem, void (*begin_anew)()) noexcept;
 
 /// One object that is made when it is needed first, and never destroyed. No thread waits for another that makes it, for a
 /// child in which that thread is not would wait for ever: where several make one, the first to be done has made it.

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "process.hpp"
+
+#include <pthread.h>
+
+#include <cstdlib>
+
+namespace pinning {
+
+namespace {
+
+std::atomic<void (*)()> handlers[subsystems];
+
+void after_fork_in_child() {
+  ++forks;
+  for (auto const& handler : handlers) {
+    if (auto* const begin_anew = handler.load()) begin_anew();
+  }
+}
+
+/// As the library is loaded, so that its handler comes before those of all that uses it.
+[[gnu::constructor]] void register_handler() {
+  if (pthread_atfork(nullptr, nullptr, after_fork_in_child) != 0) std::abort();  // there is no memory for a few words
+}
+
+}  // namespace
+
+constinit std::atomic<unsigned> forks = 0;
+
+void at_fork(Subsystem subsystem, void (*begin_anew)()) noexcept {
+  handlers[static_cast<std::size_t>(subsystem)].store(begin_anew);
+}
+
+}  // namespace pinning

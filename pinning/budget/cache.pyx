@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""The registration cache: what stays registered beyond its last lock, least recently used first to go.
+
+Regions are cached by the maps, within the budget (`map/idle.hpp`, `budget.hpp`); public names call them idle. Here are the
+owners of their memory, which keep it in place meanwhile, and what empties the cache: owners without another user, memory
+that is short, and locks that find no room.
+"""
+
+from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.optional cimport optional
+from libcpp.vector cimport vector
+
+from pinning.interop.exports cimport Bytes, Export, export
+from pinning.map.native cimport Budget, CPinnedMap, CRegion, process_budget, process_watcher
+from pinning.map.pinned_map cimport PinnedMap
+
+import mmap
+from contextlib import suppress
+from weakref import ref
+
+import numpy
+
+from pinning.errors import PinningError
+from pinning.machine.pressure import Pressure
+from pinning.map.pinned_map import _maps
+from pinning.runtime.process import LONGEST, Subsystem, at_exit, at_fork, look_after
+
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject* thing)
+
+cdef enum:
+    MOST_VIEWS = 64  # of one another that are followed to their owner
+
+NO_LIMIT = 2**64 - 1
+
+cdef Budget* budget = &process_budget()
+cdef dict owners = {}  # of cached regions, by map and start
+cdef bint watched = False  # whether the service thread looks after them
+cdef object pressure = None
+cdef tuple WHOLE = (bytes, bytearray, mmap.mmap)
+cdef object ARRAY = numpy.ndarray
+
+
+cdef class Owner:
+    """The owner of a region's memory, which cannot be freed, resized or closed while this is there."""
+
+    cdef object map  # a weak reference
+    cdef uint64_t start
+    cdef uint64_t size
+    cdef object root
+    cdef Export export  # of `root`
+
+    cdef bint is_orphan(self, Py_ssize_t times) noexcept:
+        """Whether the cache alone refers to it, so many times: each has a reference, and its export another."""
+        return Py_REFCNT(<PyObject*>self.root) <= 2 * times
+
+
+cdef bint keep_owner(PinnedMap pinned_map, uint64_t ptr, object buffer) except -1:
+    global watched
+    if not budget.keeps(1) or not isinstance(buffer, Export):
+        return False
+    cdef optional[CRegion] region = pinned_map.map.find(ptr, 1)
+    if not region.has_value() or dereference(region).external:
+        return False
+    cdef uint64_t start = dereference(region).start, size = dereference(region).size
+    key = (<uint64_t><void*>pinned_map, start)
+    cdef Owner owner = owners.get(key)
+    if owner is not None and owner.size == size and PyWeakref_GetObject(owner.map) == <PyObject*>pinned_map:
+        return True
+    root = root_of(<object>(<Export>buffer).view.obj)
+    if root is None:
+        return False
+    cdef Bytes whole
+    owner = Owner.__new__(Owner)
+    try:
+        owner.export = export(root, &whole)
+    except (TypeError, ValueError, BufferError):  # a type that has its views exported and not itself
+        return False
+    if whole.ptr != start or whole.size != size:
+        return False
+    if type(root) is mmap.mmap and not whole.read_only:  # `madvise` takes its pages away, whatever exports it
+        if not dereference(region).watched and not process_watcher().hears_of_calls():
+            return False
+    owner.map, owner.start, owner.size, owner.root = ref(pinned_map), start, size, root
+    owners[key] = owner
+    if not watched:
+        look_after(_look, pause=LONGEST)
+        watched = True
+    return True
+
+
+cdef object root_of(object buffer):
+    """What owns the memory of a buffer and cannot lose it while it is exported; None where that is not known.
+
+    Of types that have no references of their own: else an owner in a cycle with itself would stay for ever.
+    """
+    cdef int i
+    for i in range(MOST_VIEWS):
+        if type(buffer) in WHOLE:
+            return buffer
+        if type(buffer) is memoryview:
+            buffer = buffer.obj
+        elif isinstance(buffer, ARRAY):
+            if buffer.base is None:
+                return buffer if type(buffer) is ARRAY and buffer.flags.owndata and not buffer.dtype.hasobject else None
+            buffer = buffer.base
+        else:
+            return None
+    return None
+
+
+def collect():
+    """Give back cached regions whose memory has no other user any more, and let go of the owners of what is gone."""
+    cdef Owner owner
+    cdef PinnedMap pinned_map
+    cdef dict times = {}  # that an owner is kept, for several devices
+    for owner in list(owners.values()):
+        times[<uint64_t><void*>owner.root] = times.get(<uint64_t><void*>owner.root, 0) + 1
+    for key, owner in list(owners.items()):
+        referent = owner.map()
+        if referent is not None:
+            pinned_map = <PinnedMap>referent
+            if owner.is_orphan(times.get(<uint64_t><void*>owner.root, 1)):
+                give_back_one(pinned_map, owner.start)
+            if pinned_map.map.serial_at(owner.start):  # an unlock under way needs the memory too
+                continue
+        if owners.get(key) is owner:
+            del owners[key]
+
+
+cdef void give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
+    """A vendor that refuses is asked again by the next `collect`."""
+    try:
+        pinned_map.give_back(start)
+    except Exception:
+        pass
+
+
+def clear_up():
+    """Where there is no room: unlock what has left, and what is cached and has no user any more."""
+    for pinned_map in _maps:
+        with suppress(PinningError):
+            pinned_map.drain_invalidations()
+    collect()
+
+
+def unlocks():
+    """How many have ended: for `give_way`, from before its caller has looked for room."""
+    return budget.ended()
+
+
+def give_way(device, uint64_t needed, uint64_t unlocks):
+    """Give back the least recently used region cached for a device, where so many bytes are cached there.
+
+    Where they are not, wait for an unlock that another thread is in the middle of.
+
+    Returns
+    -------
+    bool
+        Whether there may be more room now.
+    """
+    cdef PinnedMap pinned_map
+    cdef CPinnedMap* map
+    cdef vector[CRegion] regions
+    cdef CRegion region
+    cdef list cached = []
+    cdef uint64_t most = NO_LIMIT
+    cdef cbool ended
+    for pinned_map in _maps:
+        if pinned_map.device is not device or not pinned_map.map.has_idle():
+            continue
+        map = pinned_map.map
+        with nogil:
+            regions = map.overlapping(1, most, True)
+        cached += [(region.serial, region.start, region.size, pinned_map) for region in regions if region.idle]
+    if sum([size for _, _, size, _ in cached]) >= needed:
+        for _, start, _, pinned_map in sorted(cached):  # no two serials are equal
+            give_back_one(pinned_map, start)
+            if not pinned_map.map.serial_at(start):  # else the vendor has refused
+                collect()
+                return True
+    with nogil:
+        ended = budget.wait_for_an_end(unlocks)
+    return ended
+
+
+def give_back_for(uint64_t nbytes):
+    """Where a vendor refuses for want of room: give back so many bytes of what is cached; whether that gave any."""
+    cdef uint64_t given
+    with nogil:
+        given = budget.give_back(nbytes)
+    collect()
+    return given != 0
+
+
+def make_room(uint64_t size):
+    """Where the budget has no room for so many bytes: `clear_up`, for a lock takes others' cached regions only then."""
+    cdef Budget.Figures now = budget.figures()
+    cdef uint64_t taken = now.locked + now.external
+    if now.limit != NO_LIMIT and (taken > now.limit or size > now.limit - taken):
+        clear_up()
+
+
+def check(uint64_t size):
+    """Raise LockLimitError where so many bytes more cannot be locked, even if the cache were empty."""
+    with nogil:
+        budget.check(size)
+
+
+def figures():
+    """Limit, bytes locked, cached and pinned by others, and how many may be cached."""
+    cdef Budget.Figures now = budget.figures()
+    return now.limit, now.locked, now.idle, now.external, now.idle_limit
+
+
+def set_limits(uint64_t limit, uint64_t idle_limit):
+    """Set the most bytes that may be locked, and be cached; what is cached beyond that is given back."""
+    try:
+        with nogil:
+            budget.set(limit, idle_limit)
+    finally:
+        collect()
+
+
+def give_back(uint64_t nbytes):
+    """Unlock what is cached, the least recently used first, until so many bytes are given back; how many that were."""
+    cdef uint64_t given
+    try:
+        with nogil:
+            given = budget.trim(nbytes)
+    finally:
+        collect()
+    return given
+
+
+def _look():
+    """Called ten times a second while anything is cached."""
+    global watched, pressure
+    with suppress(Exception):  # such as no memory; the next look is soon
+        collect()
+        if pressure is None:
+            pressure = Pressure()
+        elif pressure.is_high():
+            relieve()
+    watched = bool(owners)
+    if not watched:
+        pressure = None
+    return watched
+
+
+cdef relieve():
+    """Half of the cache goes while memory is short."""
+    cdef uint64_t cached = budget.figures().idle
+    if cached:
+        with suppress(PinningError):
+            give_back(cached // 2 + 1)
+
+
+def _begin_anew_in_child():
+    global watched
+    owners.clear()
+    watched = False
+
+
+def _end():
+    set_limits(budget.figures().limit, 0)
+
+
+at_fork(Subsystem.CACHE, _begin_anew_in_child)
+at_exit(Subsystem.CACHE, _end)
