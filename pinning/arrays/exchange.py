@@ -3,33 +3,22 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy
 
 from pinning.arrays.buffer import Buffer
-from pinning.arrays.dlpack import Tensor, make_capsule, take_capsule
+from pinning.arrays.dlpack import make_capsule, take_capsule
 from pinning.arrays.layout import address_of, layout_at, usable_dtype
 from pinning.arrays.view import View
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.interop.buffers import DLPACK_HOST, DLPACK_PLUGINS
+from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, VENDORS, dlpack_type, numpy_dtype
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 
 _CPU = 1
-# DLPack's types of device, by plugin: of its memory, and of the host's memory that it has pinned or shares.
-_TYPES = {
-    "host": {MemoryKind.DEVICE: _CPU, MemoryKind.HOST: _CPU, MemoryKind.SHARED: _CPU},
-    "cuda": {MemoryKind.DEVICE: 2, MemoryKind.HOST: 3, MemoryKind.SHARED: 13},
-    "hip": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
-    "hsa": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
-    "ur": {MemoryKind.DEVICE: 14, MemoryKind.HOST: 14, MemoryKind.SHARED: 14},
-}
 _NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
-_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_KINDS = {code: kind for kind, code in _CODES.items()}
 
 
 # ---- theirs as ours ----
@@ -63,7 +52,7 @@ def found_on_device(obj: Any) -> View | None:
         return None
     if getattr(obj, "__cuda_array_interface__", None) is not None:
         return as_view(obj, True, None)
-    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in DLPACK_HOST:
+    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in HOST_TYPES:
         return as_view(obj, True, None)
     return None
 
@@ -89,19 +78,19 @@ def _of_interface(obj: object, interface: dict[str, Any], sync: bool, device: De
 
 def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> View:
     kind, index = (int(each) for each in obj.__dlpack_device__())
-    plugin = DLPACK_PLUGINS.get(kind)
+    plugin = VENDORS.get(kind)
     if plugin is None:
-        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(DLPACK_PLUGINS)}")
-    options: dict[str, Any] = {"stream": _NO_STREAM} if plugin in ("cuda", "hip") and kind not in DLPACK_HOST else {}
+        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(VENDORS)}")
+    options: dict[str, Any] = {"stream": _NO_STREAM} if plugin in ("cuda", "hip") and kind not in HOST_TYPES else {}
     try:
         capsule = obj.__dlpack__(max_version=(1, 1), **options)
     except TypeError:  # from before the protocol had versions
         capsule = obj.__dlpack__(**options)
     tensor = take_capsule(capsule)
-    dtype = _dtype_of(tensor)
+    dtype = numpy_dtype(tensor.code, tensor.bits, tensor.lanes)
     strides = None if tensor.strides is None else tuple(step * dtype.itemsize for step in tensor.strides)
     layout = layout_at(tensor.ptr, tensor.shape, dtype, strides, tensor.read_only)
-    buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in DLPACK_HOST)
+    buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in HOST_TYPES)
     if sync and options:
         buffer.device.synchronize()
     return View(layout, buffer)
@@ -146,7 +135,7 @@ def cuda_array_interface(array: View) -> dict[str, Any]:
 
 def dlpack_device(array: View) -> tuple[int, int]:
     """DLPack's type of the memory, and the device's index."""
-    types = _TYPES.get(_plugin(array))
+    types = DEVICE_TYPES.get(_plugin(array))
     if types is None:
         raise BufferError(f"DLPack has no type for a device such as {array.device.name}")
     buffer = array._buffer
@@ -172,7 +161,7 @@ def leaves_device(array: View, dl_device: tuple[int, int] | None, copy: bool | N
 
 def check_exportable(array: View, max_version: tuple[int, int] | None, copy: bool | None) -> None:
     """Refuse what DLPack cannot say."""
-    _code_of(array.dtype)
+    dlpack_type(array.dtype)
     if any(step % array.dtype.itemsize for step in array.strides):
         raise BufferError(f"strides {array.strides} are no whole number of elements of {array.dtype}, as DLPack wants")
     if array.read_only and not _versioned(max_version) and not copy:
@@ -182,7 +171,7 @@ def check_exportable(array: View, max_version: tuple[int, int] | None, copy: boo
 def dlpack(array: View, stream: int | None, max_version: tuple[int, int] | None, is_copy: bool) -> object:
     """A capsule, as ``__dlpack__`` of the array API says."""
     own = dlpack_device(array)
-    kind, bits = _code_of(array.dtype)
+    kind, bits = dlpack_type(array.dtype)
     _order(array, stream)
     return make_capsule(
         array, array.device_ptr, own, kind, bits, array.shape,
@@ -216,23 +205,6 @@ def _order(array: View, stream: int | None) -> None:
             if reached is not None:
                 consumer.wait(reached)
         consumer.close()
-
-
-def _code_of(dtype: numpy.dtype[Any]) -> tuple[int, int]:
-    code = _CODES.get(dtype.kind)
-    foreign = dtype.byteorder == (">" if sys.byteorder == "little" else "<")
-    if code is None or foreign:
-        raise BufferError(f"DLPack has no type for dtype {dtype}; take a view of its bytes")
-    return code, 8 * dtype.itemsize
-
-
-def _dtype_of(tensor: Tensor) -> numpy.dtype[Any]:
-    kind = _KINDS.get(tensor.code)
-    if kind is None or tensor.lanes != 1 or tensor.bits % 8:
-        raise PinningError(
-            f"NumPy has no dtype of DLPack's code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
-        )
-    return numpy.dtype(f"{kind}{tensor.bits // 8}")
 
 
 def _plugin(array: View) -> str:

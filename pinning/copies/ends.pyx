@@ -17,7 +17,8 @@ from pinning.memory.allocation cimport Allocation, lookup
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, NativeDevice
 
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.interop.buffers import DLPACK_PLUGINS, is_contiguous, resolve
+from pinning.interop.buffers import is_contiguous, resolve
+from pinning.interop.dtypes import VENDORS as DLPACK_VENDORS
 from pinning.locking import devices
 from pinning.memory.allocation import devices_used
 from pinning.memory.allocation import find as find_allocation
@@ -28,7 +29,7 @@ cdef object reports = None  # of the plugins, for which the next two hold
 cdef dict by_name = {}
 cdef list answering = []  # devices with memory, one of each plugin: it answers for all
 
-cdef dict PLUGINS = DLPACK_PLUGINS
+cdef dict VENDORS = DLPACK_VENDORS
 cdef object HOST = MemoryKind.HOST
 cdef object TOP = 1 << 64
 cdef object FIRST = 4096  # nothing is mapped below
@@ -281,7 +282,7 @@ cdef object sibling(object device, int index):
 cdef object device_of_dlpack(int kind, int index):
     """The device that DLPack means; None where no plugin has it."""
     look_at_plugins()
-    return by_name.get((PLUGINS.get(kind), index))
+    return by_name.get((VENDORS.get(kind), index))
 
 
 cdef look_at_plugins():

@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
 from pinning.errors import InvalidRangeError
+from pinning.interop.dtypes import HOST_TYPES
 from pinning.interop.exports import exported
 from pinning.runtime.arguments import integer
 
@@ -19,10 +20,6 @@ _ACCEPTED = (
 )
 _TOP = 1 << 64
 _SIZE = "the number of bytes. A device is named by device=, and several buffers are for pinning.locked"
-#: Whose memory DLPack's types of devices are, by plugin; and those that are the host's: CPU, and what CUDA and ROCm
-#: allocate pinned.
-DLPACK_PLUGINS = {1: "host", 2: "cuda", 3: "cuda", 13: "cuda", 10: "hip", 11: "hip", 14: "ur"}
-DLPACK_HOST = (1, 3, 11)
 # These export the few bytes that hold the address, which nobody wants to lock.
 _POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
 
@@ -187,7 +184,7 @@ def _of_dlpack(buffer: Any) -> HostBuffer:
     import numpy
 
     device = buffer.__dlpack_device__()[0]
-    if device not in DLPACK_HOST:
+    if device not in HOST_TYPES:
         _refuse_device_memory(buffer, f"its DLPack device type is {int(device)}")
     try:
         array = numpy.from_dlpack(buffer)
