@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy
-
 from pinning.arrays.buffer import Buffer
-from pinning.arrays.dlpack import make_capsule, take_capsule
 from pinning.arrays.layout import address_of, layout_at, usable_dtype
 from pinning.arrays.view import View
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, VENDORS, dlpack_type, numpy_dtype
+from pinning.interop.dlpack import make_capsule
+from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, STREAM_TYPES, VENDORS, dlpack_type
+from pinning.interop.memory_of import array_memory
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 
 _CPU = 1
 _NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
+_BY_ADDRESS = 0  # no type of DLPack's
 
 
 # ---- theirs as ours ----
@@ -33,15 +33,18 @@ def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:
     """The memory of another library's array, or of one of ours; see `as_device_array`."""
     if isinstance(obj, View):
         return obj
-    interface = getattr(obj, "__cuda_array_interface__", None)
-    if interface is not None:
-        return _of_interface(obj, interface, sync, device)
-    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        return _of_dlpack(obj, sync, device)
-    raise TypeError(
-        f"{type(obj).__name__} is no array of a device: it has neither __cuda_array_interface__ nor __dlpack__; "
-        "copy it with to_device"
-    )
+    array = array_memory(obj)
+    layout = layout_at(array.ptr, array.shape, usable_dtype(array.dtype), array.strides, array.read_only)
+    kind, index = array.device or (_BY_ADDRESS, 0)
+    name = f"{VENDORS[kind]}:{index}" if array.device else "cuda"
+    buffer = _buffer_at(array.ptr, device or name, array.owner, host=kind in HOST_TYPES)
+    if sync and array.stream is not None:
+        stream = buffer.device.adopt_queue(array.stream)  # no `Queue`, which would look at it later, too
+        stream.synchronize()
+        stream.close()
+    elif sync and kind in STREAM_TYPES:
+        buffer.device.synchronize()
+    return View(layout, buffer)
 
 
 def found_on_device(obj: Any) -> View | None:
@@ -57,56 +60,16 @@ def found_on_device(obj: Any) -> View | None:
     return None
 
 
-def _of_interface(obj: object, interface: dict[str, Any], sync: bool, device: Device | str | None) -> View:
-    if interface.get("mask") is not None:
-        raise PinningError(f"this {type(obj).__name__} has a mask, which a DeviceArray has not: fill it in first")
-    ptr, read_only = interface["data"]
-    dtype = numpy.dtype(interface["typestr"])
-    if dtype.kind == "V" and interface.get("descr"):
-        dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
-    shape, strides = tuple(interface["shape"]), interface.get("strides")
-    if not ptr and 0 not in shape:
-        raise InvalidRangeError(f"this {type(obj).__name__} of shape {shape} says that its memory is at address 0")
-    layout = layout_at(ptr or 0, shape, usable_dtype(dtype), strides, bool(read_only))
-    buffer = _buffer_at(ptr or 0, device or "cuda", obj)
-    if sync and interface.get("stream") is not None:
-        stream = buffer.device.adopt_queue(interface["stream"])  # no `Queue`, which would look at it later, too
-        stream.synchronize()
-        stream.close()
-    return View(layout, buffer)
-
-
-def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> View:
-    kind, index = (int(each) for each in obj.__dlpack_device__())
-    plugin = VENDORS.get(kind)
-    if plugin is None:
-        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(VENDORS)}")
-    options: dict[str, Any] = {"stream": _NO_STREAM} if plugin in ("cuda", "hip") and kind not in HOST_TYPES else {}
-    try:
-        capsule = obj.__dlpack__(max_version=(1, 1), **options)
-    except TypeError:  # from before the protocol had versions
-        capsule = obj.__dlpack__(**options)
-    tensor = take_capsule(capsule)
-    dtype = numpy_dtype(tensor.code, tensor.bits, tensor.lanes)
-    strides = None if tensor.strides is None else tuple(step * dtype.itemsize for step in tensor.strides)
-    layout = layout_at(tensor.ptr, tensor.shape, dtype, strides, tensor.read_only)
-    buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in HOST_TYPES)
-    if sync and options:
-        buffer.device.synchronize()
-    return View(layout, buffer)
-
-
 def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:
     """Memory that others own. `device` is whose it is where that is not known from the address."""
     info = memory_info(ptr) if ptr and not host else None
-    on: Any = info.device if info is not None and info.device is not None else device
-    on = device_of_name(on)
-    if not isinstance(on, MemoryDevice):
-        raise PinningError(f"{on.name} has no queues to copy in, so it has no arrays")
-    if ptr and not host and info is None and on.name.partition(":")[0] != "host":
-        raise InvalidRangeError(f"{on.name} knows of no memory at {ptr:#x}; was it freed?")
-    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else on
-    return Buffer(on, place, None, owner, True)
+    whose = device_of_name(device if info is None or info.device is None else info.device)
+    if not isinstance(whose, MemoryDevice):
+        raise PinningError(f"{whose.name} has no queues to copy in, so it has no arrays")
+    if ptr and not host and info is None and whose.name.partition(":")[0] != "host":
+        raise InvalidRangeError(f"{whose.name} knows of no memory at {ptr:#x}; was it freed?")
+    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else whose
+    return Buffer(whose, place, None, owner, True)
 
 
 # ---- ours as theirs ----

@@ -11,12 +11,12 @@ import numpy
 
 from pinning.arrays.array import DeviceArray
 from pinning.arrays.create import device_array
-from pinning.arrays.dlpack import make_capsule
 from pinning.arrays.exchange import dlpack_device
 from pinning.errors import FileFormatError, InvalidRangeError
 from pinning.files.header import TensorInfo
 from pinning.files.of_cupy import Cupy
 from pinning.files.of_torch import Torch
+from pinning.interop.dlpack import make_capsule
 from pinning.interop.dtypes import DTYPES
 from pinning.plugin import MemoryDevice
 

@@ -63,6 +63,8 @@ DEVICE_TYPES = {
 VENDORS = {number: vendor for vendor, types in DEVICE_TYPES.items() for number in types.values()}
 #: The host's memory: its own, and what CUDA and ROCm allocate pinned.
 HOST_TYPES = (1, 3, 11)
+#: Memory that a consumer of DLPack names a stream for: that of CUDA's and ROCm's devices.
+STREAM_TYPES = (2, 10, 13)
 
 
 def dlpack_type(dtype: numpy.dtype[Any]) -> tuple[int, int]:
