@@ -19,7 +19,7 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 
 from pinning.errors import InvalidRangeError, NotLockedError, PinningError
-from pinning.interop.buffers import resolve
+from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import lock as lock_buffer
 from pinning.plugin import Device
@@ -282,7 +282,7 @@ def _allocations(buffers: list[object]) -> tuple[Rows, list[_Allocation]]:
 def _span(buffer: object) -> tuple[int, int]:
     if type(buffer) is numpy.ndarray and buffer.flags.c_contiguous and buffer.nbytes:
         return buffer.__array_interface__["data"][0], buffer.nbytes
-    view = resolve(buffer)
+    view = host_buffer(buffer)
     return view.ptr, view.size
 
 
@@ -297,7 +297,7 @@ def _whole(buffer: object) -> _Allocation | None:
     if isinstance(buffer, numpy.ndarray):
         for owner in (buffer.base, buffer):
             try:
-                view = resolve(owner)
+                view = host_buffer(owner)
             except (TypeError, PinningError):  # a base that is no buffer, or gives none
                 continue
             return _Allocation(view.ptr, view.size, owner)

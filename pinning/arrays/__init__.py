@@ -9,7 +9,7 @@
 
 - ``array.py``: `DeviceArray`, over a ``view.py``; ``create.py``: `device_array`, `to_device`, `as_device_array`;
 - ``host.py``: NumPy arrays in memory that devices reach: `pinned`, `pinned_array`, `mapped_array`, `managed_array`;
-- ``exchange.py``, ``dlpack``: arrays of other libraries as ours, and ours as theirs;
+- ``exchange.py``: arrays of other libraries as ours, and ours as theirs;
 - ``layout.py``: shape and strides, by NumPy; ``transfer.py``, ``move.py``: copies between any strides;
 - ``buffer.py``: the memory, and when it is given back: `defer_cleanup`;
 - ``streams.py``: queues by their names in CUDA.

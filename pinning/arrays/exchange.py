@@ -3,33 +3,22 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import numpy
-
 from pinning.arrays.buffer import Buffer
-from pinning.arrays.dlpack import Tensor, make_capsule, take_capsule
 from pinning.arrays.layout import address_of, layout_at, usable_dtype
 from pinning.arrays.view import View
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.interop.buffers import DLPACK_HOST, DLPACK_PLUGINS
+from pinning.interop.dlpack import make_capsule
+from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES, STREAM_TYPES, VENDORS, dlpack_type
+from pinning.interop.memory_of import array_memory
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 
 _CPU = 1
-# DLPack's types of device, by plugin: of its memory, and of the host's memory that it has pinned or shares.
-_TYPES = {
-    "host": {MemoryKind.DEVICE: _CPU, MemoryKind.HOST: _CPU, MemoryKind.SHARED: _CPU},
-    "cuda": {MemoryKind.DEVICE: 2, MemoryKind.HOST: 3, MemoryKind.SHARED: 13},
-    "hip": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
-    "hsa": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
-    "ur": {MemoryKind.DEVICE: 14, MemoryKind.HOST: 14, MemoryKind.SHARED: 14},
-}
 _NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
-_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_KINDS = {code: kind for kind, code in _CODES.items()}
+_BY_ADDRESS = 0  # no type of DLPack's
 
 
 # ---- theirs as ours ----
@@ -44,15 +33,18 @@ def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:
     """The memory of another library's array, or of one of ours; see `as_device_array`."""
     if isinstance(obj, View):
         return obj
-    interface = getattr(obj, "__cuda_array_interface__", None)
-    if interface is not None:
-        return _of_interface(obj, interface, sync, device)
-    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        return _of_dlpack(obj, sync, device)
-    raise TypeError(
-        f"{type(obj).__name__} is no array of a device: it has neither __cuda_array_interface__ nor __dlpack__; "
-        "copy it with to_device"
-    )
+    array = array_memory(obj)
+    layout = layout_at(array.ptr, array.shape, usable_dtype(array.dtype), array.strides, array.read_only)
+    kind, index = array.device or (_BY_ADDRESS, 0)
+    name = f"{VENDORS[kind]}:{index}" if array.device else "cuda"
+    buffer = _buffer_at(array.ptr, device or name, array.owner, host=kind in HOST_TYPES)
+    if sync and array.stream is not None:
+        stream = buffer.device.adopt_queue(array.stream)  # no `Queue`, which would look at it later, too
+        stream.synchronize()
+        stream.close()
+    elif sync and kind in STREAM_TYPES:
+        buffer.device.synchronize()
+    return View(layout, buffer)
 
 
 def found_on_device(obj: Any) -> View | None:
@@ -63,61 +55,21 @@ def found_on_device(obj: Any) -> View | None:
         return None
     if getattr(obj, "__cuda_array_interface__", None) is not None:
         return as_view(obj, True, None)
-    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in DLPACK_HOST:
+    if hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) not in HOST_TYPES:
         return as_view(obj, True, None)
     return None
-
-
-def _of_interface(obj: object, interface: dict[str, Any], sync: bool, device: Device | str | None) -> View:
-    if interface.get("mask") is not None:
-        raise PinningError(f"this {type(obj).__name__} has a mask, which a DeviceArray has not: fill it in first")
-    ptr, read_only = interface["data"]
-    dtype = numpy.dtype(interface["typestr"])
-    if dtype.kind == "V" and interface.get("descr"):
-        dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
-    shape, strides = tuple(interface["shape"]), interface.get("strides")
-    if not ptr and 0 not in shape:
-        raise InvalidRangeError(f"this {type(obj).__name__} of shape {shape} says that its memory is at address 0")
-    layout = layout_at(ptr or 0, shape, usable_dtype(dtype), strides, bool(read_only))
-    buffer = _buffer_at(ptr or 0, device or "cuda", obj)
-    if sync and interface.get("stream") is not None:
-        stream = buffer.device.adopt_queue(interface["stream"])  # no `Queue`, which would look at it later, too
-        stream.synchronize()
-        stream.close()
-    return View(layout, buffer)
-
-
-def _of_dlpack(obj: Any, sync: bool, device: Device | str | None) -> View:
-    kind, index = (int(each) for each in obj.__dlpack_device__())
-    plugin = DLPACK_PLUGINS.get(kind)
-    if plugin is None:
-        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(DLPACK_PLUGINS)}")
-    options: dict[str, Any] = {"stream": _NO_STREAM} if plugin in ("cuda", "hip") and kind not in DLPACK_HOST else {}
-    try:
-        capsule = obj.__dlpack__(max_version=(1, 1), **options)
-    except TypeError:  # from before the protocol had versions
-        capsule = obj.__dlpack__(**options)
-    tensor = take_capsule(capsule)
-    dtype = _dtype_of(tensor)
-    strides = None if tensor.strides is None else tuple(step * dtype.itemsize for step in tensor.strides)
-    layout = layout_at(tensor.ptr, tensor.shape, dtype, strides, tensor.read_only)
-    buffer = _buffer_at(tensor.ptr, device or f"{plugin}:{index}", tensor.owner, host=kind in DLPACK_HOST)
-    if sync and options:
-        buffer.device.synchronize()
-    return View(layout, buffer)
 
 
 def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:
     """Memory that others own. `device` is whose it is where that is not known from the address."""
     info = memory_info(ptr) if ptr and not host else None
-    on: Any = info.device if info is not None and info.device is not None else device
-    on = device_of_name(on)
-    if not isinstance(on, MemoryDevice):
-        raise PinningError(f"{on.name} has no queues to copy in, so it has no arrays")
-    if ptr and not host and info is None and on.name.partition(":")[0] != "host":
-        raise InvalidRangeError(f"{on.name} knows of no memory at {ptr:#x}; was it freed?")
-    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else on
-    return Buffer(on, place, None, owner, True)
+    whose = device_of_name(device if info is None or info.device is None else info.device)
+    if not isinstance(whose, MemoryDevice):
+        raise PinningError(f"{whose.name} has no queues to copy in, so it has no arrays")
+    if ptr and not host and info is None and whose.name.partition(":")[0] != "host":
+        raise InvalidRangeError(f"{whose.name} knows of no memory at {ptr:#x}; was it freed?")
+    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else whose
+    return Buffer(whose, place, None, owner, True)
 
 
 # ---- ours as theirs ----
@@ -146,7 +98,7 @@ def cuda_array_interface(array: View) -> dict[str, Any]:
 
 def dlpack_device(array: View) -> tuple[int, int]:
     """DLPack's type of the memory, and the device's index."""
-    types = _TYPES.get(_plugin(array))
+    types = DEVICE_TYPES.get(_plugin(array))
     if types is None:
         raise BufferError(f"DLPack has no type for a device such as {array.device.name}")
     buffer = array._buffer
@@ -172,7 +124,7 @@ def leaves_device(array: View, dl_device: tuple[int, int] | None, copy: bool | N
 
 def check_exportable(array: View, max_version: tuple[int, int] | None, copy: bool | None) -> None:
     """Refuse what DLPack cannot say."""
-    _code_of(array.dtype)
+    dlpack_type(array.dtype)
     if any(step % array.dtype.itemsize for step in array.strides):
         raise BufferError(f"strides {array.strides} are no whole number of elements of {array.dtype}, as DLPack wants")
     if array.read_only and not _versioned(max_version) and not copy:
@@ -182,7 +134,7 @@ def check_exportable(array: View, max_version: tuple[int, int] | None, copy: boo
 def dlpack(array: View, stream: int | None, max_version: tuple[int, int] | None, is_copy: bool) -> object:
     """A capsule, as ``__dlpack__`` of the array API says."""
     own = dlpack_device(array)
-    kind, bits = _code_of(array.dtype)
+    kind, bits = dlpack_type(array.dtype)
     _order(array, stream)
     return make_capsule(
         array, array.device_ptr, own, kind, bits, array.shape,
@@ -216,23 +168,6 @@ def _order(array: View, stream: int | None) -> None:
             if reached is not None:
                 consumer.wait(reached)
         consumer.close()
-
-
-def _code_of(dtype: numpy.dtype[Any]) -> tuple[int, int]:
-    code = _CODES.get(dtype.kind)
-    foreign = dtype.byteorder == (">" if sys.byteorder == "little" else "<")
-    if code is None or foreign:
-        raise BufferError(f"DLPack has no type for dtype {dtype}; take a view of its bytes")
-    return code, 8 * dtype.itemsize
-
-
-def _dtype_of(tensor: Tensor) -> numpy.dtype[Any]:
-    kind = _KINDS.get(tensor.code)
-    if kind is None or tensor.lanes != 1 or tensor.bits % 8:
-        raise PinningError(
-            f"NumPy has no dtype of DLPack's code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
-        )
-    return numpy.dtype(f"{kind}{tensor.bits // 8}")
 
 
 def _plugin(array: View) -> str:

@@ -15,7 +15,7 @@ from pinning.arrays.create import layout_of
 from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
 from pinning.errors import PartialOverlapError
-from pinning.interop.buffers import HostBuffer, resolve
+from pinning.interop.memory_of import HostBuffer, host_buffer
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import Lock, lock
 from pinning.map.pinned_map import PinnedMap, Region
@@ -43,7 +43,7 @@ def pinned(*arylist: object, device: Device | str | None = None) -> Iterator[tup
     TypeError, InvalidRangeError, LockLimitError, VendorError
         As `pinning.lock`.
     """
-    found = [resolve(each) for each in arylist if not _is_empty(each)]  # which also keeps them where they are
+    found = [host_buffer(each) for each in arylist if not _is_empty(each)]  # which also keeps them where they are
     on = pinned_map(device)
     with ExitStack() as stack:
         yield tuple(lock for whole in _united(found) for lock in _locked_in_parts(whole, on, stack))

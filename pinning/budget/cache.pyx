@@ -16,7 +16,7 @@ from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
-from pinning.interop.exports cimport Bytes, Export, export
+from pinning.interop.memory_of cimport Bytes, Export, export
 from pinning.map.native cimport Budget, CPinnedMap, CRegion, process_budget, process_watcher
 from pinning.map.pinned_map cimport PinnedMap
 

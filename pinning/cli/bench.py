@@ -20,7 +20,7 @@ from pinning.cli.timing import Times, seconds, times
 from pinning.cli.units import size as bytes_text
 from pinning.copies.batch import Engine
 from pinning.errors import LockLimitError
-from pinning.interop.buffers import resolve
+from pinning.interop.memory_of import host_buffer
 from pinning.machine.populate import huge_page_mode
 from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import CopyDevice, Device, MemoryDevice
@@ -188,7 +188,7 @@ def _lock_pairs(device: Device, effort: Effort) -> list[LockPair]:
     count = effort.lookups // 10
     array = numpy.ones(mmap.PAGESIZE, numpy.uint8)
     part = array[mmap.PAGESIZE // 4 : mmap.PAGESIZE // 2]
-    ptr, size, *_ = resolve(part)
+    ptr, size, *_ = host_buffer(part)
     on = pinning.pinned_map(device)
 
     def by_map() -> None:

@@ -19,7 +19,7 @@ from pinning.cli.machine import Bytes, bound, memory_at
 from pinning.cli.output import Step
 from pinning.cli.units import size as bytes_text
 from pinning.errors import LockLimitError
-from pinning.interop.buffers import resolve
+from pinning.interop.memory_of import host_buffer
 from pinning.plugin import Device
 
 FILE_SIZE = 256 << 20
@@ -107,7 +107,7 @@ def real_buffers(sizes: dict[str, int], step: Step) -> Iterator[list[DemoBuffer]
         }
         buffers = []
         for name, owner in owners.items():
-            ptr, size, *_ = resolve(owner)
+            ptr, size, *_ = host_buffer(owner)
             buffers.append(DemoBuffer(name, owner, ptr, size, min(size, sizes[name]), seeds[name]))
             if not isinstance(owner, mmap.mmap):
                 for start in range(0, size, CHUNK):

@@ -18,7 +18,7 @@ from pinning.arena.names import abandoned, path_of
 from pinning.cli import topology
 from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
-from pinning.interop.buffers import resolve
+from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import is_host, unused
 from pinning.machine import numa
 from pinning.machine.populate import huge_page_mode
@@ -155,7 +155,7 @@ def _device(device: Device, default: bool) -> DeviceRow:
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE)
         with pinning.lock(page, device=device):
-            if device.is_pinned_ptr(resolve(page).ptr) is None:
+            if device.is_pinned_ptr(host_buffer(page).ptr) is None:
                 problem = "it locked a page without an error, and then says that the page is not pinned"
     except Exception as error:  # of whatever kind: a plugin may be anybody's
         problem = for_the_shell(str(error)) or type(error).__name__

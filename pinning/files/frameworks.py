@@ -11,39 +11,14 @@ import numpy
 
 from pinning.arrays.array import DeviceArray
 from pinning.arrays.create import device_array
-from pinning.arrays.dlpack import make_capsule
 from pinning.arrays.exchange import dlpack_device
 from pinning.errors import FileFormatError, InvalidRangeError
-from pinning.files.header import BITS, NUMPY_DTYPES, TensorInfo
+from pinning.files.header import TensorInfo
 from pinning.files.of_cupy import Cupy
 from pinning.files.of_torch import Torch
+from pinning.interop.dlpack import make_capsule
+from pinning.interop.dtypes import DTYPES
 from pinning.plugin import MemoryDevice
-
-# As dlpack.h numbers them, with their bits.
-_DLPACK_CODES = {
-    "BOOL": 6,
-    "U8": 1,
-    "U16": 1,
-    "U32": 1,
-    "U64": 1,
-    "I8": 0,
-    "I16": 0,
-    "I32": 0,
-    "I64": 0,
-    "F16": 2,
-    "F32": 2,
-    "F64": 2,
-    "C64": 5,
-    "BF16": 4,
-    "F8_E4M3": 10,
-    "F8_E4M3FNUZ": 11,
-    "F8_E5M2": 12,
-    "F8_E5M2FNUZ": 13,
-    "F8_E8M0": 14,
-    "F6_E2M3": 15,
-    "F6_E3M2": 16,
-    "F4": 17,
-}
 
 
 class Framework(Protocol):
@@ -120,9 +95,9 @@ class DLPackTensor:
         strides, step = [0] * len(self.shape), 1
         for i in reversed(range(len(self.shape))):
             strides[i], step = step, step * self.shape[i]
+        dtype, ptr = DTYPES[self.dtype], self._bytes.device_ptr if self.nbytes else 0
         return make_capsule(
-            self, self._bytes.device_ptr if self.nbytes else 0, self.__dlpack_device__(), _DLPACK_CODES[self.dtype],
-            BITS[self.dtype], self.shape, tuple(strides),
+            self, ptr, self.__dlpack_device__(), dtype.dlpack, dtype.bits, self.shape, tuple(strides),
             max_version is not None and max_version[0] >= 1, False, False,
         )  # fmt: skip
 
@@ -195,7 +170,7 @@ def framework_of(name: str | None, device: MemoryDevice) -> Framework:
 
 
 def _numpy_dtype(tensor: TensorInfo) -> numpy.dtype[Any]:
-    dtype = NUMPY_DTYPES.get(tensor.dtype)
+    dtype = DTYPES[tensor.dtype].numpy
     if dtype is None:
         raise FileFormatError(
             f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which NumPy has not: give framework='torch', or "

@@ -14,49 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from pinning.errors import FileFormatError, LayoutError
+from pinning.interop.dtypes import DTYPES
 
-#: Bits of an element of each dtype. In a file those that come later here lie first.
-BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-}
-#: NumPy's dtypes of the format's, and CuPy's; they have no others of them.
-NUMPY_DTYPES = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
-}
-_RANKS = {dtype: rank for rank, dtype in enumerate(BITS)}
+_RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES)}
 LONGEST = 100_000_000  # bytes of a header, as in the format's own library
 _MOST_DIMENSIONS = 64  # of any library's arrays
 _TOP = 1 << 66  # bits that no array has
@@ -172,8 +132,8 @@ def _tensor(name: str, said: Any, start: int, file_bytes: int) -> TensorInfo:
     if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
         raise _WrongError(f"{what} is {_short(said)}; it must be an object of dtype, shape and data_offsets")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in BITS:
-        raise _WrongError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(BITS)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _WrongError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(DTYPES)}")
     if not _are_lengths(shape):
         raise _WrongError(f"{what} has the shape {_short(shape)}; it must be a list of whole numbers from 0 on")
     if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -195,7 +155,7 @@ def _are_lengths(said: Any) -> bool:
 
 
 def _nbytes(dtype: str, shape: Sequence[int], what: str) -> int:
-    bits = BITS[dtype]
+    bits = DTYPES[dtype].bits
     for length in shape:
         bits *= length or 1  # an array without elements has strides all the same
         if bits >= _TOP:

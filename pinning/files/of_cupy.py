@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from pinning.errors import FileFormatError, InvalidRangeError
-from pinning.files.header import NUMPY_DTYPES, TensorInfo
+from pinning.files.header import TensorInfo
+from pinning.interop.dtypes import DTYPES
 from pinning.plugin import Device
 
 
@@ -27,7 +28,7 @@ class Cupy:
         self._device = cupy.cuda.Device(int(index or 0))
 
     def check(self, tensor: TensorInfo) -> None:
-        if tensor.dtype not in NUMPY_DTYPES:
+        if DTYPES[tensor.dtype].numpy is None:
             raise FileFormatError(
                 f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which CuPy has not: give framework='torch', "
                 "or 'dlpack' for tensors of any dtype"
@@ -44,8 +45,8 @@ class Cupy:
 
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
         with self._device:
-            return memory[at : at + tensor.nbytes].view(NUMPY_DTYPES[tensor.dtype]).reshape(tensor.shape)
+            return memory[at : at + tensor.nbytes].view(DTYPES[tensor.dtype].numpy).reshape(tensor.shape)
 
     def empty(self, tensor: TensorInfo) -> Any:
         with self._device:
-            return self._cupy.empty(tensor.shape, NUMPY_DTYPES[tensor.dtype])
+            return self._cupy.empty(tensor.shape, DTYPES[tensor.dtype].numpy)

@@ -7,31 +7,9 @@ from typing import Any
 
 from pinning.errors import FileFormatError, InvalidRangeError
 from pinning.files.header import TensorInfo
+from pinning.interop.dtypes import DTYPES
 from pinning.plugin import Device
 
-# torch's names of the format's dtypes.
-DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F4": "float4_e2m1fn_x2",  # pairs: the last length of a shape is half
-}
 _NAMES = {"host": "cpu", "cuda": "cuda", "hip": "cuda"}  # of torch's devices, by plugin
 
 
@@ -82,7 +60,7 @@ class Torch:
         return self._torch.empty(_shape(tensor), dtype=self._dtype(tensor), device=self._device)
 
     def _dtype(self, tensor: TensorInfo) -> Any:
-        dtype = getattr(self._torch, DTYPES.get(tensor.dtype, ""), None)
+        dtype = getattr(self._torch, DTYPES[tensor.dtype].torch or "", None)
         if dtype is None:
             raise FileFormatError(
                 f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which PyTorch "

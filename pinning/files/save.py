@@ -21,15 +21,12 @@ from pinning.errors import FileError, InvalidRangeError, LayoutError
 from pinning.files.copy import is_host
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import DLPackTensor
-from pinning.files.header import BITS, NUMPY_DTYPES, Written, build
-from pinning.files.of_torch import DTYPES as TORCH_DTYPES
+from pinning.files.header import Written, build
 from pinning.files.shards import AnyPath
+from pinning.interop.dtypes import DTYPES, NAMES_OF_NUMPY, NAMES_OF_TORCH
 from pinning.plugin import MemoryDevice
 from pinning.queues import default_queue
 from pinning.runtime.arguments import path_name, said
-
-_NAMES_OF_NUMPY = {numpy.dtype(theirs): ours for ours, theirs in NUMPY_DTYPES.items()}
-_NAMES_OF_TORCH = {f"torch.{theirs}": ours for ours, theirs in TORCH_DTYPES.items()}
 
 
 def save_file(
@@ -125,9 +122,9 @@ def _source(name: Any, tensor: Any) -> _Source:
     if dtype is None or is_contiguous is None:
         raise TypeError(f"{named} is a {type(tensor).__name__}, which is no array that can be saved")
     shape = tuple(int(length) for length in tensor.shape)
-    known = _NAMES_OF_NUMPY.get(numpy.dtype(dtype))
+    known = NAMES_OF_NUMPY.get(numpy.dtype(dtype))
     if known is None:
-        raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(BITS)}")
+        raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(DTYPES)}")
     if not is_contiguous:
         raise _scattered(named)
     if isinstance(tensor, DeviceArray):
@@ -140,9 +137,9 @@ def _end_of_ours(array: DeviceArray) -> End | None:
 
 
 def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
-    known = _NAMES_OF_TORCH.get(str(tensor.dtype))
+    known = NAMES_OF_TORCH.get(str(tensor.dtype))
     if known is None:
-        raise TypeError(f"{named} is of dtype {tensor.dtype}, which the format has not; it has {', '.join(BITS)}")
+        raise TypeError(f"{named} is of dtype {tensor.dtype}, which the format has not; it has {', '.join(DTYPES)}")
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
         raise TypeError(f"{named} is {'on meta' if tensor.is_meta else tensor.layout}: it has no bytes to be saved")
     if not tensor.is_contiguous():
@@ -205,7 +202,7 @@ def _write(file: OpenFile, written: Written, sources: Mapping[str, _Source]) -> 
 
 
 def _nbytes(source: _Source) -> int:
-    return math.prod(source.shape) * BITS[source.dtype] // 8
+    return math.prod(source.shape) * DTYPES[source.dtype].bits // 8
 
 
 def _write_all(file: OpenFile, text: bytes) -> None:

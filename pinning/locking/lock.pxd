@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.interop.exports cimport Bytes
+from pinning.interop.memory_of cimport Bytes
 from pinning.map.native cimport CRegion, PacedPieces
 from pinning.map.pinned_map cimport Hold, PinnedMap
 
@@ -31,5 +31,4 @@ cdef PinnedMap map_of(object device)
 cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=*)
 cdef tuple description_of(object buffer)
 cdef void describe(Lock made, tuple description) noexcept  # in the process's status page
-cdef object bytes_of(object buffer, object size, Bytes* found)
 cdef Lock held_within(uint64_t ptr, uint64_t size)  # a lock that is held of any of these bytes, or None

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from pinning.interop.buffers import HostBuffer
+from pinning.interop.memory_of import HostBuffer
 from pinning.map.pinned_map import Hold, PinnedMap, Region
 from pinning.plugin import Device
 

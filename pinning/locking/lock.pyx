@@ -11,7 +11,7 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.budget.cache cimport keep_owner
-from pinning.interop.exports cimport Bytes, DLTensor, Kind, dlpack_bytes, export, is_range, kind_of
+from pinning.interop.memory_of cimport Bytes, host_memory_of, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
 from pinning.plugin.native cimport LockOptions
@@ -24,7 +24,6 @@ from contextlib import ExitStack, contextmanager
 
 from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, NotLockedError
-from pinning.interop.buffers import HostBuffer, resolve
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
 from pinning.runtime.arguments import byte_count, integer, said
@@ -131,34 +130,11 @@ cdef PinnedMap map_of(object device):
     return <PinnedMap>known
 
 
-cdef object bytes_of(object buffer, object size, Bytes* found):
-    """Which bytes of the host's memory a buffer is; what is returned keeps them. Raises what `resolve` does."""
-    cdef Kind kind = kind_of(buffer)
-    cdef DLTensor tensor
-    if kind.buffer and size is None:
-        try:
-            owner = export(buffer, found)
-        except (TypeError, ValueError, BufferError):
-            pass  # the long way says what is wrong, or has another
-        else:
-            if is_range(found.ptr, found.size):
-                return owner
-    elif kind.dlpack is not NULL and size is None:
-        # Device types of the host: its own, and what CUDA and ROCm allocate pinned.
-        if dlpack_bytes(buffer, kind.dlpack, &tensor, found) and tensor.device_type in (1, 3, 11):
-            if is_range(found.ptr, found.size):
-                return buffer
-    resolved = resolve(buffer, size)
-    found.ptr, found.size, found.contiguous = resolved.ptr, resolved.size, resolved.contiguous
-    found.read_only = -1 if resolved.read_only is None else bool(resolved.read_only)
-    return resolved.owner
-
-
 cdef bint range_at(object buffer, object size, Bytes* found) except -1:
     """The same where no owner is needed; an address by itself is one byte. False for a range that is nowhere."""
     cdef bint address = kind_of(buffer).address
     if not address:
-        bytes_of(buffer, size, found)
+        host_memory_of(buffer, size, found)
         return True
     if size is not None and type(size) is not int:
         size = integer(size, "size")
@@ -384,7 +360,7 @@ def lock(
 
 cdef Lock unlocked(object buffer, object size, Bytes* found):
     cdef Lock made = Lock.__new__(Lock)
-    made.owner = bytes_of(buffer, size, found)
+    made.owner = host_memory_of(buffer, size, found)
     made.ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
     return made
 
@@ -594,5 +570,5 @@ def range_of(buffer, size=None):
     cdef Bytes found
     if kind_of(buffer).address:
         return int(buffer), 1 if size is None else size
-    bytes_of(buffer, size, &found)
+    host_memory_of(buffer, size, &found)
     return found.ptr, found.size

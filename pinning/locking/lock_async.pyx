@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.interop.exports cimport Bytes
+from pinning.interop.memory_of cimport Bytes
 from pinning.locking.lock cimport Lock, Pace, describe, description_of, map_of, pace_of, unlocked
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap, lock_options

@@ -15,7 +15,7 @@ import os
 from typing import Literal, cast
 
 from pinning.errors import PinningError
-from pinning.interop.buffers import resolve
+from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import make_ready, range_of
 from pinning.plugin import AutomaticLocking, Device
@@ -56,7 +56,7 @@ def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str
     Where mandatory, also what `pinning.lock` raises; then there is nothing to unlock.
     """
     policy = _policy()
-    found = resolve(buffer, size)
+    found = host_buffer(buffer, size)
     on = pinned_map(device)
     if policy != "off":
         try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, SupportsIndex, TypeGuard
 
 import numpy
 
-from pinning.interop.buffers import resolve
+from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import devices
 from pinning.memory.allocation import devices_used, find
 from pinning.memory.context import Context
@@ -56,7 +56,7 @@ def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
     AllocationInfo or None
         None for ordinary host memory and for addresses that nobody knows.
     """
-    address = operator.index(ptr) if _is_address(ptr) else resolve(ptr).ptr
+    address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
     if not 0 <= address < 1 << 64:
         return None
     ours = find(address)

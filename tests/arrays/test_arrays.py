@@ -932,7 +932,7 @@ class Old:
 
 
 def test_dlpack_is_read_once_and_freed_once() -> None:
-    from pinning.arrays.dlpack import take_capsule
+    from pinning.interop.dlpack import take_capsule
 
     there = arrays.to_device(numbers(4), device=HOST)
     alive = weakref.ref(there)

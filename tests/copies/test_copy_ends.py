@@ -21,7 +21,7 @@ import numpy
 import pytest
 
 import pinning
-from exchange_tensors import Older, Tensor
+from exchange_tensors import ByCapsule, ByMethods, Older, Tensor
 from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
@@ -89,6 +89,49 @@ def test_a_tensor_of_a_device_is_not_locked(device: FakeMemoryDevice) -> None:
     tensor.data_ptr, tensor.nbytes, tensor.is_cuda = (lambda: 4096), SIZE, True
     with pytest.raises(InvalidRangeError, match="device memory"):
         pinning.lock(tensor, device=device)
+
+
+# ---- DLPack in Python ----
+
+
+@pytest.mark.parametrize("kind", [ByCapsule, ByMethods])
+@pytest.mark.parametrize("whose", [(14, 0), (2, 0)])
+def test_an_array_of_a_device_that_says_so_to_python(
+    device: FakeMemoryDevice, queue: pinning.Queue, kind: type[ByCapsule], whose: tuple[int, int]
+) -> None:
+    array = noise(800).view(numpy.float64).reshape(10, 10)
+    with pinning.alloc(800, device=device) as memory:
+        theirs = kind(array, memory.ptr, whose)
+        assert pinning.copy(theirs, array, queue=queue).path == "plain"
+        assert bytes_at(memory.ptr, 800) == array.tobytes()
+        back = numpy.zeros_like(array)
+        pinning.copy(back, kind(array.T, memory.ptr, whose), queue=queue)
+        assert (back == array).all()
+        with pytest.raises(InvalidRangeError, match="do not follow one another"):
+            pinning.copy(back, kind(array[:, ::2], memory.ptr, whose), 100, queue=queue)
+        with pytest.raises(InvalidRangeError, match=r"device memory .* needs no lock"):
+            pinning.lock(theirs, device=device)
+    for nowhere in (kind(array, 4096, whose), kind(array, int(array.ctypes.data), whose)):
+        with pytest.raises(InvalidRangeError, match="which no plugin has"):
+            pinning.copy(back, nowhere, queue=queue)
+
+
+def test_an_array_that_is_kept_by_its_capsule(device: FakeMemoryDevice) -> None:
+    device.held = True
+    array = noise(800).view(numpy.float64)
+    with pinning.Queue(device) as queue, pinning.alloc(1600, device=device) as memory:
+        theirs = ByCapsule(array, memory.ptr)
+        gone = weakref.ref(theirs)
+        copy = pinning.copy_async(theirs, (memory.ptr + 800, 800), queue=queue)
+        del theirs
+        gc.collect()
+        assert gone() is not None
+        device.let_go()
+        copy.wait()
+        queue.synchronize()
+        del copy
+        gc.collect()
+        assert gone() is None
 
 
 # ---- other kinds ----

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import pinning
 from file_copies import descriptors_of, noise
 from pinning.files import load as loading
-from pinning.files.header import BITS
 from pinning.files.header import parse as parse_header
+from pinning.interop.dtypes import DTYPES
 
-DTYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
+IN_NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
 Tensors = dict[str, tuple[str, list[int], bytes]]
 
 
@@ -48,9 +48,9 @@ def some_tensors(draw: Callable[..., Any]) -> Tensors:
     names = draw(st.lists(st.text(max_size=8).filter(lambda name: name != "__metadata__"), unique=True, max_size=6))
     tensors: Tensors = {}
     for i, name in enumerate(names):
-        dtype = draw(st.sampled_from(sorted(DTYPES)))
+        dtype = draw(st.sampled_from(sorted(IN_NUMPY)))
         shape = draw(st.lists(st.integers(0, 5), max_size=4))
-        count = int(numpy.prod(shape, dtype=int)) * BITS[dtype] // 8
+        count = int(numpy.prod(shape, dtype=int)) * DTYPES[dtype].bits // 8
         data = noise(count, i).tobytes()
         tensors[name] = dtype, shape, bytes(each & 1 for each in data) if dtype == "BOOL" else data
     return tensors
@@ -70,7 +70,7 @@ def test_what_is_written_is_loaded(
     assert found.keys() == tensors.keys()
     for name, (dtype, shape, data) in tensors.items():
         array = found[name]
-        assert (array.dtype, array.shape, array.tobytes()) == (numpy.dtype(DTYPES[dtype]), tuple(shape), data)
+        assert (array.dtype, array.shape, array.tobytes()) == (numpy.dtype(IN_NUMPY[dtype]), tuple(shape), data)
         assert not array.size or array.ctypes.data % 16 == 0
     copy = path.with_name("b.safetensors")
     pinning.save_file(found, copy, metadata)
@@ -197,14 +197,14 @@ def test_a_shape_of_millions_of_lengths_is_soon_refused() -> None:
 
 @pytest.mark.parametrize(("dtype", "framework"), [("BF16", "numpy"), ("F8_E4M3", "pinning"), ("F8_E5M2", "numpy")])
 def test_a_dtype_that_a_framework_has_not(tmp_path: Path, dtype: str, framework: str) -> None:
-    path = write(tmp_path / "a", {"a": (dtype, [8], bytes(BITS[dtype]))})
+    path = write(tmp_path / "a", {"a": (dtype, [8], bytes(DTYPES[dtype].bits))})
     with pytest.raises(pinning.FileFormatError, match=f"'a' is of dtype {dtype}"):
         load(path, framework=framework)
 
 
 def test_any_dtype_by_dlpack(tmp_path: Path) -> None:
     tensors: Tensors = {
-        dtype: (dtype, [2, 4], noise(bits, i).tobytes()) for i, (dtype, bits) in enumerate(BITS.items())
+        dtype: (dtype, [2, 4], noise(row.bits, i).tobytes()) for i, (dtype, row) in enumerate(DTYPES.items())
     }
     found = load(write(tmp_path / "a", tensors), framework="dlpack")
     assert {name: (each.dtype, each.shape, each.nbytes) for name, each in found.items()} == {

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from numpy.lib.array_utils import byte_bounds
 
 from pinning.errors import InvalidRangeError
-from pinning.interop.buffers import HostBuffer, resolve
+from pinning.interop.memory_of import HostBuffer, host_buffer
 
 TOP = 1 << 64
 
@@ -59,7 +59,7 @@ class TestBufferProtocol:
         ids=lambda value: type(value).__name__,
     )
     def test_exact_bytes_and_whether_they_can_be_written(self, buffer: Any, read_only: bool) -> None:
-        found = resolve(buffer)
+        found = host_buffer(buffer)
         assert bytes_of(found) == b"hello"
         assert found.read_only is read_only
 
@@ -68,21 +68,21 @@ class TestBufferProtocol:
         path = tmp_path / "data"
         path.write_bytes(b"hello" * 2000)
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access) as mapping:
-            found = resolve(mapping)
+            found = host_buffer(mapping)
             assert bytes_of(found) == b"hello" * 2000
             assert found.read_only is read_only
             del found
 
     def test_scalars_of_ctypes_and_numpy_have_their_own_bytes(self) -> None:
         number = ctypes.c_uint32(7)
-        assert span_of(resolve(number)) == (ctypes.addressof(number), ctypes.addressof(number) + 4)
+        assert span_of(host_buffer(number)) == (ctypes.addressof(number), ctypes.addressof(number) + 4)
         zero_dimensional = np.array(3.0)
-        assert span_of(resolve(zero_dimensional)) == byte_bounds(zero_dimensional)
+        assert span_of(host_buffer(zero_dimensional)) == byte_bounds(zero_dimensional)
 
     @pytest.mark.parametrize("dtype", ["M8[s]", "m8[ns]", "f2", "c16", "S7", "U3", "O", "i4,f8", "V5"])
     def test_numpy_of_any_dtype(self, dtype: str) -> None:
         many = np.zeros((3, 4), dtype)
-        assert span_of(resolve(many)) == byte_bounds(many)
+        assert span_of(host_buffer(many)) == byte_bounds(many)
 
     @given(st.data())
     def test_numpy_view_of_any_strides(self, data: st.DataObject) -> None:
@@ -107,23 +107,23 @@ class TestBufferProtocol:
                     if view.ndim and view.shape[0]:
                         view = view[:1].reshape(view.shape[1:])
         if view.size:
-            found = resolve(view)
+            found = host_buffer(view)
             assert span_of(found) == byte_bounds(view)
             assert found.read_only is (not view.flags.writeable)
         else:
             with pytest.raises(InvalidRangeError, match="empty"):
-                resolve(view)
+                host_buffer(view)
 
     def test_strided_memoryview(self) -> None:
         data = bytearray(range(10))
-        whole = resolve(data)
-        assert span_of(resolve(memoryview(data)[8:2:-2])) == (whole.ptr + 4, whole.ptr + 9)
+        whole = host_buffer(data)
+        assert span_of(host_buffer(memoryview(data)[8:2:-2])) == (whole.ptr + 4, whole.ptr + 9)
 
 
 class TestOwner:
     def test_buffer_cannot_be_resized_until_the_owner_is_dropped(self) -> None:
         data = bytearray(b"hello")
-        found = resolve(data)
+        found = host_buffer(data)
         with pytest.raises(BufferError):
             data.append(1)
         del found
@@ -131,14 +131,14 @@ class TestOwner:
 
     def test_mapping_cannot_be_closed_until_the_owner_is_dropped(self) -> None:
         mapping = mmap.mmap(-1, 4096)
-        found = resolve(mapping)
+        found = host_buffer(mapping)
         with pytest.raises(BufferError):
             mapping.close()
         del found
         mapping.close()
 
     def test_shared_memory_cannot_be_closed_until_the_owner_is_dropped(self, shared: SharedMemory) -> None:
-        found = resolve(shared)
+        found = host_buffer(shared)
         with pytest.raises(BufferError):
             shared.close()
         del found
@@ -146,7 +146,7 @@ class TestOwner:
     def test_memory_outlives_its_last_other_reference(self) -> None:
         data = np.arange(1000)
         expected, gone = data.tobytes(), weakref.ref(data)
-        found = resolve(data[::-1])
+        found = host_buffer(data[::-1])
         del data
         gc.collect()
         assert gone() is not None
@@ -157,10 +157,10 @@ class TestOwner:
     def test_refused_buffer_is_not_held(self) -> None:
         data = bytearray()
         with pytest.raises(InvalidRangeError):
-            resolve(data)
+            host_buffer(data)
         data.append(1)
         with pytest.raises(InvalidRangeError):
-            resolve(data, 2)
+            host_buffer(data, 2)
         data.append(2)
 
 
@@ -168,15 +168,15 @@ class TestOtherProtocols:
     def test_shared_memory(self, shared: SharedMemory) -> None:
         assert shared.buf is not None
         shared.buf[:5] = b"hello"
-        found = resolve(shared)
+        found = host_buffer(shared)
         assert found.size == 4096
         assert bytes_of(found)[:5] == b"hello"
         assert found.read_only is False
 
     def test_address_and_size(self) -> None:
-        assert resolve((4096, 10)) == HostBuffer(4096, 10, None, None)
-        assert resolve((np.uint64(1 << 63), np.int32(7))) == HostBuffer(1 << 63, 7, None, None)
-        assert resolve((TOP - 1, 1)) == HostBuffer(TOP - 1, 1, None, None)
+        assert host_buffer((4096, 10)) == HostBuffer(4096, 10, None, None)
+        assert host_buffer((np.uint64(1 << 63), np.int32(7))) == HostBuffer(1 << 63, 7, None, None)
+        assert host_buffer((TOP - 1, 1)) == HostBuffer(TOP - 1, 1, None, None)
 
     @pytest.mark.parametrize("writable", [True, False])
     def test_array_interface_alone(self, writable: bool) -> None:
@@ -185,7 +185,7 @@ class TestOtherProtocols:
         gone = weakref.ref(data.base)
         exporter = SimpleNamespace(__array_interface__=data.__array_interface__, data=data)
         bounds = byte_bounds(data)
-        found = resolve(exporter)
+        found = host_buffer(exporter)
         assert span_of(found) == bounds
         assert found.read_only is (not writable)
         del exporter, data
@@ -195,74 +195,74 @@ class TestOtherProtocols:
 
     def test_bad_array_interface(self) -> None:
         with pytest.raises(InvalidRangeError, match="gives no access to its memory: "):
-            resolve(SimpleNamespace(__array_interface__={"version": 3, "shape": (3,), "typestr": "?!"}))
+            host_buffer(SimpleNamespace(__array_interface__={"version": 3, "shape": (3,), "typestr": "?!"}))
 
     @pytest.mark.parametrize("index", [np.s_[:], np.s_[1:, ::2], np.s_[2], np.s_[:, 1]])
     def test_dlpack_alone(self, index: Any) -> None:
         data = np.arange(12.0).reshape(3, 4)[index]
         exporter = DLPackOnly(data)
-        found = resolve(exporter)
+        found = host_buffer(exporter)
         assert span_of(found) == byte_bounds(data)
         assert found.read_only in (False, None)
 
     def test_read_only_is_unknown_where_dlpack_does_not_tell(self) -> None:
-        assert resolve(OldDLPack(np.arange(3))).read_only is None
+        assert host_buffer(OldDLPack(np.arange(3))).read_only is None
 
     def test_data_ptr_and_nbytes(self) -> None:
         data = bytearray(100)
-        ptr = resolve(data).ptr
+        ptr = host_buffer(data).ptr
         exporter = SimpleNamespace(data_ptr=lambda: ptr, nbytes=100)
-        assert resolve(exporter) == HostBuffer(ptr, 100, None, exporter)
+        assert host_buffer(exporter) == HostBuffer(ptr, 100, None, exporter)
         exporter.nbytes = lambda: 99  # As the storage of a tensor has it.
-        assert resolve(exporter).size == 99
+        assert host_buffer(exporter).size == 99
 
     def test_data_ptr_that_needs_the_size(self) -> None:
         exporter = SimpleNamespace(data_ptr=lambda: 4096)
-        assert resolve(exporter, 10) == HostBuffer(4096, 10, None, exporter)
+        assert host_buffer(exporter, 10) == HostBuffer(4096, 10, None, exporter)
         with pytest.raises(InvalidRangeError, match="pass size="):
-            resolve(exporter)
+            host_buffer(exporter)
 
     def test_strided_tensor(self) -> None:
         data = np.arange(24.0).reshape(4, 6)[1:, ::2].T
         tensor = FakeTensor(data)
-        assert span_of(resolve(tensor)) == byte_bounds(data)
-        assert resolve(tensor).owner is tensor
+        assert span_of(host_buffer(tensor)) == byte_bounds(data)
+        assert host_buffer(tensor).owner is tensor
         with pytest.raises(InvalidRangeError, match="empty"):
-            resolve(FakeTensor(np.zeros((3, 0))))
+            host_buffer(FakeTensor(np.zeros((3, 0))))
 
     def test_pyarrow_buffer(self) -> None:
         pyarrow = pytest.importorskip("pyarrow")
         buffer = pyarrow.py_buffer(b"hello")
-        assert span_of(resolve(buffer)) == (buffer.address, buffer.address + 5)
+        assert span_of(host_buffer(buffer)) == (buffer.address, buffer.address + 5)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_torch_tensor(self, dtype: str) -> None:
         torch = pytest.importorskip("torch")
         tensor = torch.zeros(4, 6, dtype=getattr(torch, dtype), requires_grad=True)
-        assert resolve(tensor)[:2] == (tensor.data_ptr(), tensor.numel() * tensor.element_size())
+        assert host_buffer(tensor)[:2] == (tensor.data_ptr(), tensor.numel() * tensor.element_size())
         view = tensor.detach()[1:, ::2].t()
-        assert resolve(view)[:2] == (view.data_ptr(), (2 * 6 + 4 + 1) * tensor.element_size())
+        assert host_buffer(view)[:2] == (view.data_ptr(), (2 * 6 + 4 + 1) * tensor.element_size())
         with pytest.raises(InvalidRangeError, match="device memory"):
-            resolve(torch.zeros(4, device="meta"))
+            host_buffer(torch.zeros(4, device="meta"))
         with pytest.raises(InvalidRangeError, match="empty"):
-            resolve(torch.zeros(0))
+            host_buffer(torch.zeros(0))
         with pytest.raises(InvalidRangeError, match="no access"):
-            resolve(torch.eye(3).to_sparse())
+            host_buffer(torch.eye(3).to_sparse())
 
 
 class TestSize:
     def test_first_bytes(self) -> None:
         data = np.arange(10, dtype="u1")
-        found = resolve(data[::-1], 3)
+        found = host_buffer(data[::-1], 3)
         assert bytes_of(found) == b"\0\1\2"
-        assert resolve(data, 10)[:2] == resolve(data)[:2]
-        assert resolve((4096, 10), int(np.uint8(4))).size == 4
+        assert host_buffer(data, 10)[:2] == host_buffer(data)[:2]
+        assert host_buffer((4096, 10), int(np.uint8(4))).size == 4
 
     @pytest.mark.parametrize("size", [0, -1, 11, 1.0, "3"])
     def test_bad_size(self, size: Any) -> None:
         for buffer in (bytearray(10), (4096, 10), SimpleNamespace(data_ptr=lambda: 4096, nbytes=10)):
             with pytest.raises(InvalidRangeError if type(size) is int else TypeError, match=f"size is {size!r};"):
-                resolve(buffer, size)
+                host_buffer(buffer, size)
 
 
 class TestRefused:
@@ -280,17 +280,17 @@ class TestRefused:
     )
     def test_pair_that_is_no_range(self, pair: Any) -> None:
         with pytest.raises(InvalidRangeError):
-            resolve(pair)
+            host_buffer(pair)
 
     @pytest.mark.parametrize("pair", [(1.5, 1), (1, 1.5), ("a", 1), (None, 1)])
     def test_pair_that_is_no_integers(self, pair: Any) -> None:
         with pytest.raises(TypeError, match=r"(address|size) is .*; it must be an integer"):
-            resolve(pair)
+            host_buffer(pair)
 
     @pytest.mark.parametrize("buffer", [b"", bytearray(), np.zeros(0), np.zeros((3, 0)), memoryview(b"")])
     def test_empty(self, buffer: Any) -> None:
         with pytest.raises(InvalidRangeError, match="empty"):
-            resolve(buffer)
+            host_buffer(buffer)
 
     def test_closed(self) -> None:
         mapping, view, shared = mmap.mmap(-1, 4096), memoryview(b"hello"), SharedMemory(create=True, size=4096)
@@ -300,7 +300,7 @@ class TestRefused:
         shared.unlink()
         for closed, said in ((mapping, "mmap"), (view, "memoryview"), (shared, "SharedMemory")):
             with pytest.raises(InvalidRangeError, match=said):
-                resolve(closed)
+                host_buffer(closed)
 
     @pytest.mark.parametrize(
         "buffer",
@@ -315,28 +315,28 @@ class TestRefused:
     )
     def test_device_memory(self, buffer: Any) -> None:
         with pytest.raises(InvalidRangeError, match=r"device memory .* needs no lock"):
-            resolve(buffer)
+            host_buffer(buffer)
 
     def test_tensor_without_storage(self) -> None:
         def data_ptr() -> int:
             raise RuntimeError("no storage")
 
         with pytest.raises(InvalidRangeError, match="no storage"):
-            resolve(SimpleNamespace(data_ptr=data_ptr))
+            host_buffer(SimpleNamespace(data_ptr=data_ptr))
 
     def test_freed_tensor(self) -> None:
         with pytest.raises(InvalidRangeError, match="freed"):
-            resolve(SimpleNamespace(data_ptr=lambda: 0, nbytes=10))
+            host_buffer(SimpleNamespace(data_ptr=lambda: 0, nbytes=10))
 
     @pytest.mark.parametrize("buffer", [None, 4096, 1.5, "text", [1, 2], (1, 2, 3), object(), {}])
     def test_no_buffer(self, buffer: Any) -> None:
         with pytest.raises(TypeError, match=rf"{type(buffer).__name__} is no buffer; pass .*\(address, size\)"):
-            resolve(buffer)
+            host_buffer(buffer)
 
     @pytest.mark.parametrize("pointer", [ctypes.pointer(ctypes.c_int(1)), ctypes.c_void_p(4096), ctypes.c_char_p(b"a")])
     def test_pointer_object_is_not_what_it_points_to(self, pointer: Any) -> None:
         with pytest.raises(TypeError, match=r"\(address, size\)"):
-            resolve(pointer)
+            host_buffer(pointer)
 
 
 class DLPackOnly:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that say what they are by DLPack's C exchange API, as torch's do."""
+"""Tensors that say what they are by DLPack: by its C exchange API, as torch's do, or in Python."""
 
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
+
+from pinning.interop.dlpack import make_capsule
 
 
 class DLTensor(ctypes.Structure):
@@ -75,3 +78,44 @@ class Older(Tensor):
 
     _api = ExchangeAPI(major=2, minor=0, previous=ctypes.addressof(API))
     __dlpack_c_exchange_api__ = _new(ctypes.addressof(_api), NAME, None)
+
+
+class ByCapsule:
+    """An array in memory of a device that says so to Python alone."""
+
+    def __init__(self, array: numpy.ndarray[Any, Any], ptr: int, device: tuple[int, int] = (14, 0)) -> None:
+        """An array as this one, at `ptr`."""
+        self._ptr, self._device, self._itemsize = ptr, device, array.itemsize
+        self._shape, self._steps = array.shape, tuple(step // array.itemsize for step in array.strides)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> object:
+        assert stream == (None if self._device[0] == 14 else -1)
+        return make_capsule(
+            self, self._ptr, self._device, 2, 8 * self._itemsize, self._shape, self._steps,
+            max_version is not None, False, False,
+        )  # fmt: skip
+
+
+class ByMethods(ByCapsule):
+    """A tensor as PyTorch's, which gives no capsule where it needs a gradient."""
+
+    device = SimpleNamespace(type="xpu", index=0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    def data_ptr(self) -> int:
+        return self._ptr
+
+    def stride(self) -> tuple[int, ...]:
+        return self._steps
+
+    def element_size(self) -> int:
+        return self._itemsize
+
+    def __dlpack__(self, **options: Any) -> object:
+        raise BufferError("it needs a gradient")

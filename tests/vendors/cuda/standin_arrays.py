@@ -15,8 +15,8 @@ import pytest
 
 import pinning
 from pinning import LayoutError, MemoryKind, arrays
-from pinning.arrays.dlpack import take_capsule
 from pinning.conformance.holding import HeldQueue
+from pinning.interop.dlpack import take_capsule
 from pinning.memory import default_pool
 from standins.standin import StandIn
 

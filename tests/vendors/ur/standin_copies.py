@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 import pinning
-from exchange_tensors import Tensor
+from exchange_tensors import ByCapsule, ByMethods, Tensor
 from pinning.copies import costs, trim_staging
 from pinning_ur import UrDevice, UrPlugin
 from standins.standin import StandIn
@@ -83,7 +83,9 @@ def test_a_tensor_that_is_a_device_of_oneapi_to_dlpack(standin: StandIn) -> None
         for memory in (there, pinned):
             tensor = Tensor(array, (14, 0))
             tensor.ptr = memory.ptr
-            pinning.copy(tensor, array)
-            back = numpy.zeros_like(array)
-            pinning.copy(back, tensor)
-            assert (back == array).all()
+            for theirs in (tensor, ByCapsule(array, memory.ptr), ByMethods(array, memory.ptr)):
+                pinning.fill(memory, 0).wait()
+                pinning.copy(theirs, array)
+                back = numpy.zeros_like(array)
+                pinning.copy(back, theirs)
+                assert (back == array).all()

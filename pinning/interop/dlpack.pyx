@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Capsules of DLPack, made and opened.
+"""DLPack: capsules, made and opened, and the exchange API of types.
 
-In C, because whoever takes a tensor may give it back from a thread that Python does not know, or when Python has ended.
+In C, because a consumer may give a tensor back from a thread that Python does not know, or when Python has ended.
 """
 
 from cpython.pycapsule cimport (
@@ -15,7 +15,7 @@ from cpython.pycapsule cimport (
     PyCapsule_SetName,
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from typing import NamedTuple
@@ -27,26 +27,8 @@ cdef extern from "Python.h":
 
 # As in dlpack.h, version 1.0.
 
-cdef struct Device:
-    int32_t type
-    int32_t index
-
-cdef struct DataType:
-    uint8_t code
-    uint8_t bits
-    uint16_t lanes
-
-cdef struct Strided:  # DLTensor
-    void* data
-    Device device
-    int32_t ndim
-    DataType dtype
-    int64_t* shape
-    int64_t* strides
-    uint64_t byte_offset
-
 cdef struct Plain:  # DLManagedTensor
-    Strided tensor
+    DLTensor tensor
     void* context
     void (*deleter)(Plain*) noexcept nogil
 
@@ -56,7 +38,7 @@ cdef struct Versioned:  # DLManagedTensorVersioned
     void* context
     void (*deleter)(Versioned*) noexcept nogil
     uint64_t flags
-    Strided tensor
+    DLTensor tensor
 
 cdef enum:
     MAJOR = 1
@@ -64,33 +46,21 @@ cdef enum:
     READ_ONLY = 1
     IS_COPIED = 2
 
+cdef const char* EXCHANGE_API = "dlpack_exchange_api"
 cdef const char* PLAIN = "dltensor"
 cdef const char* VERSIONED = "dltensor_versioned"
 
 
 class Tensor(NamedTuple):
-    """What is in a capsule.
+    """What is in a capsule; the memory stays as long as `owner` is referenced."""
 
-    Attributes
-    ----------
-    ptr : int
-        Address of the first element.
-    shape, strides : tuple of int
-        Strides in elements; None for those of an array in C order.
-    code, bits, lanes : int
-        The type of its elements, as DLPack has them.
-    read_only : bool
-    owner : object
-        As long as this is referenced the memory stays.
-    """
-
-    ptr: int
+    ptr: int  # of the first element
     shape: tuple
-    strides: object
-    code: int
+    strides: object  # in elements; None in C order
+    code: int  # and the next two: the type of elements, as DLPack has it
     bits: int
     lanes: int
-    read_only: bool
+    read_only: object  # None before version 1.0, which cannot say it
     owner: object
 
 
@@ -113,7 +83,7 @@ cdef void delete_versioned(Versioned* managed) noexcept nogil:
 
 
 cdef void drop_capsule(object capsule) noexcept:
-    """Of a capsule that nobody has opened."""
+    """The destructor of a capsule; one that was opened has another name."""
     cdef Plain* plain
     cdef Versioned* versioned
     if PyCapsule_IsValid(capsule, PLAIN):
@@ -127,11 +97,11 @@ cdef void drop_capsule(object capsule) noexcept:
 def make_capsule(owner, ptr, device, code, bits, shape, strides, bint versioned, bint read_only, bint copied):
     """A capsule with a tensor that keeps `owner`; of the protocol with versions, 1.0, or of the one before."""
     cdef int32_t ndim = len(shape)
-    cdef Strided tensor
+    cdef DLTensor tensor
     tensor.data = <void*><uintptr_t>ptr
-    tensor.device.type, tensor.device.index = device
+    tensor.device_type, tensor.device_id = device
     tensor.ndim = ndim
-    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
+    tensor.code, tensor.bits, tensor.lanes = code, bits, 1
     tensor.byte_offset = 0
     cdef size_t size = sizeof(Versioned) if versioned else sizeof(Plain)
     cdef void* memory = malloc(size + 2 * ndim * sizeof(int64_t))
@@ -163,7 +133,7 @@ def make_capsule(owner, ptr, device, code, bits, shape, strides, bint versioned,
 # ---- theirs ----
 
 cdef class Managed:
-    """A tensor that somebody else has made; its end gives it back."""
+    """A tensor of another library; its end gives it back."""
 
     cdef Plain* plain
     cdef Versioned* versioned
@@ -176,7 +146,7 @@ cdef class Managed:
 
 
 def take_capsule(capsule):
-    """Open a capsule; nobody can open it again.
+    """Open a capsule, which can be done once.
 
     Raises
     ------
@@ -186,9 +156,8 @@ def take_capsule(capsule):
         It is no capsule.
     """
     cdef Managed managed = Managed.__new__(Managed)
-    cdef Strided* tensor
+    cdef DLTensor* tensor
     cdef Versioned* versioned
-    cdef uint64_t flags = 0
     if not PyCapsule_CheckExact(capsule):
         raise TypeError(f"__dlpack__ has returned a {type(capsule).__name__}, which is no capsule")
     if PyCapsule_IsValid(capsule, VERSIONED):
@@ -196,11 +165,12 @@ def take_capsule(capsule):
         if versioned.major != MAJOR:
             raise BufferError(f"the tensor is of DLPack {versioned.major}.{versioned.minor}; known is {MAJOR}")
         PyCapsule_SetName(capsule, "used_dltensor_versioned")
-        managed.versioned, tensor, flags = versioned, &versioned.tensor, versioned.flags
+        managed.versioned, tensor = versioned, &versioned.tensor
+        read_only = bool(versioned.flags & READ_ONLY)
     elif PyCapsule_IsValid(capsule, PLAIN):
         managed.plain = <Plain*>PyCapsule_GetPointer(capsule, PLAIN)
         PyCapsule_SetName(capsule, "used_dltensor")
-        tensor = &managed.plain.tensor
+        tensor, read_only = &managed.plain.tensor, None
     else:
         raise BufferError("the capsule of DLPack has been taken already")
     axes = range(tensor.ndim)
@@ -208,9 +178,21 @@ def take_capsule(capsule):
         <uintptr_t>tensor.data + tensor.byte_offset if tensor.data is not NULL else 0,
         tuple([tensor.shape[i] for i in axes]),
         None if tensor.strides is NULL else tuple([tensor.strides[i] for i in axes]),
-        tensor.dtype.code,
-        tensor.dtype.bits,
-        tensor.dtype.lanes,
-        bool(flags & READ_ONLY),
+        tensor.code,
+        tensor.bits,
+        tensor.lanes,
+        read_only,
         managed,
     )
+
+
+cdef const DLPackExchangeAPI* exchange_api_of(object cls):
+    capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
+    if not PyCapsule_IsValid(capsule, EXCHANGE_API):
+        return NULL
+    cdef const DLPackExchangeAPI* api = <const DLPackExchangeAPI*>PyCapsule_GetPointer(capsule, EXCHANGE_API)
+    while api is not NULL and api.major != MAJOR:
+        api = api.previous
+    if api is not NULL and api.dltensor_from_py_object_no_sync is NULL:
+        return NULL
+    return api

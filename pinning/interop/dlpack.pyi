@@ -8,7 +8,7 @@ class Tensor(NamedTuple):
     code: int
     bits: int
     lanes: int
-    read_only: bool
+    read_only: bool | None
     owner: object
 
 def make_capsule(

@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""What memory an object is: by the buffer protocol, DLPack, the array interfaces, or the methods of a tensor."""
+
+cimport cython
+from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from pinning.interop.dlpack cimport DLPackExchangeAPI, DLTensor, exchange_api_of
+
+import ctypes
+import sys
+from numbers import Integral
+from typing import NamedTuple
+
+import numpy
+
+from pinning.errors import InvalidRangeError, PinningError
+from pinning.interop.dlpack import take_capsule
+from pinning.interop.dtypes import HOST_TYPES, STREAM_TYPES, VENDORS, numpy_dtype
+from pinning.runtime.arguments import integer
+
+cdef extern from "Python.h":
+    PyObject* PyDict_GetItem(object dictionary, object key)
+
+cdef enum:
+    MOST_KINDS = 1024  # types that are remembered, and so kept
+    MOST_DIMENSIONS = 64
+    CPU = 1  # in DLPack
+    CUDA = 2
+    NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
+
+cdef object ACCEPTED = (
+    "an object with the buffer protocol (bytes, bytearray, memoryview, mmap, NumPy array, ...), a SharedMemory, an "
+    "object with __array_interface__, data_ptr() or DLPack on the CPU, a pair (address, size), or an address and size="
+)
+cdef object SIZE = "the number of bytes. A device is named by device=, and several buffers are for pinning.locked"
+# These export the few bytes that hold the address, which are not meant.
+cdef tuple POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
+cdef tuple NO_ACCESS = (TypeError, ValueError, BufferError, RuntimeError)  # what exporters raise
+cdef uint64_t host_types = sum([1 << number for number in HOST_TYPES])
+cdef dict kinds = {}  # by type
+cdef dict itemsizes = {}  # by NumPy's string for a dtype
+
+
+class HostBuffer(NamedTuple):
+    """A range of host memory.
+
+    Attributes
+    ----------
+    ptr : int
+        Address of the lowest byte.
+    size : int
+        Bytes, at least 1.
+    read_only : bool or None
+        Whether the object forbids writing; None when it does not say.
+    owner : object
+        As long as this is referenced the object stays alive, and one with the buffer protocol can be neither resized
+        nor closed. None for an ``(address, size)`` pair, whose memory the caller keeps.
+    contiguous : bool
+        Whether these are the object's bytes and no others, from the first to the last.
+    """
+
+    ptr: int
+    size: int
+    read_only: object
+    owner: object
+    contiguous: bool = True
+
+
+class ArrayMemory(NamedTuple):
+    """An array in memory of the host or a device; the memory stays as long as `owner` is referenced."""
+
+    ptr: int  # of the first element
+    shape: tuple
+    strides: object  # in bytes; None in C order
+    dtype: numpy.dtype
+    read_only: bool
+    owner: object
+    device: object  # DLPack's type and index; None where only the address says whose memory it is
+    stream: object  # one that has work under way, or None
+
+
+@cython.final
+cdef class Kind:
+    pass
+
+
+cdef Kind kind_of(object buffer):
+    cdef PyObject* known = PyDict_GetItem(kinds, type(buffer))
+    if known is not NULL:
+        return <Kind>known
+    cdef Kind kind = find_kind(type(buffer), buffer)
+    if len(kinds) >= MOST_KINDS:
+        kinds.clear()
+    kinds[type(buffer)] = kind
+    return kind
+
+
+cdef Kind find_kind(object cls, object buffer):
+    cdef Kind kind = Kind.__new__(Kind)
+    kind.address = issubclass(cls, Integral)  # NumPy's too, which otherwise are buffers of their own few bytes
+    kind.buffer = not kind.address and PyObject_CheckBuffer(buffer) and not issubclass(cls, POINTERS)
+    kind.interface = hasattr(cls, "__cuda_array_interface__")
+    if kind.interface and cls.__module__.partition(".")[0] == "cupy" and hasattr(cls, "data"):
+        kind.cupy = not sys.modules["cupy"].cuda.runtime.is_hip
+    if not kind.buffer:
+        kind.dlpack = exchange_api_of(cls)
+    return kind
+
+
+# ---- which bytes ----
+
+
+cdef object memory_of(object buffer, Kind kind, object size, bint any_device, Bytes* memory):
+    """The bytes of an object in memory of the host, or of any device; what is returned keeps them.
+
+    None where the caller keeps them: of a pair of an address and a size. `kind` is the object's `kind_of`; `size` is of
+    use where the object does not say it. Raises what `host_buffer` does.
+    """
+    cdef DLTensor tensor
+    if kind.dlpack is not NULL and of_tensor(buffer, kind.dlpack, &tensor, memory):
+        if any_device or on_host(memory.device_type):
+            return buffer
+    if any_device and (kind.interface or not kind.buffer) and of_interface(buffer, kind, memory):
+        return buffer
+    if kind.buffer or (kind.address and PyObject_CheckBuffer(buffer)):
+        try:
+            return checked_export(buffer, buffer, memory)
+        except TypeError:
+            pass  # it does not export this one; the others follow
+    if isinstance(buffer, POINTERS):
+        raise TypeError(f"{type(buffer).__name__} does not say how much it points to; pass a pair (address, size)")
+    if isinstance(buffer, tuple) and len(buffer) == 2:
+        set_range(memory, address(buffer[0]), integer(buffer[1], "size", SIZE))
+        return None
+    if is_shared_memory(buffer):
+        if buffer.buf is None:
+            raise InvalidRangeError(f"the SharedMemory {buffer.name!r} is closed")
+        return checked_export(buffer, buffer.buf, memory)
+    if hasattr(buffer, "__array_interface__"):
+        try:
+            array = numpy.asarray(buffer)
+        except (TypeError, ValueError) as error:
+            raise no_access(buffer, error) from error
+        return checked_export(buffer, array, memory)
+    if callable(getattr(buffer, "data_ptr", None)):
+        return of_data_ptr(buffer, size, any_device, memory)
+    if hasattr(buffer, "__dlpack_device__"):
+        return of_capsule(buffer, any_device, memory)
+    if hasattr(buffer, "__cuda_array_interface__"):
+        raise on_a_device(buffer, "it has __cuda_array_interface__")
+    raise TypeError(f"{type(buffer).__name__} is no buffer; pass {ACCEPTED}")
+
+
+cdef object host_memory_of(object buffer, object size, Bytes* memory):
+    """The bytes of a buffer in memory of the host, or the first `size`; as `memory_of`."""
+    cdef Kind kind = kind_of(buffer)
+    if size is None:
+        return memory_of(buffer, kind, None, False, memory)
+    if kind.address:
+        set_range(memory, int(buffer), integer(size, "size", SIZE))
+        return None
+    owner = memory_of(buffer, kind, size, False, memory)
+    length = integer(size, "size", SIZE)
+    if not 0 < length <= memory.size:
+        raise InvalidRangeError(f"size is {length}; it must lie between 1 and the buffer's {memory.size} bytes")
+    memory.size = length
+    return owner
+
+
+def host_buffer(buffer, size=None):
+    """Find the bytes that a buffer occupies.
+
+    A view with gaps (sliced with a step, transposed, of negative strides) is the whole span from its lowest to its
+    highest byte, with what lies between.
+
+    Parameters
+    ----------
+    buffer : object
+        Anything with the buffer protocol, read-only or not; a `multiprocessing.shared_memory.SharedMemory`; an object
+        with ``__array_interface__``, ``data_ptr()`` (a CPU tensor) or DLPack on the CPU; a pair ``(address, size)`` of
+        integers, or an address with `size`.
+    size : int, optional
+        Take the first `size` bytes, counted from the lowest one. Needed where the object does not know its size.
+
+    Raises
+    ------
+    InvalidRangeError
+        No range of host memory: empty, null, past the top of the address space, closed, released or on a device; or
+        `size` is larger than the buffer.
+    TypeError
+        The object is no buffer.
+    """
+    cdef Bytes memory
+    owner = host_memory_of(buffer, size, &memory)
+    read_only = None if memory.read_only < 0 else bool(memory.read_only)
+    return HostBuffer(memory.ptr, memory.size, read_only, owner, bool(memory.contiguous))
+
+
+def array_memory(array):
+    """An array of another library, by ``__cuda_array_interface__`` or DLPack: its memory, shape, strides and dtype.
+
+    Raises
+    ------
+    TypeError
+        It has neither.
+    InvalidRangeError
+        It says that its elements are at address 0.
+    PinningError
+        It has a mask, a dtype that NumPy has not, or is of a device that no plugin is for.
+    """
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
+            raise TypeError(f"{type(array).__name__} is no array of a device: it has neither __cuda_array_interface__ nor "
+                            "__dlpack__; copy it with to_device")
+        device = dlpack_device(array)
+        tensor = open_dlpack(array, device[0])
+        dtype = numpy_dtype(tensor.code, tensor.bits, tensor.lanes)
+        strides = None if tensor.strides is None else tuple([step * dtype.itemsize for step in tensor.strides])
+        return ArrayMemory(
+            tensor.ptr, tensor.shape, strides, dtype, bool(tensor.read_only), tensor.owner, device, None
+        )
+    if interface.get("mask") is not None:
+        raise PinningError(f"this {type(array).__name__} has a mask, which a DeviceArray has not: fill it in first")
+    ptr, read_only = interface["data"]
+    dtype, shape = numpy.dtype(interface["typestr"]), tuple(interface["shape"])
+    if dtype.kind == "V" and interface.get("descr"):
+        dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
+    if not ptr and 0 not in shape:
+        raise InvalidRangeError(f"this {type(array).__name__} of shape {shape} says that its memory is at address 0")
+    return ArrayMemory(
+        ptr or 0, shape, interface.get("strides"), dtype, bool(read_only), array, None, interface.get("stream")
+    )
+
+
+# ---- the protocols ----
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Export:
+    def __dealloc__(self):
+        if self.taken:
+            PyBuffer_Release(&self.view)
+
+
+cdef Export export(object buffer, Bytes* memory):
+    """By the buffer protocol; the size may be 0.
+
+    Raises
+    ------
+    TypeError
+        It has no buffer protocol.
+    ValueError, BufferError
+        It gives no access.
+    """
+    cdef Export export = Export.__new__(Export)
+    # Without a format, which NumPy cannot give for every dtype.
+    PyObject_GetBuffer(buffer, &export.view, PyBUF_STRIDED_RO)
+    export.taken = True
+    cdef Py_buffer* view = &export.view
+    memory.ptr = <uint64_t>view.buf
+    memory.size = view.len
+    memory.read_only = view.readonly != 0
+    memory.contiguous = True
+    memory.may_refer = view.itemsize >= <Py_ssize_t>sizeof(void*)
+    memory.device_type, memory.device_id = CPU, 0
+    if view.len and view.strides is not NULL and view.ndim > 0:
+        if view.ndim > 1 or view.strides[0] != view.itemsize:
+            span(<int64_t*>view.shape, <int64_t*>view.strides, 1, view.ndim, view.itemsize, memory)
+    return export
+
+
+cdef bint of_tensor(object array, const DLPackExchangeAPI* api, DLTensor* tensor, Bytes* memory) except -1:
+    """By DLPack's exchange API; False where the type does not say it of this tensor."""
+    try:
+        api.dltensor_from_py_object_no_sync(<void*>array, tensor)
+    except Exception:  # one that DLPack cannot describe; other protocols may
+        return False
+    cdef uint64_t bits = <uint64_t>tensor.bits * tensor.lanes
+    if bits % 8 or tensor.ndim > MOST_DIMENSIONS:
+        return False
+    cdef uint64_t size = bits // 8
+    cdef int i
+    for i in range(tensor.ndim):
+        size *= tensor.shape[i]
+    memory.ptr = <uint64_t>tensor.data + tensor.byte_offset
+    memory.size = size
+    memory.read_only = -1
+    memory.contiguous = True
+    memory.may_refer = False
+    memory.device_type, memory.device_id = tensor.device_type, tensor.device_id
+    if size and tensor.strides is not NULL and tensor.ndim > 0:
+        span(tensor.shape, tensor.strides, bits // 8, tensor.ndim, bits // 8, memory)
+    return is_range(memory.ptr, memory.size)
+
+
+cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
+    """By ``__cuda_array_interface__``; False where it has none."""
+    if kind.cupy:
+        flags = array.flags
+        if flags.c_contiguous or flags.f_contiguous:
+            data = array.data
+            set_range(memory, data.ptr, array.nbytes)
+            memory.device_type, memory.device_id = CUDA, data.device_id
+            return True
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        return False
+    typestr = interface["typestr"]
+    itemsize = itemsizes.get(typestr)
+    if itemsize is None:
+        if len(itemsizes) >= MOST_KINDS:
+            itemsizes.clear()
+        itemsizes[typestr] = itemsize = numpy.dtype(typestr).itemsize
+    ptr, read_only = interface["data"]
+    set_array(memory, ptr, interface["shape"], interface.get("strides"), itemsize, read_only)
+    memory.device_type = 0
+    return True
+
+
+cdef Export checked_export(object buffer, object exporter, Bytes* memory):
+    try:
+        owner = export(exporter, memory)
+    except (ValueError, BufferError) as error:
+        raise no_access(buffer, error) from error
+    if not is_range(memory.ptr, memory.size):
+        raise no_range(memory.ptr, memory.size)
+    return owner
+
+
+cdef bint is_shared_memory(object buffer):
+    # An object of the class exists only where its module is loaded; to import it would be paid for by all others.
+    module = sys.modules.get("multiprocessing.shared_memory")
+    return module is not None and isinstance(buffer, module.SharedMemory)
+
+
+cdef object of_data_ptr(object tensor, object size, bint any_device, Bytes* memory):
+    device = getattr(tensor, "device", "cpu")
+    kind = getattr(device, "type", device)
+    cdef bint elsewhere = getattr(tensor, "is_cuda", False) is True or (
+        isinstance(kind, str) and kind.partition(":")[0] != "cpu"
+    )
+    if elsewhere and not (any_device and hasattr(tensor, "__dlpack_device__")):
+        raise on_a_device(tensor, f"its device is {device}")
+    try:
+        ptr = address(tensor.data_ptr())
+    except RuntimeError as error:  # what torch raises for a sparse tensor
+        raise no_access(tensor, error) from error
+    if hasattr(tensor, "stride") and hasattr(tensor, "element_size"):
+        itemsize = tensor.element_size()
+        set_array(memory, ptr, tensor.shape, [step * itemsize for step in tensor.stride()], itemsize, None)
+    else:
+        nbytes = getattr(tensor, "nbytes", size)
+        if callable(nbytes):
+            nbytes = nbytes()
+        if nbytes is None:
+            raise InvalidRangeError(f"this {type(tensor).__name__} has no nbytes; pass size=")
+        set_range(memory, ptr, integer(nbytes, "size"))
+    if elsewhere:
+        memory.device_type, memory.device_id = dlpack_device(tensor)
+    return tensor
+
+
+cdef object of_capsule(object array, bint any_device, Bytes* memory):
+    device = dlpack_device(array)
+    if not any_device and not on_host(device[0]):
+        raise on_a_device(array, f"its DLPack device type is {device[0]}")
+    try:
+        tensor = open_dlpack(array, device[0])
+    except NO_ACCESS as error:
+        raise no_access(array, error) from error
+    bits = tensor.bits * tensor.lanes
+    if bits % 8:
+        raise no_access(array, f"its elements have {bits} bits")
+    itemsize = bits // 8
+    strides = None if tensor.strides is None else [step * itemsize for step in tensor.strides]
+    set_array(memory, tensor.ptr, tensor.shape, strides, itemsize, tensor.read_only)
+    memory.device_type, memory.device_id = device
+    return tensor.owner
+
+
+cdef tuple dlpack_device(object array):
+    try:
+        kind, index = array.__dlpack_device__()
+    except NO_ACCESS as error:
+        raise no_access(array, error) from error
+    return int(kind), int(index)
+
+
+cdef object open_dlpack(object array, int kind):
+    if kind not in VENDORS:
+        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(VENDORS)}")
+    options = {"stream": NO_STREAM} if kind in STREAM_TYPES else {}
+    try:
+        capsule = array.__dlpack__(max_version=(1, 1), **options)
+    except TypeError:  # from before the protocol had versions
+        capsule = array.__dlpack__(**options)
+    return take_capsule(capsule)
+
+
+# ---- ranges ----
+
+
+cdef inline bint on_host(int32_t device_type) noexcept:
+    return 0 <= device_type < 64 and host_types >> device_type & 1
+
+
+cdef inline bint is_range(uint64_t ptr, uint64_t size) noexcept:
+    """Whether these are bytes of memory: some, not at null, and below the top of the address space."""
+    return ptr != 0 and size != 0 and ptr + (size - 1) >= ptr
+
+
+cdef int set_range(Bytes* memory, object ptr, object size) except -1:
+    """Of the host, and of no Python objects."""
+    try:
+        memory.ptr, memory.size = ptr, size
+    except (OverflowError, TypeError):  # TypeError: None, for null
+        raise no_range(ptr or 0, size) from None
+    if not is_range(memory.ptr, memory.size):
+        raise no_range(ptr, size)
+    memory.read_only = -1
+    memory.contiguous, memory.may_refer = True, False
+    memory.device_type, memory.device_id = CPU, 0
+    return 0
+
+
+cdef int set_array(Bytes* memory, object ptr, object shape, object strides, object itemsize, object read_only) except -1:
+    """Of an array; strides are in bytes, or None in C order."""
+    cdef int64_t[MOST_DIMENSIONS] lengths, steps
+    cdef int i, dimensions = len(shape)
+    size = itemsize
+    for length in shape:
+        size *= length
+    set_range(memory, ptr, size if strides is None or not size else itemsize)
+    if read_only is not None:
+        memory.read_only = bool(read_only)
+    if strides is None:
+        return 0
+    if dimensions > MOST_DIMENSIONS or len(strides) != dimensions:
+        raise InvalidRangeError(f"an array of shape {tuple(shape)} and strides {tuple(strides)} is none that is known here")
+    for i in range(dimensions):
+        lengths[i], steps[i] = shape[i], strides[i]
+    span(lengths, steps, 1, dimensions, itemsize, memory)
+    if not is_range(memory.ptr, memory.size):
+        raise no_range(memory.ptr, memory.size)
+    return 0
+
+
+cdef inline void span(const int64_t* shape, const int64_t* strides, int64_t unit, int dimensions, int64_t itemsize,
+               Bytes* memory) noexcept:
+    """The bytes from the lowest to the highest that an array touches; no length is 0, strides are in `unit` bytes."""
+    cdef int64_t below = 0, above = itemsize, stride
+    cdef int i
+    for i in range(dimensions):
+        stride = strides[i] * unit
+        if stride < 0:
+            below += (shape[i] - 1) * stride
+        else:
+            above += (shape[i] - 1) * stride
+    memory.contiguous = is_contiguous(shape, strides, unit, dimensions, itemsize)
+    memory.ptr += <uint64_t>below
+    memory.size = <uint64_t>(above - below)
+
+
+cdef inline bint is_contiguous(const int64_t* shape, const int64_t* strides, int64_t unit, int dimensions,
+                        int64_t itemsize) noexcept:
+    """Whether elements follow one another without gaps, in whatever order of dimensions."""
+    cdef int64_t expected = itemsize
+    cdef bint moved = True
+    cdef int i, left = 0
+    cdef bint[MOST_DIMENSIONS] done
+    for i in range(dimensions):
+        done[i] = shape[i] == 1
+        left += not done[i]
+    while left and moved:
+        moved = False
+        for i in range(dimensions - 1, -1, -1):  # most arrays are in C's order
+            if not done[i] and strides[i] * unit == expected:
+                expected *= shape[i]
+                done[i] = moved = True
+                left -= 1
+    return not left
+
+
+# ---- what is wrong ----
+
+
+cdef object address(object ptr):
+    return integer(ptr, "address", "that of a first byte")
+
+
+cdef object no_range(object ptr, object size):
+    if size == 0:
+        return InvalidRangeError("the buffer is empty; it must have at least 1 byte")
+    if ptr == 0:
+        return InvalidRangeError("the buffer's address is null, which is no memory; was it freed, or is it elsewhere?")
+    return InvalidRangeError(
+        f"address {ptr:#x} with size {size} is no memory; both must be positive and end below 2**64"
+    )
+
+
+cdef object on_a_device(object buffer, str why):
+    return InvalidRangeError(
+        f"this {type(buffer).__name__} is device memory ({why}), which needs no lock; only host memory is locked"
+    )
+
+
+cdef object no_access(object buffer, object error):
+    return InvalidRangeError(f"this {type(buffer).__name__} gives no access to its memory: {error}")
