@@ -23,8 +23,8 @@ from pinning.budget.limits import budget
 from pinning.errors import PinningError
 from pinning.locking.devices import default_device, is_host
 from pinning.locking.devices import device as device_of_name
+from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device, MemoryDevice
-from pinning.plugin.native import synchronize_in_background
 from pinning.runtime.arguments import byte_count, said
 
 try:

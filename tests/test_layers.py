@@ -308,11 +308,11 @@ RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
     ],
     breaches_in_map_headers: [
         ("native/include/pinning/errors.hpp", "#include <Python.h>"),
-        ("native/include/pinning/locker.hpp", '#include "python_locker.hpp"'),
+        ("native/include/pinning/locker.hpp", '#include "python_device.hpp"'),
         ("pagetable/include/pagetable/region.hpp", "#include <Python.h>"),
     ],
     breaches_in_runtime: [
-        ("native/map/registry.cpp", "#include <pinning/python_locker.hpp>"),
+        ("native/map/registry.cpp", "#include <pinning/python_device.hpp>"),
         ("native/vendors/hsa/hsa_abi.hpp", "#include <hsa/hsa.h>"),
         ("native/include/pinning/shared_map.hpp", "#include <Python.h>"),
     ],

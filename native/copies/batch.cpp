@@ -21,7 +21,7 @@ Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine eng
       limits_(limits),
       dst_places_(on, device),
       src_places_(on, device),
-      parts_(*staging_.lists()) {
+      parts_(staging_.lists()) {
   if (engine == Engine::kernel && !has_kernel) {
     throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
   }

@@ -28,8 +28,8 @@ class There {
 
   /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them, where the queue has one; let
   /// this go once no device does.
-  There(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists* lists) {
-    if (lists != nullptr && queue.moves_parts()) list_.emplace(*lists);
+  There(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists& lists) {
+    if (queue.moves_parts()) list_.emplace(lists);
     std::uint64_t const most = list_ ? PartLists::part_bytes : ~std::uint64_t{0};
     auto const add = [&](Part const& part) { list_ ? list_->push_back(part) : parts_.push_back(part); };
     std::size_t chunk = 0, count = 0;
@@ -169,8 +169,7 @@ class Handle : public Staged {
 
 class Rings : public Staging {
  public:
-  Rings(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn) : memory_(std::move(memory)), worn_(worn) {}
-  explicit Rings(VendorDevice& device);
+  Rings(VendorDevice& device, std::uint32_t worn) : device_(device), worn_(worn), lists_(device) {}
 
   std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address there, Address host, std::uint64_t size, bool early,
                                          StagingLimits const& limits) override {
@@ -184,7 +183,7 @@ class Rings : public Staging {
                                        StagingLimits const& limits) override;
   std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
                                      StagingLimits const& limits) override;
-  PartLists* lists() noexcept override { return lists_ ? &*lists_ : nullptr; }
+  PartLists& lists() noexcept override { return lists_; }
   std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
                                     std::vector<Part> const& parts, bool early, StagingLimits const& limits) override;
   std::unique_ptr<Staged> signal(VendorQueue& queue) override;
@@ -239,9 +238,9 @@ class Rings : public Staging {
   bool idle(CopyThreads& threads, Ring const& ring) { return ring.users == 0 && !ring.broken && threads.idle(ring); }
   void give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
-  std::unique_ptr<PinnedMemory> const memory_;
-  std::optional<PartLists> lists_;
+  VendorDevice& device_;
   std::uint32_t const worn_;  // chunks
+  PartLists lists_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Ring>> rings_;
   std::uint64_t bytes_ = 0;  // of all their blocks
@@ -440,7 +439,7 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
   };
   try {
     std::uint64_t const bytes = Ring::front + ring->size;
-    ring->ptr = process_budget().with_room(bytes, [&] { return memory_->allocate(bytes); });
+    ring->ptr = process_budget().with_room(bytes, [&] { return device_.allocate(bytes, MemoryKind::host); });
   } catch (std::exception const&) {  // a limit on locked memory, most likely: copies go on without
     refused();
     return std::nullopt;
@@ -473,7 +472,7 @@ void Rings::give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transf
   threads.abandon(transfer);
   if (!over || !threads.left(ring)) return;
   try {
-    memory_->free(ring.ptr);
+    device_.free(ring.ptr, MemoryKind::host);
   } catch (...) {
     return;
   }
@@ -492,7 +491,7 @@ std::unique_ptr<Staging::Block> Rings::borrow(std::uint64_t at_most, StagingLimi
 }
 
 std::uint64_t Rings::trim() {
-  std::uint64_t freed = lists_ ? lists_->trim() : 0;
+  std::uint64_t freed = lists_.trim();
   CopyThreads* const threads = CopyThreads::known();
   std::vector<std::unique_ptr<Ring>> out;
   {
@@ -507,7 +506,7 @@ std::uint64_t Rings::trim() {
   for (auto& ring : out) {
     if (ring->ptr == 0) continue;
     try {
-      memory_->free(ring->ptr);
+      device_.free(ring->ptr, MemoryKind::host);
     } catch (...) {
       std::lock_guard const guard(mutex_);
       for (auto& each : out) {
@@ -523,25 +522,11 @@ std::uint64_t Rings::trim() {
   return freed;
 }
 
-class NativeMemory : public PinnedMemory {
- public:
-  explicit NativeMemory(VendorDevice& device) : device_(device) {}
-  Address allocate(std::uint64_t size) override { return device_.allocate(size, MemoryKind::host); }
-  void free(Address ptr) override { device_.free(ptr, MemoryKind::host); }
-
- private:
-  VendorDevice& device_;
-};
-
-Rings::Rings(VendorDevice& device) : Rings(std::make_unique<NativeMemory>(device), worn_chunks) {
-  lists_.emplace(device);
-}
-
-/// The staging of each native device. A fork begins with another, for its parent's threads may have been anywhere in this
+/// The staging of each device. A fork begins with another, for its parent's threads may have been anywhere in this
 /// one.
 struct Known {
   std::mutex mutex;
-  std::map<VendorDevice*, std::unique_ptr<Staging>> of;
+  std::map<VendorDevice*, std::shared_ptr<Staging>> of;
 };
 Only<Known> known_stagings;
 
@@ -585,25 +570,32 @@ Staging& staging(VendorDevice& device) {
   Known& all = known();
   std::lock_guard const guard(all.mutex);
   auto& found = all.of[&device];
-  if (found == nullptr) found = std::make_unique<Rings>(device);
+  if (found == nullptr) found = std::make_shared<Rings>(device, worn_chunks);
   return *found;
 }
 
+void forget_staging(VendorDevice& device) noexcept {
+  Known* const all = known_stagings.if_made();
+  if (all == nullptr) return;
+  std::lock_guard const guard(all->mutex);
+  all->of.erase(&device);
+}
+
 std::uint64_t trim_stagings() {
-  std::vector<Staging*> all;
+  std::vector<std::shared_ptr<Staging>> all;
   {
     Known& stagings = known();
     std::lock_guard const guard(stagings.mutex);
-    for (auto const& [device, staging] : stagings.of) all.push_back(staging.get());
+    for (auto const& [device, staging] : stagings.of) all.push_back(staging);
   }
   std::uint64_t freed = 0;
-  for (Staging* const each : all) freed += each->trim();
+  for (auto const& each : all) freed += each->trim();
   return freed;
 }
 
-std::unique_ptr<Staging> make_staging(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn) {
+std::unique_ptr<Staging> make_staging(VendorDevice& device, std::uint32_t worn) {
   known();  // so that a fork forgets the threads
-  return std::make_unique<Rings>(std::move(memory), worn);
+  return std::make_unique<Rings>(device, worn);
 }
 
 }  // namespace pinning

@@ -15,12 +15,10 @@ from pinning.copies.copy import resubmitted
 from pinning.copies.costs import costs
 from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
-from pinning.copies.plan import slowest
 from pinning.copies.work import Copy, submit_planned
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryDevice
-from pinning.plugin.native import NativeDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import byte_count, integer, is_one_of, said
@@ -183,9 +181,7 @@ def explain_batch(
             return plan_of_items([explain(dst, src, size, queue)])
         except (InvalidRangeError, TypeError) as error:
             raise type(error)(f"item 0 of the batch: {error}") from None
-    batch = _batch(dsts, srcs, sizes, queue)
-    work = _work(batch, engine)
-    return plan_of_items(explain(*item, batch.queue) for item in batch.items()) if work is None else plan_of_batch(work)
+    return plan_of_batch(_work(_batch(dsts, srcs, sizes, queue), engine))
 
 
 class _Batch(NamedTuple):
@@ -196,11 +192,6 @@ class _Batch(NamedTuple):
     sizes: Addresses
     owners: tuple[object, ...]
     queue: Queue
-
-    def items(self) -> list[tuple[int, int, int]]:
-        """The destination, the source and the size of each item."""
-        sizes = numpy.broadcast_to(self.sizes, self.dsts.shape)
-        return list(zip(self.dsts.tolist(), self.srcs.tolist(), sizes.tolist(), strict=True))
 
     def span(self) -> tuple[int, int]:
         """The start and the size of a range in which all of both sides lies."""
@@ -353,36 +344,18 @@ def _queue_of(devices: Sequence[MemoryDevice | None]) -> Queue:
     return default_queue(next((device for device in devices if device is not None), None))
 
 
-def _work(batch: _Batch, engine: Engine) -> BatchWork | None:
-    """None for a device of which native code knows nothing."""
-    device = batch.queue.device
-    if isinstance(device, NativeDevice):
-        has_kernel = batch.queue.moves_parts
-        return BatchWork(device, pinned_map(device), batch.dsts, batch.srcs, batch.sizes, engine, has_kernel, costs)
-    if engine == "kernel":
-        raise PinningError(f"{device.name} has no kernel that copies: leave the choice of the engine to the library")
-    return None
+def _work(batch: _Batch, engine: Engine) -> BatchWork:
+    device, has_kernel = batch.queue.device, batch.queue.moves_parts
+    return BatchWork(device, pinned_map(device), batch.dsts, batch.srcs, batch.sizes, engine, has_kernel, costs)
 
 
 def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
     waits = events_of(wait_for)
-    if not isinstance(batch.queue.device, NativeDevice) and engine != "kernel":
-        return _one_by_one(batch, waits)
     return resubmitted(lambda: _all_at_once(batch, engine, waits), batch.queue.device, batch.span)
 
 
 def _all_at_once(batch: _Batch, engine: Engine, wait_for: tuple[Event, ...]) -> Copy:
     work = _work(batch, engine)
-    assert work is not None
     copy = submit_planned(batch.queue, work, *work.written, wait_for, batch.owners, work.is_direct)
     copy.path, copy.reason = how(work)
     return copy
-
-
-def _one_by_one(batch: _Batch, wait_for: tuple[Event, ...]) -> Copy:
-    """On a device of a plugin written in Python: a copy for each item, and one event after all."""
-    copies = [copy_async(*item, batch.queue, wait_for) for item in batch.items()]
-    done = batch.queue.submit(None, copies, batch.owners, Copy)
-    done.path = slowest(copy.path for copy in copies)
-    done.reason = f"{len(copies)} copies, one after another: {batch.queue.device.name} has no batches"
-    return done

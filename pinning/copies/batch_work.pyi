@@ -3,8 +3,7 @@ from typing import Any, NamedTuple
 
 from pinning.copies.costs import Costs
 from pinning.map.pinned_map import PinnedMap
-from pinning.plugin import VendorQueue
-from pinning.plugin.native import NativeDevice
+from pinning.plugin import MemoryDevice, VendorQueue
 
 class KernelLimits(NamedTuple):
     from_items: int
@@ -15,7 +14,7 @@ def default_limits() -> KernelLimits: ...
 class BatchWork:
     def __init__(
         self,
-        device: NativeDevice,
+        device: MemoryDevice,
         on: PinnedMap,
         dsts: Any,
         srcs: Any,

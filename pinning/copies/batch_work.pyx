@@ -7,13 +7,15 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.map.native cimport CPinnedMap
 from pinning.map.pinned_map cimport PinnedMap
-from pinning.plugin.native cimport NativeDevice, NativeQueue, Part, VendorDevice, VendorQueue, raise_in_python
+from pinning.plugin.native cimport NativeQueue, Part, VendorDevice, VendorQueue, raise_in_python
 from pinning.queues.staging cimport StagingLimits, limits_of
 
 from typing import NamedTuple
 
+from pinning.queues.staging import staging_of
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
     cppclass PartList:
@@ -75,7 +77,7 @@ cdef class BatchWork:
 
     Parameters
     ----------
-    device : NativeDevice
+    device : MemoryDevice
     on : PinnedMap
         Of the same device.
     dsts, srcs : array of uint64
@@ -98,8 +100,9 @@ cdef class BatchWork:
     """
 
     cdef Batch* batch
+    cdef object staging  # which keeps the device while it has rings
 
-    def __cinit__(self, NativeDevice device not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
+    def __cinit__(self, device not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
                   const uint64_t[::1] srcs not None, const uint64_t[::1] sizes not None, str engine, cbool has_kernel,
                   costs):
         cdef Items items
@@ -110,8 +113,10 @@ cdef class BatchWork:
         limits.kernel_from_items, limits.kernel_to_bytes = costs.kernel_from_items, costs.kernel_to_bytes
         limits.stage_from, limits.staging = costs.stage_to_device, limits_of(costs)
         cdef Engine chosen = ENGINES[engine]
+        cdef VendorDevice* vendor = vendor_of(device)
+        self.staging = staging_of(device)
         with nogil:
-            self.batch = new Batch(on.map[0], device.vendor[0], items, chosen, has_kernel, limits)
+            self.batch = new Batch(on.map[0], vendor[0], items, chosen, has_kernel, limits)
 
     def __dealloc__(self):
         cdef Batch* batch = self.batch
@@ -161,11 +166,11 @@ cdef class BatchWork:
         small part."""
         return self.batch.plain()
 
-    def __call__(self, NativeQueue queue not None):
+    def __call__(self, queue):
         """Submit all parts. After an error what was submitted before is over."""
-        cdef VendorQueue* vendor = queue.vendor
+        cdef NativeQueue native = native_queue(queue)
         with nogil:
-            self.batch.submit(vendor[0])
+            self.batch.submit(native.vendor[0])
 
 
 cdef uint64_t bytes_of(const Part* part, const Part* end) noexcept:

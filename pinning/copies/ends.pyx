@@ -13,8 +13,9 @@ from libcpp.optional cimport optional
 
 from pinning.interop.memory_of cimport Bytes, Kind, kind_of, memory_of
 from pinning.locking.lock cimport Lock, map_with
+from pinning.map.adapters cimport vendor_of
 from pinning.memory.allocation cimport Allocation, lookup
-from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, NativeDevice
+from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, VendorDevice
 
 from pinning.errors import InvalidRangeError
 from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES
@@ -22,7 +23,7 @@ from pinning.interop.dtypes import VENDORS as VENDORS_OF_DLPACK
 from pinning.locking import devices
 from pinning.memory.allocation import devices_used
 from pinning.memory.allocation import find as find_allocation
-from pinning.plugin import MemoryDevice, MemoryKind
+from pinning.plugin import MemoryDevice
 
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which the next two hold
@@ -202,26 +203,16 @@ cdef object device_at(uint64_t ptr, object preferred):
 
 cdef tuple ask(object device, uint64_t ptr):
     """Whether a device knows of memory there, and whose it is."""
-    cdef optional[CMemoryInfo] answer
-    cdef NativeDevice native
-    if isinstance(device, NativeDevice):
-        native = device
-        with nogil:
-            answer = native.vendor.memory_info(ptr)
-        if not answer.has_value():
-            return False, None
-        if dereference(answer).kind == CMemoryKind.host:
-            return True, None
-        index = dereference(answer).device
-        return True, device if index < 0 else sibling(device, index)
-    if not callable(getattr(device, "memory_info", None)):
+    cdef VendorDevice* vendor = vendor_of(device)
+    cdef optional[CMemoryInfo] info
+    with nogil:
+        info = vendor.memory_info(ptr)
+    if not info.has_value():
         return False, None
-    info = device.memory_info(ptr)
-    if info is None:
-        return False, None
-    if info.kind is MemoryKind.HOST:
+    if dereference(info).kind == CMemoryKind.host:
         return True, None
-    return True, device if info.device is None else sibling(device, info.device)
+    index = dereference(info).device
+    return True, device if index < 0 else sibling(device, index)
 
 
 cdef object sibling(object device, int index):

@@ -12,9 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 from pinning.errors import PluginUnavailableError
+from pinning.map.adapters import is_native
 from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
-from pinning.plugin.native import NativeDevice
 from pinning.runtime.arguments import said
 from pinning.runtime.per_device import PerDevice
 
@@ -177,7 +177,7 @@ def pinned_maps() -> list[PinnedMap]:
     return maps.all()
 
 
-maps = PerDevice(lambda device: PinnedMap(device, shared=isinstance(device, NativeDevice)))
+maps = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))
 
 
 def is_host(device: Device) -> bool:

@@ -28,8 +28,8 @@ import numpy
 from pinning.budget.limits import budget
 from pinning.errors import LockLimitError, PinningError
 from pinning.locking.lock import Lock, lock, range_of
+from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device, MemoryDevice
-from pinning.plugin.native import synchronize_in_background
 
 
 class ObjectLocks:

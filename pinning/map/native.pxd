@@ -8,7 +8,16 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from pinning.plugin.native cimport Access, Coherence, Locker, LockOptions, VendorDevice, raise_in_python
+from pinning.plugin.native cimport (
+    Access,
+    Coherence,
+    CoherenceSupport,
+    Locker,
+    LockOptions,
+    VendorDevice,
+    VendorQueue,
+    raise_in_python,
+)
 
 
 cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
@@ -65,8 +74,16 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
 
     Budget& process_budget() except +
 
-    cppclass PythonLocker(Locker):
-        PythonLocker(PyObject* device, PyObject* already_pinned_error, bool fine, bool coarse) except +
+    cppclass PythonTraits "pinning::PythonDevice::Traits":
+        string name
+        CoherenceSupport coherence
+        bool has_memory_info
+
+    cppclass PythonDevice(VendorDevice):
+        PythonDevice(PyObject* device, PyObject* already_pinned_error, PyObject* kinds, PythonTraits traits) except +
+
+    cppclass PythonQueue(VendorQueue):
+        PythonQueue(PyObject* queue) except +raise_in_python
 
     cppclass Pieces "pinning::Pieces":
         pass
@@ -111,7 +128,7 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         ) except +raise_in_python
         void unlock_unmapped(uint64_t ptr) except +raise_in_python
 
-    void destroy(MappedLocks* mapped, CPinnedMap* map, PythonLocker* locker) noexcept
+    void destroy(MappedLocks* mapped, CPinnedMap* map) noexcept
 
 
 cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from cpython.object cimport PyObject
 
 from pinning.map.native cimport (
-    CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonLocker, PythonRegistrar, SharedMap,
+    CHold, CPinnedMap, CRegion, MappedLocks, Pieces, PythonRegistrar, SharedMap,
 )
 from pinning.plugin.native cimport Coherence, LockOptions
 
@@ -27,7 +27,7 @@ cdef class PinnedMap:
     # The C++ map, for callers without the GIL. In a child process after fork it is another one.
     cdef CPinnedMap* map
     cdef MappedLocks* mapped
-    cdef PythonLocker* locker  # null where the device is native
+    cdef object adapter  # of the device
     cdef SharedMap* shared  # null where nobody else can find it
     cdef PyObject* holds  # of a map that outlives the interpreter, to be given up before that: a list of Holds
     cdef uint64_t largest

@@ -12,6 +12,7 @@ from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 from libcpp.vector cimport vector
 
+from pinning.map.adapters cimport adapter_of, add_registrar, is_in_device_call, vendor_of
 from pinning.map.native cimport (
     Budget,
     CHold,
@@ -20,22 +21,19 @@ from pinning.map.native cimport (
     LockMapped,
     MappedLocks,
     Pieces,
-    PythonLocker,
     PythonRegistrar,
-    add_registrar,
     destroy,
-    device_calls,
     process_budget,
     process_watcher,
     shared_map,
 )
-from pinning.plugin.native cimport Access, Coherence, Locker, LockOptions, NativeDevice
+from pinning.plugin.native cimport Access, Coherence, LockOptions, VendorDevice
 from pinning.runtime.process cimport generation
 
 from collections import deque
 from contextlib import suppress
 
-from pinning.errors import AlreadyPinnedError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
+from pinning.errors import InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.runtime.arguments import byte_count, integer, is_one_of, said
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
 
@@ -230,27 +228,23 @@ cdef class PinnedMap:
         coherence = getattr(device, "coherence", ())
         self.fine, self.coarse = True in coherence, False in coherence
         self.registrars = []
+        self.adapter = adapter_of(device)
         if shared:
-            if not isinstance(device, NativeDevice):
+            if not vendor_of(device).is_permanent():
                 raise TypeError(f"only a native device has a map that native code shares; {device!r} is none")
-            self.shared = &shared_map((<NativeDevice>device).vendor[0])
+            self.shared = &shared_map(dereference(vendor_of(device)))
         self._make()
         self.generation = generation()
         _maps.add(self)
 
     cdef _make(self):
-        cdef Locker* locker
         if self.shared is not NULL:
             if self.shared.map is NULL:
                 raise MemoryError("there was no memory for the map of a device in this child of fork")
             self.map, self.mapped = self.shared.map, self.shared.mapped
             return
-        if isinstance(self.device, NativeDevice):
-            locker = (<NativeDevice>self.device).vendor
-        else:
-            locker = self.locker = new PythonLocker(<PyObject*>self.device, <PyObject*>AlreadyPinnedError, self.fine,
-                                                    self.coarse)
-        self.map = new CPinnedMap(dereference(locker), &process_watcher(), False, &process_budget())
+        cdef VendorDevice* vendor = vendor_of(self.device)
+        self.map = new CPinnedMap(dereference(vendor), &process_watcher(), False, &process_budget())
         self.mapped = new MappedLocks(dereference(self.map))
 
     def __del__(self):
@@ -263,7 +257,7 @@ cdef class PinnedMap:
 
     def __dealloc__(self):
         if self.shared is NULL:
-            destroy(self.mapped, self.map, self.locker)
+            destroy(self.mapped, self.map)
 
     def lock(self, ptr, size, read_only=None, *, piece=None, coherent=None):
         """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
@@ -584,8 +578,7 @@ cdef class PinnedMap:
         cdef CPinnedMap* map = self.map
         self.registrars.append(made)  # first, so that it lives
         try:
-            with nogil:
-                made.native = add_registrar(dereference(map), <PyObject*>made, each)
+            made.native = add_registrar(map, made, each)
         except BaseException:
             self.registrars = [other for other in self.registrars if other is not made]
             raise
@@ -940,7 +933,7 @@ cdef class Hold:
         """
         # The garbage collector may call this in the middle of a device's own code, with the device's own mutexes held:
         # then the unlock waits until that call has ended.
-        if device_calls > 0:
+        if is_in_device_call():
             _orphans.append((self, owner))
         else:
             self.give_up()
@@ -956,7 +949,7 @@ _orphans = deque()  # of Holds, each with the owner of its memory
 
 
 cdef unlock_orphans():
-    while device_calls == 0 and _orphans:
+    while not is_in_device_call() and _orphans:
         try:
             hold, owner = _orphans.popleft()
         except IndexError:  # another thread was quicker

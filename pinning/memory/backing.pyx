@@ -11,6 +11,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
+from pinning.map.adapters cimport vendor_of
 from pinning.map.pinned_map cimport PinnedMap
 from pinning.memory.allocation cimport (
     FREED,
@@ -23,7 +24,7 @@ from pinning.memory.allocation cimport (
     size_of,
 )
 from pinning.map.native cimport CRegion
-from pinning.plugin.native cimport CMemoryKind, NativeDevice, Pinned, VendorDevice
+from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, Pinned, VendorDevice
 from pinning.runtime.process cimport generation
 
 from pinning.budget.cache import give_back_for
@@ -95,9 +96,7 @@ cdef class Backing:
         try:
             free_by(device, base, kind)
         except BaseException as error:
-            if isinstance(error, Exception) or isinstance(device, NativeDevice) or (
-                key not in live and has_still(device, base)
-            ):
+            if isinstance(error, Exception) or (key not in live and has_still(device, base)):
                 live[key] = entry
                 register([each for each, _ in registered], base, length, [address for _, address in registered])
             else:
@@ -173,50 +172,40 @@ cdef uint64_t allocate_by(device, uint64_t length, CMemoryKind kind, bint write_
 
 
 cdef uint64_t allocate_now(device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
-    cdef VendorDevice* vendor
+    cdef VendorDevice* vendor = vendor_of(device)
     cdef uint64_t base
-    if isinstance(device, NativeDevice):
-        vendor = (<NativeDevice>device).vendor
-        with nogil:
-            base = vendor.allocate(length, kind, write_combined)
-        return base
-    return device.allocate_write_combined(length) if write_combined else device.allocate(length, kind_of(kind))
+    with nogil:
+        base = vendor.allocate(length, kind, write_combined)
+    return base
 
 
 cdef int free_by(device, uint64_t base, CMemoryKind kind) except -1:
-    cdef VendorDevice* vendor
-    if isinstance(device, NativeDevice):
-        vendor = (<NativeDevice>device).vendor
-        with nogil:
-            vendor.free(base, kind)
-    else:
-        device.free(base, kind_of(kind))
+    cdef VendorDevice* vendor = vendor_of(device)
+    with nogil:
+        vendor.free(base, kind)
     return 0
 
 
 cdef bint has_still(device, uint64_t base):
     """Whether a device in Python, whose `free` was interrupted, still has it. In doubt it is lost, not freed twice."""
+    cdef VendorDevice* vendor = vendor_of(device)
+    cdef optional[CMemoryInfo] info
     try:
-        info = device.memory_info(base)
+        with nogil:
+            info = vendor.memory_info(base)
     except BaseException:
         return False
-    return info is not None and info.base == base
+    return info.has_value() and dereference(info).base == base
 
 
 cdef uint64_t device_address(device, uint64_t ptr) except 0:
     """The address that HOST memory at `ptr` has for a device."""
-    cdef VendorDevice* vendor
-    cdef optional[Pinned] found
-    if isinstance(device, NativeDevice):
-        vendor = (<NativeDevice>device).vendor
-        with nogil:
-            found = vendor.is_pinned(ptr)
-        if found.has_value():
-            return dereference(found).device_ptr + (ptr - dereference(found).base)
-    else:
-        info = device.is_pinned_ptr(ptr)
-        if info is not None:
-            return info.device_ptr + (ptr - info.base)
+    cdef VendorDevice* vendor = vendor_of(device)
+    cdef optional[Pinned] pinned
+    with nogil:
+        pinned = vendor.is_pinned(ptr)
+    if pinned.has_value():
+        return dereference(pinned).device_ptr + (ptr - dereference(pinned).base)
     raise PinningError(f"{device.name} cannot reach the HOST memory at {ptr:#x}: use a context without it")
 
 

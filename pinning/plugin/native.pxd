@@ -91,6 +91,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
 
     cppclass VendorDevice(Locker):
         const string& name() noexcept
+        bool is_permanent() noexcept
         uintptr_t native_handle() except +raise_in_python
         uintptr_t native_context() except +raise_in_python
         vector[string] problems() except +raise_in_python
@@ -116,6 +117,9 @@ cdef class NativeDevice:
 cdef class NativeQueue:
     cdef object __weakref__
     cdef VendorQueue* vendor  # its own
+
+
+cdef NativeQueue wrap_queue(VendorQueue* vendor)  # whose it is from then on
 
 
 cdef class NativeEvent:

@@ -289,14 +289,6 @@ cdef class NativeQueue:
             self.vendor.close()
 
 
-def synchronize_in_background(device):
-    """Have a thread that the program does not know of wait for all work of a device."""
-    if isinstance(device, NativeDevice):
-        device.synchronize_beside_captures()
-    else:
-        device.synchronize()
-
-
 cdef object not_native(event):
     return PinningError(f"{event!r} is of another vendor: queues wait only for events of their own, and only those times "
                         "are compared; wait for the event itself")

@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 
 from libcpp cimport bool as cbool
 
-from pinning.plugin.native cimport VendorQueue
+from pinning.plugin.native cimport NativeQueue, VendorQueue
 from pinning.queues.event cimport Event, Place
 from pinning.queues.order cimport Timeline
 
@@ -86,8 +86,8 @@ cdef class Lane:
     cdef readonly object vendor  # the VendorQueue, for Python
     cdef object device
     cdef object stream  # who has made the vendor's queue, if not we: kept as long as anybody may submit there
-    cdef VendorQueue* queue  # the same for C++
-    cdef bint adapted  # whether `queue` is an adapter of our own
+    cdef NativeQueue native  # the same for C++
+    cdef VendorQueue* queue  # that of `native`
     cdef Timeline timeline
     cdef uint64_t submitted
     cdef uint64_t complete  # `submitted` before the submission in progress, or now where there is none

@@ -15,7 +15,8 @@ from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport uint64_t
 from posix.unistd cimport usleep
 
-from pinning.plugin.native cimport NativeQueue, VendorQueue
+from pinning.map.adapters cimport native_queue
+from pinning.plugin.native cimport VendorQueue
 from pinning.queues.event cimport Event, Place
 from pinning.queues.order cimport Timeline, point_at
 from pinning.runtime.process cimport generation
@@ -31,10 +32,6 @@ from pinning.queues.staging import Staged
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
-
-cdef extern from "<pinning/python_queue.hpp>" namespace "pinning" nogil:
-    cppclass PythonQueue(VendorQueue):
-        PythonQueue(PyObject* queue) except +
 
 cdef enum:
     LOOK_EVERY = 64  # operations, after which the vendor is asked how far it is
@@ -76,11 +73,8 @@ cdef class Lane:
         self.vendor = vendor
         self.device = device
         self.stream = stream
-        if isinstance(vendor, NativeQueue):
-            self.queue = (<NativeQueue>vendor).vendor
-        else:
-            self.queue = new PythonQueue(<PyObject*>vendor)
-            self.adapted = True
+        self.native = native_queue(vendor)
+        self.queue = self.native.vendor
         self.timeline = timeline
         self.shared = self.adopted = adopted
         self.unsettled = deque()
@@ -95,8 +89,6 @@ cdef class Lane:
             kept = self.kept.front()
             self.kept.pop_front()
             Py_DECREF(<object>kept.thing)
-        if self.adapted:
-            del self.queue
 
     def check_process(self):
         check_process(self.generation)

@@ -6,8 +6,6 @@ from libcpp cimport bool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.vector cimport vector
 
-from cpython.object cimport PyObject
-
 from pinning.plugin.native cimport Part, VendorDevice, VendorQueue
 
 
@@ -45,9 +43,6 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         unsigned to_host
         StagingLimits() noexcept
 
-    cppclass PinnedMemory:
-        pass
-
     cppclass CStaged "pinning::Staged":
         void give() noexcept
 
@@ -76,17 +71,6 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
 
     CStaging& staging(VendorDevice& device) except +raise_in_python
     uint64_t trim_stagings() except +raise_in_python
-    unique_ptr[CStaging] make_staging(unique_ptr[PinnedMemory] memory) except +raise_in_python
-
-
-cdef extern from "<pinning/python_memory.hpp>" namespace "pinning":
-    cppclass PythonMemory(PinnedMemory):
-        PythonMemory(PyObject* device, PyObject* kind)
-
-
-cdef extern from "<pinning/python_queue.hpp>" namespace "pinning":
-    cppclass PythonQueue(VendorQueue):
-        PythonQueue(PyObject* queue) except +raise_in_python
 
 
 cdef class Staged:
@@ -95,18 +79,9 @@ cdef class Staged:
 
 cdef class Staging:
     cdef CStaging* staging
-    cdef bint native  # else its own
-    cdef object device  # stays, so that no other gets its id
+    cdef object device  # which stays while it has rings
 
     cdef Staged wrap(self, CStaged* staged)
 
 
-cdef class Queue:
-    """A queue for the engine."""
-
-    cdef VendorQueue* vendor
-    cdef PythonQueue* adapter  # null where the vendor is native
-
-
-cdef VendorQueue* vendor_of(object queue) except NULL
 cdef StagingLimits limits_of(object costs) except *

@@ -3,25 +3,20 @@
 # cython: language_level=3
 """The staging engine: a thin face of <pinning/staging.hpp>."""
 
-from cpython.object cimport PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
-from libcpp.utility cimport move
 
-from pinning.plugin.native cimport NativeDevice, NativeQueue
+from pinning.map.adapters cimport native_queue, vendor_of
+from pinning.plugin.native cimport NativeQueue
 
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
-from pinning.plugin.memory import MemoryKind
 from pinning.runtime import process
 
-cdef object HOST = MemoryKind.HOST
 cdef dict stagings = {}  # by id of the device
 cdef list of_parents = []  # not destroyed in a fork
-adapters = WeakKeyDictionary()  # by queue that is not native
 
 
 class Limits(NamedTuple):
@@ -51,24 +46,6 @@ cdef StagingLimits limits_of(object costs) except *:
     limits.to_device = costs.threads_to_device
     limits.to_host = costs.threads_to_host
     return limits
-
-
-cdef class Queue:
-    def __cinit__(self, queue):
-        self.adapter = new PythonQueue(<PyObject*>queue)
-        self.vendor = self.adapter
-
-    def __dealloc__(self):
-        del self.adapter
-
-
-cdef VendorQueue* vendor_of(object queue) except NULL:
-    if isinstance(queue, NativeQueue):
-        return (<NativeQueue>queue).vendor
-    adapter = adapters.get(queue)
-    if adapter is None:
-        adapter = adapters.setdefault(queue, Queue(queue))
-    return (<Queue>adapter).vendor
 
 
 cdef class Staged:
@@ -105,20 +82,8 @@ cdef class Staging:
     """The rings of pinned memory of one device. One submission to a queue at a time, as everywhere."""
 
     def __cinit__(self, device):
-        cdef unique_ptr[PinnedMemory] memory
-        cdef unique_ptr[CStaging] made
         self.device = device
-        self.native = isinstance(device, NativeDevice)
-        if self.native:
-            self.staging = &staging(dereference((<NativeDevice>device).vendor))
-        else:
-            memory.reset(new PythonMemory(<PyObject*>device, <PyObject*>HOST))
-            made = make_staging(move(memory))
-            self.staging = made.release()
-
-    def __dealloc__(self):
-        if not self.native:
-            del self.staging
+        self.staging = &staging(dereference(vendor_of(device)))
 
     cdef Staged wrap(self, CStaged* staged):
         if staged is NULL:
@@ -142,45 +107,45 @@ cdef class Staging:
         VendorError
             The vendor refused a step. What was submitted before it is done by then.
         """
-        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef NativeQueue native = native_queue(queue)
         cdef StagingLimits limits = limits_of(costs)
         cdef unique_ptr[CStaged] staged
         with nogil:
-            staged = self.staging.copy_to_device(dereference(vendor), there, host, size, early, limits)
+            staged = self.staging.copy_to_device(dereference(native.vendor), there, host, size, early, limits)
         return self.wrap(staged.release())
 
     def copy_to_host(self, queue, uint64_t host, uint64_t there, uint64_t size, costs):
         """The other way."""
-        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef NativeQueue native = native_queue(queue)
         cdef StagingLimits limits = limits_of(costs)
         cdef unique_ptr[CStaged] staged
         with nogil:
-            staged = self.staging.copy_to_host(dereference(vendor), host, there, size, limits)
+            staged = self.staging.copy_to_host(dereference(native.vendor), host, there, size, limits)
         return self.wrap(staged.release())
 
     def copy_in_host(self, queue, uint64_t dst, uint64_t src, uint64_t size, costs):
         """Copy within the host's memory, in the queue's turn; the ranges may overlap. Raises as `copy_to_device`."""
-        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef NativeQueue native = native_queue(queue)
         cdef StagingLimits limits = limits_of(costs)
         cdef unique_ptr[CStaged] staged
         with nogil:
-            staged = self.staging.copy_in_host(dereference(vendor), dst, src, size, limits)
+            staged = self.staging.copy_in_host(dereference(native.vendor), dst, src, size, limits)
         return self.wrap(staged.release())
 
     def signal(self, queue):
         """A signal that is given when the queue comes to it. Raises as `copy_to_device`."""
-        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
         with nogil:
-            staged = self.staging.signal(dereference(vendor))
+            staged = self.staging.signal(dereference(native.vendor))
         return self.wrap(staged.release())
 
     def wait(self, queue, Staged signal not None):
         """Have later work wait for a signal in a queue of any device, once for each; None if it was given already."""
-        cdef VendorQueue* vendor = vendor_of(queue)
+        cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
         with nogil:
-            staged = self.staging.wait(dereference(vendor), dereference(signal.staged))
+            staged = self.staging.wait(dereference(native.vendor), dereference(signal.staged))
         return self.wrap(staged.release())
 
     def borrow(self, uint64_t at_most, costs):
@@ -211,29 +176,24 @@ cdef class Staging:
 
 def staging_of(device):
     """The one of this device."""
-    known = stagings.get(id(device))
-    return stagings.setdefault(id(device), Staging(device)) if known is None else known
+    face = stagings.get(id(device))
+    return stagings.setdefault(id(device), Staging(device)) if face is None else face
 
 
 def trim_staging():
     """Give the pinned memory of idle rings back, of all devices; returns how many bytes."""
     cdef uint64_t freed
-    cdef Staging each
     with nogil:
         freed = trim_stagings()
-    for key, each in list(stagings.items()):
-        if not each.native:
-            freed += each.trim()
-            if each.empty:
-                stagings.pop(key, None)
+    for key, face in list(stagings.items()):
+        if face.empty:
+            stagings.pop(key, None)
     return freed
 
 
 def _after_fork_in_child():
-    global adapters
-    of_parents.append((dict(stagings), adapters))
+    of_parents.append(dict(stagings))
     stagings.clear()
-    adapters = WeakKeyDictionary()
 
 
 process.at_fork(process.Subsystem.COPIES, _after_fork_in_child)

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from pinning.arena import Arena
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking.devices import device, is_host
+from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device
-from pinning.plugin.native import synchronize_in_background
 from pinning.runtime.process import defer
 
 Ticket = tuple[int, int]  # a slot, and how often it was given out before

@@ -166,19 +166,29 @@ class Queue : public pinning::VendorQueue {
 };
 
 /// What is still there when it goes is that of a lost device.
-class Memory : public pinning::PinnedMemory {
+class Memory : public pinning::VendorDevice {
  public:
   ~Memory() override {
     for (Address const ptr : allocated_) std::free(pointer<void>(ptr));
   }
-  Address allocate(std::uint64_t size) override {
+  Address lock(Address, std::uint64_t, pinning::Wish) override { std::abort(); }
+  void unlock(Address) override { std::abort(); }
+  std::optional<pinning::Pinned> is_pinned(Address) override { std::abort(); }
+  std::string const& name() const noexcept override { std::abort(); }
+  std::optional<pinning::MemoryInfo> memory_info(Address) override { std::abort(); }
+  void copy(Address, Address, std::uint64_t) override { std::abort(); }
+  void synchronize() override { std::abort(); }
+  std::unique_ptr<pinning::VendorQueue> make_queue() override { std::abort(); }
+  std::unique_ptr<pinning::VendorQueue> adopt_queue(std::uintptr_t) override { std::abort(); }
+
+  Address allocate(std::uint64_t size, pinning::MemoryKind, bool) override {
     void* const got = std::aligned_alloc(4096, (size + 4095) & ~std::uint64_t{4095});
     if (got == nullptr) throw std::bad_alloc();
     std::lock_guard const guard(mutex_);
     allocated_.insert(address(got));
     return address(got);
   }
-  void free(Address ptr) override {
+  void free(Address ptr, pinning::MemoryKind) override {
     std::lock_guard const guard(mutex_);
     if (allocated_.erase(ptr) != 1) fail("memory is freed that is not allocated");
     std::free(pointer<void>(ptr));
@@ -198,7 +208,8 @@ struct Device {
 
   std::deque<Channel> channels;
   std::atomic<unsigned> next = 0;
-  std::unique_ptr<pinning::Staging> staging = pinning::make_staging(std::make_unique<Memory>(), 100);
+  Memory memory;
+  std::unique_ptr<pinning::Staging> staging = pinning::make_staging(memory, 100);
 };
 
 pinning::StagingLimits small() {

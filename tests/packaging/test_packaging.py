@@ -49,7 +49,7 @@ def test_the_wheel_has_every_header(content: dict[str, str]) -> None:
     expected = {
         f"pinning/include/{path.relative_to(folder).as_posix()}" for folder in folders for path in folder.rglob("*.h*")
     }
-    assert {"pinning/include/pinning/pinning.h", "pinning/include/pinning/python_locker.hpp"} <= expected
+    assert {"pinning/include/pinning/pinning.h", "pinning/include/pinning/python_device.hpp"} <= expected
     assert {name for name in content if name.startswith("pinning/include/")} == expected
 
 

@@ -37,14 +37,6 @@ struct StagingLimits {
   PINNING_API StagingLimits() noexcept;
 };
 
-/// Pinned memory of the host for the queues of one device.
-class PinnedMemory {
- public:
-  virtual ~PinnedMemory() = default;
-  virtual Address allocate(std::uint64_t size) = 0;
-  virtual void free(Address ptr) = 0;
-};
-
 /// A copy, a signal or a wait for one that is in a queue. Keep it until the queue's work is over; when it goes, no thread
 /// touches the host's memory any more, and nothing waits for it. Its end takes no longer than to copy 256 KiB, or to read
 /// or write as much of a file (1 MiB past the page cache).
@@ -55,7 +47,7 @@ class Staged {
   virtual void give() noexcept {}
 };
 
-/// The rings of one device, or of nobody any more after a fork.
+/// The rings of one device; after a fork they are its parent's.
 class Staging {
  public:
   virtual ~Staging() = default;
@@ -73,8 +65,8 @@ class Staging {
   enum class Toward : std::uint8_t { device, host, in_host };
   virtual std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
                                              StagingLimits const& limits) = 0;
-  /// Where the device reads lists of parts; null for a device that is not native.
-  virtual PartLists* lists() noexcept = 0;
+  /// Where the device reads lists of parts.
+  virtual PartLists& lists() noexcept = 0;
   /// Copies within the host's memory, by threads, in the queue's turn. The ranges may overlap.
   virtual std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
                                                StagingLimits const& limits) = 0;
@@ -105,13 +97,15 @@ class Staging {
   virtual bool empty() noexcept = 0;
 };
 
-/// Of a device, always the same.
+/// Of a device, the same as long as the device is there.
 PINNING_API Staging& staging(VendorDevice& device);
+/// Before a device goes: that of this one, which is `empty`.
+PINNING_API void forget_staging(VendorDevice& device) noexcept;
 /// `trim` of all these.
 PINNING_API std::uint64_t trim_stagings();
 /// A ring that has counted so many chunks counts anew when it is idle: HIP compares words without wrapping.
 inline constexpr std::uint32_t worn_chunks = 1u << 30;
-/// Of the queues of a device that is not native. It may go once its rings are given back.
-PINNING_API std::unique_ptr<Staging> make_staging(std::unique_ptr<PinnedMemory> memory, std::uint32_t worn = worn_chunks);
+/// One more for a device, which may go once its rings are given back.
+PINNING_API std::unique_ptr<Staging> make_staging(VendorDevice& device, std::uint32_t worn = worn_chunks);
 
 }  // namespace pinning

@@ -142,12 +142,15 @@ class VendorQueue {
   virtual void close() = 0;
 };
 
-/// One device, as its vendor's driver has it. There is one of each, and it is never destroyed: what it has locked may
-/// outlive any owner. Any thread may call it, several at a time, and none of ours calls it under a lock.
+/// One device, as its vendor's driver has it. There is one of each, and it is never destroyed, for what it has locked may
+/// outlive any owner; only one that is written in Python goes with its Python object. Any thread may call it, several at a
+/// time, and none of ours calls it under a lock.
 class VendorDevice : public Locker {
  public:
   /// "cuda:0"
   virtual std::string const& name() const noexcept = 0;
+  /// Whether it is never destroyed, so that native code may share its map.
+  virtual bool is_permanent() const noexcept { return true; }
   /// The vendor's own handles of the device, such as an hsa_agent_t, and of the context in which it locks and allocates,
   /// or the memory pool that it allocates from; 0 where there is none.
   virtual std::uintptr_t native_handle() { return 0; }

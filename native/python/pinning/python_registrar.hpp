@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "python_locker.hpp"
+#include "python_device.hpp"
 
 namespace pinning {
 
 /// An object with `_add(ptr, size)`, which returns what `_remove` is given.
 class PythonRegistrar : public Registrar {
  public:
-  /// `registrar` is borrowed, as the device of a `PythonLocker` is; it calls `let_go` before it goes. The GIL is held.
+  /// `registrar` is borrowed, as the device of a `PythonDevice` is; it calls `let_go` before it goes. The GIL is held.
   PythonRegistrar(PyObject* registrar, std::uint64_t piece) noexcept : registrar_(registrar), piece_(piece) {}
 
   void let_go() noexcept { registrar_ = nullptr; }

@@ -14,7 +14,7 @@ from graph_cases import *  # noqa: F403
 from graph_cases import Case, ended
 
 import pinning
-from pinning.plugin.native import synchronize_in_background
+from pinning.map.adapters import synchronize_in_background
 
 
 @pytest.fixture(params=["own", "adopted"])

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
+
+from pinning.map.native cimport CPinnedMap, PythonDevice, PythonRegistrar
+from pinning.plugin.native cimport NativeQueue, VendorDevice
+
+
+cdef class DeviceAdapter:
+    cdef object __weakref__
+    cdef PythonDevice* vendor
+    cdef object device
+
+
+# What keeps the C++ interface of a device: the device itself where it is native.
+cdef object adapter_of(object device)
+# That interface, which is there as long as the device.
+cdef VendorDevice* vendor_of(object device) except NULL
+# The C++ face of a vendor's queue, which is the queue itself where it is native.
+cdef NativeQueue native_queue(object queue)
+
+cdef PythonRegistrar* add_registrar(CPinnedMap* map, object registrar, uint64_t piece) except NULL
+cdef bint is_in_device_call() noexcept nogil

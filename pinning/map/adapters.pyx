@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# distutils: language = c++
+# cython: language_level=3
+"""Devices, queues and registrars that are written in Python, as C++ has them: <pinning/python_device.hpp>.
+
+Only this module makes their adapters, for each extension module would count its own calls of Python devices.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t
+from libcpp.string cimport string
+
+from pinning.map.native cimport CPinnedMap, PythonDevice, PythonQueue, PythonRegistrar, PythonTraits
+from pinning.map.native cimport add_registrar as add_native_registrar
+from pinning.map.native cimport device_calls
+from pinning.plugin.native cimport NativeDevice, NativeQueue, VendorDevice, wrap_queue
+
+from weakref import WeakKeyDictionary
+
+from pinning.errors import AlreadyPinnedError
+from pinning.plugin.memory import MemoryKind
+from pinning.runtime import process
+from pinning.runtime.per_device import PerDevice
+
+cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)
+_queues = WeakKeyDictionary()  # the adapters of queues that are not native
+_of_parents = []  # not destroyed in a fork
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class DeviceAdapter:
+    """The C++ interface of a device that is written in Python. The device keeps it, and goes without the collector."""
+
+    def __cinit__(self, device):
+        cdef PythonTraits traits
+        traits.name = str(getattr(device, "name", type(device).__name__)).encode()
+        coherence = getattr(device, "coherence", ())
+        traits.coherence.fine, traits.coherence.coarse = True in coherence, False in coherence
+        traits.has_memory_info = callable(getattr(device, "memory_info", None))
+        # One without attributes cannot keep it: it is kept for good, and with it the device.
+        self.device = None if isinstance(getattr(device, "__dict__", None), dict) else device
+        self.vendor = new PythonDevice(<PyObject*>device, <PyObject*>AlreadyPinnedError, <PyObject*>KINDS, traits)
+
+    def __dealloc__(self):
+        del self.vendor
+
+
+_devices = PerDevice(DeviceAdapter)
+
+
+cdef object adapter_of(object device):
+    return device if isinstance(device, NativeDevice) else _devices.get(device)
+
+
+cdef VendorDevice* vendor_of(object device) except NULL:
+    adapter = adapter_of(device)
+    return (<NativeDevice>adapter).vendor if adapter is device else (<DeviceAdapter>adapter).vendor
+
+
+def is_native(device):
+    """Whether native code of this process knows the device too."""
+    return vendor_of(device).is_permanent()
+
+
+def synchronize_in_background(device):
+    """Have a thread that the program does not know of wait for all work of a device."""
+    cdef VendorDevice* vendor = vendor_of(device)
+    with nogil:
+        vendor.synchronize_beside_captures()
+
+
+cdef NativeQueue native_queue(object queue):
+    if isinstance(queue, NativeQueue):
+        return queue
+    adapter = _queues.get(queue)
+    return _queues.setdefault(queue, wrap_queue(new PythonQueue(<PyObject*>queue))) if adapter is None else adapter
+
+
+cdef PythonRegistrar* add_registrar(CPinnedMap* map, object registrar, uint64_t piece) except NULL:
+    cdef PyObject* borrowed = <PyObject*>registrar
+    cdef PythonRegistrar* added
+    with nogil:
+        added = add_native_registrar(dereference(map), borrowed, piece)
+    return added
+
+
+cdef bint is_in_device_call() noexcept nogil:
+    return device_calls > 0
+
+
+def _after_fork_in_child():
+    global _queues
+    _of_parents.append(_queues)
+    _queues = WeakKeyDictionary()
+
+
+process.at_fork(process.Subsystem.QUEUES, _after_fork_in_child)
