@@ -3,6 +3,7 @@
 #include "streams.hpp"
 
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 namespace pinning {
@@ -13,6 +14,13 @@ namespace {
 constexpr auto polled = std::chrono::milliseconds(2);
 
 }  // namespace
+
+std::string pci_address(int domain, int bus, int device) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", static_cast<unsigned>(domain), static_cast<unsigned>(bus),
+                static_cast<unsigned>(device));
+  return text;
+}
 
 SpareEvents::~SpareEvents() {
   while (Spare* const spare = pop()) delete spare;

@@ -153,6 +153,9 @@ class SpareEvents {
   Spare* ready_ = nullptr;
 };
 
+/// The name of a GPU on the PCI bus, such as "0000:3b:00.0".
+std::string pci_address(int domain, int bus, int device);
+
 /// A point in a stream. The vendor's event goes back to the spares.
 class StreamEvent final : public VendorEvent {
  public:

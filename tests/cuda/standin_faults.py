@@ -6,6 +6,8 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from mapped_memory import PAGE, Memory
@@ -19,9 +21,21 @@ DEVICE = plugin.device(0)
 UNKNOWN, _ = FAULTS.failure
 
 
-def test_a_device_is_made_or_not(standin: StandIn) -> None:
-    failed = [call for call, _ in each_failure(FAULTS, lambda: CudaDevice("cuda:0", 0))]
-    assert set(failed) == {"cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"}
+def test_a_question_is_answered_or_not(standin: StandIn) -> None:
+    questions: dict[str, Callable[[], object]] = {
+        "cuDeviceGetName": lambda: CudaDevice("cuda:0").description,
+        "cuDeviceGetAttribute": lambda: CudaDevice("cuda:0").memory_kinds,
+        "cuDeviceGetCount": plugin.device_count,
+        "cuDriverGetVersion": plugin.library,
+    }
+    for call, question in questions.items():
+        assert [failed for failed, _ in each_failure(FAULTS, question)] == [call]
+
+
+def test_a_place_on_the_bus_that_is_not_told(standin: StandIn) -> None:
+    for n in (1, 2, 3):
+        standin.configure(f"fail=cuDeviceGetAttribute:{n}:{UNKNOWN}")
+        assert DEVICE.pci_address is None
 
 
 def test_a_lock_that_cannot_be_undone_says_so(standin: StandIn) -> None:
