@@ -13,6 +13,10 @@ namespace {
 
 using namespace cuda;
 
+constexpr char confidential[] =
+    "under confidential computing no memory of the program's own is locked: copies of it are staged; allocate with "
+    "pinning.alloc(n, \"host\")";
+
 std::string range(Address ptr, std::uint64_t size) { return describe(ptr, size) + " cannot be locked: "; }
 
 /// Whether the range lies, in whole or in part, in a mapping that may not be written. Throws InvalidRange where some of
@@ -120,6 +124,12 @@ class CudaDevice : public VendorDevice {
     int const asked = CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
     int const code = driver_.cuDeviceGetP2PAttribute(&atomic, asked, device_, peer->device_);
     return code == 0 && atomic != 0 ? "NVLink" : "";
+  }
+
+  std::vector<std::string> problems() override {
+    driver_.started().check();
+    if (attribute(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) != 0) return {};
+    return {name_ + " registers no host memory (CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED is 0): " + confidential};
   }
 
   // ---- locking ----
@@ -274,8 +284,7 @@ class CudaDevice : public VendorDevice {
     char const* const function = "cuMemHostRegister";
     if (code == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) throw VendorAlreadyPinned(driver_.failed(function, code));
     if (code == CUDA_ERROR_NOT_SUPPORTED) {
-      throw VendorError(driver_.failed(function, code, "under confidential computing no memory of the program's own is "
-                                       "locked: copies of it are staged; allocate with pinning.alloc(n, \"host\")"));
+      throw VendorError(driver_.failed(function, code, confidential));
     }
     if (code != CUDA_ERROR_INVALID_VALUE) throw VendorError(driver_.failed(function, code));
     // Of memory that it has allocated pinned itself the driver says this, not "already registered".
