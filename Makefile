@@ -8,11 +8,6 @@ WHEEL := $(VENV)/wheel
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
   $(shell find pagetable pinning plugins pytest_pinning native -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-COMMA := ,
-# The CUDA plugin needs NVIDIA's bindings where there is a driver for them to bind.
-DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
-EXTRAS := [cli$(if $(DRIVER)$(wildcard /usr/lib/wsl/lib/libcuda.so.1),$(COMMA)cuda)]
-
 # Intel's OpenCL for CPUs, as in TEST_EXTRAS=test,plot,ur-cpu, is the one vendor's driver that needs no GPU; but 0.7 GB.
 TEST_EXTRAS := test,plot
 
@@ -73,9 +68,9 @@ $(WHEEL): $(SOURCES) tools/build_wheel.py | $(VENV)/made
 
 # Two steps, because pip leaves an installed package of the same version as it is.
 $(VENV)/installed: $(WHEEL)
-	@echo "Installing pinning$(EXTRAS) and what it needs"
+	@echo "Installing pinning[cli] and what it needs"
 	@$(PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
-	@$(PIP) install "$$(echo $(WHEEL)/*.whl)$(EXTRAS)"
+	@$(PIP) install "$$(echo $(WHEEL)/*.whl)[cli]"
 	@touch $@
 
 $(VENV)/installed-for-tests: $(VENV)/installed

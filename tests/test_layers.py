@@ -258,7 +258,7 @@ RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
     ],
     breaches_in_pinning: [
         ("pinning/locking/devices.py", "def f():\n    import pinning_host"),
-        ("pinning/locking/devices.py", "import importlib\nimportlib.import_module('pinning_cuda.device')"),
+        ("pinning/locking/devices.py", "import importlib\nimportlib.import_module('pinning_cuda')"),
         ("pinning/locking/lock.pyx", "from cuda.bindings import driver"),
         ("pinning/interop/dtypes.py", "import torch"),
         ("pinning/cupy.py", "import numba"),
@@ -296,10 +296,10 @@ RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
         ("plugins/pinning_host/device.py", "import pinning"),
         ("plugins/pinning_host/device.py", "from pinning.map.pinned_map import PinnedMap"),
         ("plugins/pinning_host/device.py", "import pagetable"),
-        ("plugins/pinning_cuda/device.py", "from pinning_host import kernel"),
-        ("plugins/pinning_hip/device.py", "import pinning_cuda"),
-        ("plugins/pinning_hsa/device.py", "from pinning.conformance.memory import Pages"),
-        ("plugins/pinning_ur/device.py", "from pinning.locking.lock import lock"),
+        ("plugins/pinning_cuda/__init__.py", "from pinning_host import kernel"),
+        ("plugins/pinning_hip/__init__.py", "import pinning_cuda"),
+        ("plugins/pinning_hsa/__init__.py", "from pinning.conformance.memory import Pages"),
+        ("plugins/pinning_ur/__init__.py", "from pinning.locking.lock import lock"),
     ],
     breaches_in_page_table_headers: [
         ("pagetable/include/pagetable/line.hpp", "#include <Python.h>"),

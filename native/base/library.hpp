@@ -23,6 +23,8 @@ class Library {
   void get(char const* name, Function*& function) const {
     function = reinterpret_cast<Function*>(find(name));
   }
+  /// As it was loaded.
+  std::string const& name() const noexcept { return name_; }
   /// Null where the library lacks it.
   template <class Function>
   void get_if_there(char const* name, Function*& function) const {

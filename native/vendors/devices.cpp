@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <iterator>
+#include <string_view>
 
 #include "../base/process.hpp"
 
@@ -11,10 +12,7 @@ namespace pinning {
 
 namespace {
 
-constexpr struct {
-  char const* name;
-  std::unique_ptr<VendorDevice> (*make)(unsigned index);
-} kinds[] = {{"cuda", make_cuda}, {"hip", make_hip}, {"hsa", make_hsa}, {"ur", make_ur}, {"host", make_host}};
+constexpr Vendor const* vendors[] = {&cuda_vendor, &hip_vendor, &hsa_vendor, &ur_vendor, &host_vendor};
 
 struct Named {
   std::string name;
@@ -41,20 +39,30 @@ unsigned index_of(std::string const& name) {
 }
 
 /// "cuda, hip and host"
-std::string known() {
+std::string vendor_names() {
   std::string all;
-  for (auto const& kind : kinds) {
-    bool const last = &kind == std::end(kinds) - 1;
-    all += (all.empty() ? "" : last ? " and " : ", ") + std::string(kind.name);
+  for (Vendor const* const& vendor : vendors) {
+    bool const last = &vendor == std::end(vendors) - 1;
+    all += (all.empty() ? "" : last ? " and " : ", ") + std::string(vendor->name);
   }
   return all;
 }
 
-std::unique_ptr<VendorDevice> make(std::string const& name) {
-  for (auto const& [kind, make_one] : kinds) {
-    if (name.starts_with(std::string(kind) + ":")) return make_one(index_of(name));
+/// The vendor of a device's name, or of its own.
+Vendor const& vendor_of(std::string const& name) {
+  std::string_view const first = std::string_view(name).substr(0, name.find(':'));
+  for (Vendor const* const vendor : vendors) {
+    if (first == vendor->name) return *vendor;
   }
-  throw InvalidArgument("\"" + name + "\" names no native device; there are " + known());
+  throw InvalidArgument("\"" + name + "\" names no native device; there are " + vendor_names());
+}
+
+std::unique_ptr<VendorDevice> make(std::string const& name) {
+  Vendor const& vendor = vendor_of(name);
+  unsigned const index = index_of(name), count = vendor.count();
+  if (index < count) return vendor.make(index);
+  throw Unavailable("there is no " + name + ": this process sees " + std::to_string(count) + ", from " + vendor.name +
+                    ":0 on");
 }
 
 }  // namespace
@@ -73,5 +81,9 @@ VendorDevice& vendor_device(std::string const& name) {
   at_fork(Subsystem::devices, begin_anew);
   return *all_devices.add({name, make(name)}, has_it).device;
 }
+
+unsigned device_count(std::string const& vendor) { return vendor_of(vendor).count(); }
+
+VendorLibrary vendor_library(std::string const& vendor) { return vendor_of(vendor).library(); }
 
 }  // namespace pinning

@@ -12,10 +12,13 @@ namespace pinning {
 /// "cuda" as "cuda:0", "cuda:1" as it is. Throws InvalidArgument for what is no name of a device.
 std::string full_name(char const* device);
 
-std::unique_ptr<VendorDevice> make_cuda(unsigned index);
-std::unique_ptr<VendorDevice> make_hip(unsigned index);
-std::unique_ptr<VendorDevice> make_host(unsigned index);
-std::unique_ptr<VendorDevice> make_hsa(unsigned index);
-std::unique_ptr<VendorDevice> make_ur(unsigned index);
+/// What each vendor's folder has for the table of vendors. All throw Unavailable.
+struct Vendor {
+  char const* name;
+  unsigned (*count)();
+  std::unique_ptr<VendorDevice> (*make)(unsigned index);  // below `count`
+  VendorLibrary (*library)();
+};
+extern Vendor const cuda_vendor, hip_vendor, host_vendor, hsa_vendor, ur_vendor;
 
 }  // namespace pinning

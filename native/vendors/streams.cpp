@@ -3,6 +3,7 @@
 #include "streams.hpp"
 
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 namespace pinning {
@@ -13,6 +14,13 @@ namespace {
 constexpr auto polled = std::chrono::milliseconds(2);
 
 }  // namespace
+
+std::string pci_address(int domain, int bus, int device) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", static_cast<unsigned>(domain), static_cast<unsigned>(bus),
+                static_cast<unsigned>(device));
+  return text;
+}
 
 SpareEvents::~SpareEvents() {
   while (Spare* const spare = pop()) delete spare;
@@ -130,7 +138,7 @@ void StreamQueue::wait(VendorEvent& event) {
 }
 
 std::uint64_t StreamQueue::capture() {
-  Asking const asking(asking_);
+  InUse::User const user(stream_use_);
   return calls_ == Calls::never ? 0 : capture_id();
 }
 
@@ -143,7 +151,7 @@ std::uint64_t StreamQueue::capture_id() {
 }
 
 bool StreamQueue::done() {
-  Asking const asking(asking_);
+  InUse::User const user(stream_use_);
   BesideCaptures const beside(vendor_);
   auto const& query = vendor_.streams().stream_query;
   return vendor_.ready(query.name, result(query.name, [&] { return query.call(stream_); }));
@@ -151,7 +159,7 @@ bool StreamQueue::done() {
 
 void StreamQueue::synchronize() {
   if (capture() != 0) throw GraphCapture(std::string(vendor_.name()) + " captures this stream, which cannot be waited for");
-  Asking const asking(asking_);
+  InUse::User const user(stream_use_);
   BesideCaptures const beside(vendor_);
   auto const& synchronize = vendor_.streams().stream_synchronize;
   submit(synchronize.name, [&] { return synchronize.call(stream_); });
@@ -161,7 +169,7 @@ void StreamQueue::close() {
   vendor_.started().check();
   Calls const before = calls_.exchange(Calls::never);
   if (before == Calls::never || !owned_) return;
-  for (int others = asking_; others != 0; others = asking_) asking_.wait(others);
+  stream_use_.wait_until_unused();
   auto const& destroy = vendor_.streams().stream_destroy;
   try {
     auto const call = [&] { return destroy.call(stream_); };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../base/library.hpp"
+#include "in_use.hpp"
 
 namespace pinning {
 
@@ -153,6 +154,9 @@ class SpareEvents {
   Spare* ready_ = nullptr;
 };
 
+/// The name of a GPU on the PCI bus, such as "0000:3b:00.0".
+std::string pci_address(int domain, int bus, int device);
+
 /// A point in a stream. The vendor's event goes back to the spares.
 class StreamEvent final : public VendorEvent {
  public:
@@ -219,20 +223,6 @@ class StreamQueue : public VendorQueue {
   }
 
  private:
-  /// Somebody asks about the stream, which is not closed meanwhile: a vendor crashes on the handle of one that is gone,
-  /// or takes another for it.
-  class Asking {
-   public:
-    explicit Asking(std::atomic<int>& count) : count_(count) { ++count_; }
-    ~Asking() {
-      if (--count_ == 0) count_.notify_all();
-    }
-    Asking(Asking const&) = delete;
-
-   private:
-    std::atomic<int>& count_;
-  };
-
   template <class Call>
   int result(Calls calls, char const* function, Call& call) {
     if (calls == Calls::as_it_is) {
@@ -253,7 +243,7 @@ class StreamQueue : public VendorQueue {
   void* stream_ = nullptr;
   bool const owned_;
   std::atomic<Calls> calls_;
-  std::atomic<int> asking_ = 0;
+  InUse stream_use_;  // by calls that other threads make while one may close it
 };
 
 }  // namespace pinning

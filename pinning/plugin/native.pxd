@@ -48,6 +48,11 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         device
         shared
 
+    enum class CMemoryConnection "pinning::MemoryConnection":
+        none
+        migratable
+        unified
+
     cppclass CMemoryInfo "pinning::MemoryInfo":
         CMemoryKind kind
         uint64_t base
@@ -94,6 +99,12 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         bool is_permanent() noexcept
         uintptr_t native_handle() except +raise_in_python
         uintptr_t native_context() except +raise_in_python
+        string description() except +raise_in_python
+        string pci_address() except +raise_in_python
+        vector[CMemoryKind] memory_kinds() except +raise_in_python
+        bool can_lock() except +raise_in_python
+        CMemoryConnection connection(VendorDevice& other) except +raise_in_python
+        string link_to(VendorDevice& other) except +raise_in_python
         vector[string] problems() except +raise_in_python
         uint64_t largest_lock() noexcept
         uint64_t allocate(uint64_t size, CMemoryKind kind, bool write_combined) except +raise_in_python
@@ -107,11 +118,19 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
 
     VendorDevice& vendor_device(const string& name) except +raise_in_python
 
+    cppclass VendorLibrary:
+        string name
+        string version
+
+    unsigned c_device_count "pinning::device_count"(const string& vendor) except +raise_in_python
+    VendorLibrary vendor_library(const string& vendor) except +raise_in_python
+
 
 cdef class NativeDevice:
     cdef object __weakref__
     cdef VendorDevice* vendor  # lives as long as the process
     cdef readonly str name
+    cdef object _description, _memory_kinds, _can_lock  # None until they are asked for
 
 
 cdef class NativeQueue:

@@ -13,7 +13,8 @@ from libcpp.vector cimport vector
 
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin.locking import PinnedInfo
-from pinning.plugin.memory import MemoryInfo, MemoryKind
+from pinning.plugin.memory import MemoryConnection, MemoryInfo, MemoryKind
+from pinning.plugin.vendor import Library
 
 cdef dict _KINDS = {
     MemoryKind.HOST: <int>CMemoryKind.host,
@@ -21,6 +22,31 @@ cdef dict _KINDS = {
     MemoryKind.SHARED: <int>CMemoryKind.shared,
 }
 cdef tuple _KINDS_BY_NUMBER = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)
+cdef tuple _CONNECTIONS = (MemoryConnection.NONE, MemoryConnection.MIGRATABLE, MemoryConnection.UNIFIED)
+
+
+def device_count(str vendor not None):
+    """Number of devices of a vendor, such as ``"cuda"``, at least 1.
+
+    Raises
+    ------
+    PluginUnavailableError
+        The vendor's library or a device is missing, or this process is a fork of one that uses them.
+    """
+    cdef string name = vendor.encode()
+    cdef unsigned count
+    with nogil:
+        count = c_device_count(name)
+    return count
+
+
+def library(str vendor not None):
+    """The library of a vendor, as it was loaded, and its version. Raises as `device_count`."""
+    cdef string name = vendor.encode()
+    cdef VendorLibrary found
+    with nogil:
+        found = vendor_library(name)
+    return Library(found.name.decode(errors="replace"), found.version.decode(errors="replace"))
 
 
 cdef class NativeDevice:
@@ -52,6 +78,71 @@ cdef class NativeDevice:
         self.name = name
         with nogil:
             self.vendor = &vendor_device(full)
+
+    def __repr__(self):
+        return f"<{self.name} {self.description}>"
+
+    @property
+    def description(self):
+        """As its maker calls it, such as ``"NVIDIA H200"``."""
+        cdef string text
+        if self._description is None:
+            with nogil:
+                text = self.vendor.description()
+            self._description = text.decode(errors="replace")
+        return self._description
+
+    @property
+    def pci_address(self):
+        """On the PCI bus, such as ``"0000:3b:00.0"``; None where the vendor does not say."""
+        cdef string address
+        with nogil:
+            address = self.vendor.pci_address()
+        return address.decode() or None
+
+    @property
+    def memory_kinds(self):
+        """The kinds that `allocate` takes."""
+        cdef vector[CMemoryKind] kinds
+        if self._memory_kinds is None:
+            with nogil:
+                kinds = self.vendor.memory_kinds()
+            self._memory_kinds = frozenset(_KINDS_BY_NUMBER[<int>kind] for kind in kinds)
+        return self._memory_kinds
+
+    @property
+    def can_lock(self):
+        """Whether its driver can lock host memory."""
+        cdef bint can
+        if self._can_lock is None:
+            with nogil:
+                can = self.vendor.can_lock()
+            self._can_lock = can
+        return self._can_lock
+
+    def lock_limit(self):
+        """None: of the vendors' drivers RLIMIT_MEMLOCK binds none, and they tell no limit of their own."""
+        return None
+
+    def connection(self, other):
+        """What the device `other` can do with DEVICE memory of this one; see `pinning.plugin.MemoryDevice`."""
+        if not isinstance(other, NativeDevice):
+            return MemoryConnection.NONE
+        cdef VendorDevice* user = (<NativeDevice>other).vendor
+        cdef CMemoryConnection connection
+        with nogil:
+            connection = self.vendor.connection(dereference(user))
+        return _CONNECTIONS[<int>connection]
+
+    def link_to(self, other):
+        """What the vendor calls its own link to another device, such as ``"NVLink"``; None where there is none."""
+        if not isinstance(other, NativeDevice):
+            return None
+        cdef VendorDevice* peer = (<NativeDevice>other).vendor
+        cdef string link
+        with nogil:
+            link = self.vendor.link_to(dereference(peer))
+        return link.decode() or None
 
     @property
     def handle(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from pinning.plugin import AutomaticLocking, Device, LockLimit, MemoryConnection, MemoryKind
+from pinning.plugin import AutomaticLocking, LockLimit
 from pinning.plugin.native import NativeDevice
 from pinning_host import kernel
 
@@ -15,12 +15,6 @@ class HostDevice(NativeDevice, AutomaticLocking):
 
     Its pages are counted once for the process, whoever locks them: this device, any map over it, or native code.
     """
-
-    description = "host memory (mlock)"
-    memory_kinds = frozenset(MemoryKind)
-
-    def __repr__(self) -> str:
-        return f"<{self.name} {self.description}>"
 
     def lock_limit(self) -> LockLimit | None:
         """RLIMIT_MEMLOCK, or None for a process that it does not bind."""
@@ -33,7 +27,3 @@ class HostDevice(NativeDevice, AutomaticLocking):
         else:
             remedy = "ulimit -l unlimited" if hard < 0 else f"ulimit -l {hard // 1024}"
         return LockLimit("RLIMIT_MEMLOCK", soft, used, remedy)
-
-    def connection(self, other: Device) -> MemoryConnection:
-        """UNIFIED with the host itself; other devices reach host memory only where it is locked for them."""
-        return MemoryConnection.UNIFIED if other is self else MemoryConnection.NONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intel's devices and others, through Unified Runtime. Importing this needs neither its loader nor an adapter.
+"""Intel's devices and others, by Unified Runtime: ``native/vendors/ur``. Importing this does not load it.
 
 Which devices there are, its adapters say: Level Zero and OpenCL for Intel's GPUs, OpenCL for CPUs. What can be locked
 is up to them too, and a device whose adapter cannot lock host memory says so at every lock.
@@ -8,114 +8,66 @@ is up to them too, and a device whose adapter cannot lock host memory says so at
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Sequence
-from itertools import count
+import site
+import sys
 from pathlib import Path
 
 from pinning.errors import PluginUnavailableError
-from pinning.plugin import Library
-from pinning_ur import release
-from pinning_ur.device import UrDevice, backend_name
-from pinning_ur.loader import SONAME, asked, call, exports, listed, load
+from pinning.plugin import AutomaticLocking, Library
+from pinning.plugin.native import NativeDevice
+from pinning.plugin.native_plugin import NativePlugin
 
-__all__ = ["UrDevice", "plugin"]
+__all__ = ["UrDevice", "UrPlugin", "plugin"]
+
+SONAME = "libur_loader.so.0"
+INSTALL = "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt"
 
 _NODES = Path("/dev/dri")  # what drivers open
 _CARDS = Path("/sys/class/drm")  # the same names, with the maker of each
 _INTEL = "0x8086"
 
 
-class UrPlugin:
-    """The `pinning.plugin.Plugin` and `DescribedPlugin` of Unified Runtime."""
+class UrDevice(NativeDevice, AutomaticLocking):
+    """A device, by its index in the order of adapters and platforms.
 
-    name = "ur"
+    Its `context`, in which memory is locked and allocated, is that of all devices of its platform.
+    """
+
+
+class UrPlugin(NativePlugin[UrDevice]):
+    """The plugin, which also finds the loader where pip puts it."""
 
     def __init__(self) -> None:
-        self._devices: list[UrDevice] = []
-        self._mutex = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"<plugin {self.name}>"
+        super().__init__("ur", UrDevice, _hardware)
+        self._loader: ctypes.CDLL | None = None  # what is loaded, native code finds by its name
 
     def device_count(self) -> int:
-        """Number of devices of all platforms, at least 1.
-
-        Raises
-        ------
-        PluginUnavailableError
-            The loader, an adapter or a device is missing, or this process is a fork of one that uses Unified Runtime.
-        """
-        return len(self._all_devices())
-
-    def device(self, index: int) -> UrDevice:
-        """The device `index`, in the order of adapters and platforms; the same object each time.
-
-        Raises
-        ------
-        PluginUnavailableError
-            As `device_count`, or there is no such device.
-        """
-        devices = self._all_devices()
-        if not 0 <= index < len(devices):
-            raise PluginUnavailableError(f"there is no ur:{index}: this process sees {len(devices)}, from ur:0 on")
-        return devices[index]
-
-    def hardware(self) -> str | None:
-        """An Intel GPU, where the kernel has given this machine or container the file that its drivers open."""
-        makers = (_CARDS / node.name / "device" / "vendor" for node in _NODES.glob("renderD*"))
-        found = any(maker.is_file() and maker.read_text().strip() == _INTEL for maker in makers)
-        return "an Intel GPU" if found else None
+        """As `NativePlugin.device_count`, of all platforms."""
+        self._loader = self._loader or _load()
+        return super().device_count()
 
     def library(self) -> Library:
-        """The loader, the version of Unified Runtime that its adapters speak, and their names.
-
-        Raises
-        ------
-        PluginUnavailableError
-            As `device_count`.
-        """
-        first = self._all_devices()[0]
-        version = ctypes.c_uint32()
-        call("urPlatformGetApiVersion", first.platform, ctypes.byref(version))
-        return Library(SONAME, f"{version.value >> 16}.{version.value & 0xFFFF} ({', '.join(_adapters())})")
-
-    def warnings(self) -> Sequence[str]:
-        """What is wrong with this installation although it works. Raises as `device_count`."""
-        devices = self._all_devices()
-        warnings = devices[0].problems
-        if not exports(release.REGISTER) and any(device.adapter == "Level Zero" for device in devices):
-            warnings.append(
-                f"this release of {SONAME} has no {release.REGISTER}, so memory is locked by {release.IMPORT}, which "
-                "may do nothing and say that all went well: pip install 'intel-cmplr-lib-ur>=2026.2'"
-            )
-        return warnings
-
-    def _all_devices(self) -> list[UrDevice]:
-        load()
-        if not self._devices:
-            devices = _open_all()
-            with self._mutex:
-                self._devices = self._devices or devices  # another thread may have been quicker
-        return self._devices
+        """The loader, the version of Unified Runtime that its adapters speak, and their names."""
+        self.device_count()  # which finds it
+        return super().library()
 
 
-def _open_all() -> list[UrDevice]:
-    devices = [UrDevice("ur:0")]  # which says what is missing
-    for index in count(1):
+def _load() -> ctypes.CDLL:
+    # First by name: that finds the one on the library path, or the one that another library has loaded already.
+    installed = [Path(prefix) / "lib" / SONAME for prefix in (sys.prefix, site.getuserbase())]
+    reason = ""
+    for place in (SONAME, *(str(path) for path in installed if path.exists())):
         try:
-            devices.append(UrDevice(f"ur:{index}"))
-        except PluginUnavailableError:
-            break
-    return devices
+            return ctypes.CDLL(place)
+        except OSError as error:
+            reason = str(error)  # itself it would keep alive what all callers have, until the collector comes
+    raise PluginUnavailableError(f"{SONAME}, the loader of Unified Runtime, cannot be loaded ({reason}): {INSTALL}")
 
 
-def _adapters() -> list[str]:
-    backends = (
-        asked(ctypes.c_int, "urAdapterGetInfo", adapter, release.ADAPTER_INFO_BACKEND).value
-        for adapter in listed("urAdapterGet")
-    )
-    return [backend_name(backend) for backend in backends]
+def _hardware() -> str | None:
+    makers = (_CARDS / node.name / "device" / "vendor" for node in _NODES.glob("renderD*"))
+    found = any(maker.is_file() and maker.read_text().strip() == _INTEL for maker in makers)
+    return "an Intel GPU" if found else None
 
 
 plugin = UrPlugin()

@@ -23,7 +23,7 @@ using namespace pinning;
 namespace {
 
 VendorDevice& host() {
-  static VendorDevice& only = *make_host(0).release();
+  static VendorDevice& only = *host_vendor.make(0).release();
   return only;
 }
 Address address(void const* pointer) { return reinterpret_cast<Address>(pointer); }

@@ -29,6 +29,10 @@ class Unsupported : public std::runtime_error {
 /// Who can reach an allocation: pinned host memory; memory of one device; memory that moves as it is used.
 enum class MemoryKind : std::uint8_t { host, device, shared };
 
+/// What a device can do with memory of another: nothing, so that copies go through the host; copy it without the host; use
+/// it as it is.
+enum class MemoryConnection : std::uint8_t { none, migratable, unified };
+
 /// An allocation or registration as its vendor knows it.
 struct MemoryInfo {
   MemoryKind kind;
@@ -155,6 +159,20 @@ class VendorDevice : public Locker {
   /// or the memory pool that it allocates from; 0 where there is none.
   virtual std::uintptr_t native_handle() { return 0; }
   virtual std::uintptr_t native_context() { return 0; }
+  /// As its maker calls it, such as "NVIDIA H200".
+  virtual std::string description() { return name(); }
+  /// On the PCI bus, such as "0000:3b:00.0"; empty where the vendor does not say.
+  virtual std::string pci_address() { return {}; }
+  /// The kinds that `allocate` takes.
+  virtual std::vector<MemoryKind> memory_kinds() { return {MemoryKind::host, MemoryKind::device}; }
+  /// Whether the driver can lock any host memory.
+  virtual bool can_lock() { return true; }
+  /// What `other` can do with device memory of this one. Where it reaches that memory, the access is enabled, and stays so.
+  virtual MemoryConnection connection(VendorDevice& other) {
+    return &other == this ? MemoryConnection::unified : MemoryConnection::none;
+  }
+  /// What the vendor calls its own link to `other`, such as "NVLink"; empty where there is none.
+  virtual std::string link_to(VendorDevice&) { return {}; }
   /// What is wrong with the vendor's installation although it works.
   virtual std::vector<std::string> problems() { return {}; }
   /// Bytes that one `lock` can take.
@@ -180,5 +198,16 @@ class VendorDevice : public Locker {
 
 /// The device of this full name, such as "cuda:0", the same one each time. Throws Unavailable, which says what is missing.
 PINNING_API VendorDevice& vendor_device(std::string const& name);
+
+/// Number of devices of the vendor of this name, such as "cuda", at least 1. Throws Unavailable.
+PINNING_API unsigned device_count(std::string const& vendor);
+
+/// A vendor's library: its name as it was loaded, and the version as the vendor writes it.
+struct VendorLibrary {
+  std::string name, version;
+};
+
+/// Throws Unavailable where it cannot be loaded. Some vendors' libraries answer on a machine without a device.
+PINNING_API VendorLibrary vendor_library(std::string const& vendor);
 
 }  // namespace pinning

@@ -13,6 +13,10 @@ namespace {
 
 using namespace cuda;
 
+constexpr char confidential[] =
+    "under confidential computing no memory of the program's own is locked: copies of it are staged; allocate with "
+    "pinning.alloc(n, \"host\")";
+
 std::string range(Address ptr, std::uint64_t size) { return describe(ptr, size) + " cannot be locked: "; }
 
 /// Whether the range lies, in whole or in part, in a mapping that may not be written. Throws InvalidRange where some of
@@ -59,19 +63,74 @@ std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigne
 class CudaDevice : public VendorDevice {
  public:
   explicit CudaDevice(unsigned index) : name_("cuda:" + std::to_string(index)), driver_(Driver::get()) {
-    int count = 0;
-    driver_.check("cuDeviceGetCount", driver_.cuDeviceGetCount(&count));
-    if (index >= static_cast<unsigned>(count)) {
-      throw Unavailable("there is no " + name_ + ": this process sees " + std::to_string(count) + ", from cuda:0 on");
-    }
     driver_.check("cuDeviceGet", driver_.cuDeviceGet(&device_, static_cast<int>(index)));
-    int const asked = CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
-    driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&registers_read_only_, asked, device_));
-    int const major = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-    driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&capability_, major, device_));
+    registers_read_only_ = attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
+    capability_ = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   }
 
   std::string const& name() const noexcept override { return name_; }
+  std::uintptr_t native_context() override {
+    driver_.started().check();
+    return context();
+  }
+
+  std::string description() override {
+    driver_.started().check();
+    char text[256] = "";
+    driver_.check("cuDeviceGetName", driver_.cuDeviceGetName(text, sizeof text, device_));
+    return text;
+  }
+
+  std::string pci_address() override {
+    driver_.started().check();
+    try {
+      return pinning::pci_address(attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID), attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+                                  attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID));
+    } catch (VendorError const&) {
+      return {};
+    }
+  }
+
+  std::vector<MemoryKind> memory_kinds() override {
+    driver_.started().check();
+    auto kinds = VendorDevice::memory_kinds();
+    if (attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) != 0) kinds.push_back(MemoryKind::shared);
+    return kinds;
+  }
+
+  /// Memory of another GPU must be enabled in the context that uses it; libraries do the same. Where no direct access is
+  /// to be had, the driver copies between any two GPUs.
+  MemoryConnection connection(VendorDevice& other) override {
+    auto* const user = dynamic_cast<CudaDevice*>(&other);
+    if (user == nullptr || user == this) return VendorDevice::connection(other);
+    driver_.started().check();
+    int reaches = 0;
+    driver_.check("cuDeviceCanAccessPeer", driver_.cuDeviceCanAccessPeer(&reaches, user->device_, device_));
+    if (reaches == 0) return MemoryConnection::migratable;
+    auto* const own = reinterpret_cast<void*>(context());
+    auto const current = user->here();
+    int const code = driver_.cuCtxEnablePeerAccess(own, 0);
+    if (code == CUDA_ERROR_TOO_MANY_PEERS) return MemoryConnection::migratable;
+    if (code != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) driver_.check("cuCtxEnablePeerAccess", code);
+    return MemoryConnection::unified;
+  }
+
+  /// Two GPUs that are joined by NVLink reach each other's memory with atomic operations; over PCIe they do not.
+  std::string link_to(VendorDevice& other) override {
+    auto* const peer = dynamic_cast<CudaDevice*>(&other);
+    if (peer == nullptr || peer == this) return {};
+    driver_.started().check();
+    int atomic = 0;
+    int const asked = CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    int const code = driver_.cuDeviceGetP2PAttribute(&atomic, asked, device_, peer->device_);
+    return code == 0 && atomic != 0 ? "NVLink" : "";
+  }
+
+  std::vector<std::string> problems() override {
+    driver_.started().check();
+    if (attribute(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) != 0) return {};
+    return {name_ + " registers no host memory (CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED is 0): " + confidential};
+  }
 
   // ---- locking ----
 
@@ -206,6 +265,12 @@ class CudaDevice : public VendorDevice {
   }
 
  private:
+  int attribute(int asked) const {
+    int value = 0;
+    driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&value, asked, device_));
+    return value;
+  }
+
   /// The kernel is compiled for capability 7.0.
   bool moves_parts() const noexcept { return capability_ >= 7; }
 
@@ -221,8 +286,7 @@ class CudaDevice : public VendorDevice {
     char const* const function = "cuMemHostRegister";
     if (code == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) throw VendorAlreadyPinned(driver_.failed(function, code));
     if (code == CUDA_ERROR_NOT_SUPPORTED) {
-      throw VendorError(driver_.failed(function, code, "under confidential computing no memory of the program's own is "
-                                       "locked: copies of it are staged; allocate with pinning.alloc(n, \"host\")"));
+      throw VendorError(driver_.failed(function, code, confidential));
     }
     if (code != CUDA_ERROR_INVALID_VALUE) throw VendorError(driver_.failed(function, code));
     // Of memory that it has allocated pinned itself the driver says this, not "already registered".
@@ -295,6 +359,11 @@ class CudaDevice : public VendorDevice {
 
 }  // namespace
 
-std::unique_ptr<VendorDevice> make_cuda(unsigned index) { return std::make_unique<CudaDevice>(index); }
+Vendor const cuda_vendor{
+    "cuda",
+    [] { return Driver::get().device_count(); },
+    [](unsigned index) -> std::unique_ptr<VendorDevice> { return std::make_unique<CudaDevice>(index); },
+    [] { return Driver::get().library(); },
+};
 
 }  // namespace pinning

@@ -43,9 +43,13 @@ struct CopyAttributes {
 #define PINNING_CUDA_FUNCTIONS(FUNCTION)                                                                \
   FUNCTION(cuInit, int, unsigned)                                                                       \
   FUNCTION(cuGetErrorName, int, int, char const**)                                                      \
+  FUNCTION(cuDriverGetVersion, int, int*)                                                               \
   FUNCTION(cuDeviceGetCount, int, int*)                                                                 \
   FUNCTION(cuDeviceGet, int, int*, int)                                                                 \
+  FUNCTION(cuDeviceGetName, int, char*, int, int)                                                       \
   FUNCTION(cuDeviceGetAttribute, int, int*, int, int)                                                   \
+  FUNCTION(cuDeviceCanAccessPeer, int, int*, int, int)                                                  \
+  FUNCTION(cuDeviceGetP2PAttribute, int, int*, int, int, int)                                           \
   FUNCTION(cuDevicePrimaryCtxRetain, int, void**, int)                                                  \
   FUNCTION(cuDevicePrimaryCtxRelease_v2, int, int)                                                      \
   FUNCTION(cuCtxGetCurrent, int, void**)                                                                \
@@ -53,6 +57,7 @@ struct CopyAttributes {
   FUNCTION(cuCtxPopCurrent_v2, int, void**)                                                             \
   FUNCTION(cuCtxGetDevice, int, int*)                                                                   \
   FUNCTION(cuCtxSynchronize, int, void)                                                                 \
+  FUNCTION(cuCtxEnablePeerAccess, int, void*, unsigned)                                                 \
   FUNCTION(cuMemHostRegister_v2, int, void*, std::size_t, unsigned)                                     \
   FUNCTION(cuMemHostUnregister, int, void*)                                                             \
   FUNCTION(cuMemHostGetDevicePointer_v2, int, unsigned long long*, void*, unsigned)                     \
@@ -110,10 +115,18 @@ struct CopyAttributes {
   CONSTANT(CUDA_ERROR_OUT_OF_MEMORY, 2)                                 \
   CONSTANT(CUDA_ERROR_INVALID_CONTEXT, 201)                             \
   CONSTANT(CUDA_ERROR_INVALID_HANDLE, 400)                              \
+  CONSTANT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)                 \
+  CONSTANT(CUDA_ERROR_TOO_MANY_PEERS, 711)                              \
   CONSTANT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)              \
   CONSTANT(CUDA_ERROR_NOT_SUPPORTED, 801)                               \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 33)                          \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 34)                       \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 50)                       \
   CONSTANT(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)            \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 83)                      \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99)             \
   CONSTANT(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 113)  \
+  CONSTANT(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, 3)          \
   CONSTANT(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                        \
   CONSTANT(CU_MEMHOSTREGISTER_PORTABLE, 1)                              \
   CONSTANT(CU_MEMHOSTREGISTER_DEVICEMAP, 2)                             \

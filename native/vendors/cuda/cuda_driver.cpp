@@ -7,8 +7,10 @@ namespace {
 
 char const* advice(int code) {
   switch (code) {
-    case 3: return "CUDA does not work in a fork of a process that uses it: start processes by exec";
-    case 34: return "the libcuda.so.1 found is the toolkit's stub: put the NVIDIA driver's before it";
+    case 3: return "CUDA does not work in a fork of a process that uses it: start processes by exec, as "
+                   "multiprocessing's 'spawn' method does";
+    case 34: return "the libcuda.so.1 found is the toolkit's stub: put the NVIDIA driver's before it on "
+                    "the library path";
     case 100: return "no NVIDIA GPU is visible: compare `nvidia-smi -L` with the variable CUDA_VISIBLE_DEVICES";
     case 803: return "the NVIDIA kernel module and libcuda.so.1 are of different versions: reboot, or install one "
                      "version of both";
@@ -52,6 +54,18 @@ Driver const& Driver::get() {
   Driver const& driver = only.get([] { return std::unique_ptr<Driver>(new Driver); });
   driver.started().check();
   return driver;
+}
+
+unsigned Driver::device_count() const {
+  int count = 0;
+  check("cuDeviceGetCount", cuDeviceGetCount(&count));
+  return static_cast<unsigned>(count);
+}
+
+VendorLibrary Driver::library() const {
+  int version = 0;
+  check("cuDriverGetVersion", cuDriverGetVersion(&version));
+  return {library_.name(), std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)};
 }
 
 VendorCall Driver::failed(char const* function, int code, std::string advice) const {

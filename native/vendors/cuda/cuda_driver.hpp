@@ -19,6 +19,8 @@ class Driver : public Functions, public StreamVendor {
   static Driver const& get();
 
   using StreamVendor::check;
+  unsigned device_count() const;
+  VendorLibrary library() const;
   VendorCall failed(char const* function, int code, std::string advice = "") const override;
   Where enter(Where context) const override;
   void leave(Where pushed) const noexcept override;

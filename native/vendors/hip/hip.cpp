@@ -23,14 +23,50 @@ class HipDevice : public VendorDevice {
       : name_("hip:" + std::to_string(index)),
         runtime_(Runtime::get()),
         index_(index),
-        spare_events_(std::make_shared<SpareEvents>(runtime_, index)) {
-    int const count = runtime_.count;
-    if (index >= static_cast<unsigned>(count)) {
-      throw Unavailable("there is no " + name_ + ": this process sees " + std::to_string(count) + ", from hip:0 on");
+        spare_events_(std::make_shared<SpareEvents>(runtime_, index)) {}
+
+  std::string const& name() const noexcept override { return name_; }
+
+  std::string description() override {
+    runtime_.started().check();
+    char text[256] = "";
+    runtime_.check("hipDeviceGetName", runtime_.hipDeviceGetName(text, sizeof text, static_cast<int>(index_)));
+    return text;
+  }
+
+  std::string pci_address() override {
+    runtime_.started().check();
+    try {
+      return pinning::pci_address(of_device(hipDeviceAttributePciDomainID), of_device(hipDeviceAttributePciBusId),
+                                  of_device(hipDeviceAttributePciDeviceId));
+    } catch (VendorError const&) {
+      return {};
     }
   }
 
-  std::string const& name() const noexcept override { return name_; }
+  std::vector<MemoryKind> memory_kinds() override {
+    runtime_.started().check();
+    auto kinds = VendorDevice::memory_kinds();
+    if (of_device(hipDeviceAttributeManagedMemory) != 0) kinds.push_back(MemoryKind::shared);
+    return kinds;
+  }
+
+  /// Memory of another GPU must be enabled for the one that uses it; libraries do the same. Where no direct access is to be
+  /// had, the runtime copies between any two GPUs.
+  MemoryConnection connection(VendorDevice& other) override {
+    auto* const user = dynamic_cast<HipDevice*>(&other);
+    if (user == nullptr || user == this) return VendorDevice::connection(other);
+    runtime_.started().check();
+    int const own = static_cast<int>(index_), users = static_cast<int>(user->index_);
+    int reaches = 0;
+    runtime_.check("hipDeviceCanAccessPeer", runtime_.hipDeviceCanAccessPeer(&reaches, users, own));
+    if (reaches == 0) return MemoryConnection::migratable;
+    auto const current = user->here();
+    int const code = runtime_.hipDeviceEnablePeerAccess(own, 0);
+    if (code != hipErrorPeerAccessAlreadyEnabled) runtime_.check("hipDeviceEnablePeerAccess", code);
+    if (code != 0) runtime_.forget_error();
+    return MemoryConnection::unified;
+  }
 
   // ---- locking ----
 
@@ -162,6 +198,12 @@ class HipDevice : public VendorDevice {
  private:
   enum class Found : std::uint8_t { unknown, no, yes };
 
+  int of_device(int asked) const {
+    int value = 0;
+    runtime_.check("hipDeviceGetAttribute", runtime_.hipDeviceGetAttribute(&value, asked, static_cast<int>(index_)));
+    return value;
+  }
+
   Current here() const {
     runtime_.started().check();
     return Current(runtime_, index_);
@@ -215,11 +257,7 @@ class HipDevice : public VendorDevice {
   /// not enough. Old releases, and new ones with GPU_STREAMOPS_CP_WAIT=1, take only words of "signal memory", and say so
   /// when they are asked to wait.
   bool try_waiting() {
-    int can = 0;
-    auto const index = static_cast<int>(index_);
-    runtime_.check("hipDeviceGetAttribute",
-                   runtime_.hipDeviceGetAttribute(&can, hipDeviceAttributeCanUseStreamWaitValue, index));
-    if (can == 0) return false;
+    if (of_device(hipDeviceAttributeCanUseStreamWaitValue) == 0) return false;
     Address const word = allocate(4, MemoryKind::host, false);
     bool waits = true;
     try {
@@ -248,6 +286,11 @@ class HipDevice : public VendorDevice {
 
 }  // namespace
 
-std::unique_ptr<VendorDevice> make_hip(unsigned index) { return std::make_unique<HipDevice>(index); }
+Vendor const hip_vendor{
+    "hip",
+    [] { return static_cast<unsigned>(Runtime::get().count); },
+    [](unsigned index) -> std::unique_ptr<VendorDevice> { return std::make_unique<HipDevice>(index); },
+    Runtime::library,
+};
 
 }  // namespace pinning

@@ -11,10 +11,14 @@ namespace pinning::hip {
   FUNCTION(hipInit, int, unsigned)                                                                              \
   FUNCTION(hipGetErrorName, char const*, int)                                                                   \
   FUNCTION(hipGetLastError, int, void)                                                                          \
+  FUNCTION(hipRuntimeGetVersion, int, int*)                                                                     \
   FUNCTION(hipGetDeviceCount, int, int*)                                                                        \
   FUNCTION(hipGetDevice, int, int*)                                                                             \
   FUNCTION(hipSetDevice, int, int)                                                                              \
+  FUNCTION(hipDeviceGetName, int, char*, int, int)                                                              \
   FUNCTION(hipDeviceGetAttribute, int, int*, int, int)                                                          \
+  FUNCTION(hipDeviceCanAccessPeer, int, int*, int, int)                                                         \
+  FUNCTION(hipDeviceEnablePeerAccess, int, int, unsigned)                                                       \
   FUNCTION(hipDeviceSynchronize, int, void)                                                                     \
   FUNCTION(hipHostRegister, int, void*, std::size_t, unsigned)                                                  \
   FUNCTION(hipHostUnregister, int, void*)                                                                       \
@@ -61,6 +65,7 @@ namespace pinning::hip {
   CONSTANT(hipErrorInvalidDevicePointer, 17)                     \
   CONSTANT(hipErrorInvalidHandle, 400)                           \
   CONSTANT(hipErrorNotFound, 500)                                \
+  CONSTANT(hipErrorPeerAccessAlreadyEnabled, 704)                \
   CONSTANT(hipErrorHostMemoryAlreadyRegistered, 712)             \
   CONSTANT(hipErrorNotSupported, 801)                            \
   CONSTANT(hipHostRegisterPortable, 1)                           \
@@ -71,6 +76,10 @@ namespace pinning::hip {
   CONSTANT(hipMemAttachGlobal, 1)                                \
   CONSTANT(hipMemcpyDefault, 4)                                  \
   CONSTANT(hipStreamWaitValueGte, 0)                             \
+  CONSTANT(hipDeviceAttributeManagedMemory, 24)                  \
+  CONSTANT(hipDeviceAttributePciBusId, 67)                       \
+  CONSTANT(hipDeviceAttributePciDeviceId, 68)                    \
+  CONSTANT(hipDeviceAttributePciDomainID, 69)                    \
   CONSTANT(hipDeviceAttributeCanUseStreamWaitValue, 10013)       \
   CONSTANT(HIP_POINTER_ATTRIBUTE_HOST_POINTER, 4)                \
   CONSTANT(HIP_POINTER_ATTRIBUTE_IS_MANAGED, 8)                  \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hip_runtime.hpp"
 
-#include <cstdlib>
+#include "../amd.hpp"
 
 namespace pinning::hip {
 
@@ -9,17 +9,14 @@ namespace {
 
 constexpr Where unchanged = ~Where{0};
 
-std::string rocm() {
-  char const* const path = std::getenv("ROCM_PATH");
-  return path != nullptr && *path != '\0' ? path : "/opt/rocm";
-}
+Only<Runtime> only;
 
 }  // namespace
 
 Runtime::Runtime()
     : StreamVendor("HIP"),
       library_({"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
-                rocm() + "/lib/libamdhip64.so"},
+                in_rocm("libamdhip64.so")},
                "install the HIP runtime of ROCm, and put its folder on LD_LIBRARY_PATH or say in ROCM_PATH where ROCm "
                "is") {
 #define PINNING_GET(name, ...) library_.get(#name, this->name);
@@ -42,20 +39,37 @@ Runtime::Runtime()
       .stream_is_capturing = {"hipStreamIsCapturing", hipStreamIsCapturing},
       .thread_exchange_capture_mode = {"hipThreadExchangeStreamCaptureMode", hipThreadExchangeStreamCaptureMode},
   };
-  int code = hipInit(0);
-  if (code == 0) code = hipGetDeviceCount(&count);
-  if (code != 0) {
-    throw Unavailable("the HIP runtime finds no AMD GPU: " + failed("hipGetDeviceCount", code).text() +
-                      "; see whether there is a /dev/kfd that this user may open, and compare `rocminfo` with the "
-                      "variables HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES");
+}
+
+void Runtime::start() {
+  try {
+    check("hipInit", hipInit(0));
+    check("hipGetDeviceCount", hipGetDeviceCount(&count));
+  } catch (VendorError const& error) {
+    auto const problem = kfd_problem();
+    throw Unavailable("the HIP runtime finds no AMD GPU: " + error.call.text() + "; " +
+                      (problem.empty() ? "compare `rocminfo` with the variables HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES"
+                                       : problem));
   }
 }
 
 Runtime const& Runtime::get() {
-  static Only<Runtime> only;
-  Runtime const& runtime = only.get([] { return std::unique_ptr<Runtime>(new Runtime); });
+  Runtime const& runtime = only.get([] {
+    auto made = std::unique_ptr<Runtime>(new Runtime);
+    made->start();
+    return made;
+  });
   runtime.started().check();
   return runtime;
+}
+
+VendorLibrary Runtime::library() {
+  if (only.if_made() != nullptr) get();  // which refuses a fork
+  Runtime const loaded;
+  int version = 0;
+  loaded.check("hipRuntimeGetVersion", loaded.hipRuntimeGetVersion(&version));
+  return {loaded.library_.name(), std::to_string(version / 10'000'000) + "." + std::to_string(version / 100'000 % 100) +
+                                      "." + std::to_string(version % 100'000)};
 }
 
 VendorCall Runtime::failed(char const* function, int code, std::string advice) const {

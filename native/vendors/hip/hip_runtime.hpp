@@ -17,6 +17,8 @@ class Runtime : public Functions, public StreamVendor {
  public:
   /// Loaded and started once; again after each failure. Throws Unavailable.
   static Runtime const& get();
+  /// It needs no GPU.
+  static VendorLibrary library();
 
   VendorCall failed(char const* function, int code, std::string advice = "") const override;
   Where enter(Where device) const override;
@@ -27,6 +29,7 @@ class Runtime : public Functions, public StreamVendor {
 
  private:
   Runtime();
+  void start();
 
   Library library_;
 };

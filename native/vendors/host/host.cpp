@@ -2,6 +2,7 @@
 // Host memory: locked by mlock, allocated by mmap, copied by threads. Locks: `State::mutex` guards the list of what is
 // allocated; the kernel is called without it.
 #include <sys/mman.h>
+#include <sys/utsname.h>
 
 #include <cinttypes>
 #include <cstdio>
@@ -25,6 +26,10 @@ char const* name_of(MemoryKind kind) {
 class HostDevice : public VendorDevice {
  public:
   std::string const& name() const noexcept override { return name_; }
+  std::string description() override { return "host memory (mlock)"; }
+  std::vector<MemoryKind> memory_kinds() override {
+    return {MemoryKind::host, MemoryKind::device, MemoryKind::shared};
+  }
 
   Address lock(Address ptr, std::uint64_t size, LockOptions) override {
     state_.locks.lock({ptr, size});
@@ -134,9 +139,15 @@ class HostDevice : public VendorDevice {
 
 }  // namespace
 
-std::unique_ptr<VendorDevice> make_host(unsigned index) {
-  if (index != 0) throw Unavailable("there is no host:" + std::to_string(index) + ": the host is host:0 alone");
-  return std::make_unique<HostDevice>();
-}
+Vendor const host_vendor{
+    "host",
+    [] { return 1u; },
+    [](unsigned) -> std::unique_ptr<VendorDevice> { return std::make_unique<HostDevice>(); },
+    []() -> VendorLibrary {
+      utsname kernel{};
+      uname(&kernel);
+      return {kernel.sysname, kernel.release};
+    },
+};
 
 }  // namespace pinning

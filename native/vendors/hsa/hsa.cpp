@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // AMD GPUs, by the HSA runtime.
+#include <algorithm>
+#include <cstring>
+
 #include "../devices.hpp"
 #include "hsa_copies.hpp"
 #include "hsa_queue.hpp"
@@ -28,10 +31,6 @@ class HsaDevice : public VendorDevice {
  public:
   explicit HsaDevice(unsigned index) : name_("hsa:" + std::to_string(index)), index_(static_cast<int>(index)) {
     Runtime const& runtime = Runtime::get();
-    std::size_t const count = runtime.gpus.size();
-    if (index >= count) {
-      throw Unavailable("there is no " + name_ + ": this process sees " + std::to_string(count) + ", from hsa:0 on");
-    }
     agent_ = runtime.gpus[index];
     auto const pools = runtime.pools(agent_, HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED);
     if (pools.empty()) throw Unavailable(name_ + " has no coarse-grained memory of its own: see `rocminfo`");
@@ -54,6 +53,23 @@ class HsaDevice : public VendorDevice {
   }
   /// The pool of its own memory.
   std::uintptr_t native_context() override { return own_pool_.handle; }
+
+  /// The product and its instruction set, such as "AMD Instinct MI300X (gfx942)".
+  std::string description() override {
+    auto const product = text(HSA_AMD_AGENT_INFO_PRODUCT_NAME), isa = text(HSA_AGENT_INFO_NAME);
+    return product.empty() ? isa : product + " (" + isa + ")";
+  }
+
+  /// Where the other GPU reaches it, all that `allocate` gives is open to it. Elsewhere the runtime copies by the host.
+  MemoryConnection connection(VendorDevice& other) override {
+    auto* const user = dynamic_cast<HsaDevice*>(&other);
+    if (user == nullptr || user == this) return VendorDevice::connection(other);
+    Runtime::get();
+    bool const reaches = std::ranges::find(peers_, user->agent_.handle, &Handle::handle) != peers_.end();
+    return reaches ? MemoryConnection::unified : MemoryConnection::none;
+  }
+
+  std::vector<std::string> problems() override { return Runtime::get().problems(); }
 
   // ---- locking ----
 
@@ -190,6 +206,13 @@ class HsaDevice : public VendorDevice {
   }
 
  private:
+  std::string text(int attribute) const {
+    Runtime const& runtime = Runtime::get();
+    char value[64] = "";
+    runtime.check("hsa_agent_get_info", runtime.hsa_agent_get_info(agent_, attribute, value));
+    return {value, strnlen(value, sizeof value)};
+  }
+
   static Address vendor_lock(Runtime const& runtime, Address ptr, std::uint64_t size, bool coarse) {
     auto* const host = reinterpret_cast<void*>(ptr);
     auto* const agents = const_cast<Handle*>(runtime.gpus.data());
@@ -216,6 +239,11 @@ class HsaDevice : public VendorDevice {
 
 }  // namespace
 
-std::unique_ptr<VendorDevice> make_hsa(unsigned index) { return std::make_unique<HsaDevice>(index); }
+Vendor const hsa_vendor{
+    "hsa",
+    [] { return static_cast<unsigned>(Runtime::get().gpus.size()); },
+    [](unsigned index) -> std::unique_ptr<VendorDevice> { return std::make_unique<HsaDevice>(index); },
+    [] { return Runtime::get().library(); },
+};
 
 }  // namespace pinning

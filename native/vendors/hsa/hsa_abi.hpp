@@ -40,6 +40,7 @@ using Visit = int (*)(Handle, void*);
 #define PINNING_HSA_FUNCTIONS(FUNCTION)                                                                              \
   FUNCTION(hsa_init, int, )                                                                                          \
   FUNCTION(hsa_status_string, int, int, char const**)                                                                \
+  FUNCTION(hsa_system_get_info, int, int, void*)                                                                     \
   FUNCTION(hsa_iterate_agents, int, Visit, void*)                                                                    \
   FUNCTION(hsa_agent_get_info, int, Handle, int, void*)                                                              \
   FUNCTION(hsa_amd_agent_iterate_memory_pools, int, Handle, Visit, void*)                                            \
@@ -68,7 +69,11 @@ using Visit = int (*)(Handle, void*);
 #define PINNING_HSA_CONSTANTS(CONSTANT)                             \
   CONSTANT(HSA_STATUS_ERROR, 0x1000)                                \
   CONSTANT(HSA_STATUS_ERROR_OUT_OF_RESOURCES, 0x1008)               \
+  CONSTANT(HSA_SYSTEM_INFO_VERSION_MAJOR, 0)                        \
+  CONSTANT(HSA_SYSTEM_INFO_VERSION_MINOR, 1)                        \
+  CONSTANT(HSA_AGENT_INFO_NAME, 0)                                  \
   CONSTANT(HSA_AGENT_INFO_DEVICE, 17)                               \
+  CONSTANT(HSA_AMD_AGENT_INFO_PRODUCT_NAME, 0xA009)                 \
   CONSTANT(HSA_DEVICE_TYPE_CPU, 0)                                  \
   CONSTANT(HSA_DEVICE_TYPE_GPU, 1)                                  \
   CONSTANT(HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS, 1)                \

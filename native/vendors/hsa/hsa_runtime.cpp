@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hsa_runtime.hpp"
 
-#include <unistd.h>
+#include <link.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
+
+#include "../amd.hpp"
 
 namespace pinning::hsa {
 
 namespace {
-
-std::string in_rocm() {
-  char const* const path = std::getenv("ROCM_PATH");
-  return std::string(path != nullptr && *path != '\0' ? path : "/opt/rocm") + "/lib/libhsa-runtime64.so.1";
-}
 
 /// Called for each agent or pool; a vector that cannot grow must not throw through the runtime.
 int collect(Handle found, void* all) noexcept {
@@ -27,21 +23,27 @@ int collect(Handle found, void* all) noexcept {
 }
 
 std::string advice(int code) {
-  char const* const device = "/dev/kfd";
-  if (code == HSA_STATUS_ERROR_OUT_OF_RESOURCES && access(device, F_OK) != 0) {
-    return "there is no /dev/kfd: load the kernel module amdgpu (`sudo modprobe amdgpu`); a container needs "
-           "--device=/dev/kfd --device=/dev/dri";
+  auto const problem = code == HSA_STATUS_ERROR_OUT_OF_RESOURCES ? kfd_problem() : "";
+  return problem.empty() ? "see whether `rocminfo` works, and `sudo dmesg | grep -i kfd`" : problem;
+}
+
+/// Called for each library of the process, under the dynamic linker's lock.
+int collect_runtimes(dl_phdr_info* info, std::size_t, void* all) noexcept {
+  try {
+    std::string const file = info->dlpi_name;
+    if (file.find("libhsa-runtime64", file.rfind('/') + 1) != std::string::npos) {
+      static_cast<std::vector<std::string>*>(all)->push_back(file);
+    }
+    return 0;
+  } catch (...) {
+    return 1;
   }
-  if (code == HSA_STATUS_ERROR_OUT_OF_RESOURCES && access(device, R_OK | W_OK) != 0) {
-    return "this user may not open /dev/kfd: `sudo usermod -a -G render,video $USER`";
-  }
-  return "see whether `rocminfo` works, and `sudo dmesg | grep -i kfd`";
 }
 
 }  // namespace
 
 Runtime::Runtime()
-    : library_({"libhsa-runtime64.so.1", in_rocm()},
+    : library_({"libhsa-runtime64.so.1", in_rocm("libhsa-runtime64.so.1")},
                "install ROCm's package hsa-rocr (Debian and Ubuntu: libhsa-runtime64-1), or say in ROCM_PATH where "
                "ROCm is") {
 #define PINNING_GET(name, ...) library_.get(#name, this->name);
@@ -94,6 +96,24 @@ std::vector<Handle> Runtime::pools(Handle agent, std::uint32_t grain) const {
   }
   found.insert(found.end(), for_arguments.begin(), for_arguments.end());
   return found;
+}
+
+VendorLibrary Runtime::library() const {
+  std::uint16_t major = 0, minor = 0;
+  check("hsa_system_get_info", hsa_system_get_info(HSA_SYSTEM_INFO_VERSION_MAJOR, &major));
+  check("hsa_system_get_info", hsa_system_get_info(HSA_SYSTEM_INFO_VERSION_MINOR, &minor));
+  return {library_.name(), std::to_string(major) + "." + std::to_string(minor)};
+}
+
+std::vector<std::string> Runtime::problems() const {
+  std::vector<std::string> files;
+  dl_iterate_phdr(collect_runtimes, &files);
+  if (files.size() < 2) return {};
+  std::ranges::sort(files);
+  std::string problem = std::to_string(files.size()) +
+                        " HSA runtimes are in this process, and none knows what another has locked: ";
+  for (auto const& file : files) problem += (&file == files.data() ? "" : ", ") + file;
+  return {problem + "; put the folder of one before all others in LD_LIBRARY_PATH"};
 }
 
 void Runtime::find_machine() {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <optional>
-#include <pinning/errors.hpp>
+#include <pinning/vendor.hpp>
 #include <vector>
 
 #include "../../base/library.hpp"
@@ -23,6 +23,10 @@ class Runtime : public Functions {
   void check(char const* function, int code) const;
   VendorCall failed(char const* function, int code, std::string advice = "") const;
   Started const& started() const noexcept { return started_; }
+
+  VendorLibrary library() const;
+  /// That a package has brought a runtime of its own into this process.
+  std::vector<std::string> problems() const;
 
   /// Index of a GPU's agent; nothing where it is none.
   std::optional<int> gpu(Handle agent) const noexcept;

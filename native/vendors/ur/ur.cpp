@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Intel's devices and others, through Unified Runtime.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -81,7 +84,73 @@ class UrDevice : public VendorDevice {
   std::uintptr_t native_handle() override { return reinterpret_cast<std::uintptr_t>(device_); }
   std::uintptr_t native_context() override { return reinterpret_cast<std::uintptr_t>(context(Loader::get())); }
 
-  std::vector<std::string> problems() override { return Platforms::get().problems; }
+  std::string description() override {
+    Loader const& loader = Loader::get();
+    char text[256] = "";
+    loader.check("urDeviceGetInfo", loader.urDeviceGetInfo(device_, UR_DEVICE_INFO_NAME, sizeof text, text, nullptr));
+    return text + (" (" + platform_.context.adapter + ")");
+  }
+
+  /// All three, for most.
+  std::vector<MemoryKind> memory_kinds() override {
+    Loader const& loader = Loader::get();
+    std::vector<MemoryKind> kinds;
+    for (auto const& [kind, support] : {std::pair{MemoryKind::host, int{UR_DEVICE_INFO_USM_HOST_SUPPORT}},
+                                        std::pair{MemoryKind::device, int{UR_DEVICE_INFO_USM_DEVICE_SUPPORT}},
+                                        std::pair{MemoryKind::shared, int{UR_DEVICE_INFO_USM_SINGLE_SHARED_SUPPORT}}}) {
+      auto const flags = loader.ask<std::uint32_t>("urDeviceGetInfo", loader.urDeviceGetInfo, device_, support);
+      if ((flags & UR_DEVICE_USM_ACCESS_CAPABILITY_FLAG_ACCESS) != 0) kinds.push_back(kind);
+    }
+    return kinds;
+  }
+
+  /// No call but such a call tells. The adapter is asked to unlock a page that nothing has locked, which is wrong where it
+  /// can lock, and unsupported where it cannot.
+  bool can_lock() override {
+    Loader const& loader = Loader::get();
+    void* const in = context(loader);
+    std::size_t const size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    void* const page = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) throw std::bad_alloc();
+    bool can = false;
+    for (auto* const unlock : {loader.urUSMHostAllocUnregisterExp, loader.urUSMReleaseExp}) {
+      can = can || (unlock != nullptr && unlock(in, page) != UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    }
+    munmap(page, size);
+    return can;
+  }
+
+  /// Access to memory of another device of the platform is enabled for the one that uses it. Of two that have none, no
+  /// adapter promises more than copies by the host.
+  MemoryConnection connection(VendorDevice& other) override {
+    auto* const user = dynamic_cast<UrDevice*>(&other);
+    if (user == nullptr || user == this) return VendorDevice::connection(other);
+    Loader const& loader = Loader::get();
+    char const* const ask = "urUsmP2PPeerAccessGetInfoExp";
+    if (&user->platform_ != &platform_ || loader.urUsmP2PPeerAccessGetInfoExp == nullptr) return MemoryConnection::none;
+    try {
+      int const asked = UR_EXP_PEER_INFO_UR_PEER_ACCESS_SUPPORT;
+      if (loader.ask<int>(ask, loader.urUsmP2PPeerAccessGetInfoExp, user->device_, device_, asked) == 0) {
+        return MemoryConnection::none;
+      }
+      loader.check("urUsmP2PEnablePeerAccessExp", loader.urUsmP2PEnablePeerAccessExp(user->device_, device_));
+    } catch (VendorError const& error) {
+      if (error.call.code == UR_RESULT_ERROR_UNSUPPORTED_FEATURE) return MemoryConnection::none;
+      if (error.call.code != UR_RESULT_ERROR_INVALID_OPERATION) throw;  // which some say where it is enabled already
+    }
+    return MemoryConnection::unified;
+  }
+
+  std::vector<std::string> problems() override {
+    auto problems = Platforms::get().problems;
+    Loader const& loader = Loader::get();
+    if (loader.urUSMHostAllocRegisterExp == nullptr && platform_.context.adapter == level_zero) {
+      problems.push_back("this release of " + loader.name() +
+                         " has no urUSMHostAllocRegisterExp, so memory is locked by urUSMImportExp, which may do nothing and "
+                         "say that all went well: pip install 'intel-cmplr-lib-ur>=2026.2'");
+    }
+    return problems;
+  }
 
   // ---- locking ----
 
@@ -318,6 +387,11 @@ class UrDevice : public VendorDevice {
 
 }  // namespace
 
-std::unique_ptr<VendorDevice> make_ur(unsigned index) { return std::make_unique<UrDevice>(index); }
+Vendor const ur_vendor{
+    "ur",
+    [] { return Platforms::get().count(); },
+    [](unsigned index) -> std::unique_ptr<VendorDevice> { return std::make_unique<UrDevice>(index); },
+    [] { return Platforms::get().library(); },
+};
 
 }  // namespace pinning

@@ -25,6 +25,7 @@ struct Properties {
   FUNCTION(urAdapterGet, int, std::uint32_t, void**, std::uint32_t*)                                                 \
   FUNCTION(urAdapterGetInfo, int, void*, int, std::size_t, void*, std::size_t*)                                      \
   FUNCTION(urPlatformGet, int, void*, std::uint32_t, void**, std::uint32_t*)                                         \
+  FUNCTION(urPlatformGetApiVersion, int, void*, std::uint32_t*)                                                      \
   FUNCTION(urDeviceGetSelected, int, void*, int, std::uint32_t, void**, std::uint32_t*)                              \
   FUNCTION(urDeviceGetInfo, int, void*, int, std::size_t, void*, std::size_t*)                                       \
   FUNCTION(urContextCreate, int, std::uint32_t, void**, void*, void**)                                               \
@@ -57,10 +58,13 @@ struct Properties {
 #define PINNING_UR_RECENT_FUNCTIONS(FUNCTION)                                                  \
   FUNCTION(urUSMHostAllocRegisterExp, int, void*, void*, std::size_t, Properties const*)       \
   FUNCTION(urUSMHostAllocUnregisterExp, int, void*, void*)                                     \
+  FUNCTION(urUsmP2PPeerAccessGetInfoExp, int, void*, void*, int, std::size_t, void*, std::size_t*) \
+  FUNCTION(urUsmP2PEnablePeerAccessExp, int, void*, void*)                                     \
   FUNCTION(urEnqueueHostTaskExp, int, void*, void (*)(void*), void*, void*, std::uint32_t, void* const*, void**)
 
 // CONSTANT(name, value)
 #define PINNING_UR_CONSTANTS(CONSTANT)                                        \
+  CONSTANT(UR_RESULT_ERROR_INVALID_OPERATION, 1)                              \
   CONSTANT(UR_RESULT_ERROR_OUT_OF_HOST_MEMORY, 38)                            \
   CONSTANT(UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY, 39)                          \
   CONSTANT(UR_RESULT_ERROR_OUT_OF_RESOURCES, 40)                              \
@@ -76,7 +80,13 @@ struct Properties {
   CONSTANT(UR_BACKEND_NATIVE_CPU, 5)                                          \
   CONSTANT(UR_BACKEND_OFFLOAD, 0x100)                                         \
   CONSTANT(UR_DEVICE_TYPE_ALL, 2)                                             \
+  CONSTANT(UR_DEVICE_INFO_NAME, 66)                                           \
+  CONSTANT(UR_DEVICE_INFO_USM_HOST_SUPPORT, 83)                               \
+  CONSTANT(UR_DEVICE_INFO_USM_DEVICE_SUPPORT, 84)                             \
+  CONSTANT(UR_DEVICE_INFO_USM_SINGLE_SHARED_SUPPORT, 85)                      \
   CONSTANT(UR_DEVICE_INFO_ENQUEUE_HOST_TASK_SUPPORT_EXP, 0x9000)              \
+  CONSTANT(UR_DEVICE_USM_ACCESS_CAPABILITY_FLAG_ACCESS, 1)                    \
+  CONSTANT(UR_EXP_PEER_INFO_UR_PEER_ACCESS_SUPPORT, 0)                        \
   CONSTANT(UR_USM_ALLOC_INFO_TYPE, 0)                                         \
   CONSTANT(UR_USM_ALLOC_INFO_BASE_PTR, 1)                                     \
   CONSTANT(UR_USM_ALLOC_INFO_SIZE, 2)                                         \

@@ -46,6 +46,7 @@ class Loader : public Functions {
 
   std::vector<void*> platforms(void* adapter) const;
 
+  std::string const& name() const noexcept { return library_.name(); }
   /// Its file.
   std::string path() const;
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace pinning::ur {
@@ -11,7 +12,7 @@ namespace {
 
 std::string adapter_name(int backend) {
   switch (backend) {
-    case UR_BACKEND_LEVEL_ZERO: return "Level Zero";
+    case UR_BACKEND_LEVEL_ZERO: return level_zero;
     case UR_BACKEND_OPENCL: return "OpenCL";
     case UR_BACKEND_CUDA: return "CUDA";
     case UR_BACKEND_HIP: return "HIP";
@@ -44,18 +45,17 @@ Platforms::Platforms() {
   } catch (VendorError const& error) {
     throw Unavailable(std::string("libur_loader.so.0 cannot list its adapters: ") + error.what());
   }
-  std::string names;
   for (void* const adapter : adapters) {
     try {
       auto const name =
           adapter_name(loader.ask<int>("urAdapterGetInfo", loader.urAdapterGetInfo, adapter, UR_ADAPTER_INFO_BACKEND));
-      names += (names.empty() ? "" : ", ") + name;
+      adapters_ += (adapters_.empty() ? "" : ", ") + name;
       std::vector<std::unique_ptr<Platform>> found;
       unsigned count = count_;
       for (void* const platform : loader.platforms(adapter)) {
         auto devices = loader.list("urDeviceGetSelected", loader.urDeviceGetSelected, platform, UR_DEVICE_TYPE_ALL);
         if (devices.empty()) continue;
-        found.push_back(std::make_unique<Platform>(name, devices, count));
+        found.push_back(std::make_unique<Platform>(platform, name, devices, count));
         count += static_cast<unsigned>(devices.size());
       }
       for (auto& platform : found) platforms_.push_back(std::move(platform));
@@ -69,7 +69,7 @@ Platforms::Platforms() {
                       "looks for, and what each lacks");
   }
   if (count_ == 0) {
-    std::string what = "Unified Runtime finds no device through its adapters (" + names + "); ";
+    std::string what = "Unified Runtime finds no device through its adapters (" + adapters_ + "); ";
     for (auto const& problem : problems) what += problem + "; ";
     throw Unavailable(what + how_to_get_a_device(loader));
   }
@@ -81,12 +81,17 @@ Platforms& Platforms::get() {
   return only;
 }
 
-Platform& Platforms::of_device(unsigned index) {
-  for (auto const& platform : platforms_) {
-    if (index - platform->first < platform->context.devices.size()) return *platform;
-  }
-  throw Unavailable("there is no ur:" + std::to_string(index) + ": this process sees " + std::to_string(count_) +
-                    ", from ur:0 on");
+Platform& Platforms::of_device(unsigned index) const {
+  auto const behind = std::ranges::find_if(platforms_, [&](auto const& platform) { return platform->first > index; });
+  return **std::prev(behind);
+}
+
+VendorLibrary Platforms::library() const {
+  Loader const& loader = Loader::get();
+  std::uint32_t version = 0;
+  loader.check("urPlatformGetApiVersion", loader.urPlatformGetApiVersion(platforms_.front()->handle, &version));
+  return {loader.name(),
+          std::to_string(version >> 16) + "." + std::to_string(version & 0xFFFF) + " (" + adapters_ + ")"};
 }
 
 }  // namespace pinning::ur

@@ -57,32 +57,17 @@ class Event : public VendorEvent {
 
 }  // namespace
 
-QueueHandle::User::User(QueueHandle& queue, char const* function) : queue_(queue) {
-  std::lock_guard const guard(queue.mutex_);
-  if (!queue.open_) {
-    throw Unsupported("this queue of " + queue.device_ + " is closed, so " + function +
-                      " cannot be called: make another");
-  }
-  ++queue.users_;
-}
-
-QueueHandle::User::~User() {
-  std::lock_guard const guard(queue_.mutex_);
-  if (--queue_.users_ == 0) queue_.unused_.notify_all();
+void QueueHandle::refuse(char const* function) const {
+  throw Unsupported("this queue of " + device_ + " is closed, so " + function + " cannot be called: make another");
 }
 
 void QueueHandle::close() {
   Loader const& loader = Loader::get();
-  std::unique_lock guard(mutex_);
-  if (!open_) return;
-  open_ = false;
-  unused_.wait(guard, [&] { return users_ == 0; });
-  guard.unlock();
+  if (!open_.exchange(false)) return;
+  users_.wait_until_unused();
   int const code = owned_ ? loader.urQueueRelease(handle) : 0;
   if (code == 0) return;
-  guard.lock();
   open_ = true;
-  guard.unlock();
   loader.check("urQueueRelease", code);
 }
 

@@ -2,16 +2,16 @@
 // In-order queues of Unified Runtime, and events in them.
 #pragma once
 
-#include <condition_variable>
+#include <atomic>
 #include <memory>
-#include <mutex>
 #include <pinning/vendor.hpp>
 
+#include "../in_use.hpp"
 #include "ur_loader.hpp"
 
 namespace pinning::ur {
 
-/// A ur_queue_handle_t, which the loader crashes on once it is given back: so nobody uses it then.
+/// A ur_queue_handle_t, which no call uses once it is given back.
 class QueueHandle {
  public:
   /// `device` is its device's name, for errors.
@@ -22,31 +22,23 @@ class QueueHandle {
   /// Runs `use` while it is open; else throws Unsupported, which says that `function` cannot be called.
   template <class Use>
   void use(char const* function, Use&& use) {
-    User const user(*this, function);
+    InUse::User const user(users_);
+    if (!open_) refuse(function);
     use();
   }
 
-  /// Once nobody uses it. After an error it is still open.
+  /// Once no call uses it. After an error it is still open.
   void close();
 
   void* const handle;
 
  private:
-  class User {
-   public:
-    User(QueueHandle& queue, char const* function);
-    ~User();
-
-   private:
-    QueueHandle& queue_;
-  };
+  [[noreturn]] void refuse(char const* function) const;
 
   std::string const& device_;
   bool const owned_;
-  std::mutex mutex_;
-  std::condition_variable unused_;
-  unsigned users_ = 0;
-  bool open_ = true;
+  InUse users_;
+  std::atomic<bool> open_ = true;
 };
 
 class Queue : public VendorQueue {

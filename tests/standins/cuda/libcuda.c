@@ -165,6 +165,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevi
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
     switch (attrib) {
     case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: *pi = read_only_supported; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED: *pi = !confidential; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *pi = 9; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *pi = 1; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *pi = 0x3b + dev; return CUDA_SUCCESS;

@@ -109,6 +109,7 @@ const char *hipGetErrorName(hipError_t hip_error) {
     switch (hip_error) {
 #define NAMED(name) case name: return #name
     NAMED(hipErrorInvalidValue);
+    NAMED(hipErrorNotInitialized);
     NAMED(hipErrorNoDevice);
     NAMED(hipErrorHostMemoryAlreadyRegistered);
     NAMED(hipErrorOutOfMemory);

@@ -171,7 +171,10 @@ def test_a_driver_that_takes_less_by_one_call(standin: StandIn) -> None:
 
 def test_confidential_computing(standin: StandIn, tmp_path: Path) -> None:
     """Memory of the program's is not to be registered; what the driver allocates itself is pinned all the same."""
+    assert plugin.warnings() == []
     standin.configure("confidential")
+    told = [warning.partition(" (")[0] for warning in plugin.warnings()]
+    assert told == [f"cuda:{i} registers no host memory" for i in range(4)]
     array = bytearray(range(256)) * (1 << 17)
     with pytest.raises(VendorError, match=r"confidential computing.*pinning\.alloc") as caught:
         pinning.lock(array, device=DEVICE)

@@ -28,7 +28,7 @@ def kind(request: pytest.FixtureRequest) -> MemoryKind:
 
 def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> None:
     standin.configure("no_managed")
-    gpu = CudaDevice("cuda:0", 0)
+    gpu = CudaDevice("cuda:0")
     assert gpu.memory_kinds == {HOST, DEVICE}
     with pytest.raises(VendorError, match="CUDA_ERROR_NOT_SUPPORTED"):
         gpu.allocate(8, SHARED)
@@ -67,7 +67,7 @@ def test_another_librarys_context_is_left_current(standin: StandIn, kind: Memory
 
 def test_a_gpu_uses_its_own_memory(standin: StandIn) -> None:
     standin.configure()
-    assert GPU.connection(CudaDevice("cuda:0", 0)) is MemoryConnection.UNIFIED
+    assert GPU.connection(CudaDevice("cuda:0")) is MemoryConnection.UNIFIED
     assert standin.calls("cuDeviceCanAccessPeer") == standin.calls("cuCtxEnablePeerAccess") == []
 
 
@@ -77,9 +77,9 @@ def test_access_of_another_gpu_is_enabled_in_its_context(standin: StandIn) -> No
     assert owner.connection(user) is MemoryConnection.UNIFIED
     assert standin.calls("cuDeviceCanAccessPeer") == ["cuDeviceCanAccessPeer 3 2"]
     (pushed,) = standin.calls("cuCtxPushCurrent")
-    assert int(pushed.split()[1], 16) == int(user._context)  # type: ignore[call-overload]
+    assert int(pushed.split()[1], 16) == user.context
     (enabled,) = standin.calls("cuCtxEnablePeerAccess")
-    assert int(enabled.split()[1], 16) == int(owner._context)  # type: ignore[call-overload]
+    assert int(enabled.split()[1], 16) == owner.context
     assert owner.connection(user) is MemoryConnection.UNIFIED  # enabled already, by us or another
 
 

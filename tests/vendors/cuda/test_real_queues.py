@@ -159,7 +159,7 @@ def test_memory_that_work_uses_is_given_back_after_it(gpu: CudaDevice, queue: Na
 
 
 def test_a_gpu_and_itself(gpu: CudaDevice) -> None:
-    assert gpu.connection(CudaDevice("cuda:0", 0)) is MemoryConnection.UNIFIED
+    assert gpu.connection(CudaDevice("cuda:0")) is MemoryConnection.UNIFIED
 
 
 # ---- work ----

@@ -37,21 +37,34 @@ except PluginUnavailableError as error:
 """
 
 
-def test_importing_loads_neither_the_bindings_nor_the_driver() -> None:
-    program = "import sys, pinning_cuda; print([name for name in sys.modules if name.split('.')[0] == 'cuda'])"
-    assert run(program) == "[]\n"
+def test_importing_loads_no_driver() -> None:
+    program = "import pinning_cuda; print('libcuda.so' in open('/proc/self/maps').read())"
+    assert run(program) == "False\n"
 
 
-def test_bindings_that_are_not_installed() -> None:
-    # None in sys.modules is how Python marks a module that cannot be imported.
-    said = run(f"import sys\nsys.modules['cuda'] = sys.modules['cuda.bindings'] = None\n{COUNT}")
-    assert said.startswith("unavailable:")
-    assert "cuda-bindings" in said
-    assert "pip install 'pinning[cuda]'" in said
+ALL = """
+import sys
+sys.modules["cuda"] = sys.modules["cuda.bindings"] = None  # how Python marks a module that cannot be imported
+from pinning_cuda import plugin
+first, second = plugin.device(0), plugin.device(1)
+print(first, first.pci_address, len(first.memory_kinds), first.connection(second).name, first.link_to(second))
+print(plugin.library().name, *plugin.warnings())
+"""
+
+
+def test_a_gpu_needs_no_python_package_of_the_vendors(standin_folder: Path) -> None:
+    said = run(ALL, DRIVER.environment(standin_folder, "devices=2"))
+    assert said == "<cuda:0 Stand-in 0> 0001:3b:00.0 3 UNIFIED NVLink\nlibcuda.so.1\n"
+
+
+def test_a_fork_of_a_process_that_uses_the_driver(standin_folder: Path) -> None:
+    program = f"import os\n{COUNT}if not os.fork():\n" + "".join(f"    {line}\n" for line in COUNT.splitlines())
+    said = run(f"{program}else:\n    os.wait()", {**DRIVER.environment(standin_folder), "PYTHONUNBUFFERED": "1"})
+    assert said.splitlines()[0] == "1"
+    assert [word for word in ("unavailable: process", "is a fork of", "CUDA", "'spawn'") if word not in said] == []
 
 
 def test_a_driver_that_is_not_installed() -> None:
-    pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

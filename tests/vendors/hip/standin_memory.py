@@ -21,7 +21,7 @@ OTHER = plugin.device(1)
 
 def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> None:
     standin.configure("no_managed")
-    gpu = HipDevice("hip:0", 0)
+    gpu = HipDevice("hip:0")
     assert gpu.memory_kinds == {HOST, DEVICE}
     with pytest.raises(VendorError, match="hipErrorNotSupported"):
         gpu.allocate(8, SHARED)
@@ -41,7 +41,7 @@ def test_memory_that_goes_while_it_is_asked_about_is_unknown(standin: StandIn, c
 
 def test_a_gpu_uses_its_own_memory(standin: StandIn) -> None:
     standin.configure()
-    assert GPU.connection(HipDevice("hip:0", 0)) is MemoryConnection.UNIFIED
+    assert GPU.connection(HipDevice("hip:0")) is MemoryConnection.UNIFIED
     assert standin.calls("hipDeviceCanAccessPeer") == standin.calls("hipDeviceEnablePeerAccess") == []
 
 

@@ -18,8 +18,7 @@ import pytest
 from mapped_memory import PAGE, Memory
 from pinning.conformance.faults import each_failure
 from pinning.errors import VendorError
-from pinning_ur import plugin
-from pinning_ur.loader import SONAME
+from pinning_ur import SONAME, plugin
 from standins.libur import FAULTS
 from standins.standin import StandIn
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pinning_ur import UrDevice
-from pinning_ur.loader import SONAME
+from pinning_ur import SONAME, UrDevice
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the part of a vendor's interface that is called natively is as the vendor's headers have it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from standins.standin import Driver, MissingError
+
+VENDORS = Path(__file__).parents[2] / "native" / "vendors"
+
+PROGRAM = r"""
+@HEADERS@
+#include "@ABI@"
+#include <type_traits>
+
+template <class Theirs, class Ours>
+constexpr bool alike = sizeof(Theirs) == sizeof(Ours) && std::is_pointer_v<Theirs> == std::is_pointer_v<Ours> &&
+                       std::is_class_v<Theirs> == std::is_class_v<Ours>;
+template <class...> struct Types {};
+template <class Theirs, class Ours> constexpr bool all_alike = false;
+template <class... Theirs, class... Ours>
+  requires(sizeof...(Theirs) == sizeof...(Ours))
+constexpr bool all_alike<Types<Theirs...>, Types<Ours...>> = (true && ... && alike<Theirs, Ours>);
+template <class> struct Parts;
+template <class Result, class... Arguments> struct Parts<Result (*)(Arguments...)> {
+  using result = Types<std::conditional_t<std::is_void_v<Result>, char, Result>>;
+  using arguments = Types<Arguments...>;
+};
+template <class Theirs, class Ours>
+constexpr bool same_function = all_alike<typename Parts<Theirs>::result, typename Parts<Ours>::result> &&
+                               all_alike<typename Parts<Theirs>::arguments, typename Parts<Ours>::arguments>;
+
+#define CONSTANT(name, value) static_assert((long long)(name) == (long long)(value), #name);
+#define FUNCTION(name, result, ...) \
+  static_assert(same_function<decltype(&::name), result (*)(__VA_ARGS__)>, #name);
+namespace pinning::@VENDOR@ {
+@LISTS@
+}
+"""
+
+
+def check(driver: Driver, vendor: str, headers: Sequence[str], lists: Sequence[str], folder: Path) -> None:
+    """Compile `lists`, which are lists of native/vendors/<vendor>/<vendor>_abi.hpp, against the vendor's headers."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        pytest.skip("needs a C++ compiler: apt-get install g++")
+    try:
+        folders = [f"-isystem{include}" for include in driver.includes()]
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    words = {
+        "HEADERS": "\n".join(f"#include <{header}>" for header in headers),
+        "ABI": str(VENDORS / vendor / f"{vendor}_abi.hpp"),
+        "VENDOR": vendor,
+        "LISTS": "\n".join(f"{name}({name.rpartition('_')[2].rstrip('S')})" for name in lists),
+    }
+    text = PROGRAM
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    source = folder / "abi.cpp"
+    source.write_text(text)
+    command = [compiler, "-std=c++20", "-fsyntax-only", *driver.options, *folders, str(source)]
+    done = subprocess.run(command, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
