@@ -23,7 +23,7 @@ from pinning.interop.dtypes import VENDORS as VENDORS_OF_DLPACK
 from pinning.locking import devices
 from pinning.memory.allocation import devices_used
 from pinning.memory.allocation import find as find_allocation
-from pinning.plugin import MemoryDevice
+from pinning.plugin import MemoryDevice, MemoryKind
 
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which the next two hold
