@@ -65,7 +65,7 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
         given back, the longest idle first, when a lock finds no room, when memory is short, by `give_back_idle`, and
         soon after its owner is dropped. Only whole buffers whose memory cannot go are kept: NumPy arrays, bytes,
         bytearrays and mappings, which can then be neither resized nor closed until they are given back
-        (docs/semantics.md).
+        (docs/budget.md).
 
     Returns
     -------
