@@ -150,7 +150,7 @@ class Watch : public Watcher {
   }
 
   /// First the kernel: it counts a change from before the memory goes until the caller of munmap goes on, which is after
-  /// the reader has raised `unheard_`. Then whether the reader is done. See docs/design/invalidation.md.
+  /// the reader has raised `unheard_`. Then whether the reader is done. See docs/concurrency.md.
   bool settled() noexcept override {
     int const file = open_file_.load(std::memory_order_acquire);
     if (file < 0) return !unheard();
