@@ -24,7 +24,7 @@ numpydoc_show_class_members = False
 html_theme = "alabaster"
 html_show_copyright = False
 html_theme_options = {
-    "description": "Lock host memory for devices, once",
+    "description": "Page-locked host memory for devices",
     "page_width": "96%",
     "body_max_width": "1080px",  # a line of code
     "code_font_size": "0.85em",

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock host memory for devices: once, however many parts of a program ask.
+"""Page-locked host memory for devices: any number of callers share one registration.
 
     with pinning.lock(array) as lock:
-        ...  # copies between `array` and the device take the fast path; lock.device_ptr is its address there
+        ...  # copies between `array` and the device take the fast path; lock.device_ptr is its device address
 
-`lock` takes NumPy arrays, mapped files, shared memory, CPU tensors and more. Locks are counted: the same buffer, or a
-part of it, may be locked by many. `PinnedMap` is the map beneath, one for each device; `pagetable` the index beneath
-that.
+`lock` accepts NumPy arrays, mapped files, shared memory, CPU tensors and more. Locks are counted: the same buffer, or a
+part of it, may be locked any number of times. Each device has a `PinnedMap`, which holds its locked regions in a
+`pagetable`.
 """
 
 from pinning.runtime import main_interpreter as _main_interpreter  # noqa: F401

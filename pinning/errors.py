@@ -9,7 +9,7 @@ class PinningError(Exception):
 
 
 class InvalidRangeError(PinningError, ValueError):
-    """A range that cannot be locked: null, empty, negative, past the top of the address space, not host memory."""
+    """A range that cannot be locked: null, empty, negative, past the end of the address space, or not host memory."""
 
 
 class PartialOverlapError(InvalidRangeError):
@@ -21,17 +21,17 @@ class NotLockedError(PinningError, LookupError):
 
 
 class StillLockedError(PinningError):
-    """What is locked forbids this: a registration that someone holds a lock in cannot go; a range that is half unlocked
-    cannot be locked; a lock inside a coarse-grained region cannot be coherent."""
+    """A lock forbids this: a registration that holds locks cannot be removed, a half unlocked range cannot be locked,
+    and a lock inside a coarse-grained region cannot be coherent."""
 
 
 class GraphCaptureError(PinningError):
-    """What a stream under capture cannot record into its graph. It is refused before the driver is called, and the
-    capture goes on."""
+    """A stream under capture cannot record this into its graph. It is refused before the driver is called, and the
+    capture continues."""
 
 
 class StillInUseError(PinningError):
-    """Memory that a queue still uses cannot be freed; what still has allocations cannot be closed."""
+    """Memory that a queue still uses cannot be freed; a pool or context with allocations cannot be closed."""
 
 
 class PoolLimitError(PinningError, MemoryError):
@@ -43,7 +43,7 @@ class LayoutError(PinningError, ValueError):
 
 
 class LockLimitError(PinningError, MemoryError):
-    """The lock would exceed a limit of this machine; the message says which one and how to raise it."""
+    """The lock would exceed a limit; the message names the limit and how to raise it."""
 
 
 class FileError(PinningError, OSError):
@@ -51,12 +51,12 @@ class FileError(PinningError, OSError):
 
 
 class FileFormatError(PinningError, ValueError):
-    """A file is not what its format says; the message names the file, what is wrong, and where."""
+    """A file violates its format; the message names the file, the violation and its place."""
 
 
 class RegistrarError(PinningError, RuntimeError):
-    """A registrar of a map refused a region, or did not give one back; the message names it, and ``__cause__`` is what
-    it raised."""
+    """A registrar of a map failed to register or unregister a region. The message names the registrar; ``__cause__`` is
+    the exception that it raised."""
 
 
 class VendorError(PinningError, RuntimeError):
@@ -71,7 +71,7 @@ class VendorError(PinningError, RuntimeError):
     name : str
         The vendor's name of that code, such as ``"CUDA_ERROR_INVALID_VALUE"``.
     advice : str, optional
-        What the caller can do about it.
+        What the caller can do.
     """
 
     def __init__(self, call: str, code: int, name: str, advice: str = "") -> None:
@@ -86,12 +86,12 @@ class VendorError(PinningError, RuntimeError):
 
 
 class OutOfMemoryError(VendorError, MemoryError):
-    """A vendor's call failed for want of memory. `LockLimitError` and `PoolLimitError` are a `MemoryError` too."""
+    """A vendor's call failed for lack of memory. `LockLimitError` and `PoolLimitError` are a `MemoryError` too."""
 
 
 class AlreadyPinnedError(VendorError):
-    """The vendor says that someone has pinned this memory already, in whole or in part."""
+    """The vendor reports that this memory is already pinned, in whole or in part."""
 
 
 class PluginUnavailableError(PinningError):
-    """A vendor's driver, library or device is missing; the message says which and what to install."""
+    """A vendor's driver, library or device is missing; the message names it and what to install."""

@@ -17,20 +17,20 @@ _BYTES_OR_FRACTION = "the number of bytes, or a fraction above 0.0 and up to 1.0
 
 
 class Budget(NamedTuple):
-    """What `budget` tells: bytes, over all devices.
+    """What `budget` returns: bytes, over all devices.
 
     Attributes
     ----------
     limit : int or None
-        The most that may be locked; None where nothing is known that bounds it.
+        The most that may be locked; None if no limit is known.
     used : int
-        Locked, or being locked, by the maps of all devices, with what is idle. What two devices lock counts twice.
+        Locked, or being locked, by the maps of all devices, including idle regions. What two devices lock counts twice.
     idle : int
-        Of `used`: registered with a vendor though nobody has a lock of it; it gives way.
+        The part of `used` that is registered with a vendor without a lock; it is given back when room is needed.
     external : int
-        Pinned by others, as far as it is in the maps; it counts against the limit too.
+        Pinned by other libraries, as far as it is in the maps; it counts against the limit too.
     idle_limit : int or None
-        The most that may be idle: 0 where nothing is kept, None where there is no limit.
+        The most that may be idle: 0 if nothing is kept, None without a limit.
     source : str
         What sets the limit.
     """
@@ -44,15 +44,15 @@ class Budget(NamedTuple):
 
     @property
     def free(self) -> int | None:
-        """Bytes that can still be locked, with what is idle given back; None without a limit."""
+        """Bytes that can still be locked if idle regions are given back; None without a limit."""
         return None if self.limit is None else max(self.limit - self.used + self.idle - self.external, 0)
 
 
 def budget(limit: int | float | None = None, *, idle: bool | int | None = None) -> Budget:
-    """Set, or tell, the most bytes that this process keeps locked, over all devices.
+    """Set, or return, the most bytes that this process may keep locked, over all devices.
 
-    A lock beyond it raises `LockLimitError`, when all that is idle has been given back; copies of what cannot be locked
-    are staged. Locks of native code in the process count too. What is locked already stays.
+    A lock beyond it raises `LockLimitError` after all idle regions have been given back; copies of memory that cannot
+    be locked are staged. Locks of native code in the process count too. Existing locks stay.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
         Bytes; or a fraction, above 0.0 and up to 1.0, of the memory that this process may use: of the smallest limit of
         its control groups, or of the machine. None leaves it as it is. It is 1.0 to begin with.
     idle : bool or int, optional
-        Whether, or for how many bytes, a buffer that is unlocked stays registered: the next lock of it, or of a part of
-        it, makes no vendor call. By default a call with a limit switches it on; until then it is off. What is idle is
-        given back, the longest idle first, when a lock finds no room, when memory is short, by `give_back_idle`, and
-        soon after its owner is dropped. Only whole buffers whose memory cannot go are kept: NumPy arrays, bytes,
-        bytearrays and mappings, which can then be neither resized nor closed until they are given back
-        (docs/semantics.md).
+        Whether, or for how many bytes, unlocked buffers stay registered with the vendor, idle: the next lock of one, or
+        of a part of it, makes no vendor call. A call with a limit switches this on by default; until then it is off.
+        Idle regions are given back, the least recently used first, when a lock finds no room, when memory is short, by
+        `give_back_idle`, and soon after their owner is dropped. Only whole buffers whose memory cannot go are kept:
+        NumPy arrays, bytes, bytearrays and mappings, which can be neither resized nor closed until they are given back
+        (docs/budget.md).
 
     Returns
     -------
@@ -94,22 +94,22 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
 
 
 def give_back_idle(nbytes: int | None = None) -> int:
-    """Unlock what is registered though nobody has a lock of it, the longest idle first.
+    """Unlock idle regions, which are registered without a lock, the least recently used first.
 
     Parameters
     ----------
     nbytes : int, optional
-        Bytes after which it ends; all by default.
+        How many bytes to give back at least, if there are as many; all by default.
 
     Returns
     -------
     int
-        Bytes given back, which may be more.
+        Bytes given back, which may exceed `nbytes`.
 
     Raises
     ------
     VendorError
-        The vendor refused one, which is idle still; the others have been given back.
+        The vendor refused one region, which stays idle; the others have been given back.
     """
     return _cache.give_back(_cache.NO_LIMIT if nbytes is None else byte_count(nbytes, least=0))
 

@@ -199,7 +199,7 @@ def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
         assert said["stale"] == 0, said["first"]
         assert said["locked"] == 0
     else:
-        assert said["stale"] > 0, "then docs/semantics.md says too little"
+        assert said["stale"] > 0, "then docs/invalidation.md says too little"
 
 
 @filters

@@ -14,7 +14,7 @@
 //
 // Where one end is a file, the threads read or write that in place of pageable memory.
 //
-// docs/copies.md says why no queue can hang there.
+// docs/design/staging.md says why no queue can hang there.
 #pragma once
 
 #include <cstdint>
