@@ -10,6 +10,8 @@ from pinning.errors import PluginUnavailableError
 from pinning.plugin import native
 from pinning.plugin.vendor import Library
 
+__all__ = ["NativePlugin"]
+
 _Device = TypeVar("_Device", bound=native.NativeDevice)
 
 

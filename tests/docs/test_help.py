@@ -29,6 +29,7 @@ MODULES = (
     "pinning.memory",
     "pinning.plugin",
     "pinning.plugin.native",
+    "pinning.plugin.native_plugin",
     "pinning.queues",
 )
 NAMES = [(module, name) for module in MODULES for name in getattr(import_module(module), "__all__", ["NativeDevice"])]

@@ -160,6 +160,13 @@ CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev) {
     return CUDA_SUCCESS;
 }
 
+CUresult CUDAAPI cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev) {
+    ENTER(DRIVER, "%d", dev);
+    REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
+    snprintf(pciBusId, len, "%08X:%02X:00.0", 1, 0x3b + dev);
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev) {
     ENTER(DRIVER, "%d %d", attrib, dev);
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
@@ -482,6 +489,7 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
         FUNCTION(cuDeviceGet, 2000),
         FUNCTION(cuDeviceGetName, 2000),
         FUNCTION(cuDeviceGetAttribute, 2000),
+        FUNCTION(cuDeviceGetPCIBusId, 4010),
         FUNCTION(cuDevicePrimaryCtxRetain, 7000),
         FUNCTION(cuDevicePrimaryCtxRelease, 11000),
         FUNCTION(cuDevicePrimaryCtxGetState, 7000),

@@ -7,6 +7,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -171,3 +172,35 @@ def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: pinning.CopyDevice) ->
         thread.join()
     # Of array 0 a part and the whole are locked in turns: the whole is refused while the part is there.
     assert all(isinstance(error, PartialOverlapError) for error in failures), failures
+
+
+def test_a_gpu_is_what_the_vendors_bindings_say_that_it_is(gpu: pinning.CopyDevice) -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
+    from pinning_cuda import plugin
+
+    def told(function: str, *arguments: object) -> Any:
+        code, *results = getattr(driver, function)(*arguments)
+        assert code == 0, function
+        return results[0]
+
+    driver.cuInit(0)
+    assert plugin.device_count() == told("cuDeviceGetCount")
+    version = told("cuDriverGetVersion")
+    assert plugin.library() == ("libcuda.so.1", f"{version // 1000}.{version % 1000 // 10}")
+    for index in range(plugin.device_count()):
+        one, attributes = plugin.device(index), driver.CUdevice_attribute
+        assert one.description == told("cuDeviceGetName", 256, index).split(b"\0")[0].decode()
+        address = told("cuDeviceGetPCIBusId", 32, index).split(b"\0")[0].decode().lower()
+        assert one.pci_address == address[-len("0000:00:00.0") :]
+        managed = told("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, index)
+        assert (pinning.MemoryKind.SHARED in one.memory_kinds) == bool(managed)
+        registers = told("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, index)
+        assert (one.problems == []) == bool(registers)
+        for other in range(plugin.device_count()):
+            if other == index:
+                continue
+            reaches = told("cuDeviceCanAccessPeer", other, index)
+            peer = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+            atomic = told("cuDeviceGetP2PAttribute", peer, index, other)
+            assert one.connection(plugin.device(other)).name == ("UNIFIED" if reaches else "MIGRATABLE")
+            assert one.link_to(plugin.device(other)) == ("NVLink" if atomic else None)
