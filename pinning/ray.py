@@ -36,9 +36,9 @@ def setup(device: Device | str | None = None, smallest: int = 1 << 20) -> None:
     """Have objects of the store locked from now on, each when this process first makes a value of it.
 
     That is done in the background, so no task waits, and the first copy of an object may still be a pageable one. Only
-    the objects that were used are locked, and brought into memory. A lock lasts until another object takes its place,
-    or its room is wanted while nobody uses the object, or the process ends. What is refused is said once in the log,
-    and changes only the rate.
+    the objects that were used are locked, and brought into memory. What is not used any more stays registered, in the
+    registration cache, which this switches on (``pinning.budget(idle=True)``): until another object takes its place, or
+    its room is wanted, or the process ends. What is refused is said once in the log, and changes only the rate.
 
     Each process counts its own locks, within `pinning.budget`. To a driver it is to be called by hand.
 

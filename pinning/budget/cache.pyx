@@ -62,7 +62,6 @@ cdef class Owner:
 
 
 cdef bint keep_owner(PinnedMap pinned_map, uint64_t ptr, object buffer) except -1:
-    global watched
     if not budget.keeps(1) or not isinstance(buffer, Export):
         return False
     cdef optional[CRegion] region = pinned_map.map.find(ptr, 1)
@@ -89,10 +88,15 @@ cdef bint keep_owner(PinnedMap pinned_map, uint64_t ptr, object buffer) except -
             return False
     owner.map, owner.start, owner.size, owner.root = ref(pinned_map), start, size, root
     owners[key] = owner
+    watch()
+    return True
+
+
+cdef watch():
+    global watched
     if not watched:
         look_after(_look, pause=LONGEST)
         watched = True
-    return True
 
 
 cdef object root_of(object buffer):
@@ -190,6 +194,20 @@ def give_way(device, uint64_t needed, uint64_t unlocks):
     return ended
 
 
+def give_back_crossing(PinnedMap pinned_map not None, ptr, size):
+    """Give back cached regions that share bytes with a range and are not this range; whether this range is registered.
+
+    Raises what the vendor does.
+    """
+    registered = False
+    for region in pinned_map.overlapping(ptr, size, idle=True):
+        if (region.start, region.size) == (ptr, size):
+            registered = True
+        elif region.idle:
+            pinned_map.give_back(region.start)
+    return registered
+
+
 def give_back_for(uint64_t nbytes):
     """Where a vendor refuses for want of room: give back so many bytes of what is cached; whether that gave any."""
     cdef uint64_t given
@@ -248,7 +266,7 @@ def _look():
             pressure = Pressure()
         elif pressure.is_high():
             relieve()
-    watched = bool(owners)
+    watched = bool(owners) or budget.figures().idle != 0
     if not watched:
         pressure = None
     return watched

@@ -18,6 +18,7 @@ cdef class Lock(Hold):
     cdef signed char read_only  # as Bytes has it
     cdef dict __dict__
     cdef uint64_t serial  # the older the smaller; 0 where it has not been entered
+    cdef bint cached  # by its unlock, whatever has the memory
     cdef bint ending  # a destructor, in which no owner is given another life
 
     cdef enter(self)

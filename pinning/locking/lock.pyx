@@ -10,7 +10,7 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
-from pinning.budget.cache cimport keep_owner
+from pinning.budget.cache cimport keep_owner, watch
 from pinning.interop.memory_of cimport Bytes, host_memory_of, kind_of
 from pinning.map.native cimport CRegion, Nanoseconds, PacedPieces
 from pinning.map.pinned_map cimport Hold, PinnedMap, lock_options, wrap
@@ -223,7 +223,9 @@ cdef class Lock(Hold):
         self.give_up()
 
     cdef bint give_up(self) except *:
-        self.keep = self.counted and not self.ending and keep_owner(self.map, self.ptr, self.owner)
+        self.keep = self.counted and not self.ending and (
+            self.cached or keep_owner(self.map, self.ptr, self.owner)
+        )
         if not Hold.give_up(self):
             return False
         self.leave()
@@ -394,6 +396,16 @@ cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
     resident = is_resident(ptr, size)
     check_lock(size, on.device, resident)
     populate(ptr, size, progress=progress, resident=resident)
+
+
+def unlock_cached(Lock lock not None):
+    """Give up a lock; the last one of its region puts it into the registration cache, where the budget has room.
+
+    The caller sees to it that the memory stays where it is until the region is gone. Raises as `Lock.unlock`.
+    """
+    lock.cached = True
+    lock.give_up()
+    watch()
 
 
 def unlock(buffer, *, device=None):

@@ -13,21 +13,21 @@ store gives its place to no other.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import numpy
 
+from pinning.budget.cache import give_back_crossing
 from pinning.budget.limits import budget
 from pinning.errors import LockLimitError, PinningError
-from pinning.locking.lock import Lock, lock, range_of
+from pinning.locking.devices import pinned_map
+from pinning.locking.lock import Lock, lock, range_of, unlock_cached
 from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device, MemoryDevice
 
@@ -35,8 +35,8 @@ from pinning.plugin import Device, MemoryDevice
 class ObjectLocks:
     """What of an object store is locked.
 
-    An object that nobody uses any more, or that is deleted, stays locked as memory, for it may be used again, or
-    another of its size come to its place. Where there is no room for a lock, these go, the least recently used first.
+    An object that is not used any more, or that is deleted, stays registered, for it may be used again, or another of
+    its size come to its place: its lock goes into the registration cache, which is switched on for that.
 
     Parameters
     ----------
@@ -63,13 +63,15 @@ class ObjectLocks:
     ) -> None:
         self._ask, self._smallest, self._name, self._log, self._pace = device, smallest, name, log, pace
         self._device: Device | None = None
-        self._extents: list[_Extent] = []  # by address; none overlap
+        self._extents: list[_Extent] = []  # in use, by address; none overlap
+        self._refused: set[tuple[int, int]] = set()
         self._changing = threading.Lock()
-        self._turns = count()
         self._todo: SimpleQueue[_Extent | _Use | None] = SimpleQueue()
         self._said = self._closing = False
-        self._process = os.getpid()
-        threading.Thread(target=self._work, name="pinning store", daemon=True).start()
+        if budget().idle_limit == 0:
+            budget(idle=True)
+        self._thread = threading.Thread(target=self._work, name="pinning store", daemon=True)
+        self._thread.start()
 
     def use(self, memory: object, parts: Sequence[object]) -> Sequence[object]:
         """Have an object locked, and say through which buffers it is to be used.
@@ -95,47 +97,47 @@ class ObjectLocks:
             return parts
 
     def close(self) -> None:
-        """Lock nothing more, and undo each lock as soon as nobody uses its object."""
+        """Lock nothing more, and undo each lock as soon as its object is not used."""
         self._closing = True
         self._todo.put(None)
 
     def _begin(self, memory: object) -> _Use | None:
-        if self._process != os.getpid():
-            return None  # forked: the locks and the thread are the parent's
+        if not self._thread.is_alive():  # it is the parent's, and so are the locks
+            return None
         start, size = range_of(memory)
-        use = _Use(memory)
         with self._changing:
             at = self._overlapping(start, size)
             old = self._extents[at]
             if len(old) == 1 and old[0].is_at(start, size):
-                return self._count(use, old[0])
+                return self._count(memory, old[0])
             del self._extents[at]
-        for each in old:
-            each.undo()  # of an object that is no more: a copy of this one must not cross its border
-        if size < self._smallest or self._closing or self._device_to_lock_for() is None:
+        for extent in old:
+            extent.undo(Lock.unlock)  # of an object that is no more: a copy of this one must not cross its border
+        registered = self._device is not None and give_back_crossing(pinned_map(self._device), start, size)
+        if size < self._smallest or self._closing or (start, size) in self._refused:
             return None
-        if not _is_mapped(start, size, self._name):
+        if self._device_to_lock_for() is None or not (registered or _is_mapped(start, size, self._name)):
             return None
-        extent = _Extent(start, size)
+        extent = made = _Extent(start, size, time.monotonic() + size / self._pace)
+        extent.asked = registered
         with self._changing:
             at = self._overlapping(start, size)
             if not self._extents[at]:
                 self._extents[at] = [extent]
             elif not (extent := self._extents[at][0]).is_at(start, size):
                 return None
-            return self._count(use, extent)
+            use = self._count(memory, extent)
+        if registered and extent is made:
+            self._lock(extent)  # here and now, for no vendor is called
+        return use
 
-    def _count(self, use: _Use, extent: _Extent) -> _Use | None:
+    def _count(self, memory: object, extent: _Extent) -> _Use:
         """Enter a use; under the mutex."""
-        if extent.refused:
-            return None
-        extent.turn = next(self._turns)
-        use.extent = extent
+        use = _Use(memory, extent)
         extent.uses.add(use)
         if not extent.asked:
-            extent.due = time.monotonic() + extent.size / self._pace
-            self._todo.put(extent)
             extent.asked = True
+            self._todo.put(extent)
         return use
 
     def _overlapping(self, start: int, size: int) -> slice:
@@ -171,13 +173,25 @@ class ObjectLocks:
                 while ended:
                     self._end(ended[-1])
                     ended.pop()
-                while self._closing and self._give_one_up():
-                    pass
+                if self._closing and self._device is not None:
+                    give_back_crossing(pinned_map(self._device), 1, 2**64 - 1)
 
     def _end(self, use: _Use) -> None:
+        extent = use.extent
         with self._changing:
-            if use.extent is not None:
-                use.extent.uses.discard(use)
+            extent.uses.discard(use)
+            if extent.uses or (extent.asked and not extent.begun):
+                return
+        self._let_go(extent)
+
+    def _let_go(self, extent: _Extent) -> None:
+        """Of what had no use just now."""
+        extent.undo(unlock_cached)
+        with self._changing:
+            if extent.uses:
+                self._todo.put(extent)
+            elif extent in self._extents:
+                self._extents.remove(extent)
 
     def _lock(self, extent: _Extent) -> None:
         with self._changing:
@@ -185,36 +199,17 @@ class ObjectLocks:
                 return
             extent.begun = True
         try:
-            extent.lock = self._locked(extent)
+            extent.lock = lock(extent.start, extent.size, device=self._device)
         except Exception as error:
             self._say(error)
-            with self._changing:
-                if isinstance(error, LockLimitError):
-                    extent.asked = extent.begun = False  # with the next use it is tried again
-                else:
-                    extent.refused = True
+            if isinstance(error, LockLimitError):
+                extent.asked = extent.begun = False  # with the next use it is tried again
+            else:
+                self._refused.add((extent.start, extent.size))
         finally:
             extent.settled.set()
-
-    def _locked(self, extent: _Extent) -> Lock:
-        while True:
-            try:
-                return lock(extent.start, extent.size, device=self._device)
-            except LockLimitError:
-                limit = budget().limit
-                if (limit is not None and extent.size > limit) or not self._give_one_up():
-                    raise
-
-    def _give_one_up(self) -> bool:
-        """Undo the lock of what has not been used for longest; False where all that is locked is being used."""
-        with self._changing:
-            unused = (each for each in self._extents if not each.uses and (each.lock is not None or self._closing))
-            oldest = min(unused, key=lambda extent: extent.turn, default=None)
-            if oldest is None:
-                return False
-            self._extents.remove(oldest)
-        oldest.undo()
-        return True
+        if not extent.uses:
+            self._let_go(extent)
 
     def _say(self, error: Exception) -> None:
         if not self._said:
@@ -225,33 +220,30 @@ class ObjectLocks:
 class _Extent:
     """Where an object lies, or did, and its lock."""
 
-    def __init__(self, start: int, size: int) -> None:
+    def __init__(self, start: int, size: int, due: float) -> None:
         self.start, self.size, self.end = start, size, start + size
+        self.due = due  # when its lock is to begin
         self.lock: Lock | None = None
-        self.asked = self.begun = self.refused = False
+        self.asked = self.begun = False
         self.settled = threading.Event()  # what was begun is done, one way or the other
         self.uses: set[_Use] = set()
-        self.turn = 0  # larger than that of all that were used before
-        self.due = 0.0  # when its lock is to begin
 
     def is_at(self, start: int, size: int) -> bool:
         """Whether it is this very range, and still locked if it was: memory may have been unmapped."""
         return self.start == start and self.size == size and (self.lock is None or self.lock.held)
 
-    def undo(self) -> None:
-        """Unlock it; it is not in the list any more."""
+    def undo(self, unlock: Callable[[Lock], object]) -> None:
         if self.begun:
             self.settled.wait()
             if self.lock is not None:
-                self.lock.unlock()
+                unlock(self.lock)
 
 
 class _Use:
     """That this process has an object."""
 
-    def __init__(self, memory: object) -> None:
-        self.memory = memory
-        self.extent: _Extent | None = None
+    def __init__(self, memory: object, extent: _Extent) -> None:
+        self.memory, self.extent = memory, extent
 
 
 class _User:

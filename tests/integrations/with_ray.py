@@ -32,11 +32,11 @@ class Worker:
         return os.getpid()
 
     def use(self, array: Any, wait: bool = True) -> tuple[int, bool, int]:
-        """Sum, whether it gets locked, and bytes locked in all."""
+        """Sum, whether it gets locked, and bytes registered in all."""
         end = time.monotonic() + 60
         while wait and not pinning.is_locked(array, device=DEVICE) and time.monotonic() < end:
             time.sleep(0.01)
-        locked = sum(region.size for region in pinning.regions(DEVICE))
+        locked = sum(region.size for region in pinning.regions(DEVICE, idle=True))
         return int(array.sum()), pinning.is_locked(array, device=DEVICE), locked
 
     def get(self, reference: list[Any]) -> tuple[int, bool, int]:

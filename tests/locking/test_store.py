@@ -74,7 +74,13 @@ def soon(what: Callable[[], object], said: Callable[[], object] = lambda: "it do
 
 
 def locked(device: FakeDevice) -> list[tuple[int, int]]:
-    return [(region.start, region.size) for region in pinning.pinned_map(device)]
+    """Also what no object uses any more: it is cached."""
+    return [(region.start, region.size) for region in pinning.regions(device, idle=True)]
+
+
+def unused(device: FakeDevice, part: Bytes) -> bool:
+    """Whether its object's use has ended, as far as the device knows."""
+    return any(region.idle and region.start == part.ctypes.data for region in pinning.regions(device, idle=True))
 
 
 def wait_for(device: FakeDevice, expected: list[Bytes]) -> None:
@@ -170,12 +176,13 @@ def test_what_is_refused_is_said_once(
     calls = list(device.calls)
     use(locks, first)
     assert device.calls == calls, "the vendor is not asked again and again"
-    use(locks, second)
+    view = use(locks, second)  # else it would give way to the third
     wait_for(device, [second])
     device.fail(VendorError("fakeRegister", 1, "FAKE_INVALID"))
     use(locks, third)
     soon(lambda: device.count("data_lock") == 3)
     wait_for(device, [second])
+    del view
     (record,) = caplog.records
     assert "FAKE_OUT_OF_MEMORY" in record.getMessage()
 
@@ -188,20 +195,22 @@ def test_the_least_recently_used_go_when_there_is_no_room(
     pinning.budget(taken.used + taken.external + 30_000)
     views = [use(locks, each) for each in objects[:3]]
     wait_for(device, objects[:3])
+    for number in (0, 1, 2):
+        views[number] = None
+        soon(lambda number=number: unused(device, objects[number]))  # type: ignore[misc]
     views[0] = use(locks, objects[0])
-    del views[1:]
-    soon(lambda: not locks._extents[1].uses and not locks._extents[2].uses)
     kept = use(locks, objects[3])
     wait_for(device, [objects[0], objects[2], objects[3]])
-    views.append(use(locks, objects[2]))
+    views[2] = use(locks, objects[2])
 
     # All are in use now: what finds no room is slower, and is tried again when it is used again.
     assert len(use(locks, objects[4])) == 10_000
     soon(lambda: caplog.records)
     assert "budget" in caplog.text
     wait_for(device, [objects[0], objects[2], objects[3]])
+    soon(lambda: pinning.is_locked(objects[2], device=device))
     del kept
-    soon(lambda: not locks._extents[2].uses)
+    soon(lambda: unused(device, objects[3]))
     use(locks, objects[4])
     wait_for(device, [objects[0], objects[2], objects[4]])
     assert len(caplog.records) == 1
@@ -213,7 +222,7 @@ def test_what_is_larger_than_the_budget_drives_nothing_out(
     first = memory[0:10_000]
     use(locks, first)
     wait_for(device, [first])
-    soon(lambda: not locks._extents[0].uses)
+    soon(lambda: unused(device, first))
     pinning.budget(20_000)
     use(locks, memory[100_000:200_000])
     soon(lambda: caplog.records)
@@ -254,13 +263,33 @@ def test_what_the_device_may_still_read_is_kept(monkeypatch: pytest.MonkeyPatch,
 
 def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
     first = memory[0:10_000]
-    use(locks, first)
+    view = use(locks, first)
     wait_for(device, [first])
-    soon(lambda: not locks._extents[0].uses)
     pinning.unlock(first.ctypes.data, device=device)  # as it goes with memory that leaves
+    assert locked(device) == []
+    view = use(locks, first)
+    wait_for(device, [first])
+    del view
+    soon(lambda: unused(device, first))
+    pinning.give_back_idle()
     assert locked(device) == []
     use(locks, first)
     wait_for(device, [first])
+
+
+def test_what_is_not_used_gives_way_to_any_lock(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
+    first, other = memory[0:10_000], numpy.zeros(10_000, numpy.uint8)
+    taken = pinning.budget()
+    pinning.budget(taken.used + taken.external + 15_000)
+    view = use(locks, first)
+    wait_for(device, [first])
+    with pytest.raises(pinning.LockLimitError):
+        pinning.lock(other, device=device)
+    del view
+    soon(lambda: unused(device, first))
+    with pinning.lock(other, device=device):
+        assert locked(device) == [(other.ctypes.data, other.nbytes)]
+    pinning.give_back_idle()
 
 
 def test_closed_it_undoes_what_is_not_used(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
@@ -292,15 +321,16 @@ def test_only_what_is_used_is_brought_into_memory() -> None:
     try:
         memory = map_file(path, 32 * used)
         objects = [memory[at + 64 : at + 64 + used // 4] for at in range(0, 32 * used, 8 * used)]
-        for each in objects:
-            use(locks, each)
+        views = [use(locks, each) for each in objects]
         soon(lambda: all(pinning.is_locked(each, device="host:0") for each in objects))
         committed = path.stat().st_blocks * 512
         assert used <= committed <= 1.1 * used
+        del views
     finally:
         locks.close()
         path.unlink(missing_ok=True)
-    soon(lambda: not any(pinning.is_locked(each, device="host:0") for each in objects))
+    soon(lambda: pinning.regions("host:0", idle=True) == [])
+    pinning.budget(1.0, idle=False)
 
 
 def test_eight_processes_count_their_own(tmp_path: Path) -> None:
