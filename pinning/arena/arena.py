@@ -31,7 +31,7 @@ from pinning.locking.devices import default_device, pinned_map, pinned_maps
 from pinning.locking.devices import device as device_of_name
 from pinning.machine import numa
 from pinning.plugin import Device
-from pinning.runtime.arguments import byte_count, integer, said, seconds
+from pinning.runtime.arguments import byte_count, describe, integer, seconds
 from pinning.runtime.process import Living, Part, at_exit, catch_up, in_child, later
 
 _CACHE_LINE = 64
@@ -302,7 +302,7 @@ class Arena(Space):
             What `allocate` has returned.
         """
         if not isinstance(allocation, ArenaAllocation) or allocation.arena is not self:
-            raise InvalidRangeError(f"{said(allocation)} is no allocation of {self!r}")
+            raise InvalidRangeError(f"{describe(allocation)} is no allocation of {self!r}")
         allocation.free()
 
     def grow(self, nbytes: int) -> None:
@@ -505,7 +505,7 @@ def _part(given: slice | None, size: int) -> slice:
     if given is None:
         return slice(0, size)
     if not isinstance(given, slice):
-        raise TypeError(f"part is {said(given)}; it must be a slice of its bytes")
+        raise TypeError(f"part is {describe(given)}; it must be a slice of its bytes")
     first = 0 if given.start is None else integer(given.start, "the start of part")
     last = size if given.stop is None else integer(given.stop, "the end of part")
     if given.step not in (None, 1) or not 0 <= first < last <= size:

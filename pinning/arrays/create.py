@@ -14,7 +14,7 @@ from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
 from pinning.arrays.view import new_view
 from pinning.plugin import Device
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 
 
 def device_array(
@@ -96,8 +96,10 @@ def to_device(
     """
     if to is not None:
         if not isinstance(to, DeviceArray):
-            raise TypeError(f"to is {said(to)}; it must be a DeviceArray, such as device_array_like gives. A device is "
-                            "named by device=")
+            raise TypeError(
+                f"to is {describe(to)}; it must be a DeviceArray, such as device_array_like gives. A device is named "
+                "by device="
+            )
         to.copy_to_device(obj, stream)
         return to
     there = exchange.found_on_device(obj)

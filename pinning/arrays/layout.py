@@ -16,7 +16,7 @@ import numpy
 from numpy.typing import DTypeLike, NDArray
 
 from pinning.errors import LayoutError
-from pinning.runtime.arguments import is_one_of, said
+from pinning.runtime.arguments import describe, is_one_of
 
 Shape = int | Iterable[int]
 Array = NDArray[Any]
@@ -71,7 +71,7 @@ def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: st
     lengths = _integers(shape, "shape")
     steps = None if strides is None else _integers(strides, "strides")
     if not is_one_of(order, "C", "F"):
-        raise LayoutError(f"there is no order {said(order)}; give 'C' or 'F'")
+        raise LayoutError(f"there is no order {describe(order)}; give 'C' or 'F'")
     if steps is not None and len(steps) != len(lengths):
         raise LayoutError(f"strides are {steps}; the shape {lengths} needs {len(lengths)}")
     found = Plan(lengths, usable_dtype(dtype), steps, order)
@@ -92,7 +92,7 @@ def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:
     try:
         found = numpy.dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"dtype is {said(dtype)}; it must be a type of NumPy's, such as 'float32': {error}") from None
+        raise TypeError(f"dtype is {describe(dtype)}; it must be a type of NumPy's, as 'float32' is: {error}") from None
     if found.hasobject:
         raise TypeError(f"dtype {found} holds Python objects, which no device can use; convert the array first")
     if not found.itemsize:
@@ -133,7 +133,7 @@ def _integers(values: Shape, what: str) -> tuple[int, ...]:
     try:
         found = tuple(map(operator.index, values)) if isinstance(values, Iterable) else (operator.index(values),)
     except TypeError:
-        raise TypeError(f"{what} is {said(values)}; it must be an integer or several") from None
+        raise TypeError(f"{what} is {describe(values)}; it must be an integer or several") from None
     if any(value < 0 for value in found):
         raise LayoutError(f"{what} is {found}; nothing in it can be negative")
     return found
