@@ -66,9 +66,9 @@ class DeviceArray(View):
         LayoutError
             It has another shape or dtype, or this array cannot be written.
         """
-        there = exchange.found_on_device(ary)
-        if there is not None:
-            take(self, there, stream)
+        source = exchange.found_on_device(ary)
+        if source is not None:
+            take(self, source, stream)
         else:
             array = numpy.asarray(ary)
             check_alike(array, self._layout)
@@ -94,11 +94,11 @@ class DeviceArray(View):
     def __setitem__(self, index: Index, value: Any) -> None:
         """Copy a value, or an array of the host or a device, into a part, as NumPy converts and broadcasts; waits."""
         view, whole = self._view(index)
-        there = exchange.found_on_device(value)
+        source = exchange.found_on_device(value)
         try:
-            if there is not None:
-                layout: Any = numpy.broadcast_to(_without_leading(there._layout, view.ndim), view.shape, subok=True)
-                take(view, View(layout, there._buffer), None)
+            if source is not None:
+                layout: Any = numpy.broadcast_to(_without_leading(source._layout, view.ndim), view.shape, subok=True)
+                take(view, View(layout, source._buffer), None)
             else:
                 put(view, converted(value, view.shape, view.dtype, whole), None)
         except ValueError as error:

@@ -201,7 +201,7 @@ cdef object device_at(uint64_t ptr, object preferred):
 
 
 cdef tuple ask(object device, uint64_t ptr):
-    """Whether a device knows of memory there, and whose it is."""
+    """Whether a device knows of memory at an address, and whose it is."""
     cdef optional[CMemoryInfo] answer
     cdef NativeDevice native
     if isinstance(device, NativeDevice):

@@ -59,20 +59,20 @@ def copy_file_async(
     InvalidRangeError
         It has not so many bytes, or `dst` has not, or `dst` is read only.
     """
-    on = None if queue is None else as_queue(queue)
-    to = end_of(dst, None if on is None else on.device)
-    if to.read_only:
-        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+    given = None if queue is None else as_queue(queue)
+    end = end_of(dst, None if given is None else given.device)
+    if end.read_only:
+        raise InvalidRangeError(f"dst at {end.ptr:#x} is read only; copy into writable memory")
     with OpenFile(path) as file:
-        size = _size(file, offset, nbytes, to.size)
+        size = _size(file, offset, nbytes, end.size)
         file.look_for_cold(offset, size)
         return copy_parts(
-            on or default_queue(to.device),
+            given or default_queue(end.device),
             file,
-            [(to.ptr, offset, size)],
-            in_device=not is_host(to.device),
+            [(end.ptr, offset, size)],
+            in_device=not is_host(end.device),
             wait_for=wait_for,
-            keep=(to.owner,),
+            keep=(end.owner,),
         )
 
 
