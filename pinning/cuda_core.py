@@ -19,7 +19,7 @@ from pinning.locking.devices import device as device_of_name
 from pinning.memory import Allocation, Context, Pool, alloc
 from pinning.plugin import Device, MemoryKind
 from pinning.queues import Queue
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 from pinning.runtime.process import defer
 
 try:
@@ -50,7 +50,7 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
     def __init__(self, device: Device | str = "cuda:0", pool: Pool | None = None) -> None:
         self._device = device_of_name(device)
         if pool is not None and not isinstance(pool, Pool):
-            raise TypeError(f"pool is {said(pool)}; it must be a pinning.Pool")
+            raise TypeError(f"pool is {describe(pool)}; it must be a pinning.Pool")
         if pool is None:
             pool = Pool(Context(self._device), MemoryKind.DEVICE)
             finalize(self, defer, pool.close).atexit = False  # buffers keep this, so none is left by then
@@ -103,7 +103,7 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
 
     def __init__(self, allocate: Callable[[int], Any] | None = None) -> None:
         if allocate is not None and not callable(allocate):
-            raise TypeError(f"allocate is {said(allocate)}; it must be a function of the number of bytes")
+            raise TypeError(f"allocate is {describe(allocate)}; it must be a function of the number of bytes")
         self._allocate = _allocate if allocate is None else allocate
         self._allocations: dict[int, Any] = {}
 

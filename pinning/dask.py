@@ -25,7 +25,7 @@ from pinning.locking.devices import default_device, is_host
 from pinning.locking.devices import device as device_of_name
 from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device, MemoryDevice
-from pinning.runtime.arguments import byte_count, said
+from pinning.runtime.arguments import byte_count, describe
 
 try:
     import distributed
@@ -60,7 +60,7 @@ class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
 
     def __init__(self, nbytes: int, device: str | None = None, smallest: int = 1 << 16) -> None:
         if device is not None and not isinstance(device, str):
-            raise TypeError(f"device is {said(device)}; give a name, such as 'cuda:0', which each worker looks up")
+            raise TypeError(f"device is {describe(device)}; give a name, such as 'cuda:0', which each worker looks up")
         self.nbytes, self.device, self.smallest = byte_count(nbytes), device, byte_count(smallest, "smallest", 0)
 
     def __repr__(self) -> str:

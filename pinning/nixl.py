@@ -23,7 +23,7 @@ from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import lock as lock_buffer
 from pinning.plugin import Device
-from pinning.runtime.arguments import byte_count, said
+from pinning.runtime.arguments import byte_count, describe
 
 __all__ = ["AgentMemory", "Locked"]
 
@@ -111,7 +111,7 @@ class AgentMemory:
     ) -> None:
         for method in ("register_memory", "deregister_memory", "get_xfer_descs"):
             if not callable(getattr(agent, method, None)):
-                raise TypeError(f"agent is {said(agent)}, which has no {method}; give a nixl_agent")
+                raise TypeError(f"agent is {describe(agent)}, which has no {method}; give a nixl_agent")
         self.agent, self.mem_type, self.map = agent, mem_type, pinned_map(device)
         self._backends, self._device_id = list(backends), device_id
         name = f"NIXL agent {getattr(agent, 'name', '')}".rstrip()
@@ -149,7 +149,7 @@ class AgentMemory:
         if self._closed:
             raise PinningError(f"{self!r} registers nothing any more; make another")
         if not isinstance(buffers, Iterable) or hasattr(buffers, "__array_interface__") or hasattr(buffers, "data_ptr"):
-            raise TypeError(f"buffers is {said(buffers)}; it must be a list of buffers, or of one")
+            raise TypeError(f"buffers is {describe(buffers)}; it must be a list of buffers, or of one")
         kept = list(buffers)
         rows, allocations = _allocations(kept)
         with ExitStack() as locks:

@@ -31,7 +31,7 @@ from pinning.locking.devices import default_device, pinned_map, pinned_maps
 from pinning.locking.devices import device as device_of_name
 from pinning.machine import numa
 from pinning.plugin import Device
-from pinning.runtime.arguments import byte_count, integer, said, seconds
+from pinning.runtime.arguments import byte_count, describe, integer, seconds
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork, defer, run_deferred
 
 _CACHE_LINE = 64
@@ -305,7 +305,7 @@ class Arena(Space):
             What `allocate` has returned.
         """
         if not isinstance(allocation, ArenaAllocation) or allocation.arena is not self:
-            raise InvalidRangeError(f"{said(allocation)} is no allocation of {self!r}")
+            raise InvalidRangeError(f"{describe(allocation)} is no allocation of {self!r}")
         allocation.free()
 
     def grow(self, nbytes: int) -> None:
@@ -514,7 +514,7 @@ def _part(given: slice | None, size: int) -> slice:
     if given is None:
         return slice(0, size)
     if not isinstance(given, slice):
-        raise TypeError(f"part is {said(given)}; it must be a slice of its bytes")
+        raise TypeError(f"part is {describe(given)}; it must be a slice of its bytes")
     first = 0 if given.start is None else integer(given.start, "the start of part")
     last = size if given.stop is None else integer(given.stop, "the end of part")
     if given.step not in (None, 1) or not 0 <= first < last <= size:

@@ -14,7 +14,7 @@ from pinning.budget.checks import check_memory
 from pinning.errors import InvalidRangeError, LockLimitError, PinningError
 from pinning.machine.populate import huge_page_mode
 from pinning.machine.room import Room, check
-from pinning.runtime.arguments import is_one_of, said
+from pinning.runtime.arguments import describe, is_one_of
 
 HugePages = Literal["hugetlb", "try"] | bool | None
 
@@ -39,7 +39,7 @@ def map_memory(
     Nothing of it is touched. Raises as `Arena`.
     """
     if not (huge_pages is None or isinstance(huge_pages, bool) or is_one_of(huge_pages, "hugetlb", "try")):
-        raise InvalidRangeError(f"huge_pages is {said(huge_pages)}; it may be None, True, False, 'hugetlb' or 'try'")
+        raise InvalidRangeError(f"huge_pages is {describe(huge_pages)}; it may be None, a bool, 'hugetlb' or 'try'")
     if huge_pages in ("hugetlb", "try"):
         try:
             return _of_hugetlb(size, maximum, name, shared)

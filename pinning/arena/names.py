@@ -15,7 +15,7 @@ from pathlib import Path
 from pinning.arena.memory import Segment
 from pinning.errors import InvalidRangeError, LockLimitError, PinningError
 from pinning.machine.room import Room, check, file_system
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 
 FOLDER = Path("/dev/shm")
 PREFIX = "pinning-arena."
@@ -31,7 +31,7 @@ def path_of(name: str) -> Path:
         It is empty, too long, or has a character that no file's name has.
     """
     if not isinstance(name, str):
-        raise TypeError(f"name is {said(name)}; it must be a string")
+        raise TypeError(f"name is {describe(name)}; it must be a string")
     if not name or "/" in name or "\0" in name or len(os.fsencode(name)) > _LONGEST:
         raise InvalidRangeError(f"name is {name!r}; it must have 1 to {_LONGEST} bytes, without '/' and NUL")
     return FOLDER / (PREFIX + name)

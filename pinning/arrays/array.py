@@ -18,7 +18,7 @@ from pinning.arrays.streams import Stream
 from pinning.arrays.transfer import check_alike, copied, fetch, put, take
 from pinning.arrays.view import View
 from pinning.errors import LayoutError
-from pinning.runtime.arguments import is_one_of, said
+from pinning.runtime.arguments import describe, is_one_of
 
 Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
 
@@ -66,9 +66,9 @@ class DeviceArray(View):
         LayoutError
             It has another shape or dtype, or this array cannot be written.
         """
-        there = exchange.found_on_device(ary)
-        if there is not None:
-            take(self, there, stream)
+        source = exchange.found_on_device(ary)
+        if source is not None:
+            take(self, source, stream)
         else:
             array = numpy.asarray(ary)
             check_alike(array, self._layout)
@@ -94,11 +94,11 @@ class DeviceArray(View):
     def __setitem__(self, index: Index, value: Any) -> None:
         """Copy a value, or an array of the host or a device, into a part, as NumPy converts and broadcasts; waits."""
         view, whole = self._view(index)
-        there = exchange.found_on_device(value)
+        source = exchange.found_on_device(value)
         try:
-            if there is not None:
-                layout: Any = numpy.broadcast_to(_without_leading(there._layout, view.ndim), view.shape, subok=True)
-                take(view, View(layout, there._buffer), None)
+            if source is not None:
+                layout: Any = numpy.broadcast_to(_without_leading(source._layout, view.ndim), view.shape, subok=True)
+                take(view, View(layout, source._buffer), None)
             else:
                 put(view, converted(value, view.shape, view.dtype, whole), None)
         except ValueError as error:
@@ -168,7 +168,7 @@ class DeviceArray(View):
         try:
             order = None if axes is None else tuple(map(operator.index, axes))
         except TypeError:
-            raise TypeError(f"axes is {said(axes)}; it must be an integer for each of {self.ndim} dimensions") from None
+            raise TypeError(f"axes is {describe(axes)}; it must be {self.ndim} integers, one a dimension") from None
         try:
             return DeviceArray(self._layout.transpose(order), self._buffer)
         except ValueError as error:
@@ -184,7 +184,7 @@ class DeviceArray(View):
         try:
             return DeviceArray(self._layout.squeeze(axis), self._buffer)
         except (TypeError, OverflowError):
-            raise TypeError(f"axis is {said(axis)}; it must be a dimension's number, or a tuple of them") from None
+            raise TypeError(f"axis is {describe(axis)}; it must be a dimension's number, or a tuple of them") from None
         except ValueError as error:
             raise LayoutError(f"{error}; the shape is {self.shape}") from None
 
@@ -256,8 +256,8 @@ def _without_leading(array: Array, ndim: int) -> Array:
 
 def _check_order(order: str) -> None:
     if not is_one_of(order, "C", "F"):
-        raise LayoutError(f"there is no order {said(order)}; give 'C' or 'F'")
+        raise LayoutError(f"there is no order {describe(order)}; give 'C' or 'F'")
 
 
 def _no_index(index: object) -> TypeError:
-    return TypeError(f"an array on a device takes integers, slices, ... and None as indices, not {said(index)}")
+    return TypeError(f"an array on a device takes integers, slices, ... and None as indices, not {describe(index)}")

@@ -39,7 +39,7 @@ class _Memory:
 
 
 class Buffer:
-    """Memory that one array or several views of it share. Once nobody has it, it is given back at the next `tidy`.
+    """Memory that one array or several views of it share. Once unreferenced it is given back at the next `tidy`.
 
     Attributes
     ----------
@@ -80,21 +80,21 @@ class Buffer:
         self._memory.shared = shared
 
     def use_in(self, queue: Queue) -> None:
-        """Note work in a queue for which nobody waits here, which has just been submitted."""
+        """Note work that has just been submitted to a queue and that this call does not wait for."""
         self._uses.add(_Use(queue))
         if len(self._uses) > _MANY:
             self.queues()
 
     def queues(self) -> list[Queue]:
         """Those with such work that is not over."""
-        found: dict[Queue, None] = {}
+        busy: dict[Queue, None] = {}
         for use in list(self._uses):  # and of no later one, which another thread may note meanwhile
             queue = use.queue
-            if queue in found or not queue.usable or queue.poll():
+            if queue in busy or not queue.usable or queue.poll():
                 self._uses.discard(use)
             else:
-                found[queue] = None
-        return list(found)
+                busy[queue] = None
+        return list(busy)
 
     def pending(self) -> list[Event]:
         """What must be over before the memory is used anywhere; waits where others may use it."""
@@ -172,7 +172,7 @@ _deferring: list[None] = []  # one for each `defer_cleanup`: appending and poppi
 
 
 def tidy() -> None:
-    """Give back the memory of arrays that nobody has any more.
+    """Give back the memory of arrays that are gone.
 
     What others had the address of goes back once the device has done all its work, as a vendor's own free would wait.
     """
@@ -201,16 +201,16 @@ def _give_back(memory: _Memory, idle: list[MemoryDevice]) -> bool:
 
 
 def synchronize(device: Device | str | None = None) -> None:
-    """Wait until a device has done all its work, and give back the memory of arrays that nobody has any more.
+    """Wait until a device has done all its work, and give back the memory of arrays that are gone.
 
     Raises
     ------
     VendorError
         The device is lost.
     """
-    on = device_of(device, None)
-    on.synchronize()
-    default_queue(on).poll()  # lets go of the arrays that its work has used
+    target = device_of(device, None)
+    target.synchronize()
+    default_queue(target).poll()  # lets go of the arrays that its work has used
     tidy()
 
 

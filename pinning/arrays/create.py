@@ -14,7 +14,7 @@ from pinning.arrays.layout import Array, Plan, Shape, plan, plan_like
 from pinning.arrays.streams import Stream, device_of, queue_of
 from pinning.arrays.view import new_view
 from pinning.plugin import Device
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 
 
 def device_array(
@@ -96,16 +96,18 @@ def to_device(
     """
     if to is not None:
         if not isinstance(to, DeviceArray):
-            raise TypeError(f"to is {said(to)}; it must be a DeviceArray, such as device_array_like gives. A device is "
-                            "named by device=")
+            raise TypeError(
+                f"to is {describe(to)}; it must be a DeviceArray, such as device_array_like gives. A device is named "
+                "by device="
+            )
         to.copy_to_device(obj, stream)
         return to
-    there = exchange.found_on_device(obj)
-    if there is not None:
-        on = there.device if device is None and stream is None else device_of(device, stream)
-        if there.device is on:
-            return as_array(there)
-    source: Any = as_array(there) if there is not None else numpy.asarray(obj)
+    theirs = exchange.found_on_device(obj)
+    if theirs is not None:
+        target = theirs.device if device is None and stream is None else device_of(device, stream)
+        if theirs.device is target:
+            return as_array(theirs)
+    source: Any = as_array(theirs) if theirs is not None else numpy.asarray(obj)
     made = _new(plan_like(layout_of(source)), stream, device)
     if copy:
         made.copy_to_device(source, stream)
@@ -138,10 +140,10 @@ def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None 
 
 def layout_of(ary: Any) -> Array:
     """Shape, strides and dtype of an array of NumPy or of a device; its elements are not to be touched."""
-    there = exchange.found_on_device(ary)
-    return numpy.asarray(ary) if there is None else there._layout
+    view = exchange.found_on_device(ary)
+    return numpy.asarray(ary) if view is None else view._layout
 
 
 def _new(planned: Plan, stream: Stream, device: Device | str | None) -> DeviceArray:
-    on = device_of(device, stream)
-    return as_array(new_view(planned, on, None if stream is None else queue_of(stream, on)))
+    target = device_of(device, stream)
+    return as_array(new_view(planned, target, None if stream is None else queue_of(stream, target)))

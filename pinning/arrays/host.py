@@ -43,10 +43,10 @@ def pinned(*arylist: object, device: Device | str | None = None) -> Iterator[tup
     TypeError, InvalidRangeError, LockLimitError, VendorError
         As `pinning.lock`.
     """
-    found = [host_buffer(each) for each in arylist if not _is_empty(each)]  # which also keeps them where they are
-    on = pinned_map(device)
+    buffers = [host_buffer(each) for each in arylist if not _is_empty(each)]  # which also keeps them where they are
+    device_map = pinned_map(device)
     with ExitStack() as stack:
-        yield tuple(lock for whole in _united(found) for lock in _locked_in_parts(whole, on, stack))
+        yield tuple(lock for whole in _united(buffers) for lock in _locked_in_parts(whole, device_map, stack))
 
 
 def pinned_array(
@@ -93,12 +93,12 @@ class MappedArray(numpy.ndarray[Any, Any]):
         return {**self.__array_interface__, "data": address, "stream": None, "version": 3}
 
     def _allocation(self) -> Allocation:
-        found = find(self.ctypes.data)
-        if found is None:
+        allocation = find(self.ctypes.data)
+        if allocation is None:
             raise AttributeError(
                 "this array lies in ordinary memory, which no device reaches: copy it into a mapped_array"
             )
-        return found
+        return allocation
 
 
 def mapped_array(
@@ -119,7 +119,7 @@ def mapped_array(
     shape, dtype, strides, order, stream, device
         As for `device_array`.
     portable : bool
-        Whether all devices of the plugin can use it. They can, also where nobody asks.
+        Whether all devices of the plugin can use it. They always can.
     wc : bool
         Write-combined: faster for devices to read, and very slow for the host to read. It comes from the vendor, not
         from the pool.
@@ -157,8 +157,8 @@ def managed_array(
 def _host_array(
     planned: Plan, kind: MemoryKind, stream: Stream, device: Device | str | None, wc: bool = False
 ) -> Array:
-    on = device_of(device, stream)
-    buffer = allocate(planned.nbytes, kind, on, None if stream is None else queue_of(stream, on), wc)
+    target = device_of(device, stream)
+    buffer = allocate(planned.nbytes, kind, target, None if stream is None else queue_of(stream, target), wc)
     return planned.over(numpy.asarray(buffer) if planned.nbytes else numpy.empty(0, numpy.uint8))
 
 
@@ -181,17 +181,17 @@ def _united(buffers: list[HostBuffer]) -> list[tuple[int, int, bool | None]]:
     return ranges
 
 
-def _locked_in_parts(whole: tuple[int, int, bool | None], on: PinnedMap, stack: ExitStack) -> list[Lock]:
+def _locked_in_parts(whole: tuple[int, int, bool | None], device_map: PinnedMap, stack: ExitStack) -> list[Lock]:
     """Lock a range: in what is locked already, and between."""
     start, end, read_only = whole
     tries = 0
     while True:
-        there = on.overlapping(start, end - start)
+        regions = device_map.overlapping(start, end - start)
         try:
             with ExitStack() as undo:
                 locks = [
-                    undo.enter_context(lock((at, to - at), device=on.device, read_only=read_only))
-                    for at, to in _parts(there, start, end)
+                    undo.enter_context(lock((at, to - at), device=device_map.device, read_only=read_only))
+                    for at, to in _parts(regions, start, end)
                 ]
                 stack.push(undo.pop_all())
                 return locks

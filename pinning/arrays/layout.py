@@ -2,7 +2,7 @@
 """Shape, strides and addresses, worked out by NumPy.
 
 A `Layout` is a NumPy array over memory of a device. NumPy slices, transposes and reshapes it without touching what it
-points at, and so must everybody: never read an element, nor make a copy.
+points at, and so must its users: never read an element, nor make a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy
 from numpy.typing import DTypeLike, NDArray
 
 from pinning.errors import LayoutError
-from pinning.runtime.arguments import is_one_of, said
+from pinning.runtime.arguments import describe, is_one_of
 
 Shape = int | Iterable[int]
 Array = NDArray[Any]
@@ -71,13 +71,13 @@ def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: st
     lengths = _integers(shape, "shape")
     steps = None if strides is None else _integers(strides, "strides")
     if not is_one_of(order, "C", "F"):
-        raise LayoutError(f"there is no order {said(order)}; give 'C' or 'F'")
+        raise LayoutError(f"there is no order {describe(order)}; give 'C' or 'F'")
     if steps is not None and len(steps) != len(lengths):
         raise LayoutError(f"strides are {steps}; the shape {lengths} needs {len(lengths)}")
-    found = Plan(lengths, usable_dtype(dtype), steps, order)
-    if found.nbytes >= 1 << 63:
-        raise LayoutError(f"shape {lengths} of {found.dtype} has {found.nbytes} bytes, more than any memory")
-    return found
+    planned = Plan(lengths, usable_dtype(dtype), steps, order)
+    if planned.nbytes >= 1 << 63:
+        raise LayoutError(f"shape {lengths} of {planned.dtype} has {planned.nbytes} bytes, more than any memory")
+    return planned
 
 
 def plan_like(array: Array) -> Plan:
@@ -90,14 +90,14 @@ def plan_like(array: Array) -> Plan:
 def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:
     """A dtype whose elements are bytes that can be copied."""
     try:
-        found = numpy.dtype(dtype)
+        checked = numpy.dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"dtype is {said(dtype)}; it must be a type of NumPy's, such as 'float32': {error}") from None
-    if found.hasobject:
-        raise TypeError(f"dtype {found} holds Python objects, which no device can use; convert the array first")
-    if not found.itemsize:
-        raise TypeError(f"elements of dtype {found} have no bytes; say how many, as in 'S8'")
-    return found
+        raise TypeError(f"dtype is {describe(dtype)}; it must be a type of NumPy's, as 'float32' is: {error}") from None
+    if checked.hasobject:
+        raise TypeError(f"dtype {checked} holds Python objects, which no device can use; convert the array first")
+    if not checked.itemsize:
+        raise TypeError(f"elements of dtype {checked} have no bytes; say how many, as in 'S8'")
+    return checked
 
 
 class _Bytes:
@@ -120,8 +120,8 @@ def layout_at(
 
 def bytes_at(ptr: int, size: int, read_only: bool = False) -> Layout:
     """The layout of `size` bytes at an address."""
-    found = numpy.asarray(_Bytes(ptr, size, read_only)) if size else numpy.empty(0, numpy.uint8)
-    return found.view(Layout)
+    array = numpy.asarray(_Bytes(ptr, size, read_only)) if size else numpy.empty(0, numpy.uint8)
+    return array.view(Layout)
 
 
 def address_of(array: Array) -> int:
@@ -131,9 +131,9 @@ def address_of(array: Array) -> int:
 
 def _integers(values: Shape, what: str) -> tuple[int, ...]:
     try:
-        found = tuple(map(operator.index, values)) if isinstance(values, Iterable) else (operator.index(values),)
+        integers = tuple(map(operator.index, values)) if isinstance(values, Iterable) else (operator.index(values),)
     except TypeError:
-        raise TypeError(f"{what} is {said(values)}; it must be an integer or several") from None
-    if any(value < 0 for value in found):
-        raise LayoutError(f"{what} is {found}; nothing in it can be negative")
-    return found
+        raise TypeError(f"{what} is {describe(values)}; it must be an integer or several") from None
+    if any(value < 0 for value in integers):
+        raise LayoutError(f"{what} is {integers}; nothing in it can be negative")
+    return integers

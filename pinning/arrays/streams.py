@@ -25,7 +25,7 @@ def default_stream(device: Device | str | None = None) -> Queue:
 
 
 def external_stream(handle: int, device: Device | str | None = None) -> Queue:
-    """A queue over one that somebody else has made and keeps alive, by its handle, such as a ``cudaStream_t``."""
+    """A queue over one that another library has made and keeps alive, by its handle, such as a ``cudaStream_t``."""
     return Queue.adopt(handle, device)
 
 

@@ -22,22 +22,22 @@ from pinning.queues import Event, Queue
 def fetch(array: View, ary: Array | None, stream: Stream) -> Array:
     """Copy to the host; see `DeviceArray.copy_to_host`."""
     forwards = _forwards(array._layout)
-    there = array._layout[forwards]
-    here = numpy.empty_like(there, order="K", subok=False)
-    final = here[forwards] if ary is None else ary
+    layout = array._layout[forwards]
+    host = numpy.empty_like(layout, order="K", subok=False)
+    final = host[forwards] if ary is None else ary
     if ary is not None:
         check_alike(ary, array._layout)
         if not ary.flags.writeable:
             raise LayoutError("ary is read only; copy into an array that can be written")
-        if _same_places(ary, here[forwards]):
-            here = _turned(ary, forwards)
+        if _same_places(ary, host[forwards]):
+            host = _turned(ary, forwards)
     if not array.nbytes:
         return final
 
     def act(queue: Queue, wait_for: list[Event]) -> list[Event]:
-        events: list[Event] = list(move(_of_host(here), _of(array, there), queue, wait_for))
-        if not numpy.may_share_memory(here, final):
-            events.append(queue.call(partial(numpy.copyto, final, here[forwards]), events))
+        events: list[Event] = list(move(_of_host(host), _of(array, layout), queue, wait_for))
+        if not numpy.may_share_memory(host, final):
+            events.append(queue.call(partial(numpy.copyto, final, host[forwards]), events))
         return events
 
     run(act, array.device, stream, array._buffer)
@@ -50,18 +50,18 @@ def put(array: View, source: Array, stream: Stream) -> None:
     if not array.nbytes:
         return
     forwards = _forwards(array._layout)
-    there = array._layout[forwards]
+    layout = array._layout[forwards]
     pattern = _pattern(source)
-    if pattern and address_of(there) % len(pattern) == 0 and _is_compact(there):
-        end = End(address_of(there), array.nbytes, array._buffer.place, False, array._buffer)
+    if pattern and address_of(layout) % len(pattern) == 0 and _is_compact(layout):
+        end = End(address_of(layout), array.nbytes, array._buffer.place, False, array._buffer)
         run(lambda queue, before: [fill(end, pattern, None, queue, before)], array.device, stream, array._buffer)
         return
-    here = numpy.empty_like(there, order="K", subok=False)
-    if _same_places(source, here[forwards]):
-        here = _turned(source, forwards)
+    host = numpy.empty_like(layout, order="K", subok=False)
+    if _same_places(source, host[forwards]):
+        host = _turned(source, forwards)
     else:
-        here[forwards] = source
-    run(partial(move, _of(array, there), _of_host(here)), array.device, stream, array._buffer)
+        host[forwards] = source
+    run(partial(move, _of(array, layout), _of_host(host)), array.device, stream, array._buffer)
 
 
 def take(array: View, origin: View, stream: Stream) -> None:

@@ -75,7 +75,7 @@ class View:
     def device_ptr(self) -> int:
         """Address of the first element; 0 for an empty array.
 
-        Who asks may use the memory in queues that are not known here: see `DeviceArray`.
+        From then on the memory may be used in queues that are not known here: see `DeviceArray`.
         """
         self._buffer.shared = True
         return address_of(self._layout)

@@ -21,7 +21,7 @@ from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
-from pinning.runtime.arguments import byte_count, integer, is_one_of, said
+from pinning.runtime.arguments import byte_count, describe, integer, is_one_of
 
 Engine = Literal["auto", "copy", "kernel"]
 Addresses = NDArray[numpy.uint64]
@@ -202,7 +202,7 @@ class _Batch(NamedTuple):
 
 def _check_engine(engine: Engine) -> None:
     if not is_one_of(engine, "auto", "copy", "kernel"):
-        raise PinningError(f"there is no engine {said(engine)}; give 'auto', 'copy' or 'kernel'")
+        raise PinningError(f"there is no engine {describe(engine)}; give 'auto', 'copy' or 'kernel'")
 
 
 def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:
@@ -217,7 +217,7 @@ def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:
 def _check_counts(dsts: Any, srcs: Any) -> None:
     for name, ends in (("dsts", dsts), ("srcs", srcs)):
         if not hasattr(ends, "__len__"):
-            raise TypeError(f"{name} is {said(ends)}; it must be a sequence of ends, or an array of addresses")
+            raise TypeError(f"{name} is {describe(ends)}; it must be a sequence of ends, or an array of addresses")
     if len(dsts) != len(srcs):
         raise InvalidRangeError(f"there are {len(dsts)} dsts and {len(srcs)} srcs; a batch has one of each for an item")
     if len(dsts) == 0:
@@ -318,7 +318,7 @@ def _word(value: Any, item: int, name: str) -> int:
     """What NumPy has no integer for, or not one for all of them."""
     number = integer(value, f"item {item} of the batch: what is in {name}", "64 bits wide")
     if not 0 <= number < 1 << 64:
-        raise InvalidRangeError(f"item {item} of the batch: {said(number)} in {name} is not in [0, 2**64)")
+        raise InvalidRangeError(f"item {item} of the batch: {describe(number)} in {name} is not in [0, 2**64)")
     return number
 
 

@@ -35,7 +35,7 @@ from pinning.locking.devices import default_memory_device
 from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
 from pinning.queues.queue import default_queues
-from pinning.runtime.arguments import integer, said
+from pinning.runtime.arguments import describe, integer
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
@@ -275,7 +275,9 @@ cdef bytes pattern_of(object value):
             raise InvalidRangeError(f"the value {value} is no byte; it must lie between 0 and 255, or be given as bytes")
         return bytes((value,))
     if isinstance(value, Real) or not kind_of(value).buffer:  # NumPy's floats are buffers
-        raise TypeError(f"{said(value)} is no byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat")
+        raise TypeError(
+            f"{describe(value)} is no byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat"
+        )
     pattern = bytes(value)
     if len(pattern) not in (1, 2, 4):
         raise InvalidRangeError(f"the value has {len(pattern)} bytes; it must have 1, 2 or 4")

@@ -202,7 +202,7 @@ cdef object device_at(uint64_t ptr, object preferred):
 
 
 cdef tuple ask(object device, uint64_t ptr):
-    """Whether a device knows of memory there, and whose it is."""
+    """Whether a device knows of memory at an address, and whose it is."""
     cdef VendorDevice* vendor = vendor_of(device)
     cdef optional[CMemoryInfo] info
     with nogil:

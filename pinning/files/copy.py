@@ -12,7 +12,7 @@ from pinning.files.shards import AnyPath
 from pinning.locking.devices import is_host as is_device_of_host
 from pinning.plugin import Device
 from pinning.queues import Event, Queue, as_queue, default_queue
-from pinning.runtime.arguments import integer
+from pinning.runtime.arguments import byte_count, integer
 
 
 def copy_file_async(
@@ -59,20 +59,20 @@ def copy_file_async(
     InvalidRangeError
         It has not so many bytes, or `dst` has not, or `dst` is read only.
     """
-    on = None if queue is None else as_queue(queue)
-    to = end_of(dst, None if on is None else on.device)
-    if to.read_only:
-        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+    given = None if queue is None else as_queue(queue)
+    end = end_of(dst, None if given is None else given.device)
+    if end.read_only:
+        raise InvalidRangeError(f"dst at {end.ptr:#x} is read only; copy into writable memory")
     with OpenFile(path) as file:
-        size = _size(file, offset, nbytes, to.size)
+        size = _size(file, offset, nbytes, end.size)
         file.look_for_cold(offset, size)
         return copy_parts(
-            on or default_queue(to.device),
+            given or default_queue(end.device),
             file,
-            [(to.ptr, offset, size)],
-            in_device=not is_host(to.device),
+            [(end.ptr, offset, size)],
+            in_device=not is_host(end.device),
             wait_for=wait_for,
-            keep=(to.owner,),
+            keep=(end.owner,),
         )
 
 
@@ -110,22 +110,16 @@ def is_host(device: Device | None) -> bool:
 
 
 def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> int:
-    there, offset = file.nbytes, integer(offset, "offset")
-    if not 0 <= offset < there:
+    offset = integer(offset, "offset")
+    rest = file.nbytes - offset
+    if offset < 0 or rest <= 0:
         raise InvalidRangeError(
-            f"offset is {offset}; {file.path!r} has {there} bytes, and it must be that of one of them"
+            f"offset is {offset}; {file.path!r} has {file.nbytes} bytes, and it must be that of one of them"
         )
-    if nbytes is None:
-        if room is not None and room != there - offset:
-            raise InvalidRangeError(
-                f"dst has {room} bytes, and {file.path!r} from byte {offset} on {there - offset}; give nbytes to copy "
-                "a part"
-            )
-        return there - offset
-    most = there - offset if room is None else min(there - offset, room)
-    if not 0 < integer(nbytes, "nbytes") <= most:
+    if nbytes is not None:
+        return byte_count(nbytes, most=rest if room is None else min(rest, room))
+    if room is not None and room != rest:
         raise InvalidRangeError(
-            f"nbytes is {nbytes}; it must lie between 1 and {most}, which is what {file.path!r} from byte {offset} on "
-            f"{'and dst have' if room is not None else 'has'}"
+            f"dst has {room} bytes, and {file.path!r} from byte {offset} on {rest}; give nbytes to copy a part"
         )
-    return nbytes
+    return rest

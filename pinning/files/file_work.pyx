@@ -118,7 +118,7 @@ cdef class OpenFile:
 
 
 cdef class Outcome:
-    """How a copy goes. When nobody is left to hear of a failure, `sys.unraisablehook` does."""
+    """How a copy goes. A failure that no event is left to report goes to `sys.unraisablehook`."""
 
     cdef shared_ptr[FileOutcome] native
     cdef str path

@@ -64,7 +64,7 @@ class Pinning:
 
 
 class DLPackTensor:
-    """A tensor of any of the format's dtypes, for whoever takes DLPack.
+    """A tensor of any of the format's dtypes, for any library that takes DLPack.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class DLPackTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        # All of it was there when it was made, so no stream need wait.
+        # Its bytes were complete when it was made, so no stream need wait.
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("this tensor is exported where it is, without a copy")
         strides, step = [0] * len(self.shape), 1

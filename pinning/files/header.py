@@ -73,10 +73,10 @@ def parse(text: bytes, file_bytes: int, path: str) -> Header:
         It does not; the message says what is wrong.
     """
     try:
-        said = _loaded(text)
-        metadata = _metadata(said.pop(_METADATA, {}))
+        content = _loaded(text)
+        metadata = _metadata(content.pop(_METADATA, {}))
         start = 8 + len(text)
-        tensors = sorted((_tensor(*each, start, file_bytes) for each in said.items()), key=lambda each: each[3:])
+        tensors = sorted((_tensor(*each, start, file_bytes) for each in content.items()), key=lambda each: each[3:])
         _check_no_holes(tensors, start, file_bytes)
     except _WrongError as wrong:
         _refuse(path, str(wrong))
@@ -87,51 +87,51 @@ def _loaded(text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
         raise _WrongError(f"its header begins with {text[:8]!r}, and not with a brace as a JSON object does")
     try:
-        said = json.loads(text.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_no_constant)
+        content = json.loads(text.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise _WrongError(f"its header is not UTF-8: {error.reason} at byte {8 + error.start}") from None
     except RecursionError:
         raise _WrongError("its header is nested too deep") from None
     except ValueError as error:  # of JSON, or a number of thousands of digits
         raise _WrongError(f"its header is no JSON: {error}") from None
-    assert isinstance(said, dict)  # for it begins with a brace
-    if b"\\u" in text and (half := half_letter(said)):
+    assert isinstance(content, dict)  # for it begins with a brace
+    if b"\\u" in text and (half := half_letter(content)):
         raise _WrongError(f"its header is not UTF-8: it has {half} in it, which is half a letter")
-    return said
+    return content
 
 
-def half_letter(said: Any) -> str | None:
+def half_letter(content: Any) -> str | None:
     """What JSON can name and UTF-8 has not: a surrogate without the other, as ``\\ud800``. None where there is none."""
     try:
-        json.dumps(said, ensure_ascii=False).encode()
+        json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         return ascii(error.object[error.start])
     return None
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise _WrongError(f"its header has the name {_short(twin)} twice")
-    return found
+    return values
 
 
 def _no_constant(name: str) -> NoReturn:
     raise _WrongError(f"its header has {name} in it, which is no JSON")
 
 
-def _metadata(said: Any) -> dict[str, str]:
-    if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
-        raise _WrongError(f"its {_METADATA} is {_short(said)}; it must be an object of strings")
-    return said
+def _metadata(content: Any) -> dict[str, str]:
+    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+        raise _WrongError(f"its {_METADATA} is {_short(content)}; it must be an object of strings")
+    return content
 
 
-def _tensor(name: str, said: Any, start: int, file_bytes: int) -> TensorInfo:
+def _tensor(name: str, entry: Any, start: int, file_bytes: int) -> TensorInfo:
     what = f"its tensor {_short(name)}"
-    if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _WrongError(f"{what} is {_short(said)}; it must be an object of dtype, shape and data_offsets")
-    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _WrongError(f"{what} is {_short(entry)}; it must be an object of dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _WrongError(f"{what} has the dtype {_short(dtype)}; those known are {', '.join(DTYPES)}")
     if not _are_lengths(shape):
@@ -150,8 +150,8 @@ def _tensor(name: str, said: Any, start: int, file_bytes: int) -> TensorInfo:
     return TensorInfo(name, dtype, tuple(shape), start + begin, nbytes)
 
 
-def _are_lengths(said: Any) -> bool:
-    return isinstance(said, list) and all(type(each) is int and each >= 0 for each in said)
+def _are_lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
 
 
 def _nbytes(dtype: str, shape: Sequence[int], what: str) -> int:
@@ -178,10 +178,10 @@ def _check_no_holes(tensors: Iterable[TensorInfo], start: int, file_bytes: int) 
         raise _WrongError(f"{before} ends at byte {at}, and the file at {file_bytes}; there must be nothing behind it")
 
 
-def _short(said: Any) -> str:
-    if isinstance(said, (list, dict)) and len(said) > 100:
-        return f"a {type(said).__name__} of {len(said)}"
-    text = repr(said)
+def _short(value: Any) -> str:
+    if isinstance(value, (list, dict)) and len(value) > 100:
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
@@ -211,7 +211,7 @@ def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
         A tensor has no whole number of bytes.
     """
     order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name][0]], name))
-    said: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
+    content: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
     begins, at = {}, 0
     for name in order:
         dtype, shape = tensors[name]
@@ -220,10 +220,10 @@ def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
             at += _nbytes(dtype, shape, f"the tensor {_short(name)}")
         except _WrongError as wrong:
             raise LayoutError(str(wrong)) from None
-        said[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begins[name], at]}
-    if half := half_letter(said):
+        content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begins[name], at]}
+    if half := half_letter(content):
         raise FileFormatError(f"a name of a tensor, or the metadata, has {half} in it: half a letter, and no UTF-8")
-    text = json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     return Written(len(text).to_bytes(8, "little") + text, {name: start + begins[name] for name in order}, start + at)

@@ -71,20 +71,18 @@ def load_file(
     --------
     save_file, copy_file_async
     """
-    on = None if queue is None else as_queue(queue)
-    there = _device(device, on)
-    if on is None:
-        on = default_queue(there)
-    elif on.device is not there:
-        raise PinningError(f"{on!r} is not of {there.name}: give a queue of that device")
-    makes = framework_of(framework, there)
+    given = None if queue is None else as_queue(queue)
+    target = _device(device, given)
+    if given is not None and given.device is not target:
+        raise PinningError(f"{given!r} is not of {target.name}: give a queue of that device")
+    library = framework_of(framework, target)
     with ExitStack() as files:
         shards = [_opened(shard.path, shard.names, files) for shard in find_shards(path)]
         _check_names(shards)
         for shard in shards:
             for tensor in shard.tensors:
-                makes.check(tensor)
-        return _load(shards, makes, on)
+                library.check(tensor)
+        return _load(shards, library, given or default_queue(target))
 
 
 class _Shard(NamedTuple):
@@ -135,8 +133,8 @@ def _check_names(shards: list[_Shard]) -> None:
                 )
 
 
-def _load(shards: list[_Shard], makes: Framework, on: Queue) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _load(shards: list[_Shard], library: Framework, queue: Queue) -> dict[str, Any]:
+    loaded: dict[str, Any] = {}
     memories: list[Any] = []
     copies: list[FileCopy] = []
     try:
@@ -144,11 +142,11 @@ def _load(shards: list[_Shard], makes: Framework, on: Queue) -> dict[str, Any]:
             places, nbytes = _place(shard.tensors)
             memory = None
             if nbytes:
-                memory = makes.allocate(nbytes)
+                memory = library.allocate(nbytes)
                 memories.append(memory)
-                copies.append(_copy(shard, memory, makes.address(memory), places, on))
+                copies.append(_copy(shard, memory, library.address(memory), places, queue))
             for tensor, at in zip(shard.tensors, places, strict=True):
-                found[tensor.name] = makes.view(memory, at, tensor) if tensor.nbytes else makes.empty(tensor)
+                loaded[tensor.name] = library.view(memory, at, tensor) if tensor.nbytes else library.empty(tensor)
         for copy in copies:
             copy.wait()
         for shard in shards:
@@ -161,11 +159,11 @@ def _load(shards: list[_Shard], makes: Framework, on: Queue) -> dict[str, Any]:
             with suppress(Exception):
                 copy.wait()  # until then the memory is in use
         # The traceback keeps this frame.
-        found.clear()
+        loaded.clear()
         memories.clear()
         memory = None
         raise
-    return found
+    return loaded
 
 
 def _place(tensors: list[TensorInfo]) -> tuple[list[int], int]:
@@ -182,12 +180,12 @@ def _place(tensors: list[TensorInfo]) -> tuple[list[int], int]:
     return places, end
 
 
-def _copy(shard: _Shard, memory: Any, address: int, places: list[int], on: Queue) -> FileCopy:
+def _copy(shard: _Shard, memory: Any, address: int, places: list[int], queue: Queue) -> FileCopy:
     parts = list(_ranges(shard.tensors, places, address))
     first, (_, last, size) = parts[0][1], parts[-1]
     shard.file.look_for_cold(first, last + size - first)
     # Early: the file is as its header says already, and nothing that the queue still has to do was to write it.
-    return copy_parts(on, shard.file, parts, in_device=not is_host(on.device), keep=(memory,), early=True)
+    return copy_parts(queue, shard.file, parts, in_device=not is_host(queue.device), keep=(memory,), early=True)
 
 
 def _ranges(tensors: list[TensorInfo], places: list[int], base: int) -> Iterator[tuple[int, int, int]]:
@@ -207,12 +205,12 @@ def _ranges(tensors: list[TensorInfo], places: list[int], base: int) -> Iterator
 
 
 def _device(device: Any, queue: Queue | None) -> MemoryDevice:
-    found: Any = device
+    chosen: Any = device
     if device is None:
-        found = default_memory_device() if queue is None else queue.device
+        chosen = default_memory_device() if queue is None else queue.device
     elif not isinstance(device, Device):
         name = str(device)  # torch.device too
-        found = device_of_name("host" if name.partition(":")[0] == "cpu" else name)
-    if not isinstance(found, MemoryDevice):
-        raise PinningError(f"{found.name} has no queues to copy in, so nothing can be loaded there")
-    return found
+        chosen = device_of_name("host" if name.partition(":")[0] == "cpu" else name)
+    if not isinstance(chosen, MemoryDevice):
+        raise PinningError(f"{chosen.name} has no queues to copy in, so nothing can be loaded there")
+    return chosen

@@ -26,7 +26,7 @@ from pinning.files.shards import AnyPath
 from pinning.interop.dtypes import DTYPES, NAMES_OF_NUMPY, NAMES_OF_TORCH
 from pinning.plugin import MemoryDevice
 from pinning.queues import default_queue
-from pinning.runtime.arguments import path_name, said
+from pinning.runtime.arguments import describe, path_name
 
 
 def save_file(
@@ -66,11 +66,11 @@ def save_file(
     """
     target = _target(path)
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata is {said(metadata)}; it must be a dict of strings to strings")
+        raise TypeError(f"metadata is {describe(metadata)}; it must be a dict of strings to strings")
     if metadata is not None and not all(isinstance(each, str) for pair in metadata.items() for each in pair):
         raise TypeError("metadata must be a mapping of strings to strings")
     if not hasattr(tensors, "items"):
-        raise TypeError(f"tensors is {said(tensors)}; it must be a dict of names and tensors")
+        raise TypeError(f"tensors is {describe(tensors)}; it must be a dict of names and tensors")
     sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
     _refuse_shared(sources)
     written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)

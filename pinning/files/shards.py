@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pinning.errors import FileError, FileFormatError
-from pinning.runtime.arguments import path_name, said
+from pinning.runtime.arguments import describe, path_name
 
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -41,7 +41,7 @@ def find_shards(path: AnyPaths) -> list[Shard]:
     if isinstance(path, (str, bytes, os.PathLike)):
         return _found(Path(path_name(path)))
     if not isinstance(path, Iterable):
-        raise TypeError(f"path is {said(path)}; it must be a path, or several")
+        raise TypeError(f"path is {describe(path)}; it must be a path, or several")
     paths: Iterable[Any] = path
     shards = [shard for each in paths for shard in _found(Path(path_name(each)))]
     if not shards:

@@ -66,19 +66,19 @@ class Tensor(NamedTuple):
 
 # ---- ours ----
 
-cdef void let_go(void* owner) noexcept nogil:
+cdef void release(void* owner) noexcept nogil:
     if Py_IsInitialized():
         with gil:
             Py_DECREF(<object>owner)
 
 
 cdef void delete_plain(Plain* managed) noexcept nogil:
-    let_go(managed.context)
+    release(managed.context)
     free(managed)
 
 
 cdef void delete_versioned(Versioned* managed) noexcept nogil:
-    let_go(managed.context)
+    release(managed.context)
     free(managed)
 
 

@@ -20,7 +20,7 @@ import numpy
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.interop.dlpack import take_capsule
 from pinning.interop.dtypes import HOST_TYPES, STREAM_TYPES, VENDORS, numpy_dtype
-from pinning.runtime.arguments import integer
+from pinning.runtime.arguments import byte_count, integer
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
@@ -164,10 +164,7 @@ cdef object host_memory_of(object buffer, object size, Bytes* memory):
         set_range(memory, int(buffer), integer(size, "size", SIZE))
         return None
     owner = memory_of(buffer, kind, size, False, memory)
-    length = integer(size, "size", SIZE)
-    if not 0 < length <= memory.size:
-        raise InvalidRangeError(f"size is {length}; it must lie between 1 and the buffer's {memory.size} bytes")
-    memory.size = length
+    memory.size = byte_count(size, "size", 1, SIZE, memory.size)
     return owner
 
 

@@ -15,7 +15,7 @@ from pinning.errors import PluginUnavailableError
 from pinning.map.adapters import is_native
 from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
 
 HOST = "host"
@@ -129,7 +129,7 @@ def device(name: Device | str) -> Device:
     if not isinstance(name, str):
         if callable(getattr(name, "data_lock", None)):
             return name
-        raise TypeError(f"{said(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
+        raise TypeError(f"{describe(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
     plugin_name, _, index = name.partition(":")
     wanted = f"{plugin_name}:{index or 0}"
     for found in devices():

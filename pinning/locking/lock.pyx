@@ -26,7 +26,7 @@ from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, NotLockedError
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
-from pinning.runtime.arguments import byte_count, integer, said
+from pinning.runtime.arguments import byte_count, describe, integer
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
     void describe_in_status(uint64_t start, uint64_t size, const char* owner, const char* site) noexcept
@@ -166,7 +166,7 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
         try:
             stall = STALL_MS if stall_ms is None else float(stall_ms)
         except (TypeError, ValueError):
-            raise TypeError(f"stall_ms is {said(stall_ms)}; it must be a number, of milliseconds") from None
+            raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number, of milliseconds") from None
         if not 0 < stall < 1e9:
             raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
         longest = <long long>(1e6 * stall)
@@ -344,7 +344,9 @@ def lock(
     cdef PinnedMap on = map_of(device)
     cdef Pace pace = None
     if progress is not None and not callable(progress):
-        raise TypeError(f"progress is {said(progress)}; it must be a function of two integers, bytes done and in all")
+        raise TypeError(
+            f"progress is {describe(progress)}; it must be a function of two integers, bytes done and in all"
+        )
     if unit is not None or stall_ms is not None:
         pace = pace_of(on.largest, found.size, piece, unit, stall_ms)
     if not made.try_take(on, found.ptr, found.size, lock_options(read_only, coherent).coherence):
@@ -355,7 +357,7 @@ def lock(
             made.take(on, found.ptr, found.size, read_only, piece, coherent)
         else:
             made.take_in_pieces(on, found.ptr, found.size, lock_options(read_only, coherent), pace.pieces)
-        describe(made, description_of(buffer))
+        show(made, description_of(buffer))
     made.enter()
     return made
 
@@ -372,7 +374,7 @@ cdef tuple description_of(object buffer):
     return <bytes>Py_TYPE(buffer).tp_name, call_site().encode(errors="replace") if traced else b""
 
 
-cdef void describe(Lock made, tuple description) noexcept:
+cdef void show(Lock made, tuple description) noexcept:
     describe_in_status(made.ptr, made.size, <bytes>description[0], <bytes>description[1])
 
 

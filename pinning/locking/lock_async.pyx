@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t
 from libcpp.optional cimport optional
 
 from pinning.interop.memory_of cimport Bytes
-from pinning.locking.lock cimport Lock, Pace, describe, description_of, map_of, pace_of, unlocked
+from pinning.locking.lock cimport Lock, Pace, description_of, map_of, pace_of, show, unlocked
 from pinning.map.native cimport CRegion
 from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
@@ -80,7 +80,7 @@ cdef class Job:
         cdef uint64_t ptr = lock.ptr, size = lock.size
         if not lock.try_take(self.on, ptr, size, self.options.coherence):
             self.take_anew(ptr, size)
-            describe(lock, self.description)
+            show(lock, self.description)
         if not self.unlisted:
             lock.enter()
 

@@ -34,7 +34,7 @@ from collections import deque
 from contextlib import suppress
 
 from pinning.errors import InvalidRangeError, NotLockedError, PinningError, RegistrarError
-from pinning.runtime.arguments import byte_count, integer, is_one_of, said
+from pinning.runtime.arguments import byte_count, describe, integer, is_one_of
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
 
 
@@ -163,15 +163,19 @@ cdef uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
 
 
 cdef object no_word(object value, str what):
-    return TypeError(f"{what} is {said(value)}; a map takes integers, and buffers are for pinning.lock and pinning.is_locked")
+    return TypeError(
+        f"{what} is {describe(value)}; a map takes integers, and buffers are for pinning.lock and pinning.is_locked"
+    )
 
 
 cdef LockOptions lock_options(object read_only, object coherent) except *:
     cdef LockOptions options
     if read_only is not None and read_only is not True and read_only is not False:
-        raise TypeError(f"read_only is {said(read_only)}; it must be True, False, or None where the buffer says it")
+        raise TypeError(f"read_only is {describe(read_only)}; it must be True, False, or None where the buffer says it")
     if coherent is not None and coherent is not True and coherent is not False:
-        raise TypeError(f"coherent is {said(coherent)}; it must be True, False, or None where it makes no difference")
+        raise TypeError(
+            f"coherent is {describe(coherent)}; it must be True, False, or None where it makes no difference"
+        )
     options.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
     options.coherence = Coherence.unknown if coherent is None else Coherence.fine if coherent else Coherence.coarse
     return options
@@ -221,8 +225,8 @@ cdef class PinnedMap:
     def __cinit__(self, device, *, bint shared=False):
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
             if not callable(getattr(device, method, None)):
-                raise TypeError(f"a device needs a method {method}, which {said(device)} has not; pinning.device finds "
-                                "one by its name")
+                raise TypeError(f"a device needs a method {method}, which {describe(device)} lacks; pinning.device "
+                                "finds one by its name")
         self.device = device
         self.largest = min(getattr(device, "largest_lock", 2**64 - 1), 2**64 - 1)
         coherence = getattr(device, "coherence", ())
@@ -385,7 +389,7 @@ cdef class PinnedMap:
         cdef uint64_t first = word(ptr, "address")
         cdef uint64_t count = word(size, "size")
         if not is_one_of(policy, *_POLICIES):
-            raise PinningError(f"the policy {said(policy)} is none; give one of {', '.join(map(repr, _POLICIES))}")
+            raise PinningError(f"the policy {describe(policy)} is none; give one of {', '.join(map(repr, _POLICIES))}")
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
         self.begin_anew()
         if self.closed:
@@ -567,9 +571,9 @@ cdef class PinnedMap:
         """
         for what, function in (("register", register), ("unregister", unregister)):
             if not callable(function):
-                raise TypeError(f"{what} is {said(function)}; it must be a function")
+                raise TypeError(f"{what} is {describe(function)}; it must be a function")
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"name is {said(name)}; it must be a string, or None for the function's own")
+            raise TypeError(f"name is {describe(name)}; it must be a string, or None for the function's own")
         cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
         self.check_open()
         cdef Registrar made = Registrar.__new__(Registrar)

@@ -32,7 +32,7 @@ from pinning.errors import InvalidRangeError, PinningError, StillInUseError, Sti
 from pinning.locking import devices
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
-from pinning.runtime.arguments import MOST_BYTES, byte_count, said
+from pinning.runtime.arguments import MOST_BYTES, byte_count, describe
 from pinning.runtime.process import Subsystem, at_exit, at_fork, defer
 
 cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
@@ -82,8 +82,8 @@ def kind_named(kind):
         return MemoryKind(kind)
     except ValueError:
         raise ValueError(
-            f"kind is {said(kind)}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device is named "
-            "by device="
+            f"kind is {describe(kind)}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device "
+            "is named by device="
         ) from None
 
 

@@ -16,7 +16,7 @@ from pinning.memory.context import Context, default_context
 from pinning.memory.pool_store import Store
 from pinning.plugin import Device, MemoryKind
 from pinning.queues import Event
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
 from pinning.runtime.process import defer
 
@@ -126,7 +126,7 @@ def alloc_in(
     if pool is None:
         pool = default_pool(queue.device, MemoryKind.DEVICE if kind is None else kind)
     elif not isinstance(pool, Pool):
-        raise TypeError(f"pool is {said(pool)}; it must be a pinning.Pool")
+        raise TypeError(f"pool is {describe(pool)}; it must be a pinning.Pool")
     elif kind is not None and kind is not pool.kind:
         raise PinningError(f"{pool!r} has no memory of another kind, such as {kind}")
     return pool.alloc(queue, nbytes, wait_for)

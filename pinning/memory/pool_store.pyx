@@ -24,7 +24,7 @@ from pinning.runtime.process cimport generation
 
 from contextlib import suppress
 
-from pinning.runtime.arguments import MOST_BYTES, byte_count, integer, said
+from pinning.runtime.arguments import MOST_BYTES, byte_count, describe, integer
 from pinning.errors import (
     InvalidRangeError,
     PinningError,
@@ -127,8 +127,8 @@ def free_in(Submitter queue not None, given, wait_for):
         A buffer of its bytes is out.
     """
     if not isinstance(given, PoolAllocation):
-        raise InvalidRangeError(f"{given if isinstance(given, Allocation) else said(given)} was not allocated in a queue: "
-                                "use its free(), once its work is over")
+        name = given if isinstance(given, Allocation) else describe(given)
+        raise InvalidRangeError(f"{name} was not allocated in a queue: use its free(), once its work is over")
     cdef PoolAllocation allocation = given
     if allocation.error is not None:
         return Event.over(queue, allocation.error)
@@ -233,7 +233,7 @@ cdef class Store:
             As for `Queue.alloc`, which also says what is returned.
         """
         if not isinstance(queue, Submitter):
-            raise TypeError(f"queue is {said(queue)}; a pool allocates in the order of a pinning.Queue")
+            raise TypeError(f"queue is {describe(queue)}; a pool allocates in the order of a pinning.Queue")
         cdef Submitter on = queue
         cdef uint64_t size = size_of(nbytes)
         cdef tuple events = events_of(wait_for)

@@ -8,7 +8,7 @@ cimport cython
 from pinning.queues.order cimport Timeline, TimelinePoint, covers, dependencies_of, key_of, merged, point_at
 
 from pinning.errors import PinningError
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 
 
 @cython.final
@@ -64,7 +64,7 @@ cdef class Event:
         event.queue = queue
         if error is not None:
             if not isinstance(error, BaseException):
-                raise TypeError(f"error is {said(error)}; it must be an exception, such as a RuntimeError")
+                raise TypeError(f"error is {describe(error)}; it must be an exception, such as a RuntimeError")
             event.fail(error)
         return event
 
@@ -96,7 +96,7 @@ cdef class Event:
     def comes_after(self, point):
         """Whether this operation starts only when the one at `point` is over, or is it; also if that is over by now."""
         if not isinstance(point, TimelinePoint):
-            raise TypeError(f"point is {said(point)}; it must be the `point` of an event")
+            raise TypeError(f"point is {describe(point)}; it must be the `point` of an event")
         return point in dependencies_of(self.positions())
 
     cdef fail(self, error):
@@ -139,7 +139,7 @@ cdef class Event:
             One of them was over from the start, or they are of different vendors.
         """
         if not isinstance(since, Event):
-            raise TypeError(f"since is {said(since)}; it must be the event from which on the time counts")
+            raise TypeError(f"since is {describe(since)}; it must be the event from which on the time counts")
         cdef Event event, first = since
         for event in (first, self):
             try:

@@ -16,7 +16,7 @@ from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
 from pinning.queues.event import Event
 from pinning.queues.host_callback import HostCallback
 from pinning.queues.submitter import Submitter, replace
-from pinning.runtime.arguments import is_one_of, said
+from pinning.runtime.arguments import describe, is_one_of
 from pinning.runtime.per_device import device_slots
 
 Order = Literal["in_order", "out_of_order"]
@@ -60,7 +60,7 @@ class Queue(Submitter):
 
     def __init__(self, device: Device | str | None = None, order: Order = "in_order") -> None:
         if not is_one_of(order, "in_order", "out_of_order"):
-            raise PinningError(f"there is no order {said(order)}; give 'in_order' or 'out_of_order'")
+            raise PinningError(f"there is no order {describe(order)}; give 'in_order' or 'out_of_order'")
         super().__init__(_memory_device(device), order == "in_order")
 
     @classmethod
@@ -195,7 +195,7 @@ class Queue(Submitter):
             What must be over before.
         """
         if not callable(function):
-            raise TypeError(f"a queue calls functions, and {said(function)} is none")
+            raise TypeError(f"a queue calls functions, and {describe(function)} is none")
         event = Event()
         callback = HostCallback(function, event)
 
@@ -275,7 +275,7 @@ def _memory_device(device: Device | str | None) -> MemoryDevice:
 def _handle_of(stream: object) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if not callable(protocol):
-        raise TypeError(f"{said(stream)} is no queue: neither a pinning.Queue nor an object with __cuda_stream__")
+        raise TypeError(f"{describe(stream)} is no queue: neither a pinning.Queue nor an object with __cuda_stream__")
     version, handle = protocol()
     if version != 0:
         raise PinningError(f"{stream!r} speaks version {version} of __cuda_stream__; known is version 0")

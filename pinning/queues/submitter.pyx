@@ -16,7 +16,7 @@ from contextlib import suppress
 from pinning.errors import GraphCaptureError, PinningError
 from pinning.queues import pending
 from pinning.queues.cross_vendor_wait import cross_vendor_wait
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 from pinning.runtime.process import Subsystem, at_exit
 
 cdef enum:
@@ -45,7 +45,7 @@ cpdef tuple events_of(object wait_for):
     try:
         return tuple(wait_for)
     except TypeError:
-        raise TypeError(f"wait_for is {said(wait_for)}; it must be an event or several") from None
+        raise TypeError(f"wait_for is {describe(wait_for)}; it must be an event or several") from None
 
 
 cdef class Submitter:
@@ -238,7 +238,7 @@ cdef class Submitter:
         cdef Event wait
         for each in waits:
             if not isinstance(each, Event):
-                raise TypeError(f"wait_for takes a list of events, not one with {said(each)} in it")
+                raise TypeError(f"wait_for takes a list of events, not one with {describe(each)} in it")
             wait = each
             if wait.capture != capture and wait.capture != 0:
                 wait.raise_error()

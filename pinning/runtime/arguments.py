@@ -16,8 +16,8 @@ MOST_BYTES = sys.maxsize
 _LONGEST = 80  # characters of a value in an error
 
 
-def said(value: object) -> str:
-    """A value as an error tells it: in full where that is short."""
+def describe(value: object) -> str:
+    """A value for the message of an error: in full where that is short."""
     if isinstance(value, (str, bytes, int, float, type(None))):
         text = repr(value[:_LONGEST] if isinstance(value, (str, bytes)) else value)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -38,22 +38,28 @@ def integer(value: SupportsIndex, name: str, what: str = "the number of bytes") 
             return operator.index(value)
     except TypeError:
         pass
-    raise TypeError(f"{name} is {said(value)}; it must be an integer, {what}")
+    raise TypeError(f"{name} is {describe(value)}; it must be an integer, {what}")
 
 
-def byte_count(value: SupportsIndex, name: str = "nbytes", least: int = 1, what: str = "the number of bytes") -> int:
-    """A number of bytes, at least `least`.
+def byte_count(
+    value: SupportsIndex,
+    name: str = "nbytes",
+    least: int = 1,
+    what: str = "the number of bytes",
+    most: int = MOST_BYTES,
+) -> int:
+    """A number of bytes between `least` and `most`, which is more than any memory or file has.
 
     Raises
     ------
     TypeError
         It is no integer.
     InvalidRangeError
-        It is less, or more than any memory or file has.
+        It is less or more.
     """
     count = integer(value, name, what)
-    if not least <= count <= MOST_BYTES:
-        raise InvalidRangeError(f"{name} is {said(count)}; it must lie between {least} and {MOST_BYTES}, in bytes")
+    if not least <= count <= most:
+        raise InvalidRangeError(f"{name} is {describe(count)}; it must lie between {least} and {most}, in bytes")
     return count
 
 
@@ -67,10 +73,10 @@ def alignment(value: SupportsIndex) -> int:
     InvalidRangeError
         It is none.
     """
-    found = byte_count(value, "alignment")
-    if found & (found - 1):
-        raise InvalidRangeError(f"alignment is {found}; it must be a power of two")
-    return found
+    count = byte_count(value, "alignment")
+    if count & (count - 1):
+        raise InvalidRangeError(f"alignment is {count}; it must be a power of two")
+    return count
 
 
 def seconds(value: float | None, name: str = "timeout") -> float | None:
@@ -84,12 +90,12 @@ def seconds(value: float | None, name: str = "timeout") -> float | None:
     if value is None:
         return None
     try:
-        found = float(value) if not isinstance(value, (str, bytes, bytearray)) else math.nan
+        count = float(value) if not isinstance(value, (str, bytes, bytearray)) else math.nan
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if math.isnan(found):
-        raise TypeError(f"{name} is {said(value)}; it must be a number of seconds, or None to wait for ever")
-    return found
+        count = math.nan
+    if math.isnan(count):
+        raise TypeError(f"{name} is {describe(value)}; it must be a number of seconds, or None to wait for ever")
+    return count
 
 
 def path_name(path: Any, name: str = "path") -> str:
@@ -105,18 +111,18 @@ def path_name(path: Any, name: str = "path") -> str:
         It is empty, as `open` says it.
     """
     try:
-        found = os.fsdecode(path)
+        text = os.fsdecode(path)
     except TypeError:
-        raise TypeError(f"{name} is {said(path)}; it must be a path: a string, bytes or an os.PathLike") from None
-    if "\0" in found:
-        raise ValueError(f"{name} is {said(found)}; no file has a null character in its name")
-    if not found:
+        raise TypeError(f"{name} is {describe(path)}; it must be a path: a string, bytes or an os.PathLike") from None
+    if "\0" in text:
+        raise ValueError(f"{name} is {describe(text)}; no file has a null character in its name")
+    if not text:
         raise FileNotFoundError(errno.ENOENT, f"{name} is empty", "")
     try:
-        os.fsencode(found)
+        os.fsencode(text)
     except UnicodeEncodeError:
-        raise ValueError(f"{name} is {found[:_LONGEST]!a}; no file has half a letter in its name") from None
-    return found
+        raise ValueError(f"{name} is {text[:_LONGEST]!a}; no file has half a letter in its name") from None
+    return text
 
 
 def is_one_of(value: object, *names: str) -> bool:

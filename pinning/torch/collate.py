@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import collate, default_collate, default_co
 
 from pinning.errors import PinningError
 from pinning.plugin import Device
-from pinning.runtime.arguments import byte_count, integer, said
+from pinning.runtime.arguments import byte_count, describe, integer
 from pinning.torch.slots import Block, Slots, Ticket, slots_of
 from pinning.torch.storages import in_host, replaced
 
@@ -73,7 +73,7 @@ class Collate:
         device: Device | str | None = None,
     ) -> None:
         if collate_fn is not None and not callable(collate_fn):
-            raise TypeError(f"collate_fn is {said(collate_fn)}; it must be a function of a list of samples")
+            raise TypeError(f"collate_fn is {describe(collate_fn)}; it must be a function of a list of samples")
         self.nbytes = byte_count(nbytes)
         self.batches = integer(batches, "batches", "how many there may be at a time")
         self._make = collate_fn

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pinning.runtime.arguments import said
+from pinning.runtime.arguments import describe
 
 Holder = Any  # a tensor, a module, an optimizer, or a mapping or sequence of these, such as a state dict
 
@@ -35,7 +35,7 @@ def tensors_of(holder: Holder) -> Iterator[torch.Tensor]:
         yield from tensors_within(holder)
     else:
         raise TypeError(
-            f"{said(holder)} has no tensors that are known; give a tensor, a module, an optimizer, or a "
+            f"{describe(holder)} has no tensors that are known; give a tensor, a module, an optimizer, or a "
             "mapping or sequence of these"
         )
 
