@@ -17,7 +17,7 @@ import pytest
 
 import pagetable
 from pagetable import AbsentError, OverlapError, PageTable, RangeError, Region
-from pagetable.reference import ReferencePageTable
+from reference_table import ReferencePageTable
 
 PAGE = 4096
 TOP = 2**64

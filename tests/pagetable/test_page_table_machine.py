@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from pagetable import AbsentError, OverlapError, PageTable, RangeError, Region
-from pagetable.reference import ReferencePageTable
+from reference_table import ReferencePageTable
 
 TOP = 2**64
 PAGE, BIG_PAGE, GIANT_PAGE = 2**12, 2**21, 2**30

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 from cuda.bindings import driver as cuda
 
-from pinning.conformance.allocations import DATA, FREE, Allocations
+from pinning.conformance.allocations import DATA, Allocations
 from pinning.conformance.holding import HeldQueue, host_bytes
 from pinning.conformance.processes import refusals
 from pinning.errors import PinningError, VendorError
@@ -24,6 +24,7 @@ from pinning.plugin.native import NativeQueue
 from pinning_cuda import plugin
 from standins.libcuda import live
 from standins.standin import StandIn
+from standins.work import submit_all
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 GPU = plugin.device(0)
@@ -94,23 +95,6 @@ def test_an_event_that_cannot_be_destroyed_is_kept(standin: StandIn, queue: Nati
 
 
 # ---- contexts ----
-
-
-def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
-    """Every kind of work."""
-    queue.copy(there, ptr, 8)
-    queue.copy_2d(there, 8, ptr, 8, 4, 2)
-    queue.fill(there, b"\1", 8)
-    queue.call(FREE, 0)
-    queue.write_value(ptr, 5)
-    queue.wait_value(ptr, 5)
-    event = queue.record()
-    queue.wait(event)
-    event.wait()
-    assert event.done()
-    event.seconds_since(event)
-    queue.synchronize()
-    assert queue.done()
 
 
 def test_a_stream_of_our_own_needs_no_context(standin: StandIn, queue: NativeQueue, memory: Allocations) -> None:

@@ -16,6 +16,7 @@ import pinning
 from pinning.copies import costs, trim_staging
 from pinning_hip import HipDevice, plugin
 from standins.standin import StandIn
+from standins.work import noise, there_and_back
 
 SIZE = (3 << 20) + 5
 
@@ -31,24 +32,6 @@ def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest
     yield device
     gc.collect()
     trim_staging()
-
-
-def noise(size: int) -> numpy.ndarray:
-    return numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
-
-
-def there_and_back(device: HipDevice, array: numpy.ndarray) -> tuple[str, str]:
-    """Copies to the device and back, checks the bytes, and tells the two paths."""
-    back = numpy.zeros_like(array)
-    with pinning.Queue(device) as queue, pinning.alloc(array.nbytes, device=device) as there:
-        foretold = pinning.explain(there, array, queue=queue).path
-        up = pinning.copy_async(there, array, queue=queue)
-        assert up.path == foretold
-        down = pinning.copy_async(back, there, queue=queue)
-        down.wait()
-        assert up.done()
-    assert (back == array).all()
-    return up.path, down.path
 
 
 def test_pageable_memory_is_staged(standin: StandIn, device: HipDevice) -> None:

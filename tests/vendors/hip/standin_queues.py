@@ -11,7 +11,7 @@ import ctypes
 import pytest
 from hip import hip
 
-from pinning.conformance.allocations import FREE, Allocations
+from pinning.conformance.allocations import Allocations
 from pinning.conformance.holding import HeldQueue, host_bytes
 from pinning.errors import PinningError, VendorError
 from pinning.plugin import MemoryKind
@@ -19,6 +19,7 @@ from pinning.plugin.native import NativeQueue
 from pinning_hip import plugin
 from standins.libhip import FAULTS, left, live
 from standins.standin import StandIn
+from standins.work import submit_all
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 GPU = plugin.device(0)
@@ -76,23 +77,6 @@ def test_whether_a_gpu_waits_for_values_is_found_out_once(standin: StandIn) -> N
 
 
 # ---- the current device ----
-
-
-def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
-    """Every kind of work."""
-    queue.copy(there, ptr, 8)
-    queue.copy_2d(there, 8, ptr, 8, 4, 2)
-    queue.fill(there, b"\1", 8)
-    queue.call(FREE, 0)
-    queue.write_value(ptr, 5)
-    queue.wait_value(ptr, 5)
-    event = queue.record()
-    queue.wait(event)
-    event.wait()
-    assert event.done()
-    event.seconds_since(event)
-    queue.synchronize()
-    assert queue.done()
 
 
 @pytest.mark.parametrize("handle", [None, 0, 2], ids=["own", "0", "2"])

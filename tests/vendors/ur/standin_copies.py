@@ -18,6 +18,7 @@ from exchange_tensors import ByCapsule, ByMethods, Tensor
 from pinning.copies import costs, trim_staging
 from pinning_ur import UrDevice, UrPlugin
 from standins.standin import StandIn
+from standins.work import noise, there_and_back
 
 SIZE = (3 << 20) + 5
 
@@ -34,24 +35,6 @@ def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest
     gc.collect()
     trim_staging()
     pinning.pinned_map(device).close()
-
-
-def noise(size: int) -> numpy.ndarray:
-    return numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
-
-
-def there_and_back(device: UrDevice, array: numpy.ndarray) -> tuple[str, str]:
-    """Copies to the device and back, checks the bytes, and tells the two paths."""
-    back = numpy.zeros_like(array)
-    with pinning.Queue(device) as queue, pinning.alloc(array.nbytes, device=device) as there:
-        foretold = pinning.explain(there, array, queue=queue).path
-        up = pinning.copy_async(there, array, queue=queue)
-        assert up.path == foretold
-        down = pinning.copy_async(back, there, queue=queue)
-        down.wait()
-        assert up.done()
-    assert (back == array).all()
-    return up.path, down.path
 
 
 def test_pageable_memory_is_left_to_the_adapter_which_cannot_wait_for_values(device: UrDevice) -> None:

@@ -18,7 +18,7 @@ TOP = 2**64
 
 
 class ReferencePageTable:
-    """What `pagetable.PageTable` must do, without its speed. Needs the package ``intervaltree``."""
+    """What `pagetable.PageTable` must do, without its speed."""
 
     def __init__(self) -> None:
         self._tree = IntervalTree()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work for a device on a stand-in: all that a queue does, and copies by the path that the planner takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+import pinning
+from pinning.conformance.allocations import FREE
+from pinning.plugin.native import NativeQueue
+
+
+def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
+    """Every kind of work."""
+    queue.copy(there, ptr, 8)
+    queue.copy_2d(there, 8, ptr, 8, 4, 2)
+    queue.fill(there, b"\1", 8)
+    queue.call(FREE, 0)
+    queue.write_value(ptr, 5)
+    queue.wait_value(ptr, 5)
+    event = queue.record()
+    queue.wait(event)
+    event.wait()
+    assert event.done()
+    event.seconds_since(event)
+    queue.synchronize()
+    assert queue.done()
+
+
+def noise(size: int) -> numpy.ndarray:
+    return numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def there_and_back(device: Any, array: numpy.ndarray) -> tuple[str, str]:
+    """Copies to the device and back, checks the bytes, and tells the two paths."""
+    back = numpy.zeros_like(array)
+    with pinning.Queue(device) as queue, pinning.alloc(array.nbytes, device=device) as there:
+        foretold = pinning.explain(there, array, queue=queue).path
+        up = pinning.copy_async(there, array, queue=queue)
+        assert up.path == foretold
+        down = pinning.copy_async(back, there, queue=queue)
+        down.wait()
+        assert up.done()
+    assert (back == array).all()
+    return up.path, down.path
