@@ -103,11 +103,11 @@ cdef class Lane:
         pending.know(self)
 
     def __dealloc__(self):
-        cdef Kept kept
+        cdef Reference reference
         while not self.kept.empty():
-            kept = self.kept.front()
+            reference = self.kept.front()
             self.kept.pop_front()
-            Py_DECREF(<object>kept.thing)
+            Py_DECREF(<object>reference.thing)
         if self.adapted:
             del self.queue
 
@@ -260,9 +260,9 @@ cdef class Lane:
         """Keep a tuple of objects, or a Work, until the operation that is being submitted is over."""
         if type(thing) is tuple and not thing:
             return
-        cdef Kept kept
-        kept.position, kept.thing = self.submitted + 1, <PyObject*>thing
-        self.kept.push_back(kept)
+        cdef Reference reference
+        reference.position, reference.thing = self.submitted + 1, <PyObject*>thing
+        self.kept.push_back(reference)
         Py_INCREF(thing)
         if not self.watched:
             pending.news.put(self)  # not by a function in Python, which Ctrl-C could end before
