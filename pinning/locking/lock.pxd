@@ -31,5 +31,5 @@ cdef PinnedMap map_of(object device)
 # The first map that has a region which holds all of this, and that region; or None.
 cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=*)
 cdef tuple description_of(object buffer)
-cdef void show(Lock made, tuple description) noexcept  # in the process's status page
+cdef void show(Lock lock, tuple description) noexcept  # in the process's status page
 cdef Lock held_within(uint64_t ptr, uint64_t size)  # a lock that is held of any of these bytes, or None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Locks for people: of any buffer, as handles that keep the buffer alive."""
+"""`pinning.lock` and its handles: locks of any buffer, which keep the buffer alive."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -110,24 +110,24 @@ cdef dict named = {}
 cdef PinnedMap map_of(object device):
     """`pinned_map`, without looking through the devices every time."""
     global reports, default_map
-    cdef PyObject* known
+    cdef PyObject* cached
     if device is not None and not isinstance(device, str):
-        known = PyDict_GetItem(maps, <uint64_t><void*>device)
-        there = None if known is NULL else <object>PyWeakref_GetObject(<object>known)
-        return devices.pinned_map(device) if there is None else <PinnedMap>there
-    found = plugins()
-    if found is not reports:
-        reports, default_map = found, None
+        cached = PyDict_GetItem(maps, <uint64_t><void*>device)
+        pinned_map = None if cached is NULL else <object>PyWeakref_GetObject(<object>cached)
+        return devices.pinned_map(device) if pinned_map is None else <PinnedMap>pinned_map
+    present = plugins()
+    if present is not reports:
+        reports, default_map = present, None
         named.clear()
     if device is None:
         if default_map is None:
             default_map = devices.pinned_map()
         return default_map
-    known = PyDict_GetItem(named, device)
-    if known is NULL:
+    cached = PyDict_GetItem(named, device)
+    if cached is NULL:
         named[device] = devices.pinned_map(device)
         return named[device]
-    return <PinnedMap>known
+    return <PinnedMap>cached
 
 
 cdef bint range_at(object buffer, object size, Bytes* found) except -1:
@@ -174,9 +174,9 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
         least *= max(<uint64_t>LEAST // least, <uint64_t>1)
     if least > largest or (least == 0 and size > largest):
         least = largest
-    cdef Pace made = Pace.__new__(Pace)
-    made.pieces = new PacedPieces(least, largest, Nanoseconds(longest))
-    return made
+    cdef Pace pace = Pace.__new__(Pace)
+    pace.pieces = new PacedPieces(least, largest, Nanoseconds(longest))
+    return pace
 
 
 @cython.no_gc_clear
@@ -340,33 +340,33 @@ def lock(
         The vendor refused.
     """
     cdef Bytes found
-    cdef Lock made = unlocked(buffer, size, &found)
-    cdef PinnedMap on = map_of(device)
+    cdef Lock handle = unlocked(buffer, size, &found)
+    cdef PinnedMap pinned_map = map_of(device)
     cdef Pace pace = None
     if progress is not None and not callable(progress):
         raise TypeError(
             f"progress is {describe(progress)}; it must be a function of two integers, bytes done and in all"
         )
     if unit is not None or stall_ms is not None:
-        pace = pace_of(on.largest, found.size, piece, unit, stall_ms)
-    if not made.try_take(on, found.ptr, found.size, lock_options(read_only, coherent).coherence):
+        pace = pace_of(pinned_map.largest, found.size, piece, unit, stall_ms)
+    if not handle.try_take(pinned_map, found.ptr, found.size, lock_options(read_only, coherent).coherence):
         if read_only is None and found.read_only >= 0:
             read_only = bool(found.read_only)
-        bring_in(found.ptr, found.size, on, progress)
+        bring_in(found.ptr, found.size, pinned_map, progress)
         if pace is None:
-            made.take(on, found.ptr, found.size, read_only, piece, coherent)
+            handle.take(pinned_map, found.ptr, found.size, read_only, piece, coherent)
         else:
-            made.take_in_pieces(on, found.ptr, found.size, lock_options(read_only, coherent), pace.pieces)
-        show(made, description_of(buffer))
-    made.enter()
-    return made
+            handle.take_in_pieces(pinned_map, found.ptr, found.size, lock_options(read_only, coherent), pace.pieces)
+        show(handle, description_of(buffer))
+    handle.enter()
+    return handle
 
 
 cdef Lock unlocked(object buffer, object size, Bytes* found):
-    cdef Lock made = Lock.__new__(Lock)
-    made.owner = host_memory_of(buffer, size, found)
-    made.ptr, made.size, made.read_only = found.ptr, found.size, found.read_only
-    return made
+    cdef Lock handle = Lock.__new__(Lock)
+    handle.owner = host_memory_of(buffer, size, found)
+    handle.ptr, handle.size, handle.read_only = found.ptr, found.size, found.read_only
+    return handle
 
 
 cdef tuple description_of(object buffer):
@@ -374,8 +374,8 @@ cdef tuple description_of(object buffer):
     return <bytes>Py_TYPE(buffer).tp_name, call_site().encode(errors="replace") if traced else b""
 
 
-cdef void show(Lock made, tuple description) noexcept:
-    describe_in_status(made.ptr, made.size, <bytes>description[0], <bytes>description[1])
+cdef void show(Lock lock, tuple description) noexcept:
+    describe_in_status(lock.ptr, lock.size, <bytes>description[0], <bytes>description[1])
 
 
 cdef str call_site():
@@ -386,17 +386,21 @@ cdef str call_site():
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
-def make_ready(buffer, PinnedMap on not None, progress=None):
+def make_ready(buffer, PinnedMap pinned_map not None, progress=None):
     """What goes before a vendor's lock: see that there is room, and bring the pages in. Raises as `lock`."""
-    bring_in(buffer.ptr, buffer.size, on, progress)
+    bring_in(buffer.ptr, buffer.size, pinned_map, progress)
 
 
-cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap on, progress):
+cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap pinned_map, progress):
     # Where either end is in a locked region, the map has the answer: one more lock, or an overlap.
-    if on.closed or on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
+    if (
+        pinned_map.closed
+        or pinned_map.map.find(ptr, 1).has_value()
+        or pinned_map.map.find(ptr + size - 1, 1).has_value()
+    ):
         return
     resident = is_resident(ptr, size)
-    check_lock(size, on.device, resident)
+    check_lock(size, pinned_map.device, resident)
     populate(ptr, size, progress=progress, resident=resident)
 
 
@@ -431,13 +435,13 @@ def unlock(buffer, *, device=None):
     if isinstance(buffer, Lock):
         (<Lock>buffer).give_up()
         return
-    cdef PinnedMap on
+    cdef PinnedMap pinned_map
     if range_at(buffer, None, &found):
-        for on in pinned_maps() if device is None else (map_of(device),):
-            if unlock_youngest(on, &found):
+        for pinned_map in pinned_maps() if device is None else (map_of(device),):
+            if unlock_youngest(pinned_map, &found):
                 return
             try:
-                on.unlock(found.ptr)  # locked through the map itself
+                pinned_map.unlock(found.ptr)  # locked through the map itself
             except NotLockedError:
                 continue
             return
@@ -445,19 +449,19 @@ def unlock(buffer, *, device=None):
     raise NotLockedError(f"no locked region holds {int(buffer):#x}, which is not in [0, 2**64)")
 
 
-cdef bint unlock_youngest(PinnedMap on, Bytes* found) except -1:
-    cdef uint64_t region = on.map.serial_at(found.ptr)
+cdef bint unlock_youngest(PinnedMap pinned_map, Bytes* found) except -1:
+    cdef uint64_t region = pinned_map.map.serial_at(found.ptr)
     cdef uint64_t before = last_serial + 1
-    cdef PyObject* each
+    cdef PyObject* youngest
     cdef bint exact
     cdef Lock lock
     for exact in (True, False):
         while True:
-            each = (open_locks.of_bytes(<void*>on, found.ptr, found.size, before) if exact
-                    else open_locks.of_region(<void*>on, region, before))
-            if each is NULL:
+            youngest = (open_locks.of_bytes(<void*>pinned_map, found.ptr, found.size, before) if exact
+                        else open_locks.of_region(<void*>pinned_map, region, before))
+            if youngest is NULL:
                 break
-            lock = <Lock>each
+            lock = <Lock>youngest
             before = lock.serial
             if lock.is_held() and lock.give_up():
                 return True
@@ -515,17 +519,17 @@ def is_locked(buffer, size=None, *, device=None):
 
 
 cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=NULL):
-    cdef object known, on
-    cdef optional[CRegion] there
-    for known in maps.values():
-        on = <object>PyWeakref_GetObject(known)
-        if on is None:
+    cdef object reference, pinned_map
+    cdef optional[CRegion] found
+    for reference in maps.values():
+        pinned_map = <object>PyWeakref_GetObject(reference)
+        if pinned_map is None:
             continue
-        there = (<PinnedMap>on).map.find(ptr, size)
-        if there.has_value():
+        found = (<PinnedMap>pinned_map).map.find(ptr, size)
+        if found.has_value():
             if region is not NULL:
-                region[0] = there
-            return on
+                region[0] = found
+            return pinned_map
     return None
 
 
@@ -552,16 +556,16 @@ def find(buffer, size=None, *, device=None):
     if device is not None:
         return map_of(device).find(found.ptr, found.size)
     cdef optional[CRegion] region
-    cdef PinnedMap on = map_with(found.ptr, found.size, &region)
-    return None if on is None else wrap(dereference(region), on.device)
+    cdef PinnedMap pinned_map = map_with(found.ptr, found.size, &region)
+    return None if pinned_map is None else wrap(dereference(region), pinned_map.device)
 
 
 cdef Lock held_within(uint64_t ptr, uint64_t size):
-    cdef PyObject* found
-    for on in pinned_maps():
-        found = open_locks.within(<void*>on, ptr, size)
-        if found is not NULL and found.ob_refcnt > 0:
-            return <Lock>found
+    cdef PyObject* lock
+    for pinned_map in pinned_maps():
+        lock = open_locks.within(<void*>pinned_map, ptr, size)
+        if lock is not NULL and lock.ob_refcnt > 0:
+            return <Lock>lock
     return None
 
 
@@ -575,8 +579,12 @@ def regions(device=None, *, idle=False):
     idle : bool
         Also what is registered though nobody has a lock of it, see `pinning.budget`.
     """
-    on_all = pinned_maps() if device is None else [map_of(device)]
-    return [region for on in on_all for region in (on.overlapping(1, 2**64 - 1, idle=True) if idle else on)]
+    all_maps = pinned_maps() if device is None else [map_of(device)]
+    return [
+        region
+        for pinned_map in all_maps
+        for region in (pinned_map.overlapping(1, 2**64 - 1, idle=True) if idle else pinned_map)
+    ]
 
 
 def range_of(buffer, size=None):

@@ -46,7 +46,7 @@ cdef list parents = []  # the workers of the processes before, whose threads are
 cdef class Job:
     """One lock to take: the thread's, and the PendingLock's."""
     cdef Lock lock
-    cdef PinnedMap on
+    cdef PinnedMap pinned_map
     cdef Pace pace
     cdef tuple description
     cdef LockOptions options
@@ -78,27 +78,27 @@ cdef class Job:
     cdef take(self):
         cdef Lock lock = self.lock
         cdef uint64_t ptr = lock.ptr, size = lock.size
-        if not lock.try_take(self.on, ptr, size, self.options.coherence):
+        if not lock.try_take(self.pinned_map, ptr, size, self.options.coherence):
             self.take_anew(ptr, size)
             show(lock, self.description)
         if not self.unlisted:
             lock.enter()
 
     cdef take_anew(self, uint64_t ptr, uint64_t size):
-        cdef PinnedMap on = self.on
-        on.check_open()
-        if on.map.find(ptr, 1).has_value() or on.map.find(ptr + size - 1, 1).has_value():
-            self.lock.take_in_pieces(on, ptr, size, self.options, self.pace.pieces)
+        cdef PinnedMap pinned_map = self.pinned_map
+        pinned_map.check_open()
+        if pinned_map.map.find(ptr, 1).has_value() or pinned_map.map.find(ptr + size - 1, 1).has_value():
+            self.lock.take_in_pieces(pinned_map, ptr, size, self.options, self.pace.pieces)
             return
         resident = is_resident(ptr, size)
-        check_lock(size, on.device, resident)
+        check_lock(size, pinned_map.device, resident)
         if resident:
-            self.lock.take_in_pieces(on, ptr, size, self.options, self.pace.pieces)
+            self.lock.take_in_pieces(pinned_map, ptr, size, self.options, self.pace.pieces)
             return
         self.pace.pieces.bring_in(0)
         populating = Populating(ptr, size, self.bring_in, **self.how)
         try:
-            self.lock.take_in_pieces(on, ptr, size, self.options, self.pace.pieces)
+            self.lock.take_in_pieces(pinned_map, ptr, size, self.options, self.pace.pieces)
         except BaseException:
             populating.stop()
             if populating.error is not None:
@@ -128,7 +128,7 @@ cdef class Job:
         """It is not wanted any more: it ends soon, and is undone."""
         self.unwanted = True
         self.pace.pieces.end()
-        cdef Worker worker = workers.get(<size_t><void*>self.on)
+        cdef Worker worker = workers.get(<size_t><void*>self.pinned_map)
         if worker is not None and self in worker.jobs:
             worker.jobs.remove(self)
             self.finish()
@@ -152,7 +152,7 @@ cdef class Job:
 
 cdef class Worker:
     """The thread that takes the locks of one map, while there are any."""
-    cdef PinnedMap on
+    cdef PinnedMap pinned_map
     cdef object jobs  # those that have not begun
     cdef Job job
 
@@ -160,7 +160,7 @@ cdef class Worker:
         last = self.job  # goes at the end: its destructors may run another thread, which would add to a worker that ends
         self.job = self.jobs.popleft() if self.jobs else None
         if self.job is None:
-            workers.pop(<size_t><void*>self.on, None)
+            workers.pop(<size_t><void*>self.pinned_map, None)
         return self.job is not None
 
     def run(self):
@@ -170,17 +170,17 @@ cdef class Worker:
 
 cdef int begin(Job job) except -1:
     begin_anew()
-    cdef Worker worker = workers.get(<size_t><void*>job.on)
+    cdef Worker worker = workers.get(<size_t><void*>job.pinned_map)
     if worker is not None:
         worker.jobs.append(job)
         return 0
     worker = Worker.__new__(Worker)
-    worker.on, worker.jobs = job.on, deque([job])
-    workers[<size_t><void*>job.on] = worker
+    worker.pinned_map, worker.jobs = job.pinned_map, deque([job])
+    workers[<size_t><void*>job.pinned_map] = worker
     try:
         _thread.start_new_thread(worker.run, ())
     except RuntimeError as error:
-        del workers[<size_t><void*>job.on]
+        del workers[<size_t><void*>job.pinned_map]
         raise PinningError(f"there is no thread to be had for a lock in the background: {error}") from None
     return 0
 
@@ -212,7 +212,7 @@ cdef class PendingLock:
 
     @property
     def device(self):
-        return self.job.on.device
+        return self.job.pinned_map.device
 
     @property
     def done(self):
@@ -293,7 +293,7 @@ cdef class PendingLock:
         job.drop()
         job.wait(self.size + 1, 1e9)
         job.lock.give_up()
-        if job.error is not None and job.on.map.serial_at(self.ptr) != 0 and not job.on.map.find(
+        if job.error is not None and job.pinned_map.map.serial_at(self.ptr) != 0 and not job.pinned_map.map.find(
             self.ptr, 1
         ).has_value():
             raise job.error  # half unlocked
@@ -416,24 +416,24 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
     cdef Job job = Job.__new__(Job)
     job.unlisted, job.how = unlisted, how
     job.lock = unlocked(buffer, size, &found)
-    job.on = map_of(device)
-    job.pace = pace_of(job.on.largest, found.size, piece, unit, stall_ms)
+    job.pinned_map = map_of(device)
+    job.pace = pace_of(job.pinned_map.largest, found.size, piece, unit, stall_ms)
     if read_only is None and found.read_only >= 0:
         read_only = bool(found.read_only)
     job.options = lock_options(read_only, coherent)
     job.generation = generation()
     job.listeners = []
     job.description = description_of(buffer)
-    job.on.check_open()
-    cdef PendingLock made = PendingLock.__new__(PendingLock)
-    made.job, made.ptr, made.size = job, found.ptr, found.size
-    if job.lock.try_take(job.on, found.ptr, found.size, job.options.coherence):
+    job.pinned_map.check_open()
+    cdef PendingLock handle = PendingLock.__new__(PendingLock)
+    handle.job, handle.ptr, handle.size = job, found.ptr, found.size
+    if job.lock.try_take(job.pinned_map, found.ptr, found.size, job.options.coherence):
         if not unlisted:
             job.lock.enter()
         job.finish()
     else:
         begin(job)
-    return made
+    return handle
 
 
 cdef begin_anew():

@@ -56,16 +56,16 @@ def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str
     Where mandatory, also what `pinning.lock` raises; then there is nothing to unlock.
     """
     policy = _policy()
-    found = host_buffer(buffer, size)
-    on = pinned_map(device)
+    memory = host_buffer(buffer, size)
+    device_map = pinned_map(device)
     if policy != "off":
         try:
-            make_ready(found, on)
+            make_ready(memory, device_map)
         except Exception:
             if policy == "mandatory":
                 raise
             policy = "off"  # what others have pinned is still to be found
-    return on.lock_mapped(found.ptr, found.size, policy, found.read_only)
+    return device_map.lock_mapped(memory.ptr, memory.size, policy, memory.read_only)
 
 
 def unlock_unmapped(buffer: object, *, device: Device | str | None = None) -> None:

@@ -53,7 +53,7 @@ cdef class PinnedMap:
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept
 
 
-cdef Region wrap(const CRegion& found, object device)
+cdef Region wrap(const CRegion& native, object device)
 
 
 cdef class Registrar:

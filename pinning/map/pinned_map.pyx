@@ -130,18 +130,18 @@ cdef tuple fields(Region region):
             region.registered, region.idle, region.coherent, id(region.device))
 
 
-cdef Region wrap(const CRegion& found, object device):
+cdef Region wrap(const CRegion& native, object device):
     cdef Region region = Region.__new__(Region)
-    region.start = found.start
-    region.size = found.size
-    region.whole = found.whole
-    region.device_ptr = found.device_ptr
-    region.piece = found.piece
-    region.references = found.references
-    region.external = found.external
-    region.registered = found.registered
-    region.idle = found.idle
-    region.coherence = found.coherence
+    region.start = native.start
+    region.size = native.size
+    region.whole = native.whole
+    region.device_ptr = native.device_ptr
+    region.piece = native.piece
+    region.references = native.references
+    region.external = native.external
+    region.registered = native.registered
+    region.idle = native.idle
+    region.coherence = native.coherence
     region.device = device
     return region
 
@@ -256,7 +256,7 @@ cdef class PinnedMap:
         if self.map is not NULL and self.shared is NULL:
             try:
                 self.close()
-            except Exception:  # nobody is there to hear
+            except Exception:  # a destructor: nothing can be reported
                 pass
 
     def __dealloc__(self):
@@ -303,35 +303,35 @@ cdef class PinnedMap:
         return self.hold(ptr, size, read_only, piece, coherent).device_ptr
 
     cdef CHold hold(self, ptr, size, read_only, piece, coherent) except *:
-        cdef uint64_t first = word(ptr, "address")
-        cdef uint64_t count = word(size, "size")
-        cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
+        cdef uint64_t start = word(ptr, "address")
+        cdef uint64_t nbytes = word(size, "size")
+        cdef uint64_t piece_bytes = 0 if piece is None else byte_count(piece, "piece")
         cdef LockOptions options = lock_options(read_only, coherent)
         self.check_open()
-        cdef optional[CHold] held = self.map.try_lock(first, count, options.coherence)
+        cdef optional[CHold] held = self.map.try_lock(start, nbytes, options.coherence)
         if held.has_value():
             return dereference(held)
-        return self.hold_range(first, count, options, self.step(count, each), NULL)
+        return self.hold_range(start, nbytes, options, self.step(nbytes, piece_bytes), NULL)
 
     cdef CHold hold_range(
         self, uint64_t ptr, uint64_t size, LockOptions options, uint64_t piece, Pieces* pieces
     ) except *:
         cdef CPinnedMap* map = self.map
-        cdef CHold made
+        cdef CHold hold
         self.check_open()
         try:
             with nogil:
                 if pieces is NULL:
-                    made = map.lock(ptr, size, options, piece)
+                    hold = map.lock(ptr, size, options, piece)
                 else:
-                    made = map.lock(ptr, size, options, dereference(pieces))
+                    hold = map.lock(ptr, size, options, dereference(pieces))
         finally:
             unlock_orphans()
         if self.closed:  # meanwhile, and perhaps without having seen this lock
             with nogil:
-                map.unlock(made, False)
+                map.unlock(hold, False)
             self.check_open()
-        return made
+        return hold
 
     cdef check_open(self):
         self.begin_anew()
@@ -386,8 +386,8 @@ cdef class PinnedMap:
 
         With the policy "mandatory" also what `lock` raises.
         """
-        cdef uint64_t first = word(ptr, "address")
-        cdef uint64_t count = word(size, "size")
+        cdef uint64_t start = word(ptr, "address")
+        cdef uint64_t nbytes = word(size, "size")
         if not is_one_of(policy, *_POLICIES):
             raise PinningError(f"the policy {describe(policy)} is none; give one of {', '.join(map(repr, _POLICIES))}")
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
@@ -397,17 +397,17 @@ cdef class PinnedMap:
                 self.check_open()
             return None
         cdef LockOptions options = lock_options(read_only, None)
-        cdef uint64_t each = self.step(count, 0)
+        cdef uint64_t piece = self.step(nbytes, 0)
         cdef MappedLocks* mapped = self.mapped
         cdef optional[uint64_t] device_ptr
         try:
             with nogil:
-                device_ptr = mapped.lock_mapped(first, count, chosen, options, each)
+                device_ptr = mapped.lock_mapped(start, nbytes, chosen, options, piece)
         finally:
             unlock_orphans()
         if self.closed:  # meanwhile, and perhaps without having seen this lock
             with nogil:
-                mapped.unlock_unmapped(first)
+                mapped.unlock_unmapped(start)
             if chosen == LockMapped.mandatory:
                 self.check_open()
             return None
@@ -574,30 +574,31 @@ cdef class PinnedMap:
                 raise TypeError(f"{what} is {describe(function)}; it must be a function")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name is {describe(name)}; it must be a string, or None for the function's own")
-        cdef uint64_t each = 0 if piece is None else byte_count(piece, "piece")
+        cdef uint64_t piece_bytes = 0 if piece is None else byte_count(piece, "piece")
         self.check_open()
-        cdef Registrar made = Registrar.__new__(Registrar)
-        made.map, made.on_register, made.on_unregister, made.generation = self, register, unregister, generation()
-        made.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
+        cdef Registrar registrar = Registrar.__new__(Registrar)
+        registrar.map, registrar.generation = self, generation()
+        registrar.on_register, registrar.on_unregister = register, unregister
+        registrar.name = name if name is not None else getattr(register, "__qualname__", None) or repr(register)
         cdef CPinnedMap* map = self.map
-        self.registrars.append(made)  # first, so that it lives
+        self.registrars.append(registrar)  # first, so that it lives
         try:
-            made.native = add_registrar(map, made, each)
+            registrar.native = add_registrar(map, registrar, piece_bytes)
         except BaseException:
-            self.registrars = [other for other in self.registrars if other is not made]
+            self.registrars = [other for other in self.registrars if other is not registrar]
             raise
         finally:
             unlock_orphans()
         if self.closed:  # meanwhile
-            made.remove()
+            registrar.remove()
             self.check_open()
-        return made
+        return registrar
 
     cdef _remove_registrars(self):
         first_error = None
-        for each in list(self.registrars):
+        for registrar in list(self.registrars):
             try:
-                each.remove()
+                registrar.remove()
             except BaseException as error:
                 first_error = first_error or error
         if first_error is not None:
@@ -616,18 +617,18 @@ cdef class PinnedMap:
         Region or None
             As it is now; None where no region holds all of them.
         """
-        cdef uint64_t first, count
+        cdef uint64_t start, nbytes
         try:
-            first = PyNumber_Index(ptr)
-            count = PyNumber_Index(size)
+            start = PyNumber_Index(ptr)
+            nbytes = PyNumber_Index(size)
         except OverflowError:
             return None
         except TypeError:
             word(ptr, "address")
             word(size, "size")
             raise
-        cdef optional[CRegion] found = self.map.find(first, count)
-        return wrap(dereference(found), self.device) if found.has_value() else None
+        cdef optional[CRegion] region = self.map.find(start, nbytes)
+        return wrap(dereference(region), self.device) if region.has_value() else None
 
     def overlapping(self, ptr, size, *, bint idle=False):
         """The regions that share bytes with ``[ptr, ptr + size)``, or will once all of them is locked.
@@ -644,24 +645,24 @@ cdef class PinnedMap:
         list of Region
             In address order and disjoint. One that comes or goes during the call is told perhaps.
         """
-        cdef uint64_t first = word(ptr, "address")
-        cdef uint64_t count = word(size, "size")
+        cdef uint64_t start = word(ptr, "address")
+        cdef uint64_t nbytes = word(size, "size")
         cdef CPinnedMap* map = self.map
-        cdef vector[CRegion] found
+        cdef vector[CRegion] regions
         with nogil:
-            found = map.overlapping(first, count, idle)
+            regions = map.overlapping(start, nbytes, idle)
         cdef CRegion region
-        return [wrap(region, self.device) for region in found]
+        return [wrap(region, self.device) for region in regions]
 
     def __contains__(self, ptr):
-        cdef uint64_t at
+        cdef uint64_t address
         try:
-            at = PyNumber_Index(ptr)
+            address = PyNumber_Index(ptr)
         except OverflowError:
             return False
         except TypeError:
             raise no_word(ptr, "address") from None
-        return self.map.find(at, 1).has_value()
+        return self.map.find(address, 1).has_value()
 
     def __len__(self):
         return self.map.size()
@@ -669,11 +670,11 @@ cdef class PinnedMap:
     def __iter__(self):
         """All regions in address order, as `overlapping` tells of them."""
         cdef CPinnedMap* map = self.map
-        cdef vector[CRegion] found
+        cdef vector[CRegion] regions
         with nogil:
-            found = map.regions(False)
+            regions = map.regions(False)
         cdef CRegion region
-        return iter([wrap(region, self.device) for region in found])
+        return iter([wrap(region, self.device) for region in regions])
 
     def close(self, *, wait=True):
         """Unlock everything, however often it is locked; the map then takes no more.
@@ -711,11 +712,11 @@ cdef class PinnedMap:
         cdef Hold hold
         first_error = None
         cdef list held = []
-        cdef PyObject* each = self.holds
-        while each is not NULL:
-            hold = <Hold>each
+        cdef PyObject* following = self.holds
+        while following is not NULL:
+            hold = <Hold>following
             held.append(hold)
-            each = hold.next_hold
+            following = hold.next_hold
         for hold in held:
             try:
                 hold.unlock()
@@ -961,7 +962,7 @@ cdef unlock_orphans():
         unlock_orphan(hold)
 
 
-cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor, nobody is there to hear of an error
+cdef void unlock_orphan(Hold hold) noexcept:  # as in a destructor: no error can be reported
     hold.give_up()
 
 

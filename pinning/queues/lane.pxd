@@ -14,8 +14,8 @@ cdef extern from * nogil:
     #include <cstdint>
     #include <deque>
 
-    // What the operations of a lane keep until they are over: references, in order of position.
-    struct Kept {
+    // What a lane keeps alive until the operation at a position is over.
+    struct Reference {
       std::uint64_t position;
       PyObject* thing;  // a Work, or a tuple of objects
     };
@@ -46,7 +46,7 @@ cdef extern from * nogil:
       std::deque<Range> ranges_;
     };
     """
-    cppclass Kept:
+    cppclass Reference:
         uint64_t position
         PyObject* thing
 
@@ -56,11 +56,11 @@ cdef extern from * nogil:
         void reach(uint64_t position) noexcept
         cbool meet(uint64_t reached, uint64_t start, uint64_t size) noexcept
 
-    cppclass KeptDeque "std::deque<Kept>":
-        void push_back(Kept kept) except +
+    cppclass ReferenceDeque "std::deque<Reference>":
+        void push_back(Reference reference) except +
         void pop_front() noexcept
-        Kept& front() noexcept
-        Kept& at "operator[]"(size_t i) noexcept
+        Reference& front() noexcept
+        Reference& at "operator[]"(size_t i) noexcept
         size_t size() noexcept
         cbool empty() noexcept
 
@@ -93,7 +93,7 @@ cdef class Lane:
     cdef uint64_t complete  # `submitted` before the submission in progress, or now where there is none
     cdef uint64_t looked  # `submitted` when the vendor was last asked
     cdef void* last  # a Place, not kept: the one after all that was submitted, null where nobody could want it
-    cdef KeptDeque kept
+    cdef ReferenceDeque kept
     cdef Writes writes
     cdef object unsettled  # deque of (position, weakly an event that holds those it waits for)
     cdef object markers  # deque of (position, vendor's event); of an adopted one, of every position

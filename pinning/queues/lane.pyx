@@ -84,11 +84,11 @@ cdef class Lane:
         pending.know(self)
 
     def __dealloc__(self):
-        cdef Kept kept
+        cdef Reference reference
         while not self.kept.empty():
-            kept = self.kept.front()
+            reference = self.kept.front()
             self.kept.pop_front()
-            Py_DECREF(<object>kept.thing)
+            Py_DECREF(<object>reference.thing)
 
     def check_process(self):
         check_process(self.generation)
@@ -239,9 +239,9 @@ cdef class Lane:
         """Keep a tuple of objects, or a Work, until the operation that is being submitted is over."""
         if type(thing) is tuple and not thing:
             return
-        cdef Kept kept
-        kept.position, kept.thing = self.submitted + 1, <PyObject*>thing
-        self.kept.push_back(kept)
+        cdef Reference reference
+        reference.position, reference.thing = self.submitted + 1, <PyObject*>thing
+        self.kept.push_back(reference)
         Py_INCREF(thing)
         if not self.watched:
             pending.look_after(self)  # in C: a function in Python might be ended by Ctrl-C before it

@@ -84,16 +84,16 @@ class Queue(Submitter):
         """
         if isinstance(stream, Queue):
             return stream
-        on = _memory_device(device)
+        owner = _memory_device(device)
         if isinstance(stream, int):
             if not 0 <= stream < 1 << 64:
                 raise InvalidRangeError(f"{stream:#x} is no handle of a queue; give a Queue, or the vendor's handle")
-            return cls._over(on, on.adopt_queue(stream), None)
+            return cls._over(owner, owner.adopt_queue(stream), None)
         handle = _handle_of(stream)
-        known = cls._adopted.get((id(on), handle))
-        if known is None or not known.usable:
-            known = cls._adopted[id(on), handle] = cls._over(on, on.adopt_queue(handle), stream)
-        return known
+        queue = cls._adopted.get((id(owner), handle))
+        if queue is None or not queue.usable:
+            queue = cls._adopted[id(owner), handle] = cls._over(owner, owner.adopt_queue(handle), stream)
+        return queue
 
     @classmethod
     def _over(cls, device: MemoryDevice, vendor: VendorQueue, stream: object) -> Queue:
@@ -266,10 +266,10 @@ def as_queue(queue: object, device: Device | str | None = None) -> Queue:
 
 
 def _memory_device(device: Device | str | None) -> MemoryDevice:
-    on: Any = devices.default_memory_device() if device is None else devices.device(device)
-    if not callable(getattr(on, "make_queue", None)):
-        raise PinningError(f"{getattr(on, 'name', on)} has no queues; its plugin offers locks only")
-    return on  # type: ignore[no-any-return]
+    found: Any = devices.default_memory_device() if device is None else devices.device(device)
+    if not callable(getattr(found, "make_queue", None)):
+        raise PinningError(f"{getattr(found, 'name', found)} has no queues; its plugin offers locks only")
+    return found  # type: ignore[no-any-return]
 
 
 def _handle_of(stream: object) -> int:

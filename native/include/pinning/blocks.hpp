@@ -9,68 +9,70 @@
 #include <utility>
 #include <vector>
 
+#include "free_list.hpp"
+
 namespace pinning {
 
-/// Where an operation stands in a line of operations: over once the line has reached it. `Line` is copyable and
+/// Where an operation stands in a timeline: over once the timeline has reached it. `Timeline` is copyable and
 /// comparable, and has reached(), ordered() and key(), which names it.
-template <class Line>
-struct Point {
-  Line line;
+template <class Timeline>
+struct TimelinePoint {
+  Timeline timeline;
   std::uint64_t position;
-  bool reached() const noexcept { return line.reached() >= position; }
-  bool operator==(Point const& other) const noexcept { return line == other.line && position == other.position; }
+  bool reached() const noexcept { return timeline.reached() >= position; }
+  bool operator==(TimelinePoint const&) const = default;
 };
 
 /// What the next user of a block must come after: the frees.
-template <class Line>
-using After = std::vector<Point<Line>>;
+template <class Timeline>
+using After = std::vector<TimelinePoint<Timeline>>;
 
 /// Whether all of these points are reached.
-template <class Line>
-bool reached(After<Line> const& after) noexcept {
-  return std::all_of(after.begin(), after.end(), [](Point<Line> const& point) { return point.reached(); });
+template <class Timeline>
+bool reached(After<Timeline> const& after) noexcept {
+  return std::all_of(after.begin(), after.end(), [](auto const& point) { return point.reached(); });
 }
 
 /// Drops those points that are reached.
-template <class Line>
-void settle(After<Line>& after) noexcept {
-  std::erase_if(after, [](Point<Line> const& point) { return point.reached(); });
+template <class Timeline>
+void settle(After<Timeline>& after) noexcept {
+  std::erase_if(after, [](auto const& point) { return point.reached(); });
 }
 
-/// Has `after` come after one more point: of the operations of an ordered line the last one is enough.
-template <class Line>
-void add(After<Line>& after, Point<Line> const& more) {
+/// Has `after` come after one more point: of the operations of an ordered timeline the last one is enough.
+template <class Timeline>
+void add(After<Timeline>& after, TimelinePoint<Timeline> const& more) {
   if (more.reached()) return;
-  for (Point<Line>& point : after) {
-    if (!(point.line == more.line)) continue;
-    if (more.line.ordered()) point.position = std::max(point.position, more.position);
-    if (point.position == more.position || more.line.ordered()) return;
+  for (auto& point : after) {
+    if (!(point.timeline == more.timeline)) continue;
+    if (more.timeline.ordered()) point.position = std::max(point.position, more.position);
+    if (point.position == more.position || more.timeline.ordered()) return;
   }
   after.push_back(more);
 }
 
-/// All that a new user comes after: of some lines everything up to a position, of others single operations.
-template <class Line>
+/// All that a new user comes after: of some timelines everything up to a position, of others single operations.
+template <class Timeline>
 class Before {
  public:
   using Key = void const*;
 
-  /// Every operation of this line up to here.
-  void add_upto(Key line, std::uint64_t position) {
-    if (first_ == nullptr) first_ = line;  // most often the only one, which costs no memory then
-    std::uint64_t& upto = line == first_ ? upto_of_first_ : upto_[line];
+  /// Every operation of this timeline up to here.
+  void add_upto(Key timeline, std::uint64_t position) {
+    if (first_ == nullptr) first_ = timeline;  // most often the only one, which costs no memory then
+    std::uint64_t& upto = timeline == first_ ? upto_of_first_ : upto_[timeline];
     upto = std::max(upto, position);
   }
-  void add(Key line, std::uint64_t position) { single_.insert({line, position}); }
+  void add(Key timeline, std::uint64_t position) { single_.insert({timeline, position}); }
 
-  bool covers(Point<Line> const& point) const noexcept {
+  bool covers(TimelinePoint<Timeline> const& point) const noexcept {
     if (point.reached()) return true;
-    if (point.line.key() == first_ && upto_of_first_ >= point.position) return true;
-    if (auto const upto = upto_.find(point.line.key()); upto != upto_.end() && upto->second >= point.position) return true;
-    return !point.line.ordered() && single_.contains({point.line.key(), point.position});
+    if (point.timeline.key() == first_ && upto_of_first_ >= point.position) return true;
+    if (auto const upto = upto_.find(point.timeline.key()); upto != upto_.end() && upto->second >= point.position) return true;
+    return !point.timeline.ordered() && single_.contains({point.timeline.key(), point.position});
   }
-  bool covers(After<Line> const& after) const noexcept {
-    return std::all_of(after.begin(), after.end(), [&](Point<Line> const& point) { return covers(point); });
+  bool covers(After<Timeline> const& after) const noexcept {
+    return std::all_of(after.begin(), after.end(), [&](auto const& point) { return covers(point); });
   }
 
  private:
@@ -81,41 +83,32 @@ class Before {
 };
 
 /// Has `after` come after those of `more` that nothing in `covered` comes after.
-template <class Line>
-void add_uncovered(After<Line>& after, After<Line> const& more, Before<Line> const& covered) {
-  for (Point<Line> const& point : more) {
+template <class Timeline>
+void add_uncovered(After<Timeline>& after, After<Timeline> const& more, Before<Timeline> const& covered) {
+  for (auto const& point : more) {
     if (!covered.covers(point)) add(after, point);
   }
 }
 
 /// A pool's memory on one device cut into blocks: who may use a free one again, how they split and how they merge. One
 /// thread at a time.
-template <class Line>
+template <class Timeline>
 class Blocks {
  public:
   using Address = std::uint64_t;
   struct Segment;
   struct Block;
 
-  struct Smaller {
-    using is_transparent = void;
-    bool operator()(Block const* one, Block const* other) const noexcept {
-      return one->size != other->size ? one->size < other->size : one->start < other->start;
-    }
-    bool operator()(Block const* one, std::uint64_t size) const noexcept { return one->size < size; }
-  };
-  using Free = std::set<Block*, Smaller>;
-
   /// A stretch of a segment. Those of one segment are a chain without gaps.
   struct Block {
     Segment* segment;
     Address start;
     std::uint64_t size;
-    After<Line> after = {};  // the frees; while somebody has it, those that his own free may not cover
+    After<Timeline> after = {};  // the frees; while somebody has it, those that its own free may not cover
     Block* previous = nullptr;
     Block* next = nullptr;
     bool free = false;
-    typename Free::node_type place = {};  // in the list of free blocks, while it is not there: so to free never fails
+    typename FreeList<Block>::Node node = {};
   };
 
   /// What the vendor has allocated at once.
@@ -130,25 +123,23 @@ class Blocks {
   Blocks(Blocks const&) = delete;
   Blocks& operator=(Blocks const&) = delete;
   ~Blocks() {
-    for (auto const& segment : segments_) {
-      for (Block* block = segment->first; block != nullptr;) delete std::exchange(block, block->next);
-    }
+    for (auto const& segment : segments_) List::destroy(segment->first);
   }
 
   /// Takes in a new segment, all of it one block that somebody has.
   Block* add(Address base, Address device_base, std::uint64_t length) {
     segments_.reserve(segments_.size() + 1);
     auto segment = std::make_unique<Segment>(Segment{base, device_base, length});
-    segment->first = make(segment.get(), base, length).release();
+    segment->first = List::make({segment.get(), base, length}).release();
     segments_.push_back(std::move(segment));
     return segments_.back()->first;
   }
 
   /// A block of `size` bytes out of those that may be used after `before`: from the smallest that is enough, or of
   /// neighbours. Null where there is none. It is the caller's.
-  Block* take(std::uint64_t size, Before<Line> const& before) {
-    for (auto each = free_.lower_bound(size); each != free_.end(); ++each) {
-      if (before.covers((*each)->after)) return use(*each, *each, size);
+  Block* take(std::uint64_t size, Before<Timeline> const& before) {
+    for (auto fit = free_.best_fit(size); fit != free_.end(); ++fit) {
+      if (before.covers((*fit)->after)) return use(*fit, *fit, size);
     }
     for (auto const& segment : segments_) {
       Block* first = nullptr;  // of the neighbours seen so far
@@ -169,7 +160,7 @@ class Blocks {
   /// Makes a block free for whoever comes after all that it has in `after`.
   void give_back(Block* block) noexcept {
     block->free = true;
-    list(block);
+    free_.insert(block);
     merge(block);
   }
 
@@ -200,7 +191,7 @@ class Blocks {
 
   /// Has somebody have an idle segment, in its one block, while the vendor is asked to take it back.
   Block* claim(Segment const* segment) noexcept {
-    unlist(segment->first);
+    free_.extract(segment->first);
     segment->first->free = false;
     return segment->first;
   }
@@ -215,13 +206,7 @@ class Blocks {
   }
 
  private:
-  std::unique_ptr<Block> make(Segment* segment, Address start, std::uint64_t size) {
-    auto block = std::make_unique<Block>(Block{segment, start, size});
-    Free one;
-    one.insert(block.get());
-    block->place = one.extract(one.begin());
-    return block;
-  }
+  using List = FreeList<Block>;
 
   /// Makes the neighbours from `first` to `last` one block that somebody has; what is left of the last one stays free.
   Block* use(Block* first, Block* last, std::uint64_t size) {
@@ -233,29 +218,26 @@ class Blocks {
     // What can fail comes first.
     std::unique_ptr<Block> rest;
     if (total > size) {
-      rest = make(last->segment, first->start + size, total - size);
+      rest = List::make({last->segment, first->start + size, total - size});
       rest->after = last->after;
     }
-    After<Line> after = first->after;
+    After<Timeline> after = first->after;
     for (Block* block = first; block != last;) {
       block = block->next;
-      for (Point<Line> const& point : block->after) pinning::add(after, point);
+      for (auto const& point : block->after) pinning::add(after, point);
     }
     for (Block* block = first;; block = block->next) {
-      unlist(block);
+      free_.extract(block);
       if (block == last) break;
     }
-    for (Block* const end = last->next; first->next != end;) absorb(first, first->next);
+    for (Block* const end = last->next; first->next != end;) List::absorb_next(first);
     first->after.swap(after);
     first->size = size;
     first->free = false;
     if (rest) {
-      rest->previous = first;
-      rest->next = first->next;
-      if (rest->next != nullptr) rest->next->previous = rest.get();
-      first->next = rest.get();
+      List::link(first, rest.get());
       rest->free = true;
-      list(rest.release());
+      free_.insert(rest.release());
     }
     return first;
   }
@@ -276,25 +258,14 @@ class Blocks {
   }
 
   Block* joined(Block* block, Block* following) noexcept {
-    unlist(block);
-    unlist(following);
-    absorb(block, following);
-    list(block);
+    free_.extract(block);
+    free_.extract(following);
+    List::absorb_next(block);
+    free_.insert(block);
     return block;
   }
 
-  /// Has a block take in the one that follows it, neither of them in the list.
-  static void absorb(Block* block, Block* following) noexcept {
-    block->size += following->size;
-    block->next = following->next;
-    if (block->next != nullptr) block->next->previous = block;
-    delete following;
-  }
-
-  void list(Block* block) noexcept { free_.insert(std::move(block->place)); }
-  void unlist(Block* block) noexcept { block->place = free_.extract(block); }
-
-  Free free_;
+  List free_;
   std::vector<std::unique_ptr<Segment>> segments_;
 };
 

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <utility>
+
+namespace pinning {
+
+/// The free blocks of an allocator by size, for best fit, and the chain of neighbours that all its blocks are in. A `Block`
+/// has start, size, previous, next and `node`, a FreeList<Block>::Node. One thread at a time.
+template <class Block>
+class FreeList {
+ public:
+  struct Smaller {
+    using is_transparent = void;
+    bool operator()(Block const* one, Block const* other) const noexcept {
+      return one->size != other->size ? one->size < other->size : one->start < other->start;
+    }
+    bool operator()(Block const* one, std::uint64_t size) const noexcept { return one->size < size; }
+  };
+  using Set = std::set<Block*, Smaller>;
+  /// A block's node of the list, which it has while it is not there: so to insert it never fails.
+  using Node = typename Set::node_type;
+
+  /// A copy of `block` with its node.
+  static std::unique_ptr<Block> make(Block&& block) {
+    auto made = std::make_unique<Block>(std::move(block));
+    Set one;
+    one.insert(made.get());
+    made->node = one.extract(one.begin());
+    return made;
+  }
+
+  auto begin() const noexcept { return blocks_.begin(); }
+  auto end() const noexcept { return blocks_.end(); }
+  /// The smallest block of at least `size` bytes; larger ones follow.
+  auto best_fit(std::uint64_t size) const { return blocks_.lower_bound(size); }
+  std::uint64_t largest() const noexcept { return blocks_.empty() ? 0 : (*blocks_.rbegin())->size; }
+
+  void insert(Block* block) noexcept { blocks_.insert(std::move(block->node)); }
+  void extract(Block* block) noexcept { block->node = blocks_.extract(block); }
+
+  /// Puts `following` into the chain behind `block`.
+  static void link(Block* block, Block* following) noexcept {
+    following->previous = block;
+    following->next = block->next;
+    if (following->next != nullptr) following->next->previous = following;
+    block->next = following;
+  }
+  /// Merges the block that follows, which is destroyed. Neither is in the list.
+  static void absorb_next(Block* block) noexcept {
+    std::unique_ptr<Block> const following(block->next);
+    block->size += following->size;
+    block->next = following->next;
+    if (block->next != nullptr) block->next->previous = block;
+  }
+  /// Destroys a chain from its first block on.
+  static void destroy(Block* first) noexcept {
+    while (first != nullptr) delete std::exchange(first, first->next);
+  }
+
+ private:
+  Set blocks_;
+};
+
+}  // namespace pinning
