@@ -208,11 +208,13 @@ def test_what_a_batch_does_not_write_may_be_read_early(queue: pinning.Queue, mon
     seen: list[bool] = []
     planned = sys.modules["pinning.copies.copy"]
 
-    def look(plan: Any, device: Any, vendor: Any, held: Any, early: bool) -> Any:
+    def look(
+        queue: pinning.Queue, plan: Any, to: Any, origin: Any, size: int, waits: Any, held: Any, early: bool
+    ) -> Any:
         seen.append(early)
-        return plan.path, plan.reason
+        return queue.submit(None, waits)
 
-    monkeypatch.setattr(planned, "submit", look)
+    monkeypatch.setattr(planned, "submit_plan", look)
     monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
     monkeypatch.setattr(costs, "threads", 2)
     count = 10**6  # so many that they are not over yet

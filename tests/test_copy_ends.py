@@ -522,20 +522,22 @@ def early(device: FakeMemoryDevice, queue: pinning.Queue, array: Any, **how: Any
     """Whether a copy of pageable memory that is submitted now may read it at once."""
     seen: list[bool] = []
     module = sys.modules["pinning.copies.copy"]
-    submit = module.submit
+    submit_plan = module.submit_plan
 
-    def look(plan: Any, device: Any, vendor: Any, held: Any, early: bool) -> Any:
+    def look(
+        queue: pinning.Queue, plan: Any, to: Any, origin: Any, size: int, waits: Any, held: Any, early: bool
+    ) -> Any:
         seen.append(early)
-        return plan.path, plan.reason
+        return queue.submit(None, waits)
 
-    module.submit = look  # type: ignore[attr-defined]
+    module.submit_plan = look  # type: ignore[attr-defined]
     try:
         with pinning.alloc(array.nbytes, device=device) as there:
             pinning.copy_async(there, array, queue=queue, **how)
             device.release()
             queue.poll()
     finally:
-        module.submit = submit  # type: ignore[attr-defined]
+        module.submit_plan = submit_plan  # type: ignore[attr-defined]
     return seen == [True]
 
 

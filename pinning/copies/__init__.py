@@ -6,7 +6,7 @@
 - ``ends``: whose memory the two ends are;
 - ``plan.py``: which path each part takes, and why; ``costs.py``: where one path beats another;
 - ``batch.py``: many copies as one; ``batch_plan.py``: which way their parts go; ``batch_work``: its native side;
-- ``submit.py``: the vendor's calls; `pinning.queues.staging` moves pageable memory by way of pinned blocks;
+- `pinning.queues.staging` moves pageable memory by way of pinned blocks;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """
 
