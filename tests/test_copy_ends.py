@@ -24,7 +24,7 @@ import pinning
 from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
-from pinning.copies import costs
+from pinning.copies import Reason, costs
 
 SIZE = 1000
 
@@ -183,7 +183,8 @@ def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queu
         lock = pinning.lock(end, device=device) if locked else None
         copy = pinning.copy(there, end, queue=queue)
         assert copy.path == ("direct" if locked else "plain")
-        assert pinning.explain(there, end, queue=queue).reason == copy.reason
+        plan = pinning.explain(there, end, queue=queue)
+        assert (plan.reason, plan.reason_code) == (copy.reason, Reason.LOCKED if locked else Reason.SMALL)
         assert bytes_at(there.ptr, SIZE) == array.tobytes()
         pinning.fill(there, 7, queue=queue).wait()
         pinning.copy(end, there, queue=queue)
