@@ -19,8 +19,8 @@ Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine eng
              BatchLimits const& limits)
     : staging_(staging(device)),
       limits_(limits),
-      dst_places_(on, device),
-      src_places_(on, device),
+      dst_ranges_(on, device),
+      src_ranges_(on, device),
       parts_(staging_.lists()) {
   if (engine == Engine::kernel && !has_kernel) {
     throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
@@ -30,7 +30,7 @@ Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine eng
   if (engine == Engine::automatic && has_kernel && items.count >= limits.kernel_from_items) {
     largest = limits.kernel_to_bytes;
   }
-  Sorter(dst_places_, src_places_, largest, parts_).sort(items);
+  Sorter(dst_ranges_, src_ranges_, largest, parts_).sort(items);
 }
 
 Batch::~Batch() = default;

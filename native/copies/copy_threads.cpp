@@ -26,7 +26,7 @@ constexpr auto longest_spin = 100us;
 constexpr auto shortest_nap = 20us, longest_nap = 200us;
 // Of one ring, at most so many copies are looked at whose chunks cannot move.
 constexpr unsigned look_at = 4;
-// A piece whose source needs more new pages than this faults.
+// A slice whose source needs more new pages than this faults.
 constexpr long few_faults = 1;
 
 std::atomic<CopyThreads*> threads{nullptr};
@@ -53,17 +53,17 @@ CopyThreads::CopyThreads() noexcept
 CopyThreads* CopyThreads::known() noexcept { return threads.load(std::memory_order_acquire); }
 
 CopyThreads& CopyThreads::get(unsigned count) {
-  if (CopyThreads* const there = known()) return *there;
+  if (CopyThreads* const started = known()) return *started;
   while (starting.test_and_set(std::memory_order_acquire)) sched_yield();
-  CopyThreads* there = known();
-  if (there == nullptr) {
-    there = new (std::nothrow) CopyThreads;
-    while (there != nullptr && there->count_ < std::max(1u, count) && there->start()) ++there->count_;
-    threads.store(there, std::memory_order_release);
+  CopyThreads* all = known();
+  if (all == nullptr) {
+    all = new (std::nothrow) CopyThreads;
+    while (all != nullptr && all->count_ < std::max(1u, count) && all->start()) ++all->count_;
+    threads.store(all, std::memory_order_release);
   }
   starting.clear(std::memory_order_release);
-  if (there == nullptr) throw std::bad_alloc();
-  return *there;
+  if (all == nullptr) throw std::bad_alloc();
+  return *all;
 }
 
 void CopyThreads::after_fork() noexcept {
@@ -188,11 +188,11 @@ void CopyThreads::work() noexcept {
   auto quiet = Clock::now();  // since when it finds nothing
   for (;;) {
     std::uint32_t const seen = news_.count(), seen_arrivals = arrivals_.count();
-    Piece piece;
+    Slice slice;
     bool found, more = false, pending;
     {
       std::lock_guard const guard(lock_);
-      found = take(&piece);
+      found = take(&slice);
       if (found && (watching || news_.sleeping() > 0)) more = take(nullptr);
       pending = !active_.empty();
     }
@@ -202,8 +202,8 @@ void CopyThreads::work() noexcept {
         watching = false;
         news_.ring(more ? count_.load() : 0);
       }
-      bool const faulted = move(piece);
-      finish(piece, faulted);
+      bool const faulted = move(slice);
+      finish(slice, faulted);
       quiet = Clock::now();
       continue;
     }
@@ -215,7 +215,7 @@ void CopyThreads::work() noexcept {
     auto const idle = Clock::now() - quiet;
     if (watching) {
       if (idle < spin_) {
-        for (int i = 0; i < 64; ++i) relax();  // the lock is for those who move pieces
+        for (int i = 0; i < 64; ++i) relax();  // the lock is for the threads that move slices
       } else {
         arrivals_.wait(seen_arrivals, std::clamp<std::chrono::nanoseconds>(idle / 16, shortest_nap, longest_nap));
         if (arrivals_.count() != seen_arrivals) quiet = Clock::now();
@@ -232,8 +232,8 @@ void CopyThreads::work() noexcept {
   }
 }
 
-/// (lock_) The next piece that can move, of each ring in turn; null only asks.
-bool CopyThreads::take(Piece* piece) noexcept {
+/// (lock_) The next slice that can move, of each ring in turn; null only asks.
+bool CopyThreads::take(Slice* slice) noexcept {
   for (std::size_t i = 0; i < active_.size();) {
     if (given(*active_[i])) {
       i = 0;  // rings may have left the list
@@ -244,8 +244,8 @@ bool CopyThreads::take(Piece* piece) noexcept {
   std::size_t const count = active_.size();
   for (std::size_t i = 0; i < count; ++i) {
     std::size_t const at = (turn_ + i) % count;
-    if (!take_from(*active_[at], piece)) continue;
-    if (piece != nullptr) turn_ = at + 1;
+    if (!take_from(*active_[at], slice)) continue;
+    if (slice != nullptr) turn_ = at + 1;
     return true;
   }
   return false;
@@ -284,7 +284,7 @@ bool CopyThreads::has_room(Transfer const& transfer) const noexcept {
   return transfer.faults || to_device_ < most_to_device_;
 }
 
-bool CopyThreads::take_from(Ring& ring, Piece* piece) noexcept {
+bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
   std::uint32_t const taken = ring.words().taken.load(std::memory_order_acquire);
   unsigned looked_at = 0;
   for (auto const& each : ring.transfers) {
@@ -308,14 +308,14 @@ bool CopyThreads::take_from(Ring& ring, Piece* piece) noexcept {
         continue;
     }
     if (!has_room(transfer)) continue;
-    if (piece == nullptr) return true;
-    piece->transfer = each;
-    piece->chunk = transfer.next;
-    piece->at = transfer.next_at;
-    piece->size = std::min(transfer.piece, chunk.size - transfer.next_at);
-    piece->faults = transfer.faults;
-    piece->watch = transfer.way == Way::to_device && !transfer.file && !transfer.faults && most_to_device_ < count_;
-    transfer.next_at += piece->size;
+    if (slice == nullptr) return true;
+    slice->transfer = each;
+    slice->chunk = transfer.next;
+    slice->at = transfer.next_at;
+    slice->size = std::min(transfer.slice, chunk.size - transfer.next_at);
+    slice->faults = transfer.faults;
+    slice->watch = transfer.way == Way::to_device && !transfer.file && !transfer.faults && most_to_device_ < count_;
+    transfer.next_at += slice->size;
     if (transfer.next_at == chunk.size) ++transfer.next, transfer.next_at = 0;
     ++transfer.at_work;
     ++(transfer.to_host() ? to_host_ : to_device_);
@@ -324,14 +324,14 @@ bool CopyThreads::take_from(Ring& ring, Piece* piece) noexcept {
   return false;
 }
 
-void CopyThreads::finish(Piece& piece, bool faulted) noexcept {
-  std::shared_ptr<Transfer> const transfer = std::move(piece.transfer);  // which goes, if this is the last, without the lock
+void CopyThreads::finish(Slice& slice, bool faulted) noexcept {
+  std::shared_ptr<Transfer> const transfer = std::move(slice.transfer);  // which goes, if this is the last, without the lock
   std::lock_guard const guard(lock_);
   transfer->faults = transfer->faults || faulted;
   --transfer->at_work;
   --(transfer->to_host() ? to_host_ : to_device_);
-  Chunk& chunk = transfer->chunks[piece.chunk];
-  chunk.left -= piece.size;
+  Chunk& chunk = transfer->chunks[slice.chunk];
+  chunk.left -= slice.size;
   if (chunk.left == 0) advance(*transfer->ring);
 }
 
@@ -350,25 +350,25 @@ void CopyThreads::advance(Ring& ring) noexcept {
 }
 
 /// Whether its source faulted.
-bool CopyThreads::move(Piece const& piece) const noexcept {
-  Transfer const& transfer = *piece.transfer;
-  Chunk const& chunk = transfer.chunks[piece.chunk];
-  long const before = piece.watch ? minor_faults() : 0;
-  transfer.for_each_range(chunk.at + piece.at, piece.size, [&](Address there, Address from, auto at, auto size) {
-    if (transfer.way == Way::in_host) return move_in_host(transfer, there, from, size);
+bool CopyThreads::move(Slice const& slice) const noexcept {
+  Transfer const& transfer = *slice.transfer;
+  Chunk const& chunk = transfer.chunks[slice.chunk];
+  long const before = slice.watch ? minor_faults() : 0;
+  transfer.for_each_range(chunk.at + slice.at, slice.size, [&](Address address, Address from, auto at, auto size) {
+    if (transfer.way == Way::in_host) return move_in_host(transfer, address, from, size);
     char* const block = chunk.block + (at - chunk.at);
-    if (transfer.file) return transfer.file.move(block, there, size);
-    char* const host = memory_at(there);
+    if (transfer.file) return transfer.file.move(block, address, size);
+    char* const host = memory_at(address);
     if (transfer.way == Way::to_host) return stream_copy(host, block, size);
-    if (piece.faults) populate(host, size);
+    if (slice.faults) populate(host, size);
     if (chunk.cold) {
       stream_copy(block, host, size);  // after an earlier copy the block is dirty in another core's cache
     } else {
       std::memcpy(block, host, size);  // the device reads it from the cache, and soon it is written again
     }
   });
-  if (transfer.file && !transfer.file.outcome->has_failed()) count_moved(CopyPath::staged, piece.size);
-  return piece.watch && minor_faults() - before > few_faults;
+  if (transfer.file && !transfer.file.outcome->has_failed()) count_moved(CopyPath::staged, slice.size);
+  return slice.watch && minor_faults() - before > few_faults;
 }
 
 }  // namespace pinning

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that move pieces of whatever can move. None ever waits for one copy.
+// The threads that move slices of whatever can move. None ever waits for one copy.
 #pragma once
 
 #include <pinning/staging.hpp>
@@ -25,11 +25,11 @@ class CopyThreads {
   /// In the child, where no other thread runs.
   static void after_fork() noexcept;
 
-  /// From now on its pieces are moved as the ring's words allow. Its chunks follow those that the ring has.
+  /// From now on its slices are moved as the ring's words allow. Its chunks follow those that the ring has.
   void begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, StagingLimits const& limits);
 
   /// From now on no thread touches its memory, and nothing waits for it: its chunks count as moved. Returns when the
-  /// pieces are done that threads are at.
+  /// slices are done that threads are at.
   void abandon(Transfer& transfer) noexcept;
 
   /// Has a transfer wait for a signal; false where that was given already.
@@ -48,7 +48,7 @@ class CopyThreads {
   bool idle(Ring const& ring) noexcept;
 
  private:
-  struct Piece {
+  struct Slice {
     std::shared_ptr<Transfer> transfer;
     std::size_t chunk;
     std::uint64_t at, size;  // in the chunk
@@ -58,14 +58,14 @@ class CopyThreads {
   CopyThreads() noexcept;
   bool start();
   void work() noexcept;
-  bool take(Piece* piece) noexcept;
-  bool take_from(Ring& ring, Piece* piece) noexcept;
+  bool take(Slice* slice) noexcept;
+  bool take_from(Ring& ring, Slice* slice) noexcept;
   bool given(Ring& ring) noexcept;
   void pass(Transfer& transfer) noexcept;
   bool has_room(Transfer const& transfer) const noexcept;
-  void finish(Piece& piece, bool faulted) noexcept;
+  void finish(Slice& slice, bool faulted) noexcept;
   void advance(Ring& ring) noexcept;
-  bool move(Piece const& piece) const noexcept;
+  bool move(Slice const& slice) const noexcept;
 
   Spinlock lock_;  // guards what follows, and what ring.hpp says
   std::vector<Ring*> active_;  // those that have transfers

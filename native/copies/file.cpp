@@ -29,7 +29,7 @@ class Aligned {
     if (memory_ == nullptr) memory_ = static_cast<char*>(std::aligned_alloc(sector, size));
     return memory_;
   }
-  static constexpr std::uint64_t size = direct_piece_bytes + 2 * sector;
+  static constexpr std::uint64_t size = direct_slice_bytes + 2 * sector;
 
  private:
   char* memory_ = nullptr;

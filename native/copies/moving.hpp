@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a thread moves one piece of a copy, and what it learns of the source's pages.
+// How a thread moves one slice of a copy, and what it learns of the source's pages.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,10 +17,10 @@
 
 namespace pinning {
 
-constexpr std::uint64_t piece_bytes = 256 << 10;  // what one thread moves at a time
-// Of a file past the page cache: a disk wants larger pieces, and few at a time. (Of a virtual machine's disk one reader had
+constexpr std::uint64_t slice_bytes = 256 << 10;  // what one thread moves at a time
+// Of a file past the page cache: a disk wants larger slices, and few at a time. (Of a virtual machine's disk one reader had
 // 1.6 GB/s, twelve had 1.1.)
-constexpr std::uint64_t direct_piece_bytes = 1 << 20;
+constexpr std::uint64_t direct_slice_bytes = 1 << 20;
 constexpr unsigned direct_threads = 4;
 
 /// memcpy that leaves the destination out of the caches: it is not read first, which is a third of what moves.

@@ -95,7 +95,7 @@ struct Transfer {
   std::vector<Range> ranges;   // of a batch, instead of these two; ascending, and one behind the last byte
   FileEnd file;                // whose bytes are one end, if there is one
   bool early = false;          // it may be read before its turn
-  std::uint64_t piece = piece_bytes;
+  std::uint64_t slice = slice_bytes;
   unsigned most_at_work = ~0u;  // threads
   Ring* ring = nullptr;        // null where the vendor's queue calls a function instead
   std::uint32_t base = 0;      // the number of its first chunk
@@ -103,7 +103,7 @@ struct Transfer {
   std::uint32_t count = 0;     // of its chunks; one more where the last is empty, and says that the device is past it
 
   // guarded by the threads' lock
-  std::size_t next = 0;            // the chunk of the next piece
+  std::size_t next = 0;            // the chunk of the next slice
   std::uint64_t next_at = 0;       // where in the chunk
   std::uint32_t moved = 0;         // chunks that are moved and have none before them that is not
   unsigned at_work = 0;            // threads

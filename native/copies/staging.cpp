@@ -1,6 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which ring a copy goes through, and the vendor's calls of a copy.
 //
+// Note [Staging design]
+//
+// A copy of pageable memory has two halves: threads of the host copy between the caller's memory and pinned blocks, and the
+// device copies between the blocks and its own memory, by DMA. Both are to be at full speed at once, the caller is to go on
+// as soon as the copy is submitted, and no queue may ever wait for what is submitted later. Three structures do that:
+//
+//   Ring      pinned blocks of one queue, and in front of them three words of 32 bits: `begun` and `taken`, which the device
+//             writes, and `moved`, which the threads write. They count the ring's chunks, of all its copies, and wrap.
+//   Transfer  one copy: chunks of up to 8 MiB, each with its block, and the ranges of the host's memory or of a file.
+//   CopyThreads  the threads of the process. They look at the words of all rings in turn, take a slice (256 KiB) of any
+//             chunk that can move, and publish `moved` once all chunks before it are there too.
+//
+// The way of a copy to the device:
+//
+//   staged()        finds a ring: that of the queue, or an idle one, or a new one; where there is no memory for one it
+//                   returns null, and the caller has the vendor copy. Cuts the copy into chunks and places them in the
+//                   ring, behind those of the copy before.
+//   threads.begin() enters the transfer. From here on its slices move as the words allow.
+//   submit()        puts all into the vendor's queue at once, for each chunk: wait until `moved` says that the block is full,
+//                   copy the block, write to `taken` that the block is free again.
+//
+// To the host the two halves change places: the device fills blocks as `moved` says that they are free, and threads empty
+// them as `taken` says that they are full; the last wait keeps later work of the queue until the caller's memory is written.
+// A copy within the host and a signal for another vendor's queue are transfers without blocks: words alone.
+//
+// Why it is like that:
+//
+//   - The threads call no driver, take no lock but a spinlock of some hundred instructions, and need no GIL. So what a queue
+//     waits for happens whatever the program's threads hold; docs/copies.md has the proof that no queue hangs.
+//   - begin() comes before submit(): a queue that has come to a wait finds a thread at work on it, also where the caller is
+//     stuck in the submission of the next chunk.
+//   - One ring belongs to one queue at a time, because words are written in the order of one queue. An idle ring goes to
+//     the queue that asks next, so that a program with many queues needs as many rings as copy at once.
+//   - Chunks grow from the front and shrink to the end: little is waited for at either, and a device does nothing for some
+//     microseconds between two.
+//   - A submission that fails half way leaves words that may never agree again. give_up() waits for what was submitted, and
+//     the ring is broken: no other copy gets it.
+//   - A Staged that goes early abandons its transfer: its chunks count as moved, so that the queue gets past them, and no
+//     thread touches the caller's memory any more.
+//
 // Locks: a device's `mutex_` guards its list of rings and what they may take; the threads' lock is taken under it. No
 // vendor is called under either.
 #include <algorithm>
@@ -22,13 +62,13 @@ namespace {
 constexpr std::uint64_t least_ring = 4 << 20, least_share = 16 << 20, least_chunk = 1 << 20;
 
 /// The device's side of a copy: one range, or those of a batch, which move part by part.
-class There {
+class DeviceSide {
  public:
-  explicit There(Address address) : address_(address) {}
+  explicit DeviceSide(Address address) : address_(address) {}
 
   /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them, where the queue has one; let
   /// this go once no device does.
-  There(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists& lists) {
+  DeviceSide(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists& lists) {
     if (queue.moves_parts()) list_.emplace(lists);
     std::uint64_t const most = list_ ? PartLists::part_bytes : ~std::uint64_t{0};
     auto const add = [&](Part const& part) { list_ ? list_->push_back(part) : parts_.push_back(part); };
@@ -49,13 +89,13 @@ class There {
       }
     }
   }
-  There(There const&) = delete;
+  DeviceSide(DeviceSide const&) = delete;
 
   void copy(VendorQueue& queue, Transfer const& transfer, std::size_t index) const {
     Chunk const& chunk = transfer.chunks[index];
-    auto const block = reinterpret_cast<Address>(chunk.block), there = address_ + chunk.at;
+    auto const block = reinterpret_cast<Address>(chunk.block), device_ptr = address_ + chunk.at;
     bool const to_device = transfer.way == Way::to_device;
-    if (first_.empty()) return queue.copy(to_device ? there : block, to_device ? block : there, chunk.size);
+    if (first_.empty()) return queue.copy(to_device ? device_ptr : block, to_device ? block : device_ptr, chunk.size);
     std::size_t const first = first_[index], count = first_[index + 1] - first;
     if (!list_) return queue.copy_batch(parts_.data() + first, count);
     queue.move_parts(list_->device_ptr() + first * sizeof(Part), count);
@@ -80,9 +120,9 @@ class Calls {
     if (word_ == 0) return queue_.wait_value(word, value);
     queue_.write_then_wait(std::exchange(word_, 0), value_, word, value);
   }
-  void copy(There const& there, Transfer const& transfer, std::size_t chunk) {
+  void copy(DeviceSide const& device_side, Transfer const& transfer, std::size_t chunk) {
     flush();
-    there.copy(queue_, transfer, chunk);
+    device_side.copy(queue_, transfer, chunk);
   }
   void flush() {
     if (word_ != 0) queue_.write_value(std::exchange(word_, 0), value_);
@@ -95,7 +135,7 @@ class Calls {
 };
 
 /// All that the queue does for a transfer.
-void submit(VendorQueue& queue, Transfer const& transfer, There const& there) {
+void submit(VendorQueue& queue, Transfer const& transfer, DeviceSide const& device_side) {
   Ring const& ring = *transfer.ring;
   Calls calls(queue);
   std::uint32_t number = transfer.base;
@@ -104,7 +144,7 @@ void submit(VendorQueue& queue, Transfer const& transfer, There const& there) {
       if (!transfer.early) calls.write(ring.begun(), transfer.end());
       for (std::size_t i = 0; i < transfer.chunks.size(); ++i) {
         calls.wait(ring.moved(), ++number);
-        calls.copy(there, transfer, i);
+        calls.copy(device_side, transfer, i);
         calls.write(ring.taken(), number);
       }
       break;
@@ -113,7 +153,7 @@ void submit(VendorQueue& queue, Transfer const& transfer, There const& there) {
         std::uint32_t const needs = transfer.chunks[i].needs;
         bool const free = reached(ring.words().moved.load(std::memory_order_acquire), needs);
         if (!free) calls.wait(ring.moved(), needs);
-        calls.copy(there, transfer, i);
+        calls.copy(device_side, transfer, i);
         calls.write(ring.taken(), ++number);
       }
       break;
@@ -136,7 +176,7 @@ void submit(VendorQueue& queue, Transfer const& transfer, There const& there) {
 void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
   std::uint64_t const least = std::min(least_chunk, most);
   for (std::uint64_t at = 0; at < size;) {
-    std::uint64_t const left = size - at, wanted = std::min(at, left / 2) / piece_bytes * piece_bytes;
+    std::uint64_t const left = size - at, wanted = std::min(at, left / 2) / slice_bytes * slice_bytes;
     std::uint64_t const chunk = left <= least ? left : std::clamp(wanted, least, most);
     transfer.chunks.push_back({at, chunk, nullptr, 0, false, chunk});
     at += chunk;
@@ -144,7 +184,7 @@ void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
 }
 
 /// What a queue copies to or from: a range, or the parts of a batch.
-struct Far {
+struct DeviceRange {
   Address address = 0;
   std::vector<Part> const* parts = nullptr;
 };
@@ -164,20 +204,20 @@ class Handle : public Staged {
 
   CopyThreads& threads;
   std::shared_ptr<Transfer> const transfer;
-  std::unique_ptr<There> there;  // null where the vendor's queue calls a function instead
+  std::unique_ptr<DeviceSide> device_side;  // null where the vendor's queue calls a function instead
 };
 
 class Rings : public Staging {
  public:
   Rings(VendorDevice& device, std::uint32_t worn) : device_(device), worn_(worn), lists_(device) {}
 
-  std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address there, Address host, std::uint64_t size, bool early,
-                                         StagingLimits const& limits) override {
-    return copy(Way::to_device, queue, there, host, size, early, limits);
+  std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
+                                         bool early, StagingLimits const& limits) override {
+    return copy(Way::to_device, queue, device_ptr, host, size, early, limits);
   }
-  std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address there, std::uint64_t size,
+  std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address device_ptr, std::uint64_t size,
                                        StagingLimits const& limits) override {
-    return copy(Way::to_host, queue, there, host, size, false, limits);
+    return copy(Way::to_host, queue, device_ptr, host, size, false, limits);
   }
   std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
                                        StagingLimits const& limits) override;
@@ -220,10 +260,10 @@ class Rings : public Staging {
     Use use;
   };
 
-  std::unique_ptr<Staged> copy(Way way, VendorQueue& queue, Address there, Address host, std::uint64_t size, bool early,
-                               StagingLimits const& limits);
-  std::unique_ptr<Staged> staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Far const& far, Blocks blocks,
-                                 StagingLimits const& limits);
+  std::unique_ptr<Staged> copy(Way way, VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
+                               bool early, StagingLimits const& limits);
+  std::unique_ptr<Staged> staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, DeviceRange const& range,
+                                 Blocks blocks, StagingLimits const& limits);
   template <class Function>
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
   std::optional<Use> ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
@@ -246,14 +286,14 @@ class Rings : public Staging {
   std::uint64_t bytes_ = 0;  // of all their blocks
 };
 
-std::unique_ptr<Staged> Rings::copy(Way way, VendorQueue& queue, Address there, Address host, std::uint64_t size,
+std::unique_ptr<Staged> Rings::copy(Way way, VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
                                     bool early, StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = way;
   transfer->host = host;
   transfer->early = early;
   transfer->chunks.push_back({0, size, nullptr, 0, false, size});  // cut when the size of its ring is known
-  return staged(queue, std::move(transfer), {.address = there}, Blocks::yes, limits);
+  return staged(queue, std::move(transfer), {.address = device_ptr}, Blocks::yes, limits);
 }
 
 std::unique_ptr<Staged> Rings::copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
@@ -269,7 +309,7 @@ std::unique_ptr<Staged> Rings::copy_batch(VendorQueue& queue, Toward toward, std
   transfer->ranges.push_back({at, 0, 0});
   transfer->chunks.push_back({0, at, nullptr, 0, false, at});
   if (toward != Toward::in_host) return staged(queue, std::move(transfer), {0, &parts}, Blocks::yes, limits);
-  if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
+  if (auto handle = staged(queue, transfer, {}, Blocks::no, limits)) return handle;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
 }
 
@@ -279,9 +319,9 @@ std::unique_ptr<Staged> Rings::copy_in_host(VendorQueue& queue, Address dst, Add
   transfer->way = Way::in_host;
   transfer->host = dst;
   transfer->from = src;
-  if (dst < src + size && src < dst + size) transfer->piece = size;
+  if (dst < src + size && src < dst + size) transfer->slice = size;
   transfer->chunks.push_back({0, size, nullptr, 0, false, size});
-  if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
+  if (auto handle = staged(queue, transfer, {}, Blocks::no, limits)) return handle;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
 }
 
@@ -291,7 +331,7 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   bool const in_host = memory == Memory::host;
   transfer->way = in_host ? Way::in_host : file.writes ? Way::to_host : Way::to_device;
   transfer->early = early;
-  if (file.file->reads_past_cache()) transfer->piece = direct_piece_bytes, transfer->most_at_work = direct_threads;
+  if (file.file->reads_past_cache()) transfer->slice = direct_slice_bytes, transfer->most_at_work = direct_threads;
   std::uint64_t at = 0;
   for (Part const& part : parts) {
     Range const range{at, in_host || file.writes ? part.dst : part.src, in_host ? part.src : 0};
@@ -306,10 +346,10 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   transfer->file = std::move(file);
   if (!in_host && parts.size() > 1) return staged(queue, std::move(transfer), {0, &parts}, Blocks::yes, limits);
   if (!in_host) {
-    Address const there = transfer->file.writes ? parts[0].src : parts[0].dst;
-    return staged(queue, std::move(transfer), {.address = there}, Blocks::yes, limits);
+    Address const device_ptr = transfer->file.writes ? parts[0].src : parts[0].dst;
+    return staged(queue, std::move(transfer), {.address = device_ptr}, Blocks::yes, limits);
   }
-  if (auto there = staged(queue, transfer, {}, Blocks::no, limits)) return there;
+  if (auto handle = staged(queue, transfer, {}, Blocks::no, limits)) return handle;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
 }
 
@@ -317,7 +357,7 @@ std::unique_ptr<Staged> Rings::signal(VendorQueue& queue) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = Way::signal;
   transfer->chunks.push_back({0, 0, nullptr, 0, false, 1});
-  if (auto there = staged(queue, transfer, {}, Blocks::no, {})) return there;
+  if (auto handle = staged(queue, transfer, {}, Blocks::no, {})) return handle;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& signal) { threads.give(signal); });
 }
 
@@ -327,7 +367,7 @@ std::unique_ptr<Staged> Rings::wait(VendorQueue& queue, Staged& signal) {
   transfer->chunks.push_back({0, 0, nullptr, 0, false, 1});
   Handle& from = static_cast<Handle&>(signal);
   if (!from.threads.wait_for(*from.transfer, transfer)) return nullptr;
-  if (auto there = staged(queue, transfer, {}, Blocks::no, {})) return there;
+  if (auto handle = staged(queue, transfer, {}, Blocks::no, {})) return handle;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& wait) { threads.wait_in_call(wait); });
 }
 
@@ -349,7 +389,7 @@ std::unique_ptr<Staged> Rings::called(VendorQueue& queue, std::shared_ptr<Transf
   return handle;
 }
 
-std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Far const& far,
+std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, DeviceRange const& range,
                                       Blocks blocks, StagingLimits const& limits) {
   if (!queue.waits_for_values()) return nullptr;
   CopyThreads& threads = CopyThreads::get(limits.threads);
@@ -363,8 +403,8 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
     std::uint64_t const size = transfer->chunks[0].size;
     transfer->chunks.clear();
     std::uint64_t const most = std::min({limits.chunk_bytes, std::max(size / 32, limits.chunk_bytes / 2),
-                                         std::max(placement.size() / 4, piece_bytes)});
-    cut(*transfer, size, std::max(most / piece_bytes, std::uint64_t{1}) * piece_bytes);
+                                         std::max(placement.size() / 4, slice_bytes)});
+    cut(*transfer, size, std::max(most / slice_bytes, std::uint64_t{1}) * slice_bytes);
     for (std::uint32_t i = 0; i < transfer->chunks.size(); ++i) {
       placement.place(transfer->chunks[i], transfer->base + i);
       // Lines that were streamed past the caches are the slower to fill on the next lap.
@@ -374,12 +414,13 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   transfer->count = static_cast<std::uint32_t>(transfer->chunks.size());
   if (transfer->to_host() || transfer->way == Way::wait) ++transfer->count;
   auto handle = std::make_unique<Handle>(threads, transfer);
-  handle->there = far.parts == nullptr ? std::make_unique<There>(far.address)
-                                       : std::make_unique<There>(queue, *transfer, *far.parts, lists());
+  handle->device_side = range.parts == nullptr
+                            ? std::make_unique<DeviceSide>(range.address)
+                            : std::make_unique<DeviceSide>(queue, *transfer, *range.parts, lists());
   threads.begin(transfer, through, limits);
   through.placement = std::move(placement);
   try {
-    submit(queue, *transfer, *handle->there);
+    submit(queue, *transfer, *handle->device_side);
   } catch (...) {
     give_up(threads, through, queue, *transfer);
     throw;
@@ -430,7 +471,7 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
     std::uint64_t const least = std::min(limits.ring_bytes, least_ring);
     ring->size = limits.ring_bytes;
     while (ring->size > room / 4 && ring->size / 2 >= least) ring->size /= 2;  // the next queues want one too
-    if (ring->size > room || ring->size < piece_bytes) return std::nullopt;
+    if (ring->size > room || ring->size < slice_bytes) return std::nullopt;
     bytes_ += ring->size;
   }
   auto const refused = [&] {

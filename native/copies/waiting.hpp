@@ -21,7 +21,7 @@ inline void relax() noexcept {
 }
 
 /// For sections of some hundred instructions without a system call: a mutex would put whoever comes late to sleep, and to
-/// wake takes longer than to move a piece.
+/// wake takes longer than to move a slice.
 class Spinlock {
  public:
   void lock() noexcept {

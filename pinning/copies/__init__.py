@@ -6,7 +6,7 @@
 - ``ends``: whose memory the two ends are;
 - ``plan.py``: which path each part takes, and why; ``costs.py``: where one path beats another;
 - ``batch.py``: many copies as one; ``batch_plan.py``: which way their parts go; ``batch_work``: its native side;
-- ``submit.py``: the vendor's calls; `pinning.queues.staging` moves pageable memory by way of pinned blocks;
+- `pinning.queues.staging` moves pageable memory by way of pinned blocks;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """
 
@@ -15,7 +15,7 @@ from pinning.copies.batch_plan import BatchPlan, Group
 from pinning.copies.copy import copy_2d_async
 from pinning.copies.costs import Costs, costs
 from pinning.copies.direct import copy, copy_async, explain, fill
-from pinning.copies.plan import CopyPath, Plan, Step
+from pinning.copies.plan import CopyPath, Plan, Reason, Step
 from pinning.copies.trim import trim_staging
 from pinning.copies.work import Copy
 
@@ -26,6 +26,7 @@ __all__ = [
     "Costs",
     "Group",
     "Plan",
+    "Reason",
     "Step",
     "copy",
     "copy_2d_async",

@@ -7,23 +7,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pinning.copies.batch_work import BatchWork
-from pinning.copies.plan import CopyPath, Plan, slowest
+from pinning.copies.plan import CopyPath, Plan, Reason, slowest
 
 _GROUPS = {
-    "kernel": (CopyPath.DIRECT, "by a kernel of the device"),
-    "engine": (CopyPath.DIRECT, "by its copy engines"),
-    "to_device": (CopyPath.STAGED, "from pageable memory"),
-    "to_host": (CopyPath.STAGED, "to pageable memory"),
-    "on_host": (CopyPath.STAGED, "by threads of the host"),
+    "kernel": (CopyPath.DIRECT, "by a kernel of the device", Reason.KERNEL),
+    "engine": (CopyPath.DIRECT, "by its copy engines", Reason.ENGINES),
+    "to_device": (CopyPath.STAGED, "from pageable memory", Reason.PAGEABLE),
+    "to_host": (CopyPath.STAGED, "to pageable memory", Reason.PAGEABLE),
+    "on_host": (CopyPath.STAGED, "by threads of the host", Reason.IN_HOST),
 }
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parts of a batch that go the same way: how many, and how many bytes they have in all."""
+    """Parts of a batch that go the same way: how many, how many bytes they have in all, and a `Reason`."""
 
     path: CopyPath
     reason: str
+    reason_code: Reason
     count: int
     nbytes: int
 
@@ -59,8 +60,9 @@ class BatchPlan:
 
 def how(work: BatchWork) -> tuple[CopyPath, str]:
     """The slowest path that a part of this batch takes, and how many take which."""
-    found = [(*_GROUPS[name], count) for name, count in work.counts.items() if count]
-    path, reason = slowest(path for path, _, _ in found), ", ".join(f"{_parts(n)} {words}" for _, words, n in found)
+    groups = [(_GROUPS[name], count) for name, count in work.counts.items() if count]
+    path = slowest(path for (path, _, _), _ in groups)
+    reason = ", ".join(f"{_parts(count)} {words}" for (_, words, _), count in groups)
     if work.plain:
         return CopyPath.PLAIN, f"{reason}; {_parts(work.plain)} by the vendor's own copy"
     return path, reason
@@ -75,12 +77,13 @@ def plan_of_batch(work: BatchWork) -> BatchPlan:
 
 def plan_of_items(plans: Iterable[Plan]) -> BatchPlan:
     """That of a batch whose items are copied one after another, each as its own plan says."""
-    found: dict[tuple[CopyPath, str], tuple[int, int]] = {}
+    sums: dict[tuple[CopyPath, str, Reason], tuple[int, int]] = {}
     for plan in plans:
         for step in plan.steps:
-            count, nbytes = found.get((step.path, plan.reason), (0, 0))
-            found[step.path, plan.reason] = count + 1, nbytes + step.size
-    groups = tuple(Group(*how, *much) for how, much in found.items())
+            way = step.path, plan.reason, plan.reason_code
+            count, nbytes = sums.get(way, (0, 0))
+            sums[way] = count + 1, nbytes + step.size
+    groups = tuple(Group(*way, *sizes) for way, sizes in sums.items())
     reasons = dict.fromkeys(group.reason for group in groups)
     return BatchPlan(slowest(group.path for group in groups), "; ".join(reasons), groups)
 

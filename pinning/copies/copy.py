@@ -9,17 +9,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pinning.copies.bounce import bounce
-from pinning.copies.costs import costs
 from pinning.copies.ends import End, end_of
 from pinning.copies.plan import CopyPath, Plan, plan
 from pinning.copies.repeats import lock_if_repeated
-from pinning.copies.submit import holds, submit
-from pinning.copies.work import Copy, count_moved, submit_planned
-from pinning.errors import InvalidRangeError, VendorError
+from pinning.copies.work import Copy, count_moved, submit_plan, submit_planned
+from pinning.errors import InvalidRangeError, PinningError, VendorError
 from pinning.locking.devices import default_memory_device, pinned_map
 from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, default_queue
-from pinning.queues.staging import staging_of
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import integer
 
@@ -56,13 +53,13 @@ def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callabl
     span : callable
         Tells the start and the size of a range in which the host's memory lies.
     """
-    on = pinned_map(device)
+    device_map = pinned_map(device)
     for _ in range(_TRIES - 1):
-        changes = on._changes()
+        changes = device_map._changes()
         try:
             return attempt()
         except VendorError:
-            if not on._changed_since(changes, *span()):
+            if not device_map._changed_since(changes, *span()):
                 raise
     return attempt()
 
@@ -70,15 +67,10 @@ def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callabl
 def _copy_planned(
     to: End, origin: End, size: int, on: Queue, wait_for: Iterable[Event], early: bool, buffer: object
 ) -> Copy:
-    device = on.device
     chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
-    if to.device is None and origin.device is None:
-        copy = _by_host(chosen, (to.owner, origin.owner), on, wait_for)
-        count_moved(chosen.path, size)
-        return copy
     if chosen.to_device is not None and chosen.path in (CopyPath.STAGED, CopyPath.PLAIN):
         host = origin.ptr if chosen.to_device else to.ptr
-        if lock_if_repeated(buffer, host, size, device):
+        if lock_if_repeated(buffer, host, size, on.device):
             chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
             chosen = chosen.as_locked()
     if to.device is not None and origin.device is not None and chosen.path is CopyPath.STAGED:
@@ -87,17 +79,7 @@ def _copy_planned(
         count_moved(CopyPath.STAGED, size)
         copy.path, copy.reason = chosen.path, chosen.reason
         return copy
-    how = chosen.path, chosen.reason
-
-    def work(vendor_queue: VendorQueue) -> None:
-        nonlocal how
-        how = submit(chosen, device, vendor_queue, held, early)
-
-    copy = submit_planned(on, work, to.ptr, size, wait_for, (held, to.owner, origin.owner), chosen.is_direct)
-    for step in chosen.steps:
-        count_moved(step.path, step.size)
-    copy.path, copy.reason = how
-    return copy
+    return submit_plan(on, chosen, to, origin, size, wait_for, held, early)
 
 
 def _held_plan(to: End, origin: End, size: int, on: Queue, *, stages: bool) -> tuple[Plan, list[object]]:
@@ -108,6 +90,22 @@ def _held_plan(to: End, origin: End, size: int, on: Queue, *, stages: bool) -> t
         if held is not None:  # else something was unlocked just now
             return chosen, held
     return chosen, []
+
+
+def holds(chosen: Plan, device: MemoryDevice) -> list[object] | None:
+    """One more lock of each range that is copied directly; None where one of them is not locked any more."""
+    device_map = pinned_map(device)
+    held: list[object] = []
+    for step in chosen.steps:
+        if step.path is CopyPath.DIRECT and chosen.to_device is not None:
+            try:
+                hold = device_map.hold_if_locked(step.src if chosen.to_device else step.dst, step.size)
+            except PinningError:  # what others have pinned, and something of ours beside it: only the vendor knows
+                continue
+            if hold is None:
+                return None
+            held.append(hold)
+    return held
 
 
 def copy_2d_async(
@@ -227,20 +225,6 @@ def _blocks(borders: list[int], pitch: int, width: int, height: int) -> Iterator
     for first, end in pairwise(sorted(starts)):
         for column, next_column in pairwise([0, *cut.get(first, ()), width]):
             yield first, end - first, column, next_column - column
-
-
-def _by_host(chosen: Plan, owners: tuple[object, ...], queue: Queue, wait_for: Iterable[Event]) -> Copy:
-    """Between two ends on the host: CUDA would do it at once, when the queue's earlier work is over, and block."""
-    (step,) = chosen.steps
-    held: list[object] = []
-
-    def work(vendor_queue: VendorQueue) -> None:
-        staging = staging_of(queue.device)
-        held.append(staging.copy_in_host(vendor_queue, step.dst, step.src, step.size, costs))
-
-    copy = submit_planned(queue, work, step.dst, step.size, wait_for, (held, *owners), False)
-    copy.path, copy.reason = chosen.path, chosen.reason
-    return copy
 
 
 def _refuse_read_only(to: End) -> None:

@@ -26,6 +26,24 @@ class CopyPath(StrEnum):
     PLAIN = "plain"  #: the vendor's own copy of pageable memory, for which the caller waits
 
 
+class Reason(StrEnum):
+    """Why bytes take their path, for programs; `Plan.reason` says it for people."""
+
+    LOCKED = "locked"  #: the host's memory is locked
+    ON_DEVICE = "on device"  #: both ends are memory of one device
+    CONNECTED = "connected"  #: one device copies to another itself
+    NOT_CONNECTED = "not connected"  #: two devices cannot reach each other
+    LARGE = "large"  #: pageable, and worth staging
+    SMALL = "small"  #: pageable, and the vendor's own copy is as fast
+    NO_VALUES = "no values"  #: pageable, and the queue cannot wait for values, so it cannot stage
+    ONE_THREAD = "one thread"  #: pageable, and one thread stages no faster than the vendor copies
+    IN_HOST = "in host"  #: both ends are the host's
+    REPEATED = "repeated"  #: copied often, and now locked for good
+    KERNEL = "kernel"  #: of a batch: a kernel of the device moves them
+    ENGINES = "engines"  #: of a batch: the copy engines move them
+    PAGEABLE = "pageable"  #: of a batch: threads gather or scatter them
+
+
 class Step(NamedTuple):
     """A part of a copy: `size` bytes from address `src` to `dst`, on one path."""
 
@@ -48,6 +66,8 @@ class Plan:
         Of the copy; of one with several parts the slowest among them.
     reason : str
         Why this path.
+    reason_code : Reason
+        The same as a value to compare with.
     steps : tuple of Step
         In order; their borders are those of locks and of pieces, across which no vendor copies.
     to_device : bool or None
@@ -56,6 +76,7 @@ class Plan:
 
     path: CopyPath
     reason: str
+    reason_code: Reason
     steps: tuple[Step, ...]
     to_device: bool | None
 
@@ -66,7 +87,8 @@ class Plan:
 
     def as_locked(self) -> Plan:
         """The same copy of a range that has just been locked for good."""
-        return replace(self, path=CopyPath.LOCK, reason="the host's memory is copied often and now locked for good")
+        reason = "the host's memory is copied often and now locked for good"
+        return replace(self, path=CopyPath.LOCK, reason=reason, reason_code=Reason.REPEATED)
 
     def __str__(self) -> str:
         size = sum(step.size for step in self.steps)
@@ -98,7 +120,7 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
         return _between_devices(to, origin, size)
     if to.device is None and origin.device is None:
         reason = "both ends are host memory, so a thread of the host copies"
-        return Plan(CopyPath.PLAIN, reason, (Step(to.ptr, origin.ptr, size, CopyPath.PLAIN),), None)
+        return Plan(CopyPath.PLAIN, reason, Reason.IN_HOST, (Step(to.ptr, origin.ptr, size, CopyPath.PLAIN),), None)
     to_device = to.device is not None
     host = origin.ptr if to_device else to.ptr
     parts = _parts(pinned_map(device), device, host, size, costs.least_worth_a_look(to_device))
@@ -113,7 +135,7 @@ def plan(to: End, origin: End, size: int, device: MemoryDevice, *, stages: bool)
             path = CopyPath.PLAIN
         steps.append(Step(to.ptr + offset, origin.ptr + offset, part.size, path))
     path = slowest(step.path for step in steps)
-    return Plan(path, _reason(parts, steps, path, stages, to_device), tuple(steps), to_device)
+    return Plan(path, *_reason(parts, steps, path, stages, to_device), tuple(steps), to_device)
 
 
 def _between_devices(to: End, origin: End, size: int) -> Plan:
@@ -121,11 +143,12 @@ def _between_devices(to: End, origin: End, size: int) -> Plan:
     assert origin.device is not None
     step = Step(to.ptr, origin.ptr, size, CopyPath.DIRECT)
     if to.device is origin.device:
-        return Plan(CopyPath.DIRECT, f"both ends are memory of {to.device.name}", (step,), None)
+        return Plan(CopyPath.DIRECT, f"both ends are memory of {to.device.name}", Reason.ON_DEVICE, (step,), None)
     if origin.device.connection(to.device) is MemoryConnection.NONE:
         reason = f"{to.device.name} and {origin.device.name} are not connected, so it goes through the host"
-        return Plan(CopyPath.STAGED, reason, (step._replace(path=CopyPath.STAGED),), None)
-    return Plan(CopyPath.DIRECT, f"{origin.device.name} copies to {to.device.name} itself", (step,), None)
+        return Plan(CopyPath.STAGED, reason, Reason.NOT_CONNECTED, (step._replace(path=CopyPath.STAGED),), None)
+    reason = f"{origin.device.name} copies to {to.device.name} itself"
+    return Plan(CopyPath.DIRECT, reason, Reason.CONNECTED, (step,), None)
 
 
 def _parts(on: PinnedMap, device: MemoryDevice, ptr: int, size: int, least: int) -> list[_Part]:
@@ -178,18 +201,18 @@ def too_small(to_device: bool, what: str = "the host's memory is pageable") -> s
     return f"{what}; the vendor's copy is as fast below {costs.stage_from(to_device)} bytes"
 
 
-def _reason(parts: list[_Part], steps: list[Step], path: CopyPath, stages: bool, to_device: bool) -> str:
+def _reason(parts: list[_Part], steps: list[Step], path: CopyPath, stages: bool, to_device: bool) -> tuple[str, Reason]:
     pageable = [part for part in parts if not part.locked]
     pieces = f", in {len(parts)} parts at the borders of locks" if len(parts) > 1 else ""
     if not pageable:
-        return f"the host's memory is locked{pieces}"
+        return f"the host's memory is locked{pieces}", Reason.LOCKED
     plain = [step.size for step in steps if step.path is CopyPath.PLAIN]
     largest = max(plain or [part.size for part in pageable])
     what = f"the host's memory is pageable{pieces}" if len(pageable) == len(parts) else f"some is pageable{pieces}"
     if path is CopyPath.STAGED:
-        return f"{what}; {largest} bytes are worth staging"
+        return f"{what}; {largest} bytes are worth staging", Reason.LARGE
     if largest < costs.stage_from(to_device):
-        return too_small(to_device, what)
+        return too_small(to_device, what), Reason.SMALL
     if not stages:
-        return f"{what}; this queue cannot wait for values, so it cannot stage"
-    return f"{what}; one thread stages no faster than the vendor copies"
+        return f"{what}; this queue cannot wait for values, so it cannot stage", Reason.NO_VALUES
+    return f"{what}; one thread stages no faster than the vendor copies", Reason.ONE_THREAD

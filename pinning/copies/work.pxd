@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint32_t, uint64_t
+from libcpp.vector cimport vector
 
 from pinning.copies.ends cimport End
 from pinning.map.pinned_map cimport Hold
+from pinning.plugin.native cimport VendorQueue
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Work
+from pinning.queues.staging cimport CStaged, Staging, StagingLimits
 
 
 cdef class Copy(Event):
@@ -33,6 +36,26 @@ cdef class DirectFill(Work):
     cdef uint32_t value
     cdef unsigned width
     cdef uint64_t count
+
+
+cdef struct PlannedStep:
+    uint64_t dst, src, size
+    Way way
+
+
+cdef class StepsCopy(Work):
+    """The steps of a plan."""
+
+    cdef vector[PlannedStep] steps
+    cdef vector[CStaged*] staged  # its own
+    cdef list held  # locks of the ranges that are copied directly
+    cdef End to, origin
+    cdef Staging staging  # None where nothing is to be staged
+    cdef StagingLimits limits
+    cdef bint early, direct
+    cdef bint refused  # no ring was to be had for a step
+
+    cdef int put(self, VendorQueue* queue, PlannedStep step) except -1 nogil
 
 
 cdef class PlannedCopy(Work):

@@ -55,9 +55,9 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         host
 
     cppclass CStaging "pinning::Staging":
-        unique_ptr[CStaged] copy_to_device(VendorQueue& queue, uint64_t there, uint64_t host, uint64_t size, bool early,
-                                           const StagingLimits& limits) except +raise_in_python
-        unique_ptr[CStaged] copy_to_host(VendorQueue& queue, uint64_t host, uint64_t there, uint64_t size,
+        unique_ptr[CStaged] copy_to_device(VendorQueue& queue, uint64_t device_ptr, uint64_t host, uint64_t size,
+                                           bool early, const StagingLimits& limits) except +raise_in_python
+        unique_ptr[CStaged] copy_to_host(VendorQueue& queue, uint64_t host, uint64_t device_ptr, uint64_t size,
                                          const StagingLimits& limits) except +raise_in_python
         unique_ptr[CStaged] copy_in_host(VendorQueue& queue, uint64_t dst, uint64_t src, uint64_t size,
                                          const StagingLimits& limits) except +raise_in_python

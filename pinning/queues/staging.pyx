@@ -5,7 +5,6 @@
 
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
-from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 
 from pinning.map.adapters cimport native_queue, vendor_of
@@ -97,43 +96,8 @@ cdef class Staging:
         face.staged = staged
         return face
 
-    def copy_to_device(self, queue, uint64_t there, uint64_t host, uint64_t size, costs, cbool early=False):
-        """Copy pageable memory. None where there is no pinned memory to do it with, or the queue waits for no values.
-
-        `early`: the bytes may be read before the copy's turn, for nothing that is submitted already writes them.
-
-        Raises
-        ------
-        VendorError
-            The vendor refused a step. What was submitted before it is done by then.
-        """
-        cdef NativeQueue native = native_queue(queue)
-        cdef StagingLimits limits = limits_of(costs)
-        cdef unique_ptr[CStaged] staged
-        with nogil:
-            staged = self.staging.copy_to_device(dereference(native.vendor), there, host, size, early, limits)
-        return self.wrap(staged.release())
-
-    def copy_to_host(self, queue, uint64_t host, uint64_t there, uint64_t size, costs):
-        """The other way."""
-        cdef NativeQueue native = native_queue(queue)
-        cdef StagingLimits limits = limits_of(costs)
-        cdef unique_ptr[CStaged] staged
-        with nogil:
-            staged = self.staging.copy_to_host(dereference(native.vendor), host, there, size, limits)
-        return self.wrap(staged.release())
-
-    def copy_in_host(self, queue, uint64_t dst, uint64_t src, uint64_t size, costs):
-        """Copy within the host's memory, in the queue's turn; the ranges may overlap. Raises as `copy_to_device`."""
-        cdef NativeQueue native = native_queue(queue)
-        cdef StagingLimits limits = limits_of(costs)
-        cdef unique_ptr[CStaged] staged
-        with nogil:
-            staged = self.staging.copy_in_host(dereference(native.vendor), dst, src, size, limits)
-        return self.wrap(staged.release())
-
     def signal(self, queue):
-        """A signal that is given when the queue comes to it. Raises as `copy_to_device`."""
+        """A signal that is given when the queue comes to it. Raises what the queue does."""
         cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
         with nogil:

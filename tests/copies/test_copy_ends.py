@@ -25,7 +25,7 @@ from exchange_tensors import ByCapsule, ByMethods, Older, Tensor
 from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
-from pinning.copies import costs
+from pinning.copies import Reason, costs
 
 SIZE = 1000
 
@@ -159,7 +159,8 @@ def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queu
         lock = pinning.lock(end, device=device) if locked else None
         copy = pinning.copy(there, end, queue=queue)
         assert copy.path == ("direct" if locked else "plain")
-        assert pinning.explain(there, end, queue=queue).reason == copy.reason
+        plan = pinning.explain(there, end, queue=queue)
+        assert (plan.reason, plan.reason_code) == (copy.reason, Reason.LOCKED if locked else Reason.SMALL)
         assert bytes_at(there.ptr, SIZE) == array.tobytes()
         pinning.fill(there, 7, queue=queue).wait()
         pinning.copy(end, there, queue=queue)
@@ -498,20 +499,22 @@ def early(device: FakeMemoryDevice, queue: pinning.Queue, array: Any, **how: Any
     """Whether a copy of pageable memory that is submitted now may read it at once."""
     seen: list[bool] = []
     module = sys.modules["pinning.copies.copy"]
-    submit = module.submit
+    submit_plan = module.submit_plan
 
-    def look(plan: Any, device: Any, vendor: Any, held: Any, early: bool) -> Any:
+    def look(
+        queue: pinning.Queue, plan: Any, to: Any, origin: Any, size: int, waits: Any, held: Any, early: bool
+    ) -> Any:
         seen.append(early)
-        return plan.path, plan.reason
+        return queue.submit(None, waits)
 
-    module.submit = look  # type: ignore[attr-defined]
+    module.submit_plan = look  # type: ignore[attr-defined]
     try:
         with pinning.alloc(array.nbytes, device=device) as there:
             pinning.copy_async(there, array, queue=queue, **how)
             device.release()
             queue.poll()
     finally:
-        module.submit = submit  # type: ignore[attr-defined]
+        module.submit_plan = submit_plan  # type: ignore[attr-defined]
     return seen == [True]
 
 

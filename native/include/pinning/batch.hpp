@@ -16,7 +16,7 @@
 namespace pinning {
 
 /// Whose memory an address is, and the range around it for which the same holds.
-struct Place {
+struct MemoryRange {
   enum class Kind : std::uint8_t { device, locked, pageable };
 
   Address start, end;
@@ -31,14 +31,14 @@ struct Place {
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
 };
 
-/// The places that one batch of copies has met. Each locked region is held from then on, so that no unlock takes it away
+/// The ranges that one batch of copies has met. Each locked region is held from then on, so that no unlock takes it away
 /// under the copies; the vendor is asked once for each range that the map does not know.
-class Places {
+class MemoryRanges {
  public:
-  Places(PinnedMap& map, VendorDevice& device) : map_(map), device_(device) {}
-  Places(Places const&) = delete;
-  /// Gives up what it holds. Nobody is there to hear of a vendor that refuses; its region stays, for `unlock` to try.
-  ~Places() {
+  MemoryRanges(PinnedMap& map, VendorDevice& device) : map_(map), device_(device) {}
+  MemoryRanges(MemoryRanges const&) = delete;
+  /// Gives up what it holds. A destructor reports no vendor that refuses; its region stays, for `unlock` to try.
+  ~MemoryRanges() {
     for (Hold const& hold : holds_) {
       try {
         map_.unlock(hold);
@@ -47,33 +47,34 @@ class Places {
     }
   }
 
-  /// The place of `ptr`, of which no byte from `limit` on matters. Throws what the vendor throws.
-  Place of(Address ptr, Address limit) {
-    auto const after = std::upper_bound(places_.begin(), places_.end(), ptr,
-                                        [](Address each, Place const& place) { return each < place.start; });
-    if (after != places_.begin() && std::prev(after)->holds(ptr)) return *std::prev(after);
-    Place const found = look_up(ptr, limit);
-    if (found.kind == Place::Kind::pageable) return found;  // too many, and each for one item only
-    return *places_.insert(after, found);
+  /// The range of `ptr`, of which no byte from `limit` on matters. Throws what the vendor throws.
+  MemoryRange of(Address ptr, Address limit) {
+    auto const after = std::upper_bound(ranges_.begin(), ranges_.end(), ptr,
+                                        [](Address address, MemoryRange const& range) { return address < range.start; });
+    if (after != ranges_.begin() && std::prev(after)->holds(ptr)) return *std::prev(after);
+    MemoryRange const range = look_up(ptr, limit);
+    if (range.kind == MemoryRange::Kind::pageable) return range;  // too many, and each for one item only
+    return *ranges_.insert(after, range);
   }
 
  private:
-  Place look_up(Address ptr, Address limit) {
+  MemoryRange look_up(Address ptr, Address limit) {
     while (auto const region = map_.find_registered(ptr)) {
       if (region->external && !region->registered) break;  // it may have been unpinned: the vendor knows
       holds_.reserve(holds_.size() + 1);
       if (auto const hold = map_.try_lock(ptr, 1)) {
         holds_.push_back(*hold);
-        return {region->start, region->start + region->size, Place::Kind::locked, region->device_ptr, region->piece};
+        Address const end = region->start + region->size;
+        return {region->start, end, MemoryRange::Kind::locked, region->device_ptr, region->piece};
       }
     }
     map_.drain_invalidations();  // else the vendor takes memory for locked that has left
     if (auto const info = device_.memory_info(ptr)) {
       if (info->kind != MemoryKind::host) {
-        return {info->base, info->base + info->size, Place::Kind::device, info->base, info->size};
+        return {info->base, info->base + info->size, MemoryRange::Kind::device, info->base, info->size};
       }
       if (auto const pinned = device_.is_pinned(ptr)) {
-        return {pinned->base, pinned->base + pinned->size, Place::Kind::locked, pinned->device_ptr, pinned->size};
+        return {pinned->base, pinned->base + pinned->size, MemoryRange::Kind::locked, pinned->device_ptr, pinned->size};
       }
     }
     Address end = limit;
@@ -85,12 +86,12 @@ class Places {
       // It grows: while a piece of it is being locked no copy may cross into what is locked by then.
       end = std::min(end, region.start + ((ptr - region.start) / region.piece + 1) * region.piece);
     }
-    return {ptr, end, Place::Kind::pageable};
+    return {ptr, end, MemoryRange::Kind::pageable};
   }
 
   PinnedMap& map_;
   VendorDevice& device_;
-  std::vector<Place> places_;  // ascending, none overlaps another
+  std::vector<MemoryRange> ranges_;  // ascending, none overlaps another
   std::vector<Hold> holds_;
 };
 
@@ -120,8 +121,8 @@ struct Parts {
 class Sorter {
  public:
   /// `largest_by_kernel`: bytes of an item; larger ones go by the copy engines. 0: the device has no kernel.
-  Sorter(Places& dst_places, Places& src_places, std::uint64_t largest_by_kernel, Parts& parts)
-      : dst_places_(dst_places), src_places_(src_places), largest_by_kernel_(largest_by_kernel), parts_(parts) {}
+  Sorter(MemoryRanges& dst_ranges, MemoryRanges& src_ranges, std::uint64_t largest_by_kernel, Parts& parts)
+      : dst_ranges_(dst_ranges), src_ranges_(src_ranges), largest_by_kernel_(largest_by_kernel), parts_(parts) {}
 
   /// Throws InvalidRange, which names the item, for a range that is none or runs out of a device's memory, or what the
   /// vendor throws; what was sorted before stays.
@@ -130,7 +131,7 @@ class Sorter {
     std::uint64_t const small = std::min(largest_by_kernel_, PartLists::part_bytes);
     for (std::uint64_t i = 0; i < items.count; ++i) {
       Part const item{items.dsts[i], items.srcs[i], items.sizes[i * items.size_step]};
-      // Most items lie wholly in the places of the item before: a pool of the host's and one of the device's.
+      // Most items lie wholly in the ranges of the item before: a pool of the host's and one of the device's.
       if (item.size - 1 < small && direct_ && dst_.holds(item.dst, item.size) && src_.holds(item.src, item.size)) {
         enter(item);
         parts_.by_kernel.push_back({dst_.device_ptr_of(item.dst), src_.device_ptr_of(item.src), item.size});
@@ -141,7 +142,7 @@ class Sorter {
   }
 
  private:
-  using Kind = Place::Kind;
+  using Kind = MemoryRange::Kind;
   static constexpr std::uint64_t most_bytes = ~std::uint64_t{0} >> 1;  // so that no sum of sizes wraps
 
   void enter(Part const& item) noexcept {
@@ -185,8 +186,8 @@ class Sorter {
         size = std::min(size, PartLists::part_bytes);
         parts_.by_kernel.push_back({dst_.device_ptr_of(item.dst), src_.device_ptr_of(item.src), size});
       } else {
-        for (auto const& [place, at] : {std::pair(&dst_, item.dst), std::pair(&src_, item.src)}) {
-          if (place->piece != 0) size = std::min(size, place->piece - (at - place->start) % place->piece);
+        for (auto const& [range, at] : {std::pair(&dst_, item.dst), std::pair(&src_, item.src)}) {
+          if (range->piece != 0) size = std::min(size, range->piece - (at - range->start) % range->piece);
         }
         parts_.by_engine.push_back({item.dst, item.src, size});
       }
@@ -197,17 +198,17 @@ class Sorter {
   /// Makes `dst_` and `src_` those of the item's first bytes.
   void look(Part const& item) {
     if (dst_.holds(item.dst) && src_.holds(item.src)) return;
-    if (!dst_.holds(item.dst)) dst_ = dst_places_.of(item.dst, item.dst + item.size);
-    if (!src_.holds(item.src)) src_ = src_places_.of(item.src, item.src + item.size);
+    if (!dst_.holds(item.dst)) dst_ = dst_ranges_.of(item.dst, item.dst + item.size);
+    if (!src_.holds(item.src)) src_ = src_ranges_.of(item.src, item.src + item.size);
     bool const one_is_device = dst_.kind == Kind::device || src_.kind == Kind::device;
     direct_ = one_is_device && dst_.kind != Kind::pageable && src_.kind != Kind::pageable;
   }
 
-  Places& dst_places_;
-  Places& src_places_;
+  MemoryRanges& dst_ranges_;
+  MemoryRanges& src_ranges_;
   std::uint64_t const largest_by_kernel_;
   Parts& parts_;
-  Place dst_{}, src_{};  // where the last part was
+  MemoryRange dst_{}, src_{};  // where the last part was
   bool direct_ = false;  // whether the device reaches both
 };
 
@@ -244,7 +245,7 @@ class Batch {
 
   Staging& staging_;
   BatchLimits const limits_;
-  Places dst_places_, src_places_;
+  MemoryRanges dst_ranges_, src_ranges_;
   Parts parts_;
   std::vector<std::unique_ptr<Staged>> staged_;  // goes first
   std::uint64_t plain_ = 0, plain_bytes_ = 0;

@@ -52,13 +52,13 @@ class Staging {
  public:
   virtual ~Staging() = default;
 
-  /// Copies between pageable memory at `host` and memory that the queue copies to or from, at `there`. Null where there
-  /// is no pinned memory to be had. `early`: the bytes at `host` may be read before the copy's turn, because nothing that
+  /// Copies between pageable memory at `host` and memory that the queue copies to or from, at `device_ptr`. Null where
+  /// there is no pinned memory to be had. `early`: the bytes at `host` may be read before the copy's turn, because nothing that
   /// is submitted already writes them (CUDA's srcAccessOrder "any", rather than "stream"). Throws what the queue throws;
   /// what was submitted is over then.
-  virtual std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address there, Address host, std::uint64_t size,
+  virtual std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
                                                  bool early, StagingLimits const& limits) = 0;
-  virtual std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address there, std::uint64_t size,
+  virtual std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address device_ptr, std::uint64_t size,
                                                StagingLimits const& limits) = 0;
   /// Copies the parts of a batch as one, by the same threads: from pageable memory at `src` to the device, to pageable
   /// memory at `dst`, or within the host's. Null, and throws, as those.
@@ -83,7 +83,7 @@ class Staging {
   /// Null where that was given already.
   virtual std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) = 0;
 
-  /// A block of a ring, for whoever copies through it in its own way; null where there is none.
+  /// A block of a ring, for a caller that copies through it in its own way; null where there is none.
   struct Block {
     virtual ~Block() = default;
     Address ptr;
