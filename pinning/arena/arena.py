@@ -141,7 +141,7 @@ class Arena(Space):
         self._huge_pages = huge_pages is not False
         self.numa_node = _node(numa_node, self.devices)
         self._home = self.devices[0] if self.devices else device_of_name("host")
-        # For what changes its parts and what ends it: of two threads that close it, one may be interrupted and begin anew.
+        # For its parts and its end: of two threads that close it, one may be interrupted and lock it anew.
         self._changing = threading.RLock()
         self._parts: list[Ready] = []
         first, last = self.part.start, self.part.stop

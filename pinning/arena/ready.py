@@ -153,7 +153,7 @@ class Ready:
         finally:
             if not self.locked:
                 for pending in taken:
-                    with suppress(Exception):  # what the vendor refuses to undo is half unlocked, and closing tries again
+                    with suppress(Exception):  # half unlocked then: closing it tries again
                         pending.cancel()
             self._last.set()
             self.over.set()
