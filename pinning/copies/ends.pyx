@@ -116,19 +116,27 @@ cdef End resolve_end(object buffer, object preferred):
     if owner is None:  # a pair of other integers
         return at_address(memory.ptr, preferred, memory.size)
     if not memory.contiguous:
-        raise InvalidRangeError(f"the bytes of this {type(buffer).__name__} do not follow one another: copy a contiguous "
-                                "array, or use copy_2d_async")
-    if memory.may_refer and refers(buffer):
-        raise TypeError(f"this {type(buffer).__name__} holds Python objects, and its bytes are references, which are "
-                        "not to be copied; convert it first, as by astype")
+        raise scattered(buffer)
+    if memory.may_refer:
+        refuse_references(buffer)
     device = None if memory.device_type == 1 else device_of(buffer, &memory, preferred)
     return new_end(memory.ptr, memory.size, device, memory.read_only == 1, owner)
 
 
-cdef bint refers(object buffer):
+cdef int refuse_references(object buffer) except -1:
     if isinstance(buffer, memoryview):
-        return "O" in (<object>buffer).format
-    return getattr(getattr(buffer, "dtype", None), "hasobject", False)
+        refers = "O" in (<object>buffer).format
+    else:
+        refers = getattr(getattr(buffer, "dtype", None), "hasobject", False)
+    if refers:
+        raise TypeError(f"this {type(buffer).__name__} holds Python objects, and its bytes are references, which are "
+                        "not to be copied; convert it first, as by astype")
+    return 0
+
+
+cdef object scattered(object buffer):
+    return InvalidRangeError(f"the bytes of this {type(buffer).__name__} do not follow one another: copy a contiguous "
+                             "array, or use copy_2d_async")
 
 
 cdef End of_allocation(Allocation allocation):

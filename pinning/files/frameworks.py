@@ -12,8 +12,8 @@ import numpy
 from pinning.arrays.array import DeviceArray
 from pinning.arrays.create import device_array
 from pinning.arrays.exchange import dlpack_device
-from pinning.errors import FileFormatError, InvalidRangeError
-from pinning.files.header import TensorInfo
+from pinning.errors import InvalidRangeError
+from pinning.files.header import TensorInfo, numpy_dtype_of
 from pinning.files.of_cupy import Cupy
 from pinning.files.of_torch import Torch
 from pinning.interop.dlpack import make_capsule
@@ -47,7 +47,7 @@ class Pinning:
         self._device = device
 
     def check(self, tensor: TensorInfo) -> None:
-        _numpy_dtype(tensor)
+        numpy_dtype_of(tensor)
 
     def allocate(self, nbytes: int) -> DeviceArray:
         return device_array(nbytes, numpy.uint8, device=self._device)
@@ -57,10 +57,10 @@ class Pinning:
 
     def view(self, memory: DeviceArray, at: int, tensor: TensorInfo) -> Any:
         part: DeviceArray = memory[at : at + tensor.nbytes]
-        return part.view(_numpy_dtype(tensor)).reshape(tensor.shape)
+        return part.view(numpy_dtype_of(tensor)).reshape(tensor.shape)
 
     def empty(self, tensor: TensorInfo) -> Any:
-        return device_array(tensor.shape, _numpy_dtype(tensor), device=self._device)
+        return device_array(tensor.shape, numpy_dtype_of(tensor), device=self._device)
 
 
 class DLPackTensor:
@@ -126,7 +126,7 @@ class Numpy:
             raise InvalidRangeError(f"NumPy has no arrays on {device.name}; give device='host', or another framework")
 
     def check(self, tensor: TensorInfo) -> None:
-        _numpy_dtype(tensor)
+        numpy_dtype_of(tensor)
 
     def allocate(self, nbytes: int) -> Any:
         memory = numpy.empty(nbytes + 15, numpy.uint8)
@@ -137,10 +137,10 @@ class Numpy:
         return int(memory.ctypes.data)
 
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
-        return memory[at : at + tensor.nbytes].view(_numpy_dtype(tensor)).reshape(tensor.shape)
+        return memory[at : at + tensor.nbytes].view(numpy_dtype_of(tensor)).reshape(tensor.shape)
 
     def empty(self, tensor: TensorInfo) -> Any:
-        return numpy.empty(tensor.shape, _numpy_dtype(tensor))
+        return numpy.empty(tensor.shape, numpy_dtype_of(tensor))
 
 
 _FRAMEWORKS: dict[str, Callable[[MemoryDevice], Framework]] = {
@@ -167,13 +167,3 @@ def framework_of(name: str | None, device: MemoryDevice) -> Framework:
     if name not in _FRAMEWORKS:
         raise InvalidRangeError(f"there is no framework {name!r}; those known are {', '.join(_FRAMEWORKS)}")
     return _FRAMEWORKS[name](device)
-
-
-def _numpy_dtype(tensor: TensorInfo) -> numpy.dtype[Any]:
-    dtype = DTYPES[tensor.dtype].numpy
-    if dtype is None:
-        raise FileFormatError(
-            f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which NumPy has not: give framework='torch', or "
-            "'dlpack' for tensors of any dtype"
-        )
-    return numpy.dtype(dtype)

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import numpy
+
 from pinning.errors import FileFormatError, LayoutError
 from pinning.interop.dtypes import DTYPES
 
@@ -31,6 +33,17 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
     begin: int
     nbytes: int
+
+
+def numpy_dtype_of(tensor: TensorInfo, library: str = "NumPy") -> numpy.dtype[Any]:
+    """For a library with NumPy's dtypes. Raises FileFormatError where they lack the tensor's."""
+    dtype = DTYPES[tensor.dtype].numpy
+    if dtype is None:
+        raise FileFormatError(
+            f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which {library} has not: give framework='torch', "
+            "or 'dlpack' for tensors of any dtype"
+        )
+    return numpy.dtype(dtype)
 
 
 class Header(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinning.errors import FileFormatError, InvalidRangeError
-from pinning.files.header import TensorInfo
-from pinning.interop.dtypes import DTYPES
+from pinning.errors import InvalidRangeError
+from pinning.files.header import TensorInfo, numpy_dtype_of
 from pinning.plugin import Device
 
 
@@ -28,11 +27,7 @@ class Cupy:
         self._device = cupy.cuda.Device(int(index or 0))
 
     def check(self, tensor: TensorInfo) -> None:
-        if DTYPES[tensor.dtype].numpy is None:
-            raise FileFormatError(
-                f"the tensor {tensor.name!r} is of dtype {tensor.dtype}, which CuPy has not: give framework='torch', "
-                "or 'dlpack' for tensors of any dtype"
-            )
+        numpy_dtype_of(tensor, "CuPy")
 
     def allocate(self, nbytes: int) -> Any:
         with self._device:
@@ -45,8 +40,8 @@ class Cupy:
 
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
         with self._device:
-            return memory[at : at + tensor.nbytes].view(DTYPES[tensor.dtype].numpy).reshape(tensor.shape)
+            return memory[at : at + tensor.nbytes].view(numpy_dtype_of(tensor)).reshape(tensor.shape)
 
     def empty(self, tensor: TensorInfo) -> Any:
         with self._device:
-            return self._cupy.empty(tensor.shape, DTYPES[tensor.dtype].numpy)
+            return self._cupy.empty(tensor.shape, numpy_dtype_of(tensor))

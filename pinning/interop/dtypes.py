@@ -68,13 +68,7 @@ STREAM_TYPES = (2, 10, 13)
 
 
 def dlpack_type(dtype: numpy.dtype[Any]) -> tuple[int, int]:
-    """DLPack's code and bits of a dtype of NumPy's.
-
-    Raises
-    ------
-    BufferError
-        DLPack has none for it.
-    """
+    """DLPack's code and bits of a dtype of NumPy's. Raises BufferError where it has none."""
     code = _CODES.get(dtype.kind)
     foreign = dtype.byteorder == (">" if sys.byteorder == "little" else "<")
     if code is None or foreign:
@@ -83,13 +77,7 @@ def dlpack_type(dtype: numpy.dtype[Any]) -> tuple[int, int]:
 
 
 def numpy_dtype(code: int, bits: int, lanes: int) -> numpy.dtype[Any]:
-    """The dtype of NumPy's for an element type of DLPack's.
-
-    Raises
-    ------
-    PinningError
-        NumPy has none for it.
-    """
+    """The dtype of NumPy's for an element type of DLPack's. Raises PinningError where it has none."""
     kind = _KINDS.get(code)
     if kind is None or lanes != 1 or bits % 8:
         raise PinningError(f"NumPy has no dtype of DLPack's code {code}, {bits} bits, {lanes} lanes")

@@ -48,26 +48,15 @@ cdef dict itemsizes = {}  # by NumPy's string for a dtype
 class HostBuffer(NamedTuple):
     """A range of host memory.
 
-    Attributes
-    ----------
-    ptr : int
-        Address of the lowest byte.
-    size : int
-        Bytes, at least 1.
-    read_only : bool or None
-        Whether the object forbids writing; None when it does not say.
-    owner : object
-        As long as this is referenced the object stays alive, and one with the buffer protocol can be neither resized
-        nor closed. None for an ``(address, size)`` pair, whose memory the caller keeps.
-    contiguous : bool
-        Whether these are the object's bytes and no others, from the first to the last.
+    As long as `owner` is referenced the object stays alive, and one with the buffer protocol can be neither resized nor
+    closed; it is None for an ``(address, size)`` pair, whose memory the caller keeps.
     """
 
-    ptr: int
-    size: int
-    read_only: object
+    ptr: int  # of the lowest byte
+    size: int  # in bytes, at least 1
+    read_only: object  # whether it forbids writing; None when it does not say
     owner: object
-    contiguous: bool = True
+    contiguous: bool = True  # whether these are the object's bytes and no others, from the first to the last
 
 
 class ArrayMemory(NamedTuple):
@@ -126,33 +115,15 @@ cdef object memory_of(object buffer, Kind kind, object size, bint any_device, By
             return buffer
     if any_device and (kind.interface or not kind.buffer) and of_interface(buffer, kind, memory):
         return buffer
-    if kind.buffer or (kind.address and PyObject_CheckBuffer(buffer)):
+    if kind.buffer:
         try:
-            return checked_export(buffer, buffer, memory)
-        except TypeError:
-            pass  # it does not export this one; the others follow
-    if isinstance(buffer, POINTERS):
-        raise TypeError(f"{type(buffer).__name__} does not say how much it points to; pass a pair (address, size)")
-    if isinstance(buffer, tuple) and len(buffer) == 2:
-        set_range(memory, address(buffer[0]), integer(buffer[1], "size", SIZE))
-        return None
-    if is_shared_memory(buffer):
-        if buffer.buf is None:
-            raise InvalidRangeError(f"the SharedMemory {buffer.name!r} is closed")
-        return checked_export(buffer, buffer.buf, memory)
-    if hasattr(buffer, "__array_interface__"):
-        try:
-            array = numpy.asarray(buffer)
-        except (TypeError, ValueError) as error:
-            raise no_access(buffer, error) from error
-        return checked_export(buffer, array, memory)
-    if callable(getattr(buffer, "data_ptr", None)):
-        return of_data_ptr(buffer, size, any_device, memory)
-    if hasattr(buffer, "__dlpack_device__"):
-        return of_capsule(buffer, any_device, memory)
-    if hasattr(buffer, "__cuda_array_interface__"):
-        raise on_a_device(buffer, "it has __cuda_array_interface__")
-    raise TypeError(f"{type(buffer).__name__} is no buffer; pass {ACCEPTED}")
+            owner = export(buffer, memory)
+        except (TypeError, ValueError, BufferError):
+            pass  # another protocol has them, or else says what is wrong
+        else:
+            if is_range(memory.ptr, memory.size):
+                return owner
+    return by_other_protocols(buffer, size, any_device, memory)
 
 
 cdef object host_memory_of(object buffer, object size, Bytes* memory):
@@ -246,15 +217,7 @@ cdef class Export:
 
 
 cdef Export export(object buffer, Bytes* memory):
-    """By the buffer protocol; the size may be 0.
-
-    Raises
-    ------
-    TypeError
-        It has no buffer protocol.
-    ValueError, BufferError
-        It gives no access.
-    """
+    """By the buffer protocol; the size may be 0. TypeError: it has none. ValueError, BufferError: it gives no access."""
     cdef Export export = Export.__new__(Export)
     # Without a format, which NumPy cannot give for every dtype.
     PyObject_GetBuffer(buffer, &export.view, PyBUF_STRIDED_RO)
@@ -318,6 +281,37 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
     set_array(memory, ptr, interface["shape"], interface.get("strides"), itemsize, read_only)
     memory.device_type = 0
     return True
+
+
+cdef object by_other_protocols(object buffer, object size, bint any_device, Bytes* memory):
+    """By those that take longer; with an error that says what is wrong."""
+    if isinstance(buffer, POINTERS):
+        raise TypeError(f"{type(buffer).__name__} does not say how much it points to; pass a pair (address, size)")
+    if PyObject_CheckBuffer(buffer):
+        try:
+            return checked_export(buffer, buffer, memory)
+        except TypeError:
+            pass  # it does not export this one; the others follow
+    if isinstance(buffer, tuple) and len(buffer) == 2:
+        set_range(memory, address(buffer[0]), integer(buffer[1], "size", SIZE))
+        return None
+    if is_shared_memory(buffer):
+        if buffer.buf is None:
+            raise InvalidRangeError(f"the SharedMemory {buffer.name!r} is closed")
+        return checked_export(buffer, buffer.buf, memory)
+    if hasattr(buffer, "__array_interface__"):
+        try:
+            array = numpy.asarray(buffer)
+        except (TypeError, ValueError) as error:
+            raise no_access(buffer, error) from error
+        return checked_export(buffer, array, memory)
+    if callable(getattr(buffer, "data_ptr", None)):
+        return of_data_ptr(buffer, size, any_device, memory)
+    if hasattr(buffer, "__dlpack_device__"):
+        return of_capsule(buffer, any_device, memory)
+    if hasattr(buffer, "__cuda_array_interface__"):
+        raise on_a_device(buffer, "it has __cuda_array_interface__")
+    raise TypeError(f"{type(buffer).__name__} is no buffer; pass {ACCEPTED}")
 
 
 cdef Export checked_export(object buffer, object exporter, Bytes* memory):

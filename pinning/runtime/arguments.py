@@ -13,6 +13,7 @@ from typing import Any, SupportsIndex
 from pinning.errors import InvalidRangeError
 
 MOST_BYTES = sys.maxsize
+_BYTES = "the number of bytes"
 _LONGEST = 80  # characters of a value in an error
 
 
@@ -25,7 +26,7 @@ def describe(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def integer(value: SupportsIndex, name: str, what: str = "the number of bytes") -> int:
+def integer(value: SupportsIndex, name: str, what: str = _BYTES) -> int:
     """An integer of any type.
 
     Raises
@@ -42,13 +43,9 @@ def integer(value: SupportsIndex, name: str, what: str = "the number of bytes") 
 
 
 def byte_count(
-    value: SupportsIndex,
-    name: str = "nbytes",
-    least: int = 1,
-    what: str = "the number of bytes",
-    most: int = MOST_BYTES,
+    value: SupportsIndex, name: str = "nbytes", least: int = 1, what: str = _BYTES, most: int = MOST_BYTES
 ) -> int:
-    """A number of bytes between `least` and `most`, which is more than any memory or file has.
+    """A number of bytes between `least` and `most`: by default as many as any memory or file can have.
 
     Raises
     ------
