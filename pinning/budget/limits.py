@@ -26,7 +26,7 @@ class Budget(NamedTuple):
     used : int
         Locked, or being locked, by the maps of all devices, with what is idle. What two devices lock counts twice.
     idle : int
-        Of `used`: registered with a vendor though nobody has a lock of it; it gives way.
+        Of `used`: in the registration cache, without a lock; it gives way.
     external : int
         Pinned by others, as far as it is in the maps; it counts against the limit too.
     idle_limit : int or None
@@ -62,9 +62,9 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
     idle : bool or int, optional
         Whether, or for how many bytes, a buffer that is unlocked stays registered: the next lock of it, or of a part of
         it, makes no vendor call. By default a call with a limit switches it on; until then it is off. What is idle is
-        given back, the longest idle first, when a lock finds no room, when memory is short, by `give_back_idle`, and
-        soon after its owner is dropped. Only whole buffers whose memory cannot go are kept: NumPy arrays, bytes,
-        bytearrays and mappings, which can then be neither resized nor closed until they are given back
+        given back, the least recently used first, when a lock finds no room, when memory is short, by
+        `give_back_idle`, and soon after its owner is dropped. Only whole buffers whose memory cannot go are kept: NumPy
+        arrays, bytes, bytearrays and mappings, which can then be neither resized nor closed until they are given back
         (docs/semantics.md).
 
     Returns
@@ -94,7 +94,7 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
 
 
 def give_back_idle(nbytes: int | None = None) -> int:
-    """Unlock what is registered though nobody has a lock of it, the longest idle first.
+    """Unlock what is in the registration cache, the least recently used first.
 
     Parameters
     ----------
