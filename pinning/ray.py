@@ -90,14 +90,14 @@ def put(array: Any) -> ray.ObjectRef:
     TypeError
         It is no such array.
     """
-    there = arrays.as_device_array(array)
-    here = arrays.pinned_array(there.shape, there.dtype, device=there.device)
-    there.copy_to_host(here)
-    return ray.put(here)
+    source = arrays.as_device_array(array)
+    pinned = arrays.pinned_array(source.shape, source.dtype, device=source.device)
+    source.copy_to_host(pinned)
+    return ray.put(pinned)
 
 
 def _device_of_worker() -> Device | None:
     if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         return None
-    found = default_device()
-    return None if is_host(found) else found
+    device = default_device()
+    return None if is_host(device) else device

@@ -26,7 +26,7 @@ class Budget(NamedTuple):
     used : int
         Locked, or being locked, by the maps of all devices, including idle regions. What two devices lock counts twice.
     idle : int
-        The part of `used` that is registered with a vendor without a lock; it is given back when room is needed.
+        The part of `used` in the registration cache, without a lock; it is given back when room is needed.
     external : int
         Pinned by other libraries, as far as it is in the maps; it counts against the limit too.
     idle_limit : int or None

@@ -2,7 +2,7 @@
 """Objects of a store that several processes share, such as Ray's: each is locked in the background when it is used.
 
 The store is one mapping of shared memory, where objects are made, used and deleted, and others come to their place.
-Each is locked whole and by itself, so that no copy of an object crosses the border of a lock, and what nobody uses is
+Each is locked whole and by itself, so that no copy of an object crosses the border of a lock, and what is not used is
 not brought into memory.
 
 A copy from locked memory goes on when its call has returned, where one from pageable memory would be done with the
@@ -86,7 +86,7 @@ class ObjectLocks:
         Returns
         -------
         sequence of buffers
-            The same parts. The object is kept as long as somebody has one of these, and then until the device has done
+            The same parts. The object is kept as long as any of these is, and then until the device has done
             its work.
         """
         try:
@@ -118,7 +118,7 @@ class ObjectLocks:
             return None
         if self._device_to_lock_for() is None or not (registered or _is_mapped(start, size, self._name)):
             return None
-        extent = made = _Extent(start, size, time.monotonic() + size / self._pace)
+        extent = new = _Extent(start, size, time.monotonic() + size / self._pace)
         extent.asked = registered
         with self._changing:
             at = self._overlapping(start, size)
@@ -127,7 +127,7 @@ class ObjectLocks:
             elif not (extent := self._extents[at][0]).is_at(start, size):
                 return None
             use = self._count(memory, extent)
-        if registered and extent is made:
+        if registered and extent is new:
             self._lock(extent)  # here and now, for no vendor is called
         return use
 
@@ -253,10 +253,10 @@ class _User:
         self._use, self._ended = use, ended
 
     def __del__(self) -> None:
-        self._ended.put(self._use)  # which waits for nobody
+        self._ended.put(self._use)  # which never waits
 
 
-class _Part:
+class _View:
     """Bytes of an object, and its user."""
 
     def __init__(self, start: int, size: int, readonly: bool, user: _User) -> None:
@@ -265,14 +265,14 @@ class _Part:
 
 
 def _views(parts: Sequence[object], user: _User) -> list[object]:
-    found: list[object] = []
+    views: list[object] = []
     for part in parts:
         view = memoryview(part)  # type: ignore[arg-type]
         if view.nbytes:
-            found.append(numpy.asarray(_Part(*range_of(part), view.readonly, user)).data)
+            views.append(numpy.asarray(_View(*range_of(part), view.readonly, user)).data)
         else:
-            found.append(part)
-    return found
+            views.append(part)
+    return views
 
 
 def _is_mapped(start: int, size: int, name: str) -> bool:

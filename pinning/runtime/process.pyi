@@ -15,9 +15,7 @@ class Subsystem(IntEnum):
     MEMORY = 3
     COPIES = 4
     QUEUES = 5
-    POOLS = 6
-    ARRAYS = 7
-    ARENAS = 8
+    ARENAS = 6
 
 class WeakRegistry(Generic[T]):
     def __init__(self) -> None: ...

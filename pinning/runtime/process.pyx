@@ -36,7 +36,7 @@ cdef extern from "<pthread.h>" nogil:
 
 T = TypeVar("T")
 
-SHORTEST, LONGEST = 0.005, 0.1  # seconds between two calls of what is looked after
+SHORTEST, LONGEST = 0.005, 0.1  # seconds, before what is looked after is called
 
 
 class Subsystem(IntEnum):
@@ -48,9 +48,7 @@ class Subsystem(IntEnum):
     MEMORY = 3
     COPIES = 4
     QUEUES = 5
-    POOLS = 6
-    ARRAYS = 7
-    ARENAS = 8
+    ARENAS = 6
 
 
 class WeakRegistry(Generic[T]):
@@ -70,7 +68,7 @@ cdef class Service:
     """A daemon thread, started when it is needed first, that calls what it is given as long as that asks for it."""
 
     cdef bytes name  # as the system shows it: of 15 letters at most
-    cdef object calls  # to begin with; a queue whose put is safe wherever the garbage collector strikes
+    cdef object calls  # that are new; a queue whose put is safe wherever the garbage collector strikes
     cdef dict due  # by function and arguments: when, and after which pause again. Of a thread that has ended it stays
     cdef unsigned generation
     cdef bint started
@@ -114,7 +112,7 @@ cdef class Service:
         try:
             while True:
                 function, arguments, pause = self.calls.get(timeout=timeout)
-                due[function, arguments] = 0.0, pause
+                due[function, arguments] = monotonic() + pause, min(2 * pause, LONGEST)
                 timeout = 0.0
         except Empty:
             pass
@@ -123,7 +121,7 @@ cdef class Service:
         cdef dict due = self.due
         now = monotonic()
         for call, (at, pause) in list(due.items()):
-            if self.ended or at > now + SHORTEST:  # what is due so soon is called with the others
+            if self.ended or at > now + pause / 8:  # what is due so soon is called with the others
                 continue
             del due[call]
             function, arguments = call
@@ -145,17 +143,10 @@ cdef list exit_handlers = []
 
 
 def look_after(function, *arguments, double pause=SHORTEST):
-    """Have a function called by another thread soon, and from time to time as long as it returns true.
+    """Have a function called by another thread after a pause in seconds, and again as long as it returns true.
 
-    Never waits. The function holds up no other for long. Nothing is called once the program exits, nor in a child of fork
-    what its parent looked after.
-
-    Parameters
-    ----------
-    function : callable
-    *arguments : object
-    pause : float, optional
-        Seconds between the first two calls; each pause is twice the last, up to `LONGEST`.
+    Never waits, and the function must not for long. Each pause is twice the last, up to `LONGEST`. Nothing is called once the program exits, nor in a child of fork what its parent
+    looked after.
     """
     looks.begin_anew()  # unless the handler of the fork has
     if not looks.ended:

@@ -34,7 +34,7 @@ def child(scene: str) -> str:
     """What a fresh Python prints that runs `scene`, with the C interface and 10000 bytes at hand."""
     program = (
         "import c_api, ctypes, os, pinning\nmemory = bytearray(10000)\n"
-        "ptr = pinning.interop.buffers.resolve(memory).ptr\n"
+        "ptr = pinning.interop.memory_of.host_buffer(memory).ptr\n"
     )
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     # Python 3.12 warns of any fork of a process with threads.
@@ -256,7 +256,7 @@ def memory() -> bytearray:
 
 
 def address(buffer: bytearray) -> int:
-    return pinning.interop.buffers.resolve(buffer).ptr
+    return pinning.interop.memory_of.host_buffer(buffer).ptr
 
 
 def test_python_first(memory: bytearray) -> None:
@@ -472,7 +472,7 @@ def too_much():
     native = c_api.Map("host:0")
     much = mmap.mmap(-1, 16 << 20)
     with pytest.raises(c_api.StatusError, match="RLIMIT_MEMLOCK allows 8388608 bytes") as refused:
-        native.lock(pinning.interop.buffers.resolve(much).ptr, 16 << 20)
+        native.lock(pinning.interop.memory_of.host_buffer(much).ptr, 16 << 20)
     assert refused.value.status == "PINNING_LOCK_LIMIT"
     assert native.regions() == []
 try:

@@ -151,17 +151,17 @@ def test_the_parts_begin_anew_and_end_in_order() -> None:
         import os
         from pinning.runtime.process import Subsystem, at_exit, at_fork
 
-        for subsystem in (Subsystem.POOLS, Subsystem.MAPS, Subsystem.QUEUES):
+        for subsystem in (Subsystem.ARENAS, Subsystem.MAPS, Subsystem.QUEUES):
             at_fork(subsystem, lambda subsystem=subsystem: print("child", subsystem.name, flush=True))
             at_exit(subsystem, lambda subsystem=subsystem: print("exit", subsystem.name, flush=True))
-        at_exit(Subsystem.ARRAYS, lambda: 1 / 0)
+        at_exit(Subsystem.COPIES, lambda: 1 / 0)
         if child := os.fork():
             assert os.waitpid(child, 0)[1] == 0
         else:
             os._exit(0)
     """)
     assert program.stdout.splitlines() == [
-        "child MAPS", "child QUEUES", "child POOLS", "exit POOLS", "exit QUEUES", "exit MAPS",
+        "child MAPS", "child QUEUES", "child ARENAS", "exit ARENAS", "exit QUEUES", "exit MAPS",
     ]  # fmt: skip
     assert (program.returncode, program.stderr) == (0, "")
 

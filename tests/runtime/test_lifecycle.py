@@ -396,7 +396,7 @@ def test_thousands_of_signals(once: str) -> None:
                 raise KeyboardInterrupt
 
         buffer = mmap.mmap(-1, 1 << 13)
-        at, pinned = pinning.interop.buffers.resolve(buffer).ptr, pinning.pinned_map("host")
+        at, pinned = pinning.interop.memory_of.host_buffer(buffer).ptr, pinning.pinned_map("host")
         for _ in range(3):
             {once}
         signal.signal(signal.SIGINT, handler)

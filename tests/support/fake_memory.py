@@ -124,7 +124,7 @@ class FakeMemoryDevice(FakeDevice):
         gc.collect()
         end = time.monotonic() + WAIT
         trim_staging()
-        while not self.lost and (self.queues_alive or self.allocated) and time.monotonic() < end:
+        while not self.lost and (self.queues_alive or self.allocated or self.events_alive) and time.monotonic() < end:
             time.sleep(0.001)  # dropped queues are given back by a thread
             trim_staging()
         assert self.wrong == []
