@@ -17,7 +17,7 @@ from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
 from pinning.copies.work import Copy, submit_planned
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.locking.devices import pinned_map
+from pinning.locking.devices import is_host, pinned_map
 from pinning.plugin import MemoryDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
@@ -70,7 +70,8 @@ def copy_batch_async(
         The numbers of items differ, or an item is empty, no range of memory, read only or runs out of its buffer; the
         message names it, and nothing is copied.
     PinningError
-        The engine is none of these, or the device has no kernel and one is asked for.
+        The engine is none of these, the device has no kernel and one is asked for, or a buffer is of another vendor's
+        device than the queue.
     VendorError
         The vendor refused. What was submitted before that is over by then.
     """
@@ -150,6 +151,7 @@ def copy_blocks(
     if to.size != origin.size:
         raise InvalidRangeError(f"there are {to.size} dst_indices and {origin.size} src_indices; give as many of each")
     on = on or _queue_of([end.device for end in ends])
+    _check_vendors([end.device for end in ends if end.device is not None], on)
     owners = tuple(end.owner for end in ends)
     return _submit(_Batch(to, origin, numpy.array([size], numpy.uint64), owners, on), engine, wait_for)
 
@@ -230,6 +232,7 @@ def _batch(dsts: Any, srcs: Any, sizes: Any, queue: object) -> _Batch:
     to, origin = _side("dst", dsts, preferred), _side("src", srcs, preferred)
     of_items = _sizes(sizes, to, origin)
     on = on or _queue_of([_first_device(side) for side in (to, origin)])
+    _check_vendors(to.devices + origin.devices, on)
     return _Batch(to.ptrs, origin.ptrs, of_items, to.owners + origin.owners, on)
 
 
@@ -239,12 +242,12 @@ class _Side(NamedTuple):
     ptrs: Addresses
     sizes: Addresses | None
     owners: tuple[object, ...]
-    device: MemoryDevice | None
+    devices: tuple[MemoryDevice, ...]
 
 
 def _side(name: str, ends: Any, preferred: Any) -> _Side:
     if isinstance(ends, numpy.ndarray):
-        return _Side(_integers(f"{name}s", ends), None, (), None)
+        return _Side(_integers(f"{name}s", ends), None, (), ())
     found = []
     for i, each in enumerate(ends):
         try:
@@ -256,8 +259,8 @@ def _side(name: str, ends: Any, preferred: Any) -> _Side:
         found.append(end)
     ptrs = numpy.array([end.ptr for end in found], numpy.uint64)
     known = numpy.array([_UNKNOWN if end.size is None else end.size for end in found], numpy.uint64)
-    device = next((end.device for end in found if end.device is not None), None)
-    return _Side(ptrs, known, tuple(end.owner for end in found if end.owner is not None), device)
+    devices = {id(end.device): end.device for end in found if end.device is not None}
+    return _Side(ptrs, known, tuple(end.owner for end in found if end.owner is not None), tuple(devices.values()))
 
 
 def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
@@ -337,7 +340,14 @@ def _blocks(name: str, pool: End, indices: Any, block_bytes: int) -> Addresses:
 
 
 def _first_device(side: _Side) -> MemoryDevice | None:
-    return side.device if side.sizes is not None else end_of(int(side.ptrs[0])).device
+    return next(iter(side.devices), None) if side.sizes is not None else end_of(int(side.ptrs[0])).device
+
+
+def _check_vendors(devices: Iterable[MemoryDevice], queue: Queue) -> None:
+    """Refuse memory of which the queue's device knows nothing: it would be taken for the host's."""
+    for device in devices:
+        if not is_host(device) and device.name.partition(":")[0] != queue.device.name.partition(":")[0]:
+            raise PinningError(f"{device.name} is of another vendor than {queue!r}: copy its items by copy_async")
 
 
 def _queue_of(devices: Sequence[MemoryDevice | None]) -> Queue:

@@ -21,12 +21,10 @@ from weakref import WeakKeyDictionary
 
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin.memory import MemoryKind
-from pinning.runtime import process
 from pinning.runtime.per_device import PerDevice
 
 cdef tuple KINDS = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED)
 _queues = WeakKeyDictionary()  # the adapters of queues that are not native
-_of_parents = []  # not destroyed in a fork
 
 
 @cython.final
@@ -89,12 +87,3 @@ cdef PythonRegistrar* add_registrar(CPinnedMap* map, object registrar, uint64_t 
 
 cdef bint is_in_device_call() noexcept nogil:
     return device_calls > 0
-
-
-def _after_fork_in_child():
-    global _queues
-    _of_parents.append(_queues)
-    _queues = WeakKeyDictionary()
-
-
-process.at_fork(process.Subsystem.QUEUES, _after_fork_in_child)

@@ -254,11 +254,6 @@ cdef class NativeDevice:
         with nogil:
             self.vendor.synchronize()
 
-    def synchronize_beside_captures(self):
-        """The same for threads that the program does not know of: ends no capture of a stream, and may take longer."""
-        with nogil:
-            self.vendor.synchronize_beside_captures()
-
     def make_queue(self):
         """A new in-order queue."""
         cdef unique_ptr[VendorQueue] made

@@ -125,13 +125,6 @@ cdef class Staging:
         block.ptr, block.nbytes = block.block.ptr, block.block.size
         return block
 
-    def trim(self):
-        """Give back what is idle; returns how many bytes."""
-        cdef uint64_t freed
-        with nogil:
-            freed = self.staging.trim()
-        return freed
-
     @property
     def empty(self):
         """Whether it has no pinned memory."""

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pinning
-from pinning import InvalidRangeError, PinningError
+from fake_memory import FakeMemoryDevice, FakeQueue
+from pinning import InvalidRangeError, PinningError, VendorError
 from pinning.copies import Reason, costs
 
 SIZE = 64 << 10
@@ -226,3 +227,44 @@ def test_what_a_batch_does_not_write_may_be_read_early(queue: pinning.Queue, mon
         pinning.copy_async(there, array, array.nbytes, queue=queue)
         queue.synchronize()
     assert seen == [True]
+
+
+def test_a_device_written_in_python_has_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeMemoryDevice(held=False)
+    array, back, half = noise(SIZE), numpy.zeros(SIZE, numpy.uint8), SIZE // 2
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        with pinning.lock(array[:half], device=device):
+            batch = [there.ptr, there.ptr + half], [array[:half], array[half:]]
+            groups = pinning.explain_batch(*batch, queue=queue).groups
+            assert [group.reason_code for group in groups] == [Reason.ENGINES, Reason.PAGEABLE]
+            pinning.copy_batch(*batch, queue=queue)
+        pinning.copy_batch([back[half:], back[:half]], [there.ptr + half, there.ptr], queue=queue)
+        assert (back == array).all()
+        error = VendorError("fakeCopy", 9, "FAKE_REFUSED")
+
+        def refuse(queue: FakeQueue, dst: int, src: int, size: int) -> None:
+            raise error
+
+        monkeypatch.setattr(FakeQueue, "copy", refuse)
+        with pytest.raises(VendorError) as raised:
+            pinning.copy_batch(*batch, queue=queue)
+        assert raised.value is error
+    device.check()
+
+
+def test_memory_of_another_vendor_is_in_no_batch() -> None:
+    device, other = FakeMemoryDevice(held=False), FakeMemoryDevice("other:0", held=False)
+    array = noise(SIZE)
+    with (
+        pinning.Queue(device) as queue,
+        pinning.alloc(SIZE, device=device) as here,
+        pinning.alloc(SIZE, device=other) as there,
+        pinning.alloc(SIZE, device="host:0") as in_host,
+    ):
+        with pytest.raises(PinningError, match="other:0 is of another vendor than"):
+            pinning.copy_batch([here, there], [array, array], queue=queue)
+        with pytest.raises(PinningError, match="other:0 is of another vendor than"):
+            pinning.copy_blocks(here, [0, 1], there, [1, 0], SIZE // 2, queue=queue)
+        pinning.copy_batch([here, here], [array, in_host], queue=queue)
+    for each in (device, other):
+        each.check()
