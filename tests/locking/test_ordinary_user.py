@@ -33,7 +33,7 @@ def test_no_room_is_one_error_whoever_asks(memlock: int) -> None:
         with pytest.raises(pinning.LockLimitError, match="RLIMIT_MEMLOCK"):
             pinning.lock(bytearray(2 << 20), device="host")
         with pytest.raises(pinning.LockLimitError, match="RLIMIT_MEMLOCK"):
-            pinning.pinned_map("host").lock(pinning.interop.buffers.resolve(bytearray(2 << 20)).ptr, 2 << 20)
+            pinning.pinned_map("host").lock(pinning.interop.memory_of.host_buffer(bytearray(2 << 20)).ptr, 2 << 20)
         with pytest.raises(pinning.LockLimitError, match="RLIMIT_MEMLOCK"):
             pinning.alloc(2 << 20, pinning.MemoryKind.HOST, device="host")
         assert pinning.regions() == []
