@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterable
@@ -141,8 +140,6 @@ class Arena(Space):
         self._huge_pages = huge_pages is not False
         self.numa_node = _node(numa_node, self.devices)
         self._home = self.devices[0] if self.devices else device_of_name("host")
-        # For its parts and its end: of two threads that close it, one may be interrupted and lock it anew.
-        self._changing = threading.RLock()
         self._parts: list[Ready] = []
         first, last = self.part.start, self.part.stop
         for each in self.devices:
@@ -156,8 +153,7 @@ class Arena(Space):
         self._begin(memory, size, self.unit or 0)
         self._memory = memory
         _living.add(self)
-        with self._changing:
-            self._add(first, last - first)
+        self._alone(self._add, first, last - first)
 
     # ---- locking ----
 
@@ -175,14 +171,13 @@ class Arena(Space):
 
     def _resume(self) -> None:
         """Go on with the locking that `close` had begun to end."""
-        with self._changing:
-            if self._ending or self.closed:
-                return
-            for each in self._parts:
-                if each.stopped:
-                    each.over.wait()
-            self._parts = [each.again() for each in self._parts]
-            self._settle()
+        if self._ending or self.closed:
+            return
+        for each in self._parts:
+            if each.stopped:
+                each.over.wait()
+        self._parts = [each.again() for each in self._parts]
+        self._settle()
 
     @property
     def done(self) -> bool:
@@ -220,7 +215,7 @@ class Arena(Space):
         if not self._own:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
         if any(each.stopped for each in list(self._parts)):
-            self._resume()  # Ctrl-C has ended a close that was refused
+            self._alone(self._resume)  # Ctrl-C has ended a close that was refused
         upto = sys.maxsize if nbytes is None else self.part.start + byte_count(nbytes, least=0)
         for each in list(self._parts):
             if each.start >= upto:
@@ -339,21 +334,23 @@ class Arena(Space):
             check_room(more, each, resident=True)
         if memory.page == PAGE:
             check_memory(more)
-        with self._changing:
-            self._check()
-            self._settle()
-            if end is not None and end != self.nbytes:
-                return
-            start = self.nbytes
-            if start + more > self.maximum:
-                raise PoolLimitError(f"{self!r} has grown meanwhile, and {more} bytes more are over its maximum")
-            upto = up(start + more, memory.page)
-            if upto > memory.size:
-                try:
-                    memory.extend(upto)
-                except OSError as error:
-                    raise LockLimitError(f"the kernel refuses {more} bytes more for {self!r}: {error}") from error
-            self._add(start, more)
+        self._alone(self._extend, memory, more, end)
+
+    def _extend(self, memory: Memory, more: int, end: int | None) -> None:
+        self._check()
+        self._settle()
+        if end is not None and end != self.nbytes:
+            return
+        start = self.nbytes
+        if start + more > self.maximum:
+            raise PoolLimitError(f"{self!r} has grown meanwhile, and {more} bytes more are over its maximum")
+        upto = up(start + more, memory.page)
+        if upto > memory.size:
+            try:
+                memory.extend(upto)
+            except OSError as error:
+                raise LockLimitError(f"the kernel refuses {more} bytes more for {self!r}: {error}") from error
+        self._add(start, more)
 
     def _grow_for(self, size: int, alignment: int | None) -> None:
         """Grow so far that an allocation fits behind the end."""
@@ -409,13 +406,12 @@ class Arena(Space):
         self._close()
 
     def _close(self) -> None:
-        if self._memory is None:
-            return
-        with self._changing:
-            if not self.closed:
-                self._end(self._memory)
+        self._alone(self._end)
 
-    def _end(self, memory: Memory) -> None:
+    def _end(self) -> None:
+        memory = self._memory
+        if memory is None or self.closed:
+            return
         self._claim()  # nothing else begins now
         try:
             if not self._ending:
@@ -491,7 +487,7 @@ class Arena(Space):
 
     def _in_child(self) -> None:
         self._parts = []  # their threads are the parent's
-        self._changing = threading.RLock()  # which a thread of the parent's may have held
+        self._alone_in_child()
         if self._segment is not None:
             self._segment.in_child()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import numpy
 from numpy.typing import DTypeLike, NDArray
@@ -9,7 +10,11 @@ from pinning.arena.memory import Memory
 from pinning.memory import Allocation
 from pinning.plugin import Device
 
+P = ParamSpec("P")
+
 class Space:
+    def _alone(self, function: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None: ...
+    def _alone_in_child(self) -> None: ...
     def _begin(self, memory: Memory, nbytes: int, unit: int) -> None: ...
     def _give(self, offset: int, nbytes: int) -> None: ...
     def _take(self, size: int, alignment: int | None, device: Device) -> ArenaAllocation | None: ...

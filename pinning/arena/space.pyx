@@ -15,6 +15,7 @@ from pinning.plugin.native cimport CMemoryKind
 from pinning.runtime.process cimport generation
 
 import os
+import threading
 
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
 from pinning.runtime.arguments import alignment as alignment_of
@@ -46,15 +47,26 @@ cdef class Space:
     cdef uint64_t given, given_upto, taken  # bytes for allocations, where they end, and bytes in allocations
     cdef Py_ssize_t allocations, exports
     cdef bint shut  # nothing can be allocated or exported any more
+    cdef object changing  # a lock: one thread at a time changes what is locked, or ends the arena
     cdef long generation
 
     def __cinit__(self):
         self.extents = new Extents()
         self.shut = True
+        self.changing = threading.RLock()
         self.generation = generation()
 
     def __dealloc__(self):
         del self.extents
+
+    def _alone(self, function, *arguments):
+        """Call a function while no other thread is in one of these. The lock cannot stay taken: it is taken in C."""
+        with self.changing:
+            return function(*arguments)
+
+    def _alone_in_child(self):
+        """In a fork's child: a thread of the parent's may have held the lock."""
+        self.changing = threading.RLock()
 
     def _begin(self, memory, uint64_t nbytes, uint64_t unit):
         self.memory_, self.start, self.bytes, self.grain = memory, memory.ptr, nbytes, unit

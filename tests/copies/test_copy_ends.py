@@ -111,7 +111,8 @@ def test_an_array_of_a_device_that_says_so_to_python(
             pinning.copy(back, kind(array[:, ::2], memory.ptr, whose), 100, queue=queue)
         with pytest.raises(InvalidRangeError, match=r"device memory .* needs no lock"):
             pinning.lock(theirs, device=device)
-    for nowhere in (kind(array, 4096, whose), kind(array, int(array.ctypes.data), whose)):
+    absent = whose[0], 99
+    for nowhere in (kind(array, 4096, absent), kind(array, int(array.ctypes.data), absent)):
         with pytest.raises(InvalidRangeError, match="which no plugin has"):
             pinning.copy(back, nowhere, queue=queue)
 

@@ -170,7 +170,7 @@ class Budget {
     return given;
   }
   /// Calls what a vendor may refuse for want of room, and once more when as many bytes of what is idle were given back.
-  /// A vendor that lacks memory is asked again also when another thread's unlock has ended: threads that want the same
+  /// A vendor that lacks memory, or whose limit is reached, is asked again also when another thread's unlock has ended: threads that want the same
   /// room may take it in turns.
   template <class Call>
   auto with_room(std::uint64_t bytes, Call&& call) {
@@ -182,6 +182,8 @@ class Budget {
         throw;
       } catch (InvalidRange const&) {
         throw;
+      } catch (LockLimit const&) {
+        if (give_back(bytes) == 0 && !wait_for_an_end(before)) throw;
       } catch (VendorError const& error) {
         if (give_back(bytes) == 0 && !(error.call.no_memory && wait_for_an_end(before))) throw;
         if (!error.call.no_memory) break;
