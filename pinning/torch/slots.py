@@ -50,10 +50,8 @@ class Slots:
     _dropped: SimpleQueue[int | None] | None = None
 
     def __init__(self, nbytes: int, count: int, device: Device | str | None) -> None:
-        if nbytes < 1 or not 1 <= count <= _MOST:
-            raise InvalidRangeError(
-                f"{count} batches of {nbytes} bytes: of bytes there must be at least 1, of batches 1 to {_MOST}"
-            )
+        if not 1 <= count <= _MOST:
+            raise InvalidRangeError(f"batches is {count}; it must lie between 1 and {_MOST}")
         self._owner, self.key = os.getpid(), (os.getpid(), next(_serials))
         self.nbytes, self.missed = nbytes, 0
         self._step = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
