@@ -171,7 +171,7 @@ class Memory : public pinning::VendorDevice {
   ~Memory() override {
     for (Address const ptr : allocated_) std::free(pointer<void>(ptr));
   }
-  Address lock(Address, std::uint64_t, pinning::Wish) override { std::abort(); }
+  Address lock(Address, std::uint64_t, pinning::LockOptions) override { std::abort(); }
   void unlock(Address) override { std::abort(); }
   std::optional<pinning::Pinned> is_pinned(Address) override { std::abort(); }
   std::string const& name() const noexcept override { std::abort(); }

@@ -31,7 +31,7 @@ VARIANTS = {
 # What is compiled into a program besides its source: the library too is to be sanitized.
 COPIES = [
     *sorted((NATIVE / "copies").glob("*.cpp")),
-    *[path for path in LIBPINNING if path.stem in ("budget", "fork", "status_page")],  # which count what they move
+    *[path for path in LIBPINNING if path.stem in ("budget", "process", "status_page")],  # which count what they move
 ]
 HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks", "watch")]
 ALL = sorted({*LIBPINNING, *COPIES})
@@ -40,7 +40,7 @@ WITH = {
     "host_stress": [*HOST, *COPIES],
     "out_of_memory": ALL,
     "staging_stress": COPIES,
-    "watch_stress": [path for path in LIBPINNING if path.stem in ("fork", "watch")],
+    "watch_stress": [path for path in LIBPINNING if path.stem in ("process", "watch")],
 }
 EMPTY_PROGRAM = "int main() {}"
 

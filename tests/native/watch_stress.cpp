@@ -212,7 +212,7 @@ void told_by_a_thread() {
   expect(device.locked == 0, "no thread tells the vendor");
 }
 
-/// Tenants are removed while the undoer is at the one before them.
+/// Listeners are removed while the undoer is at the one before them.
 void removed_beside_the_undoer() {
   struct Undone : pinning::InvalidationListener {
     std::optional<bool> try_invalidate(Address, std::uint64_t) noexcept override {
