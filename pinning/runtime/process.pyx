@@ -145,8 +145,8 @@ cdef list exit_handlers = []
 def look_after(function, *arguments, double pause=SHORTEST):
     """Have a function called by another thread after a pause in seconds, and again as long as it returns true.
 
-    Never waits, and the function must not for long. Each pause is twice the last, up to `LONGEST`. Nothing is called once the program exits, nor in a child of fork what its parent
-    looked after.
+    Never waits, and the function must not for long. Each pause is twice the last, up to `LONGEST`. Nothing is called once
+    the program exits, nor in a child of fork what its parent looked after.
     """
     looks.begin_anew()  # unless the handler of the fork has
     if not looks.ended:

@@ -24,7 +24,7 @@ import numpy
 import pinning
 from fake_device import FakeDevice
 from pinning import MemoryKind, arrays
-from pinning.runtime.process import defer
+from pinning.runtime.process import defer, look_after
 from standins.libcuda import DRIVER, left
 
 MOST = 2  # problems of one scenario: each may take a minute to be sure of
@@ -321,6 +321,9 @@ def prepare(name: str) -> Scenario:
     started = threading.Event()
     defer(started.set)
     started.wait(WAIT)
+    looking = threading.Event()
+    look_after(looking.set)
+    looking.wait(WAIT)
     gc.collect()
     gc.freeze()  # so that later collections are quick: they look at what is made from here on
     return SCENARIOS[name]
