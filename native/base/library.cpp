@@ -14,8 +14,11 @@ Library::Library(std::initializer_list<std::string> names, char const* remedy) {
       handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | already);
       name_ = name;
       if (handle_ != nullptr) return;
-      char const* const reason = dlerror();
-      if (already == 0) reasons += (reasons.empty() ? "" : "; ") + std::string(reason != nullptr ? reason : "unknown");
+      char const* const error = dlerror();
+      std::string const reason = error != nullptr ? error : "unknown";
+      // That further names are absent as well is no news; that one lacks a library of its own is.
+      bool const absent = reason.starts_with(name + ":") && reason.ends_with("No such file or directory");
+      if (already == 0 && (reasons.empty() || !absent)) reasons += (reasons.empty() ? "" : "; ") + reason;
     }
   }
   throw Unavailable(*names.begin() + " cannot be loaded (" + reasons + "): " + remedy);
