@@ -23,7 +23,7 @@ import threading
 from contextlib import suppress
 from enum import IntEnum
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Generic, TypeVar
 from weakref import ref
 
@@ -37,6 +37,7 @@ cdef extern from "<pthread.h>" nogil:
 T = TypeVar("T")
 
 SHORTEST, LONGEST = 0.005, 0.1  # seconds, before what is looked after is called
+BEGIN_SECONDS = 5.0  # at most, for a thread to begin
 
 
 class Subsystem(IntEnum):
@@ -72,6 +73,7 @@ cdef class Service:
     cdef dict due  # by function and arguments: when, and after which pause again. Of a thread that has ended it stays
     cdef unsigned generation
     cdef bint started
+    cdef bint begun  # the thread runs
     cdef bint ended
 
     def __cinit__(self, bytes name):
@@ -81,7 +83,7 @@ cdef class Service:
     cdef begin(self):
         self.calls, self.due = SimpleQueue(), {}
         self.generation = generation()
-        self.started = self.ended = False
+        self.started = self.begun = self.ended = False
 
     cdef begin_anew(self):
         """In a child of fork, once."""
@@ -98,7 +100,14 @@ cdef class Service:
             except Exception:  # there is no thread to be had: the next call tries again
                 self.started = False
 
+    cdef end(self):
+        """At exit. Python 3.11 crashes where it ends while a thread is only beginning."""
+        until = monotonic() + BEGIN_SECONDS
+        while self.started and not self.begun and monotonic() < until:
+            sleep(0.001)
+
     def _run(self):
+        self.begun = True
         pthread_setname_np(pthread_self(), self.name)
         while not self.ended:
             with suppress(BaseException):  # such as SystemExit in a destructor of the user's
@@ -215,6 +224,8 @@ def _exit():
     for _, function in exit_handlers:
         with suppress(Exception):  # the others still want ending
             function()
+    defers.end()
+    looks.end()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
