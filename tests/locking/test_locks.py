@@ -12,7 +12,6 @@ import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -36,16 +35,6 @@ from pinning.machine.room import system_memory
 
 MIB = 1 << 20
 MAP_NORESERVE = 0x4000  # of x86-64 and arm64; Python names it from 3.13 on
-
-
-@pytest.fixture
-def device() -> Iterator[FakeDevice]:
-    device = FakeDevice()
-    yield device
-    gc.collect()
-    assert device.wrong == []
-    assert device.locked == {}, "a test has left something locked"
-    assert pinning.regions(device) == []
 
 
 def refusal() -> VendorError:

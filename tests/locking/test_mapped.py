@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,16 +19,6 @@ from pinning.map.pinned_map import watch_problem
 POLICIES = ("off", "on", "mandatory")
 LOCKING = ("on", "mandatory")
 BASE, SIZE = 0x10000, 0x1000
-
-
-@pytest.fixture
-def device() -> Iterator[FakeDevice]:
-    device = FakeDevice()
-    yield device
-    gc.collect()
-    assert device.wrong == []
-    assert device.locked == {}, "a test has left something locked"
-    assert pinning.regions(device) == []
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ class Blocks {
     Segment* segment;
     Address start;
     std::uint64_t size;
-    After<Timeline> after = {};  // the frees; while somebody has it, those that its own free may not cover
+    After<Timeline> after = {};  // the frees; of a block in use, those that its own free may not cover
     Block* previous = nullptr;
     Block* next = nullptr;
     bool free = false;

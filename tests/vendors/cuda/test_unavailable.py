@@ -7,34 +7,14 @@ Each case is a process of its own, because a driver once loaded stays.
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from absent_driver import count_of, run
 from standins.libcuda import DRIVER
 
-
-def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What `program` prints, in an interpreter of its own."""
-    child = subprocess.run(
-        [sys.executable, "-c", program], env=environment, text=True, capture_output=True, timeout=300
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
-
-
-COUNT = """
-from pinning.errors import PluginUnavailableError
-from pinning_cuda import plugin
-try:
-    print(plugin.device_count())
-except PluginUnavailableError as error:
-    print("unavailable:", error)
-"""
+COUNT = count_of("pinning_cuda")
 
 
 def test_importing_loads_no_driver() -> None:

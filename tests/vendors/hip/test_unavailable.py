@@ -8,21 +8,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from absent_driver import run
 from standins.libhip import DRIVER
-
-
-def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What `program` prints, in an interpreter of its own."""
-    command = [sys.executable, "-P", "-c", program]
-    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
-    assert child.returncode == 0, child.stderr
-    return child.stdout
 
 
 def tells(question: str) -> str:

@@ -8,33 +8,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from absent_driver import count_of, run
 from standins.libhsa import DRIVER
 
 KFD = Path("/dev/kfd")
 
 
-def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What `program` prints, in an interpreter of its own."""
-    command = [sys.executable, "-P", "-c", program]
-    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
-    assert child.returncode == 0, child.stderr
-    return child.stdout
-
-
-COUNT = """
-from pinning.errors import PluginUnavailableError
-from pinning_hsa import plugin
-try:
-    print(plugin.device_count())
-except PluginUnavailableError as error:
-    print("unavailable:", error)
-"""
+COUNT = count_of("pinning_hsa")
 
 
 def installed() -> bool:

@@ -8,31 +8,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from absent_driver import count_of, run
 from standins.libur import DRIVER, OLD_DRIVER
 
-
-def run(program: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What `program` prints, in an interpreter of its own."""
-    command = [sys.executable, "-P", "-c", program]
-    child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
-    assert child.returncode == 0, child.stderr
-    return child.stdout
-
-
-COUNT = """
-from pinning.errors import PluginUnavailableError
-from pinning_ur import plugin
-try:
-    print(plugin.device_count())
-except PluginUnavailableError as error:
-    print("unavailable:", error)
-"""
+COUNT = count_of("pinning_ur")
 # Where pip puts the loader, as seen by a Python elsewhere: then only the library path can have one.
 ELSEWHERE = "import sys, site; sys.prefix = '/nowhere'; site.getuserbase = lambda: '/nowhere'"
 WITHOUT = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}

@@ -125,8 +125,8 @@ inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_
   return done ? std::optional(vendor_is_to_be_told) : std::nullopt;
 }
 
-/// Has the vendor unlock an invalidated region; false where it is none, or has been unlocked. A refusal is nobody's
-/// to hear: it is half unlocked then.
+/// Has the vendor unlock an invalidated region; false where it is none, or has been unlocked. A refusal is
+/// not reported: the region is half unlocked then.
 inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
   Record& record = table_.value(region.id);
   if (record.state.load(std::memory_order_relaxed) != State::invalidated) return false;

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of locks have in common."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+import pinning
+from fake_device import FakeDevice
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    device = FakeDevice()
+    yield device
+    gc.collect()
+    assert device.wrong == []
+    assert device.locked == {}, "a test has left something locked"
+    assert pinning.regions(device) == []
