@@ -32,6 +32,7 @@ INTEGRATIONS = {
     "pinning.ray": "ray",
     "pinning.torch": "torch",
 }
+EXTRAS = {"matplotlib", "rich", "typer"}  # what the commands need, and may be absent
 # Each makes one library's arrays, and imports that where it is called; others may import them.
 ADAPTERS = {"pinning/files/of_cupy.py": "cupy", "pinning/files/of_torch.py": "torch"}
 TESTING = {"pytest", "hypothesis"}  # and these in the conformance suite, which no other part imports
@@ -368,7 +369,11 @@ import importlib, pkgutil, pinning
 def load(package):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__") and module.name not in {list(INTEGRATIONS)}:
-            loaded = importlib.import_module(module.name)
+            try:
+                loaded = importlib.import_module(module.name)
+            except ModuleNotFoundError as error:
+                assert error.name.partition(".")[0] in {EXTRAS}, error
+                continue
             if module.ispkg:
                 load(loaded)
 load(pinning)

@@ -39,6 +39,7 @@ def test_cpp_with_cmake(package: Installed, tmp_path: Path) -> None:
 
 
 def test_cpp_map_without_python(package: Installed, tmp_path: Path) -> None:
+    needs_room_to_lock(2 << 20)
     compiler = tool("c++", "apt-get install g++")
     say_folders = 'import pinning; print(*(f"-I{d}" for d in pinning.include_dirs()))'
     source = EXAMPLES / "cpp_map" / "mlock_map.cpp"
@@ -54,6 +55,7 @@ def test_cpp_map_without_python(package: Installed, tmp_path: Path) -> None:
 
 
 def test_c_runtime(package: Installed, tmp_path: Path) -> None:
+    needs_room_to_lock(2 << 20)
     compiler = tool("cc", "apt-get install gcc")
     program = EXAMPLES / "c_runtime" / "program.c"
     options = []

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from installed import ROOT, Installed, installed, run, tool
+from limits import needs_room_to_lock
 from pinning import library_dirs
 
 RUNTIME = ROOT / "examples" / "c_runtime"
 MAP = ROOT / "examples" / "cpp_map" / "mlock_map.cpp"
+ROOM = 2 << 20  # that the program locks, and some pages
 LAST_LINE = "copies: 5 fast, 0 slow; left: 0 locked, 0 on the device"
 
 
@@ -38,6 +40,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_with_cmake(pinning_dir: Path, folder: Path) -> str:
+    needs_room_to_lock(ROOM)
     cmake = tool("cmake", "pip install cmake")
     tool("cc", "apt-get install gcc")
     run(cmake, "-S", RUNTIME, "-B", folder, f"-Dpinning_DIR={pinning_dir}", folder=folder)
@@ -46,6 +49,7 @@ def build_with_cmake(pinning_dir: Path, folder: Path) -> str:
 
 
 def build_with_pkg_config(search: Path, folder: Path) -> str:
+    needs_room_to_lock(ROOM)
     pkg_config = tool("pkg-config", "apt-get install pkgconf")
     compiler = tool("cc", "apt-get install gcc")
     environment = {**os.environ, "PKG_CONFIG_PATH": str(search)}

@@ -128,7 +128,7 @@ def test_registrars_and_what_is_locked_are_the_parents(device: Device, monkeypat
         return ptr
 
     registrar = on.add_registrar(register, lambda ptr: calls.append(("unregister", ptr)))
-    memory, mapped = bytearray(SIZE), bytearray(SIZE)
+    memory, mapped = bytearray(SIZE // 2), bytearray(SIZE // 2)
     lock = pinning.lock(memory, device=device)
     assert pinning.lock_mapped(mapped, device=device)
     before = list(calls)
@@ -164,15 +164,15 @@ import gc, os, sys
 def early():
     global locks, pending
     gc.collect()
-    locks = [pinning.lock(bytearray(100_000), device=each) for each in ("host", DEVICE)]
-    pending = [pinning.lock_async(bytearray(100_000), device=each) for each in ("host", DEVICE)]
+    locks = [pinning.lock(bytearray(10_000), device=each) for each in ("host", DEVICE)]
+    pending = [pinning.lock_async(bytearray(10_000), device=each) for each in ("host", DEVICE)]
 os.register_at_fork(after_in_child=early)  # the handlers run in the order in which they come
 sys.path.insert(0, SUPPORT)
 import pinning
 from fake_device import FakeDevice
 DEVICE = FakeDevice()
-parents = [pinning.lock(bytearray(100_000), device=each) for each in ("host", DEVICE)]
-earlier = [pinning.lock_async(bytearray(100_000), device=each) for each in ("host", DEVICE)]
+parents = [pinning.lock(bytearray(10_000), device=each) for each in ("host", DEVICE)]
+earlier = [pinning.lock_async(bytearray(10_000), device=each) for each in ("host", DEVICE)]
 if (child := os.fork()) == 0:
     DEVICE.wrong.clear()
     assert not any(lock.held for lock in parents)

@@ -14,7 +14,7 @@ def needs_room_to_lock(size: int) -> None:
     """Skip where fewer than `size` bytes may be locked yet."""
     limit = kernel.lock_limit()
     if limit is not None and limit[0] - limit[2] < size:
-        pytest.skip(f"needs to lock {size >> 20} MiB; RLIMIT_MEMLOCK (ulimit -l) is {limit[0] >> 10} KiB")
+        pytest.skip(f"needs to lock {size >> 10} KiB; RLIMIT_MEMLOCK (ulimit -l) is {limit[0] >> 10} KiB")
 
 
 def locked_kib() -> int:

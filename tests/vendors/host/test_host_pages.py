@@ -204,7 +204,7 @@ other = pinning.lock((ptr + PAGE // 2, SIZE - PAGE // 2), device="host")
 ptr = moved(ptr, SIZE)
 assert not lock.held and not other.held and settled_kib() == before, "mremap"
 block = libc.malloc(1 << 30)
-lock = pinning.lock((block, 100_000), device="host")
+lock = pinning.lock((block, 10_000), device="host")
 block = libc.realloc(block, (1 << 30) + (1 << 20))
 assert not lock.held and settled_kib() == before, "realloc"
 lock = pinning.lock((ptr, SIZE), device="host")
