@@ -137,5 +137,22 @@ class Operations(RuleBasedStateMachine):
             queue.close()
 
 
+def test_what_an_operation_comes_after_is_known_when_a_barrier_is_over() -> None:
+    device = FakeMemoryDevice()
+    one, barred = (Queue(device, "out_of_order") for _ in range(2))
+    ordered = Queue(device)
+    first = one.record()
+    barrier = ordered.submit(lambda vendor: vendor.mark(lambda: None), [first])
+    barred.wait_for(barrier)
+    device.release()
+    assert ordered.poll()  # and `one` is not asked
+    for event in (barred.record(), barred.submit(None)):
+        assert event.comes_after(first.point)
+    for queue in (one, ordered, barred):
+        queue.close()
+    del first, barrier, event
+    device.check()
+
+
 Operations.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestOperations = Operations.TestCase
