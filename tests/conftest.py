@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Generator
@@ -18,6 +19,12 @@ USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every test has enoug
 # A shell has its background jobs ignore Ctrl-C, and what they start inherits that; but tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Python says so on a machine with a GPU that cannot be used, and the stderr of many programs of tests must be empty.
+os.environ["PYTHONWARNINGS"] = ",".join(
+    filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:the host is the default device"])
+)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,6 +23,8 @@ from pinning.cli.answers import ANSWERS
 from pinning.cli.machine import for_the_shell
 from pinning.cli.output import console, print_json, progress_bar, say_error
 from pinning.plugin import Device
+
+warnings.filterwarnings("ignore", "the host is the default device")  # `doctor` says so, with a remedy
 
 app = typer.Typer(
     no_args_is_help=True,

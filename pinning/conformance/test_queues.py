@@ -404,7 +404,7 @@ del dropped
 
 @pytest.mark.parametrize("end", ["", "queue.synchronize(); queue.close()"], ids=["open", "closed"])
 def test_a_process_ends_with_queues_and_events(memories: MemoryDevice, end: str) -> None:
-    command = [sys.executable, "-P", "-c", PROGRAM + end, memories.name]
+    command = [sys.executable, "-P", "-W", "ignore:the host is the default", "-c", PROGRAM + end, memories.name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -19,7 +19,6 @@ from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
 
 HOST = "host"
-_log = logging.getLogger(__name__)
 
 # A child that is forked while another thread imports a plugin would wait for that import for ever. So a fork waits for
 # it; and holds nothing then, for handlers of others may wait for threads that are about to look for devices.
@@ -95,7 +94,8 @@ def plugins() -> tuple[PluginReport, ...]:
     reports = tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
     if not any(report.devices for report in reports if report.name != HOST):
         for hardware, problem in unused(reports):
-            _log.warning("the host is the default device, though there is %s here: %s", hardware, problem)
+            text = f"the host is the default device, though there is {hardware} here: {problem}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
     return reports
 
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,7 +197,7 @@ DETECTING = (
 
 @pytest.mark.parametrize("used", [False, True])
 def test_hardware_that_is_not_used_is_told_of_once(
-    install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, used: bool
+    install: Install, monkeypatch: pytest.MonkeyPatch, used: bool
 ) -> None:
     install("gone", DETECTING)
     if used:
@@ -204,9 +205,11 @@ def test_hardware_that_is_not_used_is_told_of_once(
     module = sys.modules["pinning.locking.devices"]
     entries = [entry for entry in module._entries() if entry.name not in VENDORS]
     monkeypatch.setattr(module, "_entries", lambda: tuple(entries))
-    for _ in range(2):
-        pinning.devices()
-    said = [record.getMessage() for record in caplog.records]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            pinning.devices()
+    said = [str(each.message) for each in caught]
     expected = "the host is the default device, though there is a Gone GPU here: " + (report_of("gone").problem or "")
     assert said == ([] if used else [expected])
 

@@ -3,6 +3,7 @@
 // Every alignment of both ends against the other, sizes around all its borders, and guard bytes around what it may write.
 //
 //     move_parts SECONDS SEED
+#undef _FORTIFY_SOURCE  // its longjmp refuses to change stacks, and some distributions define it for all programs
 #include <setjmp.h>
 #include <ucontext.h>
 

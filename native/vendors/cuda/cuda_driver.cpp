@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_driver.hpp"
 
+#include <atomic>
+#include <memory>
+
 namespace pinning::cuda {
 
 namespace {
@@ -16,6 +19,21 @@ char const* advice(int code) {
                      "version of both";
     default: return "see whether `nvidia-smi` works";
   }
+}
+
+/// The process whose cuInit was the first. In a fork of it a second one may crash (driver 580), also where the first has failed
+/// or was under way in another thread.
+std::atomic<Started const*> first_start;
+
+int init_once(int (*init)(unsigned)) {
+  auto start = std::make_unique<Started>("CUDA");
+  Started const* first = nullptr;
+  if (first_start.compare_exchange_strong(first, start.get())) {
+    start.release();
+  } else {
+    first->check();
+  }
+  return init(0);
 }
 
 }  // namespace
@@ -43,7 +61,7 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
       .stream_is_capturing = {"cuStreamIsCapturing", cuStreamIsCapturing},
       .thread_exchange_capture_mode = {"cuThreadExchangeStreamCaptureMode", cuThreadExchangeStreamCaptureMode},
   };
-  int const code = cuInit(0);
+  int const code = init_once(cuInit);
   if (code != 0) {
     throw Unavailable("the NVIDIA driver does not start: " + failed("cuInit", code).text() + "; " + advice(code));
   }

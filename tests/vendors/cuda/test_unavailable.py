@@ -37,6 +37,32 @@ def test_a_gpu_needs_no_python_package_of_the_vendors(standin_folder: Path) -> N
     assert said == "<cuda:0 Stand-in 0> 0001:3b:00.0 3 UNIFIED NVLink\nlibcuda.so.1\n"
 
 
+TWICE = """
+import os
+import pinning
+from pinning_cuda import plugin
+def ask():
+    try:
+        plugin.device_count()
+    except pinning.PluginUnavailableError as error:
+        print(error, flush=True)
+ask()
+if os.fork() == 0:
+    ask()
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_driver_that_has_not_started_is_not_started_again_in_a_fork(standin_folder: Path, tmp_path: Path) -> None:
+    """With NVIDIA's that may crash."""
+    log = tmp_path / "log"
+    said = run(TWICE, DRIVER.environment(standin_folder, f"devices=0;log={log}")).splitlines()
+    assert "no NVIDIA GPU is visible" in said[0]
+    assert "is a fork of process" in said[1]
+    assert [line.split()[0] for line in log.read_text().splitlines()].count("cuInit") == 1
+
+
 def test_a_fork_of_a_process_that_uses_the_driver(standin_folder: Path) -> None:
     program = f"import os\n{COUNT}if not os.fork():\n" + "".join(f"    {line}\n" for line in COUNT.splitlines())
     said = run(f"{program}else:\n    os.wait()", {**DRIVER.environment(standin_folder), "PYTHONUNBUFFERED": "1"})
