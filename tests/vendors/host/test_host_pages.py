@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,11 +124,7 @@ def settled_kib() -> int:
 def moved(ptr: int, size: int) -> int:
     """To other addresses, with as much added behind it."""
     room: int = libc.mmap(None, 2 * size, 0, ANONYMOUS, -1, 0)
-    for _ in range(1000):
-        found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
-        if found == room or ctypes.get_errno() != errno.EFAULT:
-            break
-        time.sleep(0.001)  # a thread unlocks or unwatches some of it: the kernel moves one mapping at a time
+    found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
     assert found == room, os.strerror(ctypes.get_errno())
     return found
 

@@ -31,26 +31,6 @@ class PinnedMap::Watching {
   bool on_;
 };
 
-/// When it ends, the regions that have gone meanwhile are watched no more.
-class PinnedMap::Unwatching {
- public:
-  explicit Unwatching(PinnedMap& map) noexcept : map_(map) {}
-  ~Unwatching() {
-    if (!map_.any_unwatched_.load(std::memory_order_acquire)) return;
-    std::vector<Unwatched> all;
-    {
-      std::lock_guard const guard(map_.mutex_);
-      all.swap(map_.unwatched_);
-      map_.any_unwatched_.store(false, std::memory_order_release);
-    }
-    for (Unwatched const& each : all) map_.watcher_->unwatch(each.start, each.size);
-  }
-  Unwatching(Unwatching const&) = delete;
-
- private:
-  PinnedMap& map_;
-};
-
 inline bool PinnedMap::invalidate(Address ptr, std::uint64_t size) noexcept {
   for (;;) {
     if (auto const done = try_invalidate(ptr, size)) return *done;
@@ -72,7 +52,6 @@ inline bool PinnedMap::any_invalidated() const noexcept {
 inline void PinnedMap::drain_invalidations() {
   locker_.drain_invalidations();
   if (!any_invalidated()) return;
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (auto const& range : table_.regions()) {
     for (;;) {
