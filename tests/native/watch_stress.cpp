@@ -212,6 +212,20 @@ void a_part_goes() {
   expect(!map.try_lock(address(at) + 8 * page, 1), "a registration stays whose memory has gone");
 }
 
+/// What is locked beside a region that has gone, on a page of both, is counted by the vendor on its own.
+void gone_beside_what_is_locked() {
+  Device device;
+  PinnedMap map(device, &pinning::process_watcher());
+  void* const at = map_anonymous();
+  Hold const gone = map.lock(address(at) + 100, page);
+  munmap(at, size);
+  map_anonymous(at);
+  Hold const hold = map.lock(address(at) + page + 1000, 10);
+  expect(device.locked == 1 && map.holds(hold) && !map.holds(gone), "what has gone is locked beside what is there");
+  map.unlock(hold);
+  munmap(at, size);
+}
+
 void told_by_a_thread() {
   static Device device;
   auto* const map = new PinnedMap(device, &pinning::process_watcher(), true);  // never destroyed
@@ -333,6 +347,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   a_part_goes();
+  gone_beside_what_is_locked();
   moved_to_where_other_memory_was();
   memory_goes_in_a_vendor_call();
   churn(time, seed);

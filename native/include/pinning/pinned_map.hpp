@@ -251,6 +251,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
   static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // no vendor takes less by one call
+  static constexpr Address largest_page = 65536;  // of the system's, not of the pool of huge ones
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::size_t slice_of_regions = 256;
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
@@ -360,6 +361,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   // With the mutex:
   std::optional<bool> mark_invalidated(Address ptr, std::uint64_t size) noexcept;
   bool drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);
+  bool drain_beside(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size);
   static std::optional<Span> invalidated_part(Address start, Record const& record) noexcept;
   [[noreturn]] static void refuse_invalidated(Address ptr, std::uint64_t size);
 

@@ -2,6 +2,7 @@
 // Memory that is unmapped, discarded or replaced while it is in a map. A part of pinned_map.hpp, which includes it.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -115,6 +116,23 @@ inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Reg
     guard.unlock();  // before this error is destroyed, see `acquire`
   }
   if (!guard.owns_lock()) guard.lock();
+  return true;
+}
+
+/// Whether no invalidated region shares a page with the range; else has one unlocked, and must be asked again. A vendor that
+/// counts the locks of each page would count what is locked anew there together with a lock that has gone.
+inline bool PinnedMap::drain_beside(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
+  if (invalidated_count_.load(std::memory_order_relaxed) == 0) return true;
+  Address const start = std::max(ptr & -largest_page, Address{1}), last = (ptr + (size - 1)) | (largest_page - 1);
+  for (auto const& region : table_.overlapping(start, last - start + 1)) {
+    Record const& record = table_.value(region.id);
+    if (record.is_invalidated() && record.state.load(std::memory_order_relaxed) == State::leaving) {
+      settled_.wait(guard);
+    } else if (!drain(guard, region)) {
+      continue;
+    }
+    return false;
+  }
   return true;
 }
 

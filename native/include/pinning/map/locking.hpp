@@ -116,7 +116,7 @@ inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, L
 /// Whether nothing is in the way of the range. Else waits for it, has it unlocked or confirmed, and the caller looks
 /// anew; throws where it stays.
 inline bool PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Request& request) {
-  if (!settle(guard, request.ptr, request.size)) return false;
+  if (!settle(guard, request.ptr, request.size) || !drain_beside(guard, request.ptr, request.size)) return false;
   auto const first = first_overlapping(request.ptr, request.size);
   if (!first) return true;
   if (evict(guard, *first) || confirm(guard, *first, request.confirmed)) return false;
