@@ -1,59 +1,151 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many watch each page.
+// Which pages are watched, how often, and which of them have gone since.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <functional>
 #include <iterator>
 #include <map>
+#include <new>
 #include <pinning/errors.hpp>
+#include <utility>
 
 namespace pinning {
 
+/// Blocks of memory that the kernel gives, and that are kept: a thread that is in the allocator may be waiting in munmap
+/// for the one that marks pages.
+class KernelBlocks {
+ public:
+  static constexpr std::size_t block_size = 64;
+
+  void* take() {
+    if (free_ == nullptr) take_more();
+    return std::exchange(free_, free_->next);
+  }
+  void give_back(void* block) noexcept { free_ = new (block) Free{free_}; }
+
+ private:
+  struct Free {
+    Free* next;
+  };
+
+  void take_more() {
+    constexpr std::size_t bytes = 1024 * block_size;
+    void* const more = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (more == MAP_FAILED) throw std::bad_alloc();
+    for (std::size_t offset = 0; offset < bytes; offset += block_size) give_back(static_cast<char*>(more) + offset);
+  }
+
+  Free* free_ = nullptr;
+};
+
+/// For the nodes of a container.
+template <class T>
+struct KernelAllocator {
+  using value_type = T;
+
+  explicit KernelAllocator(KernelBlocks& all) noexcept : blocks(&all) {}
+  template <class U>
+  KernelAllocator(KernelAllocator<U> const& other) noexcept : blocks(other.blocks) {}
+
+  T* allocate(std::size_t) {
+    static_assert(sizeof(T) <= KernelBlocks::block_size);
+    return static_cast<T*>(blocks->take());
+  }
+  void deallocate(T* block, std::size_t) noexcept { blocks->give_back(block); }
+  friend bool operator==(KernelAllocator const&, KernelAllocator const&) = default;
+
+  KernelBlocks* blocks;
+};
+
 class PageCounts {
  public:
-  /// Throws std::bad_alloc; then nothing has changed.
+  PageCounts() noexcept {}
+
+  /// The pages are watched once more, and there. Throws std::bad_alloc; then nothing has changed.
   void add(Address start, Address end) {
-    auto const first = border(start);
+    auto const [first, last] = split(start, end);
+    ++first->second.borders;
+    ++last->second.borders;
+    for (auto step = first; step != last; ++step) {
+      ++step->second.count;
+      step->second.gone = false;
+    }
+    merge(start, end);
+  }
+
+  /// These pages have been unmapped or moved. Throws std::bad_alloc; then nothing has changed.
+  void mark_gone(Address start, Address end) {
+    auto const [first, last] = split(start, end);
+    for (auto step = first; step != last; ++step) step->second.gone = step->second.count != 0;
+    merge(start, end);
+  }
+
+  /// Calls `act` with each run of pages that one `add` alone watches, this one, and that have not gone since.
+  template <class Act>
+  void each_last(Address start, Address end, Act&& act) const {
+    auto const last = steps_.find(end);
+    for (auto step = steps_.find(start); step != last; ++step) {
+      if (step->second.count == 1 && !step->second.gone) act(step->first, std::next(step)->first);
+    }
+  }
+
+  /// Undoes one `add`.
+  void remove(Address start, Address end) noexcept {
+    auto const first = steps_.find(start), last = steps_.find(end);
+    for (auto step = first; step != last; ++step) {
+      if (--step->second.count == 0) step->second.gone = false;
+    }
+    --first->second.borders;
+    --last->second.borders;
+    merge(start, end);
+  }
+
+ private:
+  /// What holds of the pages from its address up to the next one. It stays while a range begins or ends there.
+  struct Step {
+    unsigned count = 0, borders = 0;
+    bool gone = false;
+  };
+  using Steps = std::map<Address, Step, std::less<>, KernelAllocator<std::pair<Address const, Step>>>;
+
+  struct Borders {
+    Steps::iterator first, last;
+  };
+
+  /// The steps that begin at `start` and at `end`, which are there until `merge`.
+  Borders split(Address start, Address end) {
+    auto const first = step_at(start);
     try {
-      auto const last = border(end);
-      for (auto step = first; step != last; ++step) ++step->second.count;
+      return {first, step_at(end)};
     } catch (...) {
-      leave(first);
+      merge(start, start);
       throw;
     }
   }
 
-  /// Undoes one `add`, and calls `unused` with each run of pages that nobody watches any more.
-  template <class Unused>
-  void remove(Address start, Address end, Unused&& unused) {
-    auto const first = steps_.find(start), last = steps_.find(end);
-    for (auto step = first; step != last; ++step) {
-      if (--step->second.count == 0) unused(step->first, std::next(step)->first);
+  Steps::iterator step_at(Address address) {
+    auto const next = steps_.lower_bound(address);
+    if (next != steps_.end() && next->first == address) return next;
+    Step const before = before_of(next);
+    return steps_.emplace_hint(next, address, Step{before.count, 0, before.gone});
+  }
+
+  /// Drops the steps from `start` to `end` that say nothing new.
+  void merge(Address start, Address end) noexcept {
+    for (auto step = steps_.lower_bound(start); step != steps_.end() && step->first <= end;) {
+      Step const& here = step->second;
+      Step const before = before_of(step);
+      bool const redundant = here.borders == 0 && here.count == before.count && here.gone == before.gone;
+      step = redundant ? steps_.erase(step) : std::next(step);
     }
-    leave(last);
-    leave(first);
   }
 
- private:
-  /// From its address up to the next one so many watch each page. It stays while a range begins or ends there.
-  struct Step {
-    unsigned count = 0, borders = 0;
-  };
-  using Steps = std::map<Address, Step>;
+  Step before_of(Steps::const_iterator step) const { return step == steps_.begin() ? Step{} : std::prev(step)->second; }
 
-  Steps::iterator border(Address at) {
-    auto step = steps_.lower_bound(at);
-    if (step == steps_.end() || step->first != at) {
-      unsigned const before = step == steps_.begin() ? 0 : std::prev(step)->second.count;
-      step = steps_.emplace_hint(step, at, Step{before, 0});
-    }
-    ++step->second.borders;
-    return step;
-  }
-  void leave(Steps::iterator step) {
-    if (--step->second.borders == 0) steps_.erase(step);
-  }
-
-  Steps steps_;
+  KernelBlocks blocks_;
+  Steps steps_{Steps::allocator_type(blocks_)};
 };
 
 }  // namespace pinning

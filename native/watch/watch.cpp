@@ -11,7 +11,7 @@
 // take no signals and never end. Where calls are seen there is the teller too.
 //
 // Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards who watches which pages,
-// and what the kernel was told of them; the reader does not take it. `tenants_mutex_` guards the list of tenants; who
+// and what the kernel was told of them; the reader only tries it. `tenants_mutex_` guards the list of tenants; who
 // holds it neither allocates nor frees, nor calls the kernel. The reader calls `try_invalidate` with it. Who may hold
 // neither walks the list without, counted in `walkers_`, for which `remove` waits. `posted_lock_` is taken last, for a
 // look at a list.
@@ -134,20 +134,31 @@ class Watch : public Watcher {
       return false;
     }
     // Also where others watch it already: it may be new memory by now.
-    uffdio_register made{{start, end - start}, UFFDIO_REGISTER_MODE_WP, 0};
-    if (!identity_.is_of(file_) || ioctl(file_, UFFDIO_REGISTER, &made) != 0) {
-      pages_.remove(start, end, [&](Address from, Address to) { forget(from, to); });
+    if (!have_kernel_watch(start, end)) {
+      pages_.remove(start, end);
       return false;
     }
     ++ranges_;
     return true;
   }
 
+  /// Where pages have gone, watched memory that has moved there since may be: the kernel goes on watching it. The reader
+  /// cannot mark pages meanwhile, so that `settled` says afterwards whether any may have gone just then.
   void unwatch(Address ptr, std::uint64_t size) noexcept override {
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
-    std::lock_guard const guard(ranges_mutex_);
-    pages_.remove(start, end, [&](Address from, Address to) { forget(from, to); });
-    --ranges_;
+    for (std::unique_lock guard(ranges_mutex_);; guard.lock()) {
+      if (settled()) {
+        pages_.each_last(start, end, [&](Address from, Address to) { end_kernel_watch(from, to); });
+        if (settled()) {
+          pages_.remove(start, end);
+          --ranges_;
+          return;
+        }
+        pages_.each_last(start, end, [&](Address from, Address to) { have_kernel_watch(from, to); });
+      }
+      guard.unlock();
+      sched_yield();
+    }
   }
 
   /// First the kernel: it counts a change from before the memory goes until the caller of munmap goes on, which is after
@@ -222,9 +233,14 @@ class Watch : public Watcher {
     open_file_.store(file_, std::memory_order_release);
   }
 
-  void forget(Address start, Address end) noexcept {
+  bool have_kernel_watch(Address start, Address end) noexcept {
+    uffdio_register made{{start, end - start}, UFFDIO_REGISTER_MODE_WP, 0};
+    return identity_.is_of(file_) && ioctl(file_, UFFDIO_REGISTER, &made) == 0;
+  }
+
+  void end_kernel_watch(Address start, Address end) noexcept {
     uffdio_range range{start, end - start};
-    if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);  // refused where nothing is mapped any more
+    if (identity_.is_of(file_)) ioctl(file_, UFFDIO_UNREGISTER, &range);
   }
 
   struct Range {
@@ -236,7 +252,8 @@ class Watch : public Watcher {
 
   struct Heard {
     Range range;
-    Address to;  // where it is now; 0 where it is nowhere
+    Address to;   // where it is now; 0 where it is nowhere
+    bool stays;  // mapped, without what was in it
     friend bool operator==(Heard const&, Heard const&) = default;
   };
 
@@ -261,6 +278,7 @@ class Watch : public Watcher {
           do {
             told = heard_[i];
             auto const [start, end] = told.range;
+            if (!told.stays) mark_gone(file, start, end);
             if (told.to != 0) {
               wants_undo |= tell_all(file, [=](auto& each) { return each.try_move(start, end - start, told.to); });
             }
@@ -271,6 +289,18 @@ class Watch : public Watcher {
       heard_count_ = 0;
       pending_.fetch_sub(1, std::memory_order_seq_cst);
       if (wants_undo) wake(undo_wanted_);
+    }
+  }
+
+  void mark_gone(int file, Address start, Address end) noexcept {
+    std::unique_lock guard(ranges_mutex_, std::defer_lock);
+    while (!guard.try_lock()) {
+      take(file);  // the thread that has it may be waiting in munmap
+      sched_yield();
+    }
+    try {
+      pages_.mark_gone(start, end);
+    } catch (std::bad_alloc const&) {  // `unwatch` ends the kernel's watch there, whatever it is of
     }
   }
 
@@ -295,6 +325,7 @@ class Watch : public Watcher {
     while (::read(file, &message, sizeof message) == sizeof message) {
       Range range;
       Address to = 0;
+      bool const stays = message.event == UFFD_EVENT_REMOVE;
       if (message.event == UFFD_EVENT_UNMAP || message.event == UFFD_EVENT_REMOVE) {
         range = {message.arg.remove.start, message.arg.remove.end};
       } else if (message.event == UFFD_EVENT_REMAP) {
@@ -304,10 +335,10 @@ class Watch : public Watcher {
         continue;
       }
       if (heard_count_ < heard_.size()) {
-        heard_[heard_count_++] = {range, to};
+        heard_[heard_count_++] = {range, to, stays};
       } else {
         Range const last = heard_.back().range;
-        heard_.back() = {{std::min(last.start, range.start), std::max(last.end, range.end)}, 0};
+        heard_.back() = {{std::min(last.start, range.start), std::max(last.end, range.end)}, 0, true};
       }
     }
   }

@@ -545,7 +545,7 @@ def _at_exit() -> None:
     for arena in living:
         arena._at_exit()
     until = time.monotonic() + _EXIT_SECONDS
-    for arena in living:  # the end of the interpreter may crash where a thread is only beginning: Python 3.11
+    for arena in living:  # their threads undo what is locked
         for each in arena._parts:
             each.over.wait(until - time.monotonic())
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import _thread
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pinning.errors import PinningError
 from pinning.locking.lock_async import PendingLock, lock_unlisted
 from pinning.machine.populate import Populating
 from pinning.plugin import Device
+from pinning.runtime.process import start_thread
 
 # At most. 24 GiB of a machine with 16 processors are there in a second with as many, and in 13 with one.
 _THREADS = 16
@@ -63,7 +63,7 @@ class Ready:
         """Start a thread for it, unless that has been done. Raises RuntimeError where no thread is to be had."""
         if not self._threads:
             # Two steps in C: Ctrl-C in Thread.start would keep this for ever; between these it makes one thread more.
-            self._threads.append(_thread.start_new_thread(self._run, ()))
+            self._threads.append(start_thread(self._run))
 
     def stop(self) -> None:
         """Have it end soon, unless it has ended. Its thread undoes what is locked and says that it is over."""

@@ -18,7 +18,6 @@ from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
 from pinning.runtime.process cimport generation
 
-import _thread
 import asyncio
 import time
 import warnings
@@ -29,7 +28,7 @@ from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.machine.populate import Populating, is_resident
 from pinning.runtime.arguments import integer, seconds
-from pinning.runtime.process import Subsystem, at_exit, at_fork
+from pinning.runtime.process import Subsystem, at_exit, at_fork, start_thread
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -178,7 +177,7 @@ cdef int begin(Job job) except -1:
     worker.pinned_map, worker.jobs = job.pinned_map, deque([job])
     workers[<size_t><void*>job.pinned_map] = worker
     try:
-        _thread.start_new_thread(worker.run, ())
+        start_thread(worker.run)
     except RuntimeError as error:
         del workers[<size_t><void*>job.pinned_map]
         raise PinningError(f"there is no thread to be had for a lock in the background: {error}") from None

@@ -10,7 +10,8 @@ look_after: what ends or changes by itself, such as the work of a device, is ask
 
 fork: the child's memory, queues and locks are the parent's. Each subsystem begins anew, those below first.
 
-exit: each subsystem ends, those above first. What was deferred is dropped: it goes with the process.
+exit: each subsystem ends, those above first. What was deferred is dropped: it goes with the process. Threads that are only
+beginning are waited for.
 
 Each change is made by C code that the GIL guards, so that neither another thread nor Ctrl-C comes between.
 """
@@ -73,7 +74,6 @@ cdef class Service:
     cdef dict due  # by function and arguments: when, and after which pause again. Of a thread that has ended it stays
     cdef unsigned generation
     cdef bint started
-    cdef bint begun  # the thread runs
     cdef bint ended
 
     def __cinit__(self, bytes name):
@@ -83,7 +83,7 @@ cdef class Service:
     cdef begin(self):
         self.calls, self.due = SimpleQueue(), {}
         self.generation = generation()
-        self.started = self.begun = self.ended = False
+        self.started = self.ended = False
 
     cdef begin_anew(self):
         """In a child of fork, once."""
@@ -96,18 +96,11 @@ cdef class Service:
         if not self.started:
             self.started = True
             try:
-                _thread.start_new_thread(self._run, ())
+                start_thread(self._run)
             except Exception:  # there is no thread to be had: the next call tries again
                 self.started = False
 
-    cdef end(self):
-        """At exit. Python 3.11 crashes where it ends while a thread is only beginning."""
-        until = monotonic() + BEGIN_SECONDS
-        while self.started and not self.begun and monotonic() < until:
-            sleep(0.001)
-
     def _run(self):
-        self.begun = True
         pthread_setname_np(pthread_self(), self.name)
         while not self.ended:
             with suppress(BaseException):  # such as SystemExit in a destructor of the user's
@@ -139,6 +132,38 @@ cdef class Service:
                     due[call] = monotonic() + pause, min(2 * pause, LONGEST)
             except Exception:
                 report()
+
+
+cdef unsigned beginning = 0  # threads
+
+
+def start_thread(function, *arguments):
+    """Have a function called by a new daemon thread; what `_thread.start_new_thread` returns or raises.
+
+    The exit waits until it has begun, since Python 3.11 crashes where it ends meanwhile.
+    """
+    global beginning
+    beginning += 1
+    try:
+        thread = _thread.start_new_thread(_begin_thread, (function, arguments))
+    except BaseException:
+        beginning -= 1
+        raise
+    if looks.ended:
+        await_beginning()
+    return thread
+
+
+def _begin_thread(function, arguments):
+    global beginning
+    beginning -= 1
+    function(*arguments)
+
+
+cdef await_beginning():
+    until = monotonic() + BEGIN_SECONDS
+    while beginning and monotonic() < until:
+        sleep(0.001)
 
 
 cdef list forgotten = []  # of the parent process, which must not be destroyed here
@@ -207,7 +232,8 @@ def at_exit(subsystem, function):
 
 
 def _after_fork_in_child():
-    global deferred
+    global beginning, deferred
+    beginning = 0
     forgotten.append(deferred)
     deferred = {}
     defers.begin_anew()
@@ -224,8 +250,7 @@ def _exit():
     for _, function in exit_handlers:
         with suppress(Exception):  # the others still want ending
             function()
-    defers.end()
-    looks.end()
+    await_beginning()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

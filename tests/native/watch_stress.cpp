@@ -30,10 +30,17 @@ constexpr int shift = 48;
 Address address(void* ptr) { return reinterpret_cast<Address>(ptr); }
 char* pointer(Address ptr) { return reinterpret_cast<char*>(ptr); }
 
-void* map_anonymous(void* at = nullptr) {
-  void* const made = mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
+void* map_anonymous(void* at = nullptr, std::uint64_t bytes = size) {
+  void* const made = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
   if (made == MAP_FAILED) fail("mmap");
   return made;
+}
+
+/// To other addresses, `room` if given; null where the kernel takes it for several mappings.
+void* move(void* at, std::uint64_t bytes, std::uint64_t new_bytes, void* room = nullptr) {
+  if (room == nullptr) room = map_anonymous(nullptr, new_bytes);
+  void* const to = mremap(at, bytes, new_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, room);
+  return to == MAP_FAILED ? nullptr : to;
 }
 
 /// The device sees the first byte that was there when the memory was locked, as a GPU sees the old pages.
@@ -60,18 +67,22 @@ std::optional<unsigned char> seen_by_device(PinnedMap& map, Address ptr) {
 enum Way { unmapped, replaced, moved, discarded, ways };
 
 /// Where other memory is afterwards: mostly at the same place, unless another thread was quicker.
-void* replace(void* at, Way way) {
+void* replace(void* at, Way way, PinnedMap& map) {
   switch (way) {
     case unmapped:
       munmap(at, size);
       return map_anonymous();
     case replaced:
       return map_anonymous(at);
-    case moved: {  // refused where a part is still watched for a region that was there before
-      void* const to = mremap(at, size, 2 * size, MREMAP_MAYMOVE);
-      if (to == MAP_FAILED) munmap(at, size);
+    case moved: {  // refused only where a part is still watched for a region whose memory was discarded
+      void* to = move(at, size, 2 * size);
+      if (to == nullptr) {
+        map.drain_invalidations();
+        to = move(at, size, 2 * size);
+      }
+      if (to == nullptr || (to = move(to, 2 * size, 2 * size)) == nullptr) fail("watched memory cannot be moved");
       void* const made = map_anonymous();
-      if (to != MAP_FAILED) munmap(to, 2 * size);
+      munmap(to, 2 * size);
       return made;
     }
     default:
@@ -107,7 +118,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
               all_seen += found.has_value();
             }
             if (random() % 4 == 0) expect(map.unlock(hold), "a lock went without its memory");
-            at = replace(at, way);
+            at = replace(at, way, map);
             if (auto const found = seen_by_device(map, ptr)) {
               if (address(at) <= ptr && ptr < address(at) + size) fail("found where other memory is now");
             }
@@ -201,6 +212,20 @@ void a_part_goes() {
   expect(!map.try_lock(address(at) + 8 * page, 1), "a registration stays whose memory has gone");
 }
 
+/// What is locked beside a region that has gone, on a page of both, is counted by the vendor on its own.
+void gone_beside_what_is_locked() {
+  Device device;
+  PinnedMap map(device, &pinning::process_watcher());
+  void* const at = map_anonymous();
+  Hold const gone = map.lock(address(at) + 100, page);
+  munmap(at, size);
+  map_anonymous(at);
+  Hold const hold = map.lock(address(at) + page + 1000, 10);
+  expect(device.locked == 1 && map.holds(hold) && !map.holds(gone), "what has gone is locked beside what is there");
+  map.unlock(hold);
+  munmap(at, size);
+}
+
 void told_by_a_thread() {
   static Device device;
   auto* const map = new PinnedMap(device, &pinning::process_watcher(), true);  // never destroyed
@@ -210,6 +235,66 @@ void told_by_a_thread() {
   auto const deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
   while (device.locked != 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   expect(device.locked == 0, "no thread tells the vendor");
+}
+
+/// Watched memory moves to where other watched memory was, which is given up only then.
+void moved_to_where_other_memory_was() {
+  struct Heard : pinning::InvalidationListener {
+    std::optional<bool> try_invalidate(Address, std::uint64_t) noexcept override { return false; }
+    std::optional<bool> try_move(Address ptr, std::uint64_t, Address) noexcept override {
+      if (ptr == from) ++moves;
+      return false;
+    }
+    bool may_have(Address, std::uint64_t) const noexcept override { return true; }
+    void drain_invalidations() override {}
+    std::atomic<Address> from = 0;
+    std::atomic<long> moves = 0;
+  } listener;
+  pinning::Watcher& watcher = pinning::process_watcher();
+  watcher.add(listener, false);
+  auto const moves_from = [&](void* at) {
+    listener.from = address(at);
+    long const before = listener.moves;
+    void* const to = move(at, 2 * size, 2 * size);
+    if (to == nullptr) fail("what is watched has become several mappings");
+    while (!watcher.settled()) std::this_thread::yield();
+    expect(listener.moves == before + 1, "a move is missed");
+    return to;
+  };
+  for (Way const way : {unmapped, replaced, moved}) {
+    for (std::uint64_t const offset : {0, 3}) {  // of the pages that go, the rest of which is unmapped when it is given up
+      void* const place = map_anonymous(nullptr, 2 * size);
+      void* const other = map_anonymous(nullptr, 2 * size);
+      Address const old = address(place) + offset * page;
+      expect(watcher.watch(old, size) && watcher.watch(old, page), "memory is not watched");
+      expect(watcher.watch(address(other), 2 * size), "memory is not watched");
+      if (way == unmapped) munmap(place, 2 * size);
+      if (way == replaced) map_anonymous(place, 2 * size);
+      if (way == moved) munmap(move(pointer(old), size, size), size);
+      void* to = move(other, 2 * size, 2 * size, place);
+      watcher.unwatch(old, page);
+      watcher.unwatch(old, size);
+      watcher.unwatch(address(other), 2 * size);
+      to = moves_from(moves_from(to));
+      munmap(to, 2 * size);
+    }
+  }
+  // What is left of a range in parts is watched no more.
+  void* const at = map_anonymous();
+  watcher.watch(address(at), size);
+  munmap(pointer(address(at)) + 3 * page, 2 * page);
+  munmap(pointer(address(at)) + 8 * page, page);
+  watcher.unwatch(address(at), size);
+  expect(watcher.watch(address(at) + page, page), "memory is not watched");
+  watcher.unwatch(address(at) + page, page);
+  listener.from = address(at) + 5 * page;
+  long const before = listener.moves;
+  munmap(move(pointer(address(at)) + 5 * page, 3 * page, 3 * page), 3 * page);
+  munmap(at, 3 * page);
+  munmap(pointer(address(at)) + 9 * page, size - 9 * page);
+  while (!watcher.settled()) std::this_thread::yield();
+  expect(listener.moves == before, "a move of what nobody watches is told");
+  watcher.remove(listener);
 }
 
 /// Listeners are removed while the undoer is at the one before them.
@@ -262,6 +347,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   a_part_goes();
+  gone_beside_what_is_locked();
+  moved_to_where_other_memory_was();
   memory_goes_in_a_vendor_call();
   churn(time, seed);
   told_by_a_thread();

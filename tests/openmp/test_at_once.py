@@ -29,6 +29,12 @@ def test_what_passes_ends_no_program_though_locks_are_mandatory(at_once: Path) -
         assert (ran.code, ran.out) == (0, "done\n"), ran.errors
 
 
+def test_threads_that_begin_wait_for_no_decision_that_asks_for_their_stacks(at_once: Path) -> None:
+    ran = run(at_once, "stacks", 1000, lock_min_bytes=64, lock_after=1)
+    assert (ran.code, ran.out) == (0, "done\n"), ran.errors
+    assert ran.locked > 0
+
+
 def test_threads_are_cancelled_after_their_transfers(at_once: Path) -> None:
     ran = run(at_once, "cancel", lock_after=1)
     assert (ran.code, ran.out.split()) == (0, ["11"] * 4), ran.errors

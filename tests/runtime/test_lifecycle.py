@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -292,6 +294,67 @@ def test_exit_with_a_daemon_thread_inside_a_lock(piece: str, wakes: str) -> None
     assert (code, errors) == (0, "")
     assert "True unlock 0x1000" in said
     assert "0x2000" not in said
+
+
+LATE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+struct start { void* (*routine)(void*); void* argument; };
+static void* late(void* given) {
+  struct start const start = *(struct start*)given;
+  free(given);
+  usleep(300000);
+  Dl_info info;
+  dladdr((void*)start.routine, &info);
+  char const* const name = strrchr(info.dli_fname, '/');
+  if (strncmp(name, "/python", 7) == 0 || strncmp(name, "/libpython", 10) == 0) write(1, "begins\n", 7);
+  return start.routine(start.argument);
+}
+int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*routine)(void*), void* argument) {
+  int (*const next)(pthread_t*, pthread_attr_t const*, void* (*)(void*), void*) = dlsym(RTLD_NEXT, "pthread_create");
+  struct start* const start = malloc(sizeof *start);
+  *start = (struct start){routine, argument};
+  return next(thread, attributes, late, start);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        "kept = pinning.lock_async(bytearray(100), device=device)",
+        "kept = pinning.Arena(1 << 20, devices=device)",
+        "from pinning.runtime.process import defer; defer(print)",
+        "atexit.unregister(end); atexit.register(pinning.lock_async, (4096, 9), device=device); atexit.register(end)",
+    ],
+    ids=["lock_async", "arena", "service", "after our own exit"],
+)
+def test_a_thread_that_is_only_beginning_begins_before_the_interpreter_ends(
+    begins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 crashes where it does not."""
+    compiler = shutil.which("cc") or pytest.skip("needs a C compiler: apt-get install gcc")
+    source, library = tmp_path / "late.c", tmp_path / "late.so"
+    source.write_text(LATE)
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", source, "-o", library], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    program = run_program(f"""
+        from pinning.runtime.process import _exit as end
+
+        class Late:
+            def __del__(self, sleep=time.sleep, write=os.write):
+                write(1, b"ends\\n")
+                sleep(1)
+
+        {begins}
+        sys.late = Late()
+    """)
+    lines = [line for line in program.stdout.splitlines() if "unlock" not in line]
+    assert (program.returncode, lines[:1], lines[-1:], program.stderr) == (0, ["begins"], ["ends"], "")
 
 
 @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])

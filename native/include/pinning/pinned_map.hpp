@@ -251,6 +251,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
   static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // no vendor takes less by one call
+  static constexpr Address largest_page = 65536;  // of the system's, not of the pool of huge ones
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::size_t slice_of_regions = 256;
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
@@ -355,12 +356,12 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   // ---- map/invalidation.hpp ----
 
   class Watching;
-  class Unwatching;
   void await_invalidations() const noexcept;
   void await_all_invalidations() const noexcept;
   // With the mutex:
   std::optional<bool> mark_invalidated(Address ptr, std::uint64_t size) noexcept;
   bool drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region);
+  bool drain_beside(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size);
   static std::optional<Span> invalidated_part(Address start, Record const& record) noexcept;
   [[noreturn]] static void refuse_invalidated(Address ptr, std::uint64_t size);
 
@@ -375,7 +376,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   std::optional<Pinned> pinned_by_others(Address ptr, std::uint64_t size);
   // With the mutex:
   bool confirm(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, std::uint64_t& confirmed);
-  bool drop(Address start, std::uint64_t serial) noexcept;
+  bool drop(std::unique_lock<std::mutex>& guard, Address start, std::uint64_t serial) noexcept;
 
   // ---- map/idle.hpp ----
 
@@ -432,7 +433,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   std::optional<Hold> adopt_external(std::unique_lock<std::mutex>& guard, Request& request, Pinned const& pinned);
   Id enter(Address ptr, std::uint64_t size, std::uint64_t piece);
   void publish(Id id, Facts const& facts, std::uint64_t held, State state = State::locked) noexcept;
-  void abandon(Attempt& attempt) noexcept;
+  void abandon(std::unique_lock<std::mutex>& guard, Attempt& attempt) noexcept;
   // Take it, or are given it and return without it:
   std::optional<Hold> lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
                                    std::optional<Pinned>& pinned);
@@ -448,15 +449,11 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
                                State before, bool idle);
   bool settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size);
   void settle_as(Record& record, State state) noexcept;
-  void leave(Address start) noexcept;
+  void leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept;
   void end_growth(Address start) noexcept;
 
   // ---- what it has ----
 
-  struct Unwatched {
-    Address start;
-    std::uint64_t size;
-  };
   struct Idle {
     Address start;
     std::uint64_t bytes;
@@ -464,8 +461,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   Locker& locker_;
   Watcher* const watcher_;
-  std::vector<Unwatched> unwatched_;
-  std::atomic<bool> any_unwatched_ = false;
   std::unique_ptr<Budget> const own_;
   Budget& budget_;
   unsigned const generation_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads at once: "budget" moves parts of buffers and then all of them, and says the most that was locked; "mandatory"
-// moves parts of one buffer; "cancel" cancels threads while they move, and says whether they went on to the end.
+// moves parts of one buffer; "stacks" moves new buffers while threads begin and ask where their stacks are; "cancel" cancels
+// threads while they move, and says whether they went on to the end.
 #define _GNU_SOURCE
 #include <omp.h>
 #include <pthread.h>
@@ -18,6 +19,14 @@ static long locked_kib(void) {
   while (fgets(line, sizeof line, status) && sscanf(line, "VmLck: %ld", &kib) != 1) {}
   fclose(status);
   return kib;
+}
+
+// With a lock of this thread's held, the C library allocates and frees here.
+static void *ask(void *none) {
+  pthread_attr_t attributes;
+  for (int i = 0; i < 50; i++)
+    if (pthread_getattr_np(pthread_self(), &attributes) == 0) pthread_attr_destroy(&attributes);
+  return none;
 }
 
 static volatile int cancelled;
@@ -70,6 +79,25 @@ int main(int argc, char **argv) {
       for (int i = 0; i < rounds; i++) {
         size_t first = (size_t)rand_r(&seed) % (N / 2), size = 65536 + (size_t)rand_r(&seed) % (N / 2 - 65536);
         omp_target_memcpy(copy, b, size, 0, first, device, host);
+      }
+      omp_target_free(copy, device);
+    }
+    printf("done\n");
+  } else if (!strcmp(how, "stacks")) {
+#pragma omp parallel num_threads(8)
+    {
+      int device = omp_get_thread_num() % omp_get_num_devices();
+      char *copy = omp_target_alloc(N, device);
+      for (int i = 0; i < rounds; i++) {
+        if (omp_get_thread_num() % 2) {
+          pthread_t threads[2];
+          for (int k = 0; k < 2; k++) pthread_create(&threads[k], NULL, ask, NULL);
+          for (int k = 0; k < 2; k++) pthread_join(threads[k], NULL);
+        } else {
+          char *b = calloc(1, 4096);
+          omp_target_memcpy(copy, b, 4096, 0, 0, device, host);
+          free(b);
+        }
       }
       omp_target_free(copy, device);
     }

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +116,39 @@ def test_nor_where_nobody_tells_and_others_map_in_between() -> None:
     run(UNWATCHED.replace("ROUNDS", str(ROUNDS)), PINNING_WATCH="0")
 
 
+IDLE = """
+import ctypes, mmap
+import pinning
+from limits import locked_kib
+from test_host_pages import PAGE, SIZE, libc, mapped, settled_kib
+pinning.budget(idle=True)
+before, kept = locked_kib(), []
+for number in range(ROUNDS):
+    buffer = mmap.mmap(-1, SIZE)
+    ptr = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    pinning.lock(buffer, device="host").unlock()
+    assert len(pinning.regions("host", idle=True)) == 1
+    first = ptr + number % 3 * PAGE
+    libc.munmap(first, PAGE)
+    libc.munmap(ptr, first - ptr)
+    libc.munmap(first + PAGE, ptr + SIZE - first - PAGE)
+    anew = mapped(ptr)
+    with pinning.lock((anew, SIZE), device="host") as lock:
+        assert lock.held
+    if anew == ptr:
+        del buffer  # which unmaps it
+    else:
+        kept.append(buffer)
+        libc.munmap(anew, SIZE)
+assert (settled_kib(), pinning.budget().used, pinning.regions("host", idle=True)) == (before, 0, [])
+"""
+
+
+@watched
+def test_nor_where_it_is_idle() -> None:
+    run(IDLE.replace("ROUNDS", str(ROUNDS)))
+
+
 def settled_kib() -> int:
     pinning.pinned_map("host").drain_invalidations()
     return locked_kib()
@@ -126,11 +157,7 @@ def settled_kib() -> int:
 def moved(ptr: int, size: int) -> int:
     """To other addresses, with as much added behind it."""
     room: int = libc.mmap(None, 2 * size, 0, ANONYMOUS, -1, 0)
-    for _ in range(1000):
-        found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
-        if found == room or ctypes.get_errno() != errno.EFAULT:
-            break
-        time.sleep(0.001)  # a thread unlocks or unwatches some of it: the kernel moves one mapping at a time
+    found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
     assert found == room, os.strerror(ctypes.get_errno())
     return found
 

@@ -6,7 +6,6 @@ namespace pinning {
 
 inline bool PinnedMap::give_back_idle(Address start) {
   if (is_parents()) return false;
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   auto const region = table_.find(start, [](Record const&) {});
   if (!region || region->start != start || !table_.value(region->id).is_idle()) return false;
@@ -67,19 +66,10 @@ inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t numbe
 }
 
 inline std::uint64_t PinnedMap::give_back(Claim claim) {
-  Watcher* const watcher = watcher_;
-  std::vector<Unwatched> unwatched;
-  std::uint64_t bytes = 0;
-  {
-    std::unique_lock guard(mutex_);
-    auto const region = table_.find(claim.start);
-    State const before = claim.half ? State::half_unlocked : State::idle;
-    bytes = unlock_claimed(guard, *region, table_.value(region->id), before, true);
-    unwatched.swap(unwatched_);
-    any_unwatched_.store(false, std::memory_order_release);
-  }
-  for (Unwatched const& each : unwatched) watcher->unwatch(each.start, each.size);  // the map may be gone by now
-  return bytes;
+  std::unique_lock guard(mutex_);
+  auto const region = table_.find(claim.start);
+  State const before = claim.half ? State::half_unlocked : State::idle;
+  return unlock_claimed(guard, *region, table_.value(region->id), before, true);
 }
 
 }  // namespace pinning

@@ -2,6 +2,7 @@
 // Memory that is unmapped, discarded or replaced while it is in a map. A part of pinned_map.hpp, which includes it.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -31,26 +32,6 @@ class PinnedMap::Watching {
   bool on_;
 };
 
-/// When it ends, the regions that have gone meanwhile are watched no more.
-class PinnedMap::Unwatching {
- public:
-  explicit Unwatching(PinnedMap& map) noexcept : map_(map) {}
-  ~Unwatching() {
-    if (!map_.any_unwatched_.load(std::memory_order_acquire)) return;
-    std::vector<Unwatched> all;
-    {
-      std::lock_guard const guard(map_.mutex_);
-      all.swap(map_.unwatched_);
-      map_.any_unwatched_.store(false, std::memory_order_release);
-    }
-    for (Unwatched const& each : all) map_.watcher_->unwatch(each.start, each.size);
-  }
-  Unwatching(Unwatching const&) = delete;
-
- private:
-  PinnedMap& map_;
-};
-
 inline bool PinnedMap::invalidate(Address ptr, std::uint64_t size) noexcept {
   for (;;) {
     if (auto const done = try_invalidate(ptr, size)) return *done;
@@ -72,7 +53,6 @@ inline bool PinnedMap::any_invalidated() const noexcept {
 inline void PinnedMap::drain_invalidations() {
   locker_.drain_invalidations();
   if (!any_invalidated()) return;
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (auto const& range : table_.regions()) {
     for (;;) {
@@ -136,6 +116,23 @@ inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Reg
     guard.unlock();  // before this error is destroyed, see `acquire`
   }
   if (!guard.owns_lock()) guard.lock();
+  return true;
+}
+
+/// Whether no invalidated region shares a page with the range; else has one unlocked, and must be asked again. A vendor that
+/// counts the locks of each page would count what is locked anew there together with a lock that has gone.
+inline bool PinnedMap::drain_beside(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
+  if (invalidated_count_.load(std::memory_order_relaxed) == 0) return true;
+  Address const start = std::max(ptr & -largest_page, Address{1}), last = (ptr + (size - 1)) | (largest_page - 1);
+  for (auto const& region : table_.overlapping(start, last - start + 1)) {
+    Record const& record = table_.value(region.id);
+    if (record.is_invalidated() && record.state.load(std::memory_order_relaxed) == State::leaving) {
+      settled_.wait(guard);
+    } else if (!drain(guard, region)) {
+      continue;
+    }
+    return false;
+  }
   return true;
 }
 

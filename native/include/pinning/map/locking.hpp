@@ -93,7 +93,6 @@ inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, L
   check(ptr, size);
   Request request{ptr, size, options, pieces};  // outlives `guard`: to destroy a locker's error may take its mutex
   await_all_invalidations();
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (;;) {
     if (auto const hold = count_existing(ptr, size, options.coherence, request.confirmed)) return hold;
@@ -117,7 +116,7 @@ inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, L
 /// Whether nothing is in the way of the range. Else waits for it, has it unlocked or confirmed, and the caller looks
 /// anew; throws where it stays.
 inline bool PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Request& request) {
-  if (!settle(guard, request.ptr, request.size)) return false;
+  if (!settle(guard, request.ptr, request.size) || !drain_beside(guard, request.ptr, request.size)) return false;
   auto const first = first_overlapping(request.ptr, request.size);
   if (!first) return true;
   if (evict(guard, *first) || confirm(guard, *first, request.confirmed)) return false;
@@ -171,7 +170,7 @@ inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>&
   }
   guard.lock();
   bool const invalidated = attempt.ours && table_.value(id).is_invalidated();
-  abandon(attempt);
+  abandon(guard, attempt);
   if (invalidated) refuse_invalidated(request.ptr, request.size);
   return std::nullopt;
 }
@@ -337,9 +336,11 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
 }
 
 /// After `take_back` the entry goes, unless the vendor has refused to unlock some of it; then an `unlock` can try again.
-inline void PinnedMap::abandon(Attempt& attempt) noexcept {
+inline void PinnedMap::abandon(std::unique_lock<std::mutex>& guard, Attempt& attempt) noexcept {
   if (!attempt.ours) return;
-  if (!attempt.ends || attempt.ends.mapped().ends.empty()) return leave(attempt.start);
+  if (!attempt.ends || attempt.ends.mapped().ends.empty()) {
+    return leave(guard, {attempt.start, attempt.size, attempt.id});
+  }
   Record& record = table_.value(attempt.id);
   record.references.store(1, std::memory_order_release);
   ends_.insert(std::move(attempt.ends));
@@ -350,7 +351,7 @@ inline void PinnedMap::abandon(Attempt& attempt) noexcept {
 inline void PinnedMap::give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt) {
   take_back(attempt);
   guard.lock();
-  abandon(attempt);
+  abandon(guard, attempt);
 }
 
 inline void PinnedMap::give_up_all_but(std::uint64_t bytes, Attempt& attempt) noexcept {

@@ -7,7 +7,6 @@ namespace pinning {
 inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address device_ptr) {
   check(ptr, size);
   await_all_invalidations();
-  Unwatching const afterwards(*this);
   Watching watching(*this, ptr, size);
   std::unique_lock guard(mutex_);
   for (;;) {
@@ -24,8 +23,7 @@ inline void PinnedMap::register_pinned(Address ptr, std::uint64_t size, Address 
 inline void PinnedMap::unregister(Address ptr) {
   if (is_parents()) return;
   await_invalidations();
-  Unwatching const afterwards(*this);
-  std::lock_guard const guard(mutex_);
+  std::unique_lock guard(mutex_);
   auto region = table_.find(ptr, [](Record const&) {});
   std::uint8_t const flags = region ? table_.value(region->id).flags.load(std::memory_order_relaxed) : std::uint8_t{0};
   if ((flags & registered) == 0 || (flags & Record::invalidated) != 0) {
@@ -37,7 +35,7 @@ inline void PinnedMap::unregister(Address ptr) {
     throw StillLocked("the registered region " + describe(region->start, region->size) + " is still locked " +
                       std::to_string(held) + " time(s); unlock it first");
   }
-  leave(region->start);
+  leave(guard, *region);
 }
 
 inline std::vector<Region> PinnedMap::refresh() {
@@ -46,8 +44,8 @@ inline std::vector<Region> PinnedMap::refresh() {
     if (!region.external || region.registered) return true;
     return locker_.is_pinned(region.start) == Pinned{region.start, region.size, region.device_ptr};
   });
-  std::lock_guard const guard(mutex_);
-  std::erase_if(gone, [&](Region const& region) { return !drop(region.start, region.serial); });
+  std::unique_lock guard(mutex_);
+  std::erase_if(gone, [&](Region const& region) { return !drop(guard, region.start, region.serial); });
   return gone;
 }
 
@@ -62,16 +60,16 @@ inline bool PinnedMap::confirm(std::unique_lock<std::mutex>& guard, pagetable::R
   guard.unlock();
   bool const still = locker_.is_pinned(region.start) == entered;
   guard.lock();
-  if (!still) drop(region.start, serial);
+  if (!still) drop(guard, region.start, serial);
   confirmed = serial;
   return true;
 }
 
 /// Takes out a region of others, whatever its count; false when it is not there any more.
-inline bool PinnedMap::drop(Address start, std::uint64_t serial) noexcept {
+inline bool PinnedMap::drop(std::unique_lock<std::mutex>& guard, Address start, std::uint64_t serial) noexcept {
   auto const region = table_.find(start, [](Record const&) {});
   if (!region || serial_of(*region) != serial) return false;
-  leave(start);
+  leave(guard, *region);
   return true;
 }
 

@@ -29,7 +29,6 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   Registrar& added = *registrar;
   std::exception_ptr refused;
   std::unique_ptr<Registrar> removed;
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   registrars_.push_back(std::move(registrar));
   any_registrars_ = true;

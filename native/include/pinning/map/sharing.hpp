@@ -68,7 +68,6 @@ inline bool PinnedMap::shares(Address start) {
 
 /// Waits for what is changing in the range.
 inline void PinnedMap::wait_for_change(Address ptr, std::uint64_t size) {
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   settle(guard, ptr, size);
 }
@@ -200,16 +199,18 @@ inline void PinnedMap::shares_no_more(Record& record) noexcept {
   record.flags.store(flags & ~Record::shared, std::memory_order_release);
 }
 
-/// Where siblings have a region too that is leaving it goes, with the mutex taken: the vendor call is theirs to make.
+/// Where siblings have a region too that is leaving it goes, with the mutex taken: the vendor call is theirs to make. From
+/// the end of the claim on they take it for one that is changing.
 inline bool PinnedMap::leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                          Record& record) {
   Siblings::Claim claim(*siblings_);
   bool const theirs = siblings_have(claim, region.start);
   guard.lock();
+  shares_no_more(record);
+  claim.end();
   if (theirs) {
-    leave(region.start);
+    leave(guard, region);
   } else {
-    shares_no_more(record);
     guard.unlock();
   }
   return theirs;

@@ -8,7 +8,6 @@ namespace pinning {
 inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) {
   if (is_parents()) return false;
   await_invalidations();  // else the vendor might unlock what has come in its place
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (;;) {
     auto region = table_.find(ptr, [](Record const&) {});
@@ -34,7 +33,7 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
     if (references > 1 || (flags & registered) != 0) {
       record.references.store(references - 1, std::memory_order_release);
     } else if ((flags & external) != 0) {
-      leave(region->start);
+      leave(guard, *region);
     } else if ((flags & Record::shared) != 0) {
       settle_as(record, State::leaving);
       if (siblings_have(guard, *region, record)) {
@@ -76,7 +75,7 @@ inline bool PinnedMap::try_count_down(Address ptr, std::uint64_t serial, bool ke
 inline void PinnedMap::unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                    Record& record) {
   if (is_external(record)) {
-    leave(region.start);
+    leave(guard, region);
     return;
   }
   State const before = record.state.load(std::memory_order_relaxed);
@@ -94,7 +93,6 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   std::size_t const registrations = kept ? kept.mapped().registrations.size() : 0;
   auto const gone = invalidated_part(region.start, record);
   bool const shared = (record.flags.load(std::memory_order_relaxed) & Record::shared) != 0;
-  bool const watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
   guard.unlock();
   try {
     if (kept) untell(kept.mapped().registrations);
@@ -111,8 +109,6 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
       throw;
     }
     budget_.give_up(bytes);
-    // While the region is still in the map: later it could be other memory, locked elsewhere and moved to this address.
-    if (watched) watcher_->unwatch(region.start, region.size);
   } catch (...) {
     guard.lock();
     std::uint64_t const left = kept ? kept.mapped().bytes() : region.size;
@@ -127,33 +123,31 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
     throw;
   }
   guard.lock();
-  record.flags.store(record.flags.load(std::memory_order_relaxed) & ~Record::watched, std::memory_order_release);
-  leave(region.start);
+  leave(guard, region);
   return bytes;
 }
 
-inline void PinnedMap::leave(Address start) noexcept {
-  auto const region = table_.remove(start);
-  starts_.remove(start);
-  Record& record = table_.value(region->id);
+/// The region goes from the table. If it is watched, that ends first, the mutex released meanwhile.
+inline void PinnedMap::leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept {
+  Record& record = table_.value(region.id);
+  settle_as(record, State::leaving);
   if ((record.flags.load(std::memory_order_relaxed) & Record::watched) != 0) {
-    try {
-      unwatched_.push_back({start, region->size});
-      any_unwatched_.store(true, std::memory_order_release);
-    } catch (std::bad_alloc const&) {  // it stays watched, for nobody
-    }
+    guard.unlock();
+    watcher_->unwatch(region.start, region.size);
+    guard.lock();
   }
+  table_.remove(region.start);
+  starts_.remove(region.start);
   if (record.is_invalidated()) {
     invalidated_count_.store(invalidated_count_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
   }
-  if (is_external(record)) budget_.leave_external(region->size);
+  if (is_external(record)) budget_.leave_external(region.size);
   settle_as(record, State::leaving);
 }
 
 inline void PinnedMap::clear(bool wait) {
   if (is_parents()) return;
   std::exception_ptr first_error;
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   for (auto const& range : table_.regions()) {
     if (wait) {
@@ -201,7 +195,6 @@ inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, 
 }
 
 inline bool PinnedMap::changed_since(std::uint64_t changes, Address ptr, std::uint64_t size) {
-  Unwatching const afterwards(*this);
   std::unique_lock guard(mutex_);
   while (!settle(guard, ptr, size) && changes_ == changes) {
   }
