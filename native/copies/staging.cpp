@@ -467,7 +467,7 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
   auto ring = std::make_unique<Ring>();
   if (blocks == Blocks::yes) {
     std::lock_guard const guard(mutex_);
-    std::uint64_t const room = limits.device_bytes - std::min(limits.device_bytes, bytes_);
+    std::uint64_t const room = limits.staging_bytes - std::min(limits.staging_bytes, bytes_);
     std::uint64_t const least = std::min(limits.ring_bytes, least_ring);
     ring->size = limits.ring_bytes;
     while (ring->size > room / 4 && ring->size / 2 >= least) ring->size /= 2;  // the next queues want one too
@@ -601,8 +601,8 @@ StagingLimits::StagingLimits() noexcept {
   if (counted == 0) counted = processors();
   unsigned const count = counted;
   threads = count == 1 ? 1 : std::clamp(count * 3 / 4, 2u, 20u);
-  to_device = threads;
-  to_host = std::min(threads, std::max(2u, count / 2));
+  threads_to_device = threads;
+  threads_to_host = std::min(threads, std::max(2u, count / 2));
 }
 
 std::uint64_t next_queue_number() noexcept { return ++queue_numbers; }

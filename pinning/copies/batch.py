@@ -10,14 +10,13 @@ import numpy
 from numpy.typing import NDArray
 
 from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
-from pinning.copies.batch_work import BatchWork
+from pinning.copies.batch_work import BatchCopy
 from pinning.copies.copy import resubmitted
-from pinning.copies.costs import costs
 from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
-from pinning.copies.work import Copy, submit_planned
+from pinning.copies.work import Copy, submit_native
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.locking.devices import is_host, pinned_map
+from pinning.locking.devices import is_host
 from pinning.plugin import MemoryDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
@@ -354,9 +353,9 @@ def _queue_of(devices: Sequence[MemoryDevice | None]) -> Queue:
     return default_queue(next((device for device in devices if device is not None), None))
 
 
-def _work(batch: _Batch, engine: Engine) -> BatchWork:
-    device, has_kernel = batch.queue.device, batch.queue.moves_parts
-    return BatchWork(device, pinned_map(device), batch.dsts, batch.srcs, batch.sizes, engine, has_kernel, costs)
+def _work(batch: _Batch, engine: Engine) -> BatchCopy:
+    queue = batch.queue
+    return BatchCopy(queue.device, batch.dsts, batch.srcs, batch.sizes, batch.owners, engine, queue.moves_parts)
 
 
 def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
@@ -366,6 +365,6 @@ def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
 
 def _all_at_once(batch: _Batch, engine: Engine, wait_for: tuple[Event, ...]) -> Copy:
     work = _work(batch, engine)
-    copy = submit_planned(batch.queue, work, *work.written, wait_for, batch.owners, work.is_direct)
+    copy = submit_native(batch.queue, work, wait_for)
     copy.path, copy.reason = how(work)
     return copy

@@ -4,7 +4,7 @@
 """Copies and fills.
 
 The common copy is one call of the vendor's, and what is done here for it, once for each copy, costs less than that call.
-All others are planned in Python.
+All others are planned by <pinning/copy_plan.hpp>.
 """
 
 cimport cython
@@ -27,9 +27,9 @@ from pinning.queues.submitter cimport Submitter, events_of
 
 from numbers import Integral, Real
 
-from pinning.copies.copy import copy_planned
+from pinning.copies.copy import copy_planned, plan_copy
 from pinning.copies.costs import costs
-from pinning.copies.plan import CopyPath, plan, too_small
+from pinning.copies.plan import CopyPath, too_small
 from pinning.errors import InvalidRangeError, VendorError
 from pinning.locking.devices import default_memory_device
 from pinning.plugin import host_work
@@ -144,7 +144,7 @@ def explain(dst, src, nbytes=None, queue=None):
         raise read_only(to)
     if on is None:
         on = default_of(to, origin)
-    return plan(to, origin, size, on.device, stages=on.waits_for_values)
+    return plan_copy(to, origin, size, on).plan()
 
 
 cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter on, tuple wait_for) except -1:

@@ -215,10 +215,10 @@ struct Device {
 pinning::StagingLimits small() {
   pinning::StagingLimits limits;
   limits.ring_bytes = 2 << 20;
-  limits.device_bytes = 1 << 30;  // enough on a loaded machine, where rings are idle late
+  limits.staging_bytes = 1 << 30;  // enough on a loaded machine, where rings are idle late
   limits.chunk_bytes = 1 << 20;
   limits.threads = 3;
-  limits.to_device = limits.to_host = 2;
+  limits.threads_to_device = limits.threads_to_host = 2;
   return limits;
 }
 

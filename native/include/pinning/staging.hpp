@@ -30,10 +30,10 @@ namespace pinning {
 /// How much of the machine staging may use. The defaults suit the processors that this process may run on.
 struct StagingLimits {
   std::uint64_t ring_bytes = 64 << 20;      // of one ring; less where little is left
-  std::uint64_t device_bytes = 1 << 30;     // of all rings of a device
+  std::uint64_t staging_bytes = 1 << 30;    // of all rings of a device
   std::uint64_t chunk_bytes = 8 << 20;      // that a queue copies at once; half of it in copies below 256 MiB
   unsigned threads;                         // that there are; counts at the first copy of the process
-  unsigned to_device, to_host;              // of them at work in one direction at a time
+  unsigned threads_to_device, threads_to_host;  // of them at work in one direction at a time
   PINNING_API StagingLimits() noexcept;
 };
 
