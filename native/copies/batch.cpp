@@ -63,7 +63,7 @@ void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> 
   bool const to_device = toward == Staging::Toward::device;
   if (toward == Staging::Toward::in_host || parts.size() > 1 || parts[0].size >= limits_.stage_from(to_device)) {
     staged_.reserve(staged_.size() + 1);
-    if (auto staged = staging_.copy_batch(queue, toward, parts, limits_)) {
+    if (auto staged = staging_.copy(queue, toward, parts, false, limits_)) {
       staged_.push_back(std::move(staged));
       return;
     }

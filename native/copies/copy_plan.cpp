@@ -121,17 +121,13 @@ void PlannedCopy::submit_all(VendorQueue& queue) {
   }
 }
 
-/// Null where the vendor is to copy.
+/// Null where the vendor is to copy. Within the host it would do so at once, when the queue's earlier work is over, and block.
 std::unique_ptr<Staged> PlannedCopy::staged(VendorQueue& queue, CopyStep const& step) {
-  // The vendor would copy at once, when the queue's earlier work is over, and block.
-  if (request_.direction == Direction::in_host) {
-    return staging_.copy_in_host(queue, step.dst, step.src, step.size, limits_);
-  }
-  if (step.path != CopyPath::staged) return nullptr;
-  if (request_.to_device()) {
-    return staging_.copy_to_device(queue, step.dst, step.src, step.size, request_.early, limits_);
-  }
-  return staging_.copy_to_host(queue, step.dst, step.src, step.size, limits_);
+  bool const in_host = request_.direction == Direction::in_host;
+  if (step.path != CopyPath::staged && !in_host) return nullptr;
+  using Toward = Staging::Toward;
+  Toward const toward = in_host ? Toward::in_host : request_.to_device() ? Toward::device : Toward::host;
+  return staging_.copy(queue, toward, {{step.dst, step.src, step.size}}, request_.early, limits_);
 }
 
 std::unique_ptr<PlannedCopy> submit_copy(PinnedMap& map, VendorDevice& device, VendorQueue& queue,

@@ -60,12 +60,6 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         host
 
     cppclass CStaging "pinning::Staging":
-        unique_ptr[CStaged] copy_to_device(VendorQueue& queue, uint64_t device_ptr, uint64_t host, uint64_t size,
-                                           bool early, const CopyLimits& limits) except +raise_in_python
-        unique_ptr[CStaged] copy_to_host(VendorQueue& queue, uint64_t host, uint64_t device_ptr, uint64_t size,
-                                         const CopyLimits& limits) except +raise_in_python
-        unique_ptr[CStaged] copy_in_host(VendorQueue& queue, uint64_t dst, uint64_t src, uint64_t size,
-                                         const CopyLimits& limits) except +raise_in_python
         unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[Part]& parts,
                                       bool early, const CopyLimits& limits) except +raise_in_python
         unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
