@@ -15,9 +15,9 @@ from pinning.copies.plan import CopyPath, Reason
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.work import Copy, RangeCopy, count_moved, submit_native, submit_rows
 from pinning.errors import InvalidRangeError, VendorError
-from pinning.locking.devices import default_memory_device, pinned_map
+from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryDevice, VendorQueue
-from pinning.queues import Event, Queue, default_queue
+from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import integer
 
@@ -130,19 +130,21 @@ def copy_2d_async(
             raise InvalidRangeError(f"{name} is {pitch}; rows of {width} bytes need at least that")
     if width <= 0 or height <= 0:
         raise InvalidRangeError(f"{height} rows of {width} bytes: nothing to copy")
-    on = _queue(queue)
-    to, origin = end_of(dst, _device(on)), end_of(src, _device(on))
+    given = None if queue is None else as_queue(queue)
+    preferred = None if given is None else given.device
+    to, origin = end_of(dst, preferred), end_of(src, preferred)
     for name, end, pitch in (("dst", to, dst_pitch), ("src", origin, src_pitch)):
         spans = pitch * (height - 1) + width
         if end.size is not None and end.size < spans:
             raise InvalidRangeError(f"{name} has {end.size} bytes; {height} rows, {pitch} bytes apart, span {spans}")
         if end.ptr + spans > 1 << 64:
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
-    _refuse_read_only(to)
-    on = on or default_queue(to.device or origin.device or default_memory_device())
+    if to.read_only:
+        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+    chosen = given or default_queue(to.device or origin.device)
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
     waits = events_of(wait_for)
-    return resubmitted(lambda: _copy_rows(rows, on, waits), on.device, rows.host_span)
+    return resubmitted(lambda: _copy_rows(rows, chosen, waits), chosen.device, rows.host_span)
 
 
 class _Rows(NamedTuple):
@@ -165,13 +167,13 @@ class _Rows(NamedTuple):
         return host.ptr, self.host_pitch * (self.height - 1) + self.width
 
 
-def _copy_rows(block: _Rows, on: Queue, wait_for: Iterable[Event]) -> Copy:
+def _copy_rows(block: _Rows, queue: Queue, wait_for: Iterable[Event]) -> Copy:
     to, dst_pitch, origin, src_pitch, width, height = block
     host_pitch = block.host_pitch
     _, span = block.host_span()
-    planned = RangeCopy(to, origin, span, on.device, stages=False)
-    chosen = planned.plan()
-    borders = [step.dst - to.ptr for step in chosen.steps[1:]]
+    planned = RangeCopy(to, origin, span, queue.device, stages=False)
+    plan = planned.plan()
+    borders = [step.dst - to.ptr for step in plan.steps[1:]]
 
     def work(vendor_queue: VendorQueue) -> None:
         submitted = False
@@ -190,9 +192,9 @@ def _copy_rows(block: _Rows, on: Queue, wait_for: Iterable[Event]) -> Copy:
             raise
 
     span = dst_pitch * (height - 1) + width
-    copy = submit_rows(on, work, to.ptr, span, wait_for, (planned, to.owner, origin.owner), chosen.is_direct)
-    count_moved(chosen.path, width * height)
-    copy.path, copy.reason = chosen.path, chosen.reason
+    copy = submit_rows(queue, work, to.ptr, span, wait_for, (planned, to.owner, origin.owner), plan.is_direct)
+    count_moved(plan.path, width * height)
+    copy.path, copy.reason = plan.path, plan.reason
     return copy
 
 
@@ -213,18 +215,3 @@ def _blocks(borders: list[int], pitch: int, width: int, height: int) -> Iterator
     for first, end in pairwise(sorted(starts)):
         for column, next_column in pairwise([0, *cut.get(first, ()), width]):
             yield first, end - first, column, next_column - column
-
-
-def _refuse_read_only(to: End) -> None:
-    if to.read_only:
-        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
-
-
-def _queue(queue: object) -> Queue | None:
-    if queue is None or isinstance(queue, Queue):
-        return queue
-    return Queue.adopt(queue)
-
-
-def _device(queue: Queue | None) -> MemoryDevice | None:
-    return None if queue is None else queue.device
