@@ -29,12 +29,14 @@ static int holds(const entry *each, const char *host, size_t size) {
   return host >= each->host && size <= each->size - (size_t)(host - each->host);
 }
 
-/* Before each copy the map is asked: no vendor call, a few nanoseconds, and it says what is locked at this moment. */
-static int copy(pinning_map *locks, const target *device, entry *each, char *host, size_t size, int type) {
-  int const locked = pinning_find(locks, host, size, NULL) == PINNING_OK;
+/*
+ * The library plans the copy: locked memory goes by the device itself, also where only a part is locked; large pageable
+ * memory goes through pinned blocks. What is locked is asked here for the report alone: no vendor call, a few nanoseconds.
+ */
+static int copy(pinning_map *locks, entry *each, char *host, size_t size, int type) {
   char *const there = each->device + (host - each->host);
-  ++*(locked ? &fast_copies : &slow_copies);
-  return type == MAP_TO ? device->copy(there, host, size, locked) : device->copy(host, there, size, locked);
+  ++*(pinning_find(locks, host, size, NULL) == PINNING_OK ? &fast_copies : &slow_copies);
+  return type == MAP_TO ? pinning_copy(locks, there, host, size) : pinning_copy(locks, host, there, size);
 }
 
 int data_begin(pinning_map *locks, const target *device, void *host, size_t size, int type) {
@@ -55,7 +57,7 @@ int data_begin(pinning_map *locks, const target *device, void *host, size_t size
   each->device = there;
   /* PINNING_ON: what cannot be locked is copied the slow way. Locked before the first copy, so that this is fast. */
   if (pinning_lock_mapped(locks, host, size, PINNING_ON, NULL)) fprintf(stderr, "%s\n", pinning_last_error());
-  if (type & MAP_TO && copy(locks, device, each, host, size, MAP_TO)) {
+  if (type & MAP_TO && copy(locks, each, host, size, MAP_TO)) {
     pinning_unlock_unmapped(locks, host);
     device->release(there);
     free(each);
@@ -72,7 +74,7 @@ int data_end(pinning_map *locks, const target *device, void *host, size_t size, 
     --each->count;
     return 0;
   }
-  if (type & MAP_FROM && copy(locks, device, each, host, size, MAP_FROM)) {
+  if (type & MAP_FROM && copy(locks, each, host, size, MAP_FROM)) {
     return refuse("cannot copy from the device", host, size);
   }
   /* By the address that was locked: the last one out may have mapped a part. The copy is done, so nothing needs it. */
@@ -86,10 +88,10 @@ int data_end(pinning_map *locks, const target *device, void *host, size_t size, 
   return failed;
 }
 
-int data_update(pinning_map *locks, const target *device, void *host, size_t size, int type) {
+int data_update(pinning_map *locks, void *host, size_t size, int type) {
   entry *each = *find(host, size);
   if (!each || !holds(each, host, size)) return refuse("not mapped", host, size);
-  return copy(locks, device, each, host, size, type);
+  return copy(locks, each, host, size, type);
 }
 
 void *device_address(const void *host) {

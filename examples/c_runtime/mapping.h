@@ -11,16 +11,14 @@ enum { MAP_TO = 1, MAP_FROM = 2, MAP_TOFROM = 3 };
 typedef struct target {
   int (*allocate)(size_t size, void **device);
   int (*release)(void *device);
-  /* `locked`: the device reaches the host memory by itself, so that the copy may run without the CPU. */
-  int (*copy)(void *to, const void *from, size_t size, int locked);
 } target;
 
 /* Maps are counted: only the first copies to the device, and only the last copies back and releases. */
 int data_begin(pinning_map *locks, const target *device, void *host, size_t size, int type);
 int data_end(pinning_map *locks, const target *device, void *host, size_t size, int type);
 
-/* `target update`: copies whatever the count; in one piece if that is locked, or on the slow path. */
-int data_update(pinning_map *locks, const target *device, void *host, size_t size, int type);
+/* `target update`: copies whatever the count. */
+int data_update(pinning_map *locks, void *host, size_t size, int type);
 
 /* The device's address of a byte that is mapped, or null. */
 void *device_address(const void *host);

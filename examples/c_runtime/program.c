@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a compiler makes of a few OpenMP constructs, on the runtime beside it. The "device" is the host: memory that
- * only `copy` and the kernel touch. With a vendor's calls in its place, "host:0" becomes "cuda:0".
+ * only copies and the kernel touch. With a vendor's `allocate` and `release` in place of ours, "host:0" becomes "cuda:0".
  *
  *     cc $(python -c 'import pinning; print(*(f"-I{d}" for d in pinning.include_dirs()))') *.c -lpinning \
  *        $(python -c 'import pinning; print(*(f"-L{d} -Wl,-rpath,{d}" for d in pinning.library_dirs()))') -o program
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "mapping.h"
 
@@ -24,12 +23,7 @@ static int release(void *device) {
   --alive;
   return 0;
 }
-static int copy(void *to, const void *from, size_t size, int locked) {
-  (void)locked; /* a GPU would take cuMemcpyAsync here, and its staging buffers otherwise */
-  memcpy(to, from, size);
-  return 0;
-}
-static const target host_as_target = {allocate, release, copy};
+static const target host_as_target = {allocate, release};
 
 static void add(double *y, const double *x, size_t n) { /* the kernel, which sees device addresses */
   for (size_t i = 0; i < n; ++i) y[i] += x[i];
@@ -57,7 +51,7 @@ int main(int count, char **arguments) {
     CHECK(data_end(locks, &host_as_target, y + 8, 64, MAP_TOFROM));
     CHECK(data_end(locks, &host_as_target, x, BYTES, MAP_TO));
   }
-  CHECK(data_update(locks, &host_as_target, y, 100 * sizeof *y, MAP_FROM)); /* #pragma omp target update from(y[:100]) */
+  CHECK(data_update(locks, y, 100 * sizeof *y, MAP_FROM)); /* #pragma omp target update from(y[:100]) */
   printf("y[99] after the update: %g\n", y[99]);
   CHECK(data_end(locks, &host_as_target, y, BYTES, MAP_TOFROM));
   CHECK(data_end(locks, &host_as_target, x, BYTES, MAP_TO));

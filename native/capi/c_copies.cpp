@@ -4,42 +4,78 @@
 
 #include "c_arguments.hpp"
 
-/// Members go in the opposite order: what the batch keeps once its work is over, and then the queue.
+/// Members go in the opposite order: what the operation keeps once its work is over, and then the queue.
 struct pinning_copy {
-  pinning_copy(pinning_map& map, pinning::VendorDevice& device, pinning::Items const& items,
-               std::unique_ptr<pinning::VendorQueue> in)
-      : queue(std::move(in)),
-        batch(*map.map, device, items, pinning::Engine::automatic, queue->moves_parts(), pinning::BatchLimits{}) {}
-
   std::unique_ptr<pinning::VendorQueue> queue;
-  pinning::Batch batch;
+  std::unique_ptr<pinning::CopyOperation> operation;
   std::unique_ptr<pinning::VendorEvent> over;
 };
 
 namespace {
 
+using Copy = struct pinning_copy;  // `pinning_copy` alone is the function
 using pinning::guarded;
 using pinning::InvalidArgument;
 
 static_assert(sizeof(pinning::Address) == sizeof(void*) && sizeof(std::uint64_t) == sizeof(std::size_t));
+static_assert(PINNING_PATH_PLAIN == static_cast<int>(pinning::CopyPath::plain));
+static_assert(PINNING_REASON_NO_ROOM == static_cast<int>(pinning::Reason::no_room));
 
 pinning::VendorDevice& device_of(pinning_map& map) {
   if (map.device != nullptr) return *map.device;
   throw InvalidArgument("a map of pinning_map_create has no queues; give one of pinning_map_open");
 }
 
-pinning::Items items(void* const* dsts, void const* const* srcs, std::size_t const* sizes, std::size_t count) {
-  if (count == 0) throw pinning::InvalidRange("the batch has no items; give at least one dst and one src");
-  if (dsts == nullptr || srcs == nullptr || sizes == nullptr) {
+/// The vendor's `stream`, or where it is null the default one; a queue of this copy's own on a device that has none.
+std::unique_ptr<pinning::VendorQueue> queue_over(pinning::VendorDevice& device, void* stream) {
+  if (stream == nullptr && !device.has_default_stream()) return device.make_queue();
+  auto queue = device.adopt_queue(pinning::word(stream));
+  if (queue->capture() == 0) return queue;
+  throw pinning::GraphCapture("the stream is being captured into a graph, and a copy of this interface has an end to be "
+                              "asked for, which work in a graph has not: record the vendor's own copies of locked memory "
+                              "instead");
+}
+
+/// What is copied: one range, or many.
+class Single {
+ public:
+  Single(void* dst, void const* src, std::size_t size)
+      : dst_(pinning::word(dst)), src_(pinning::word(src)), size_(size) {}
+
+  std::unique_ptr<pinning::CopyOperation> submit(pinning_map& map, pinning::VendorQueue& queue) const {
+    auto const request = pinning::request_of(*map.map, *map.device, dst_, src_, size_);
+    return pinning::submit_copy(*map.map, *map.device, queue, request);
+  }
+
+ private:
+  pinning::Address dst_, src_;
+  std::uint64_t size_;
+};
+
+class Many {
+ public:
+  Many(void* const* dsts, void const* const* srcs, std::size_t const* sizes, std::size_t count)
+      : items_{reinterpret_cast<pinning::Address const*>(dsts), reinterpret_cast<pinning::Address const*>(srcs), sizes, 1,
+               count} {
+    if (count == 0) throw pinning::InvalidRange("the batch has no items; give at least one dst and one src");
+    if (dsts != nullptr && srcs != nullptr && sizes != nullptr) return;
     throw InvalidArgument("a batch needs three arrays, of dsts, srcs and sizes, and one of them or all is null");
   }
-  return {reinterpret_cast<pinning::Address const*>(dsts), reinterpret_cast<pinning::Address const*>(srcs), sizes, 1,
-          count};
-}
+
+  std::unique_ptr<pinning::CopyOperation> submit(pinning_map& map, pinning::VendorQueue& queue) const {
+    auto batch = std::make_unique<pinning::Batch>(*map.map, *map.device, items_, pinning::Engine::automatic,
+                                                  queue.moves_parts(), pinning::CopyLimits{});
+    batch->submit(queue);
+    return batch;
+  }
+
+ private:
+  pinning::Items items_;
+};
 
 /// Runs `body`; after an error what was submitted is over, for then the copy goes.
 template <class Body>
-void over_after_an_error(pinning_copy& copy, Body&& body) {
+void over_after_an_error(Copy& copy, Body&& body) {
   try {
     body();
   } catch (...) {
@@ -52,61 +88,93 @@ void over_after_an_error(pinning_copy& copy, Body&& body) {
 }
 
 /// Submits, and makes the event of its end.
-void submit(pinning_copy& copy) {
-  copy.batch.submit(*copy.queue);
-  over_after_an_error(copy, [&] { copy.over = copy.queue->record(); });
+template <class What>
+std::unique_ptr<Copy> submitted(pinning_map& map, What const& what, std::unique_ptr<pinning::VendorQueue> queue) {
+  auto copy = std::make_unique<Copy>();
+  copy->queue = std::move(queue);
+  copy->operation = what.submit(map, *copy->queue);
+  over_after_an_error(*copy, [&] { copy->over = copy->queue->record(); });
+  return copy;
 }
 
-void wait(pinning_copy& copy) {
+void wait(Copy& copy) {
   over_after_an_error(copy, [&] { copy.over->wait(); });
 }
 
-pinning_copy& given_copy(pinning_copy* copy) {
-  if (copy == nullptr) throw InvalidArgument("the copy is null; pinning_copy_batch_async makes one");
+template <class What>
+void copy_and_wait(pinning_map& map, What const& what) {
+  auto const copy = submitted(map, what, map.device->make_queue());
+  wait(*copy);
+  copy->queue->close();
+}
+
+template <class Known>
+Known& given_copy(Known* copy) {
+  if (copy == nullptr) throw InvalidArgument("the copy is null; pinning_copy_async and pinning_copy_batch_async make one");
   return *copy;
 }
 
 }  // namespace
 
+pinning_status pinning_copy(pinning_map* map, void* dst, void const* src, size_t size) noexcept {
+  return guarded([&] {
+    device_of(pinning::given(map));
+    copy_and_wait(*map, Single(dst, src, size));
+  });
+}
+
+pinning_status pinning_copy_async(pinning_map* map, void* dst, void const* src, size_t size, void* stream,
+                                  struct pinning_copy** copy) noexcept {
+  return guarded([&] {
+    pinning::room(copy);
+    auto queue = queue_over(device_of(pinning::given(map)), stream);
+    *copy = submitted(*map, Single(dst, src, size), std::move(queue)).release();
+  });
+}
+
 pinning_status pinning_copy_batch(pinning_map* map, void* const* dsts, void const* const* srcs, size_t const* sizes,
                                   size_t count) noexcept {
   return guarded([&] {
-    auto& device = device_of(pinning::given(map));
-    pinning_copy copy(*map, device, items(dsts, srcs, sizes, count), device.make_queue());
-    submit(copy);
-    wait(copy);
-    copy.queue->close();
+    device_of(pinning::given(map));
+    copy_and_wait(*map, Many(dsts, srcs, sizes, count));
   });
 }
 
 pinning_status pinning_copy_batch_async(pinning_map* map, void* const* dsts, void const* const* srcs,
-                                        size_t const* sizes, size_t count, void* stream, pinning_copy** copy) noexcept {
+                                        size_t const* sizes, size_t count, void* stream,
+                                        struct pinning_copy** copy) noexcept {
   return guarded([&] {
     pinning::room(copy);
     auto& device = device_of(pinning::given(map));
-    auto const wanted = items(dsts, srcs, sizes, count);
-    auto queue = device.adopt_queue(pinning::word(stream));
-    if (queue->capture() != 0) {
-      throw pinning::GraphCapture("the stream is being captured into a graph, and a batch of this interface has an end to "
-                                  "be asked for, which work in a graph has not: record the vendor's own copies of locked "
-                                  "memory instead");
-    }
-    auto made = std::make_unique<pinning_copy>(*map, device, wanted, std::move(queue));
-    submit(*made);
-    *copy = made.release();
+    Many const many(dsts, srcs, sizes, count);
+    *copy = submitted(*map, many, queue_over(device, stream)).release();
   });
 }
 
-pinning_status pinning_copy_done(pinning_copy* copy, int* done) noexcept {
+pinning_status pinning_copy_path(struct pinning_copy const* copy, pinning_path* path) noexcept {
+  return guarded([&] {
+    pinning::room(path);
+    *path = static_cast<pinning_path>(given_copy(copy).operation->path());
+  });
+}
+
+pinning_status pinning_copy_reason(struct pinning_copy const* copy, pinning_reason* reason) noexcept {
+  return guarded([&] {
+    pinning::room(reason);
+    *reason = static_cast<pinning_reason>(given_copy(copy).operation->reason());
+  });
+}
+
+pinning_status pinning_copy_done(struct pinning_copy* copy, int* done) noexcept {
   return guarded([&] {
     pinning::room(done);
     *done = given_copy(copy).over->done() ? 1 : 0;
   });
 }
 
-pinning_status pinning_copy_wait(pinning_copy* copy) noexcept {
+pinning_status pinning_copy_wait(struct pinning_copy* copy) noexcept {
   return guarded([&] {
-    std::unique_ptr<pinning_copy> const owned(&given_copy(copy));
+    std::unique_ptr<Copy> const owned(&given_copy(copy));
     wait(*owned);
   });
 }

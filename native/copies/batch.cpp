@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The vendor's calls of a batch.
 #include <pinning/batch.hpp>
-#include <pinning/status_page.hpp>
 
 namespace pinning {
 
@@ -15,12 +14,12 @@ std::uint64_t bytes_of(std::vector<Part> const& parts) noexcept {
 
 }  // namespace
 
-Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
-             BatchLimits const& limits)
+Batch::Batch(PinnedMap& map, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
+             CopyLimits const& limits)
     : staging_(staging(device)),
       limits_(limits),
-      dst_ranges_(on, device),
-      src_ranges_(on, device),
+      dst_ranges_(map, device),
+      src_ranges_(map, device),
       parts_(staging_.lists()) {
   if (engine == Engine::kernel && !has_kernel) {
     throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
@@ -35,36 +34,40 @@ Batch::Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine eng
 
 Batch::~Batch() = default;
 
-void Batch::submit(VendorQueue& queue) {
-  try {
-    submit_all(queue);
-    count();
-  } catch (...) {
-    try {
-      queue.synchronize();
-    } catch (...) {  // the first error says more
-    }
-    throw;
-  }
+CopyPath Batch::path() const noexcept {
+  if (plain_ > 0) return CopyPath::plain;
+  bool const direct = parts_.to_device.empty() && parts_.to_host.empty() && parts_.on_host.empty();
+  return direct ? CopyPath::direct : CopyPath::staged;
+}
+
+Reason Batch::reason() const noexcept {
+  if (plain_ > 0) return no_room_ ? Reason::no_room : Reason::small;
+  if (!parts_.to_device.empty() || !parts_.to_host.empty()) return Reason::pageable;
+  if (!parts_.on_host.empty()) return Reason::in_host;
+  return parts_.by_kernel.size() > 0 ? Reason::kernel : Reason::engines;
 }
 
 void Batch::submit_all(VendorQueue& queue) {
+  any_submitted_ = true;  // of several parts that one call is given, some may be submitted where it fails
   if (parts_.by_kernel.size() > 0) queue.move_parts(parts_.by_kernel.device_ptr(), parts_.by_kernel.size());
   if (!parts_.by_engine.empty()) queue.copy_batch(parts_.by_engine.data(), parts_.by_engine.size());
   stage(queue, Staging::Toward::device, parts_.to_device);
   stage(queue, Staging::Toward::host, parts_.to_host);
   stage(queue, Staging::Toward::in_host, parts_.on_host);
+  count();
 }
 
 /// By threads through pinned blocks, or where there are none, or one small part, by the vendor's own copies.
 void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> const& parts) {
   if (parts.empty()) return;
-  if (toward == Staging::Toward::in_host || parts.size() > 1 || parts[0].size >= limits_.stage_from) {
+  bool const to_device = toward == Staging::Toward::device;
+  if (toward == Staging::Toward::in_host || parts.size() > 1 || parts[0].size >= limits_.stage_from(to_device)) {
     staged_.reserve(staged_.size() + 1);
-    if (auto staged = staging_.copy_batch(queue, toward, parts, limits_.staging)) {
+    if (auto staged = staging_.copy(queue, toward, parts, false, limits_)) {
       staged_.push_back(std::move(staged));
       return;
     }
+    no_room_ = true;
   }
   queue.copy_batch(parts.data(), parts.size());
   plain_ += parts.size();

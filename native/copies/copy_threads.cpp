@@ -92,8 +92,8 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
   unsigned wake = transfer->way == Way::to_device || transfer->way == Way::to_host ? count_.load() : 0;
   {
     std::lock_guard const guard(lock_);
-    most_to_device_ = std::max(1u, limits.to_device);
-    most_to_host_ = std::max(1u, limits.to_host);
+    most_to_device_ = std::max(1u, limits.threads_to_device);
+    most_to_host_ = std::max(1u, limits.threads_to_host);
     if (ring.transfers.empty()) active_.push_back(&ring);
     try {
       ring.transfers.push_back(transfer);

@@ -79,10 +79,10 @@ class Placement {
   bool lapped_ = false;
 };
 
-/// A range of the host's in a batch, whose bytes lie behind one another in the order of its ranges. Of a file's end they
-/// are offsets in the file.
+/// A range of the host's, whose bytes lie behind one another in the order of a copy's ranges. Of a file's end they are
+/// offsets in the file.
 struct Range {
-  std::uint64_t at;    // of the batch's bytes
+  std::uint64_t at;    // of the copy's bytes
   Address host, from;  // to be read or written; in the host: to be written, and where it comes from
 };
 
@@ -91,8 +91,7 @@ struct Ring;
 /// Chunks that were submitted together.
 struct Transfer {
   Way way;
-  Address host = 0, from = 0;  // as of a range
-  std::vector<Range> ranges;   // of a batch, instead of these two; ascending, and one behind the last byte
+  std::vector<Range> ranges;   // ascending, and one behind the last byte
   FileEnd file;                // whose bytes are one end, if there is one
   bool early = false;          // it may be read before its turn
   std::uint64_t slice = slice_bytes;
@@ -113,7 +112,6 @@ struct Transfer {
   /// Calls `move(host, from, at, size)` for each range of the host's that these bytes of the copy are.
   template <class Move>
   void for_each_range(std::uint64_t at, std::uint64_t size, Move&& move) const {
-    if (ranges.empty()) return move(host + at, from + at, at, size);
     auto range = std::prev(std::ranges::upper_bound(ranges, at, {}, &Range::at));
     for (std::uint64_t const end = at + size; at < end; ++range) {
       std::uint64_t const inside = at - range->at, count = std::min(end, std::next(range)->at) - at;

@@ -211,18 +211,8 @@ class Rings : public Staging {
  public:
   Rings(VendorDevice& device, std::uint32_t worn) : device_(device), worn_(worn), lists_(device) {}
 
-  std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
-                                         bool early, StagingLimits const& limits) override {
-    return copy(Way::to_device, queue, device_ptr, host, size, early, limits);
-  }
-  std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address device_ptr, std::uint64_t size,
-                                       StagingLimits const& limits) override {
-    return copy(Way::to_host, queue, device_ptr, host, size, false, limits);
-  }
-  std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
-                                       StagingLimits const& limits) override;
-  std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
-                                     StagingLimits const& limits) override;
+  std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, bool early,
+                               StagingLimits const& limits) override;
   PartLists& lists() noexcept override { return lists_; }
   std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
                                     std::vector<Part> const& parts, bool early, StagingLimits const& limits) override;
@@ -260,8 +250,8 @@ class Rings : public Staging {
     Use use;
   };
 
-  std::unique_ptr<Staged> copy(Way way, VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
-                               bool early, StagingLimits const& limits);
+  std::unique_ptr<Staged> copy_parts(VendorQueue& queue, std::shared_ptr<Transfer> transfer, std::uint64_t size,
+                                     std::vector<Part> const& parts, StagingLimits const& limits);
   std::unique_ptr<Staged> staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, DeviceRange const& range,
                                  Blocks blocks, StagingLimits const& limits);
   template <class Function>
@@ -286,43 +276,21 @@ class Rings : public Staging {
   std::uint64_t bytes_ = 0;  // of all their blocks
 };
 
-std::unique_ptr<Staged> Rings::copy(Way way, VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
-                                    bool early, StagingLimits const& limits) {
-  auto transfer = std::make_shared<Transfer>();
-  transfer->way = way;
-  transfer->host = host;
-  transfer->early = early;
-  transfer->chunks.push_back({0, size, nullptr, 0, false, size});  // cut when the size of its ring is known
-  return staged(queue, std::move(transfer), {.address = device_ptr}, Blocks::yes, limits);
-}
-
-std::unique_ptr<Staged> Rings::copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
-                                          StagingLimits const& limits) {
+std::unique_ptr<Staged> Rings::copy(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, bool early,
+                                    StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = toward == Toward::device ? Way::to_device : toward == Toward::host ? Way::to_host : Way::in_host;
+  transfer->early = early;
   std::uint64_t at = 0;
   transfer->ranges.reserve(parts.size() + 1);
   for (Part const& part : parts) {
     transfer->ranges.push_back({at, toward == Toward::device ? part.src : part.dst, part.src});
     at += part.size;
   }
-  transfer->ranges.push_back({at, 0, 0});
-  transfer->chunks.push_back({0, at, nullptr, 0, false, at});
-  if (toward != Toward::in_host) return staged(queue, std::move(transfer), {0, &parts}, Blocks::yes, limits);
-  if (auto handle = staged(queue, transfer, {}, Blocks::no, limits)) return handle;
-  return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
-}
-
-std::unique_ptr<Staged> Rings::copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
-                                            StagingLimits const& limits) {
-  auto transfer = std::make_shared<Transfer>();
-  transfer->way = Way::in_host;
-  transfer->host = dst;
-  transfer->from = src;
-  if (dst < src + size && src < dst + size) transfer->slice = size;
-  transfer->chunks.push_back({0, size, nullptr, 0, false, size});
-  if (auto handle = staged(queue, transfer, {}, Blocks::no, limits)) return handle;
-  return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
+  Part const& first = parts[0];
+  bool const overlaps = first.dst < first.src + first.size && first.src < first.dst + first.size;
+  if (toward == Toward::in_host && parts.size() == 1 && overlaps) transfer->slice = first.size;
+  return copy_parts(queue, std::move(transfer), at, parts, limits);
 }
 
 std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memory memory,
@@ -341,13 +309,19 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
     if (!follows) transfer->ranges.push_back(range);
     at += part.size;
   }
-  transfer->ranges.push_back({at, 0, 0});
-  transfer->chunks.push_back({0, at, nullptr, 0, false, at});
   transfer->file = std::move(file);
-  if (!in_host && parts.size() > 1) return staged(queue, std::move(transfer), {0, &parts}, Blocks::yes, limits);
-  if (!in_host) {
-    Address const device_ptr = transfer->file.writes ? parts[0].src : parts[0].dst;
-    return staged(queue, std::move(transfer), {.address = device_ptr}, Blocks::yes, limits);
+  return copy_parts(queue, std::move(transfer), at, parts, limits);
+}
+
+/// Of a transfer of so many bytes, which has its ranges of the host's memory: the device's are those of the parts.
+std::unique_ptr<Staged> Rings::copy_parts(VendorQueue& queue, std::shared_ptr<Transfer> transfer, std::uint64_t size,
+                                          std::vector<Part> const& parts, StagingLimits const& limits) {
+  transfer->ranges.push_back({size, 0, 0});
+  transfer->chunks.push_back({0, size, nullptr, 0, false, size});  // cut when the size of its ring is known
+  if (transfer->way != Way::in_host) {
+    Address const device_ptr = transfer->way == Way::to_device ? parts[0].dst : parts[0].src;
+    DeviceRange const range{device_ptr, parts.size() > 1 ? &parts : nullptr};
+    return staged(queue, std::move(transfer), range, Blocks::yes, limits);
   }
   if (auto handle = staged(queue, transfer, {}, Blocks::no, limits)) return handle;
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& copy) { threads.copy_in_call(copy); });
@@ -467,7 +441,7 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
   auto ring = std::make_unique<Ring>();
   if (blocks == Blocks::yes) {
     std::lock_guard const guard(mutex_);
-    std::uint64_t const room = limits.device_bytes - std::min(limits.device_bytes, bytes_);
+    std::uint64_t const room = limits.staging_bytes - std::min(limits.staging_bytes, bytes_);
     std::uint64_t const least = std::min(limits.ring_bytes, least_ring);
     ring->size = limits.ring_bytes;
     while (ring->size > room / 4 && ring->size / 2 >= least) ring->size /= 2;  // the next queues want one too
@@ -601,8 +575,8 @@ StagingLimits::StagingLimits() noexcept {
   if (counted == 0) counted = processors();
   unsigned const count = counted;
   threads = count == 1 ? 1 : std::clamp(count * 3 / 4, 2u, 20u);
-  to_device = threads;
-  to_host = std::min(threads, std::max(2u, count / 2));
+  threads_to_device = threads;
+  threads_to_host = std::min(threads, std::max(2u, count / 2));
 }
 
 std::uint64_t next_queue_number() noexcept { return ++queue_numbers; }

@@ -2,9 +2,9 @@
 """Copies between host and devices that take the fastest path there is.
 
 - ``direct``: `copy`, `copy_async`, `fill`, `explain`, and copies that are one call of the vendor's;
-- ``copy.py``: all others, and `copy_2d_async`; ``work``: what they put into queues;
+- ``copy.py``: all others, and `copy_2d_async`; ``work``: what they put into queues, planned by <pinning/copy_plan.hpp>;
 - ``ends``: whose memory the two ends are;
-- ``plan.py``: which path each part takes, and why; ``costs.py``: where one path beats another;
+- ``plan.py``: what a plan tells; ``costs.py``: where one path beats another;
 - ``batch.py``: many copies as one; ``batch_plan.py``: which way their parts go; ``batch_work``: its native side;
 - `pinning.queues.staging` moves pageable memory by way of pinned blocks;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.

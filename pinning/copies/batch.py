@@ -10,14 +10,13 @@ import numpy
 from numpy.typing import NDArray
 
 from pinning.copies.batch_plan import BatchPlan, how, plan_of_batch, plan_of_items
-from pinning.copies.batch_work import BatchWork
+from pinning.copies.batch_work import BatchCopy
 from pinning.copies.copy import resubmitted
-from pinning.copies.costs import costs
 from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
-from pinning.copies.work import Copy, submit_planned
+from pinning.copies.work import Copy, submit_native
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.locking.devices import is_host, pinned_map
+from pinning.locking.devices import is_host
 from pinning.plugin import MemoryDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
@@ -140,9 +139,9 @@ def copy_blocks(
         A block lies outside of its pool; the message names it. Otherwise as `copy_batch_async`.
     """
     _check_engine(engine)
-    on = None if queue is None else as_queue(queue)
+    given = None if queue is None else as_queue(queue)
     size = byte_count(block_bytes, "block_bytes")
-    preferred = None if on is None else on.device
+    preferred = None if given is None else given.device
     ends = end_of(dst, preferred), end_of(src, preferred)
     if ends[0].read_only:
         raise InvalidRangeError(f"dst at {ends[0].ptr:#x} is read only; copy into writable memory")
@@ -150,10 +149,10 @@ def copy_blocks(
     origin = _blocks("src", ends[1], src_indices, size)
     if to.size != origin.size:
         raise InvalidRangeError(f"there are {to.size} dst_indices and {origin.size} src_indices; give as many of each")
-    on = on or _queue_of([end.device for end in ends])
-    _check_vendors([end.device for end in ends if end.device is not None], on)
+    chosen = given or _queue_of([end.device for end in ends])
+    _check_vendors([end.device for end in ends if end.device is not None], chosen)
     owners = tuple(end.owner for end in ends)
-    return _submit(_Batch(to, origin, numpy.array([size], numpy.uint64), owners, on), engine, wait_for)
+    return _submit(_Batch(to, origin, numpy.array([size], numpy.uint64), owners, chosen), engine, wait_for)
 
 
 def explain_batch(
@@ -227,13 +226,13 @@ def _check_counts(dsts: Any, srcs: Any) -> None:
 
 
 def _batch(dsts: Any, srcs: Any, sizes: Any, queue: object) -> _Batch:
-    on = None if queue is None else as_queue(queue)
-    preferred = None if on is None else on.device
+    given = None if queue is None else as_queue(queue)
+    preferred = None if given is None else given.device
     to, origin = _side("dst", dsts, preferred), _side("src", srcs, preferred)
     of_items = _sizes(sizes, to, origin)
-    on = on or _queue_of([_first_device(side) for side in (to, origin)])
-    _check_vendors(to.devices + origin.devices, on)
-    return _Batch(to.ptrs, origin.ptrs, of_items, to.owners + origin.owners, on)
+    chosen = given or _queue_of([_first_device(side) for side in (to, origin)])
+    _check_vendors(to.devices + origin.devices, chosen)
+    return _Batch(to.ptrs, origin.ptrs, of_items, to.owners + origin.owners, chosen)
 
 
 class _Side(NamedTuple):
@@ -248,19 +247,19 @@ class _Side(NamedTuple):
 def _side(name: str, ends: Any, preferred: Any) -> _Side:
     if isinstance(ends, numpy.ndarray):
         return _Side(_integers(f"{name}s", ends), None, (), ())
-    found = []
-    for i, each in enumerate(ends):
+    resolved = []
+    for i, buffer in enumerate(ends):
         try:
-            end = end_of(each, preferred)
+            end = end_of(buffer, preferred)
         except (InvalidRangeError, TypeError) as error:
             raise type(error)(f"item {i} of the batch: {name}: {error}") from None
         if name == "dst" and end.read_only:
             raise InvalidRangeError(f"item {i} of the batch: dst at {end.ptr:#x} is read only")
-        found.append(end)
-    ptrs = numpy.array([end.ptr for end in found], numpy.uint64)
-    known = numpy.array([_UNKNOWN if end.size is None else end.size for end in found], numpy.uint64)
-    devices = {id(end.device): end.device for end in found if end.device is not None}
-    return _Side(ptrs, known, tuple(end.owner for end in found if end.owner is not None), tuple(devices.values()))
+        resolved.append(end)
+    ptrs = numpy.array([end.ptr for end in resolved], numpy.uint64)
+    known = numpy.array([_UNKNOWN if end.size is None else end.size for end in resolved], numpy.uint64)
+    devices = {id(end.device): end.device for end in resolved if end.device is not None}
+    return _Side(ptrs, known, tuple(end.owner for end in resolved if end.owner is not None), tuple(devices.values()))
 
 
 def _sizes(sizes: Any, to: _Side, origin: _Side) -> Addresses:
@@ -354,9 +353,9 @@ def _queue_of(devices: Sequence[MemoryDevice | None]) -> Queue:
     return default_queue(next((device for device in devices if device is not None), None))
 
 
-def _work(batch: _Batch, engine: Engine) -> BatchWork:
-    device, has_kernel = batch.queue.device, batch.queue.moves_parts
-    return BatchWork(device, pinned_map(device), batch.dsts, batch.srcs, batch.sizes, engine, has_kernel, costs)
+def _work(batch: _Batch, engine: Engine) -> BatchCopy:
+    queue = batch.queue
+    return BatchCopy(queue.device, batch.dsts, batch.srcs, batch.sizes, batch.owners, engine, queue.moves_parts)
 
 
 def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
@@ -366,6 +365,6 @@ def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:
 
 def _all_at_once(batch: _Batch, engine: Engine, wait_for: tuple[Event, ...]) -> Copy:
     work = _work(batch, engine)
-    copy = submit_planned(batch.queue, work, *work.written, wait_for, batch.owners, work.is_direct)
+    copy = submit_native(batch.queue, work, wait_for)
     copy.path, copy.reason = how(work)
     return copy

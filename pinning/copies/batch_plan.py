@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pinning.copies.batch_work import BatchWork
+from pinning.copies.batch_work import BatchCopy
 from pinning.copies.plan import CopyPath, Plan, Reason, slowest
 
 _GROUPS = {
@@ -58,7 +58,7 @@ class BatchPlan:
         return "\n".join([head, *map(str, self.groups)])
 
 
-def how(work: BatchWork) -> tuple[CopyPath, str]:
+def how(work: BatchCopy) -> tuple[CopyPath, str]:
     """The slowest path that a part of this batch takes, and how many take which."""
     groups = [(_GROUPS[name], count) for name, count in work.counts.items() if count]
     path = slowest(path for (path, _, _), _ in groups)
@@ -68,7 +68,7 @@ def how(work: BatchWork) -> tuple[CopyPath, str]:
     return path, reason
 
 
-def plan_of_batch(work: BatchWork) -> BatchPlan:
+def plan_of_batch(work: BatchCopy) -> BatchPlan:
     """That of a batch which is sorted natively."""
     sizes = work.sizes
     groups = [Group(*_GROUPS[name], count, sizes[name]) for name, count in work.counts.items() if count]

@@ -3,18 +3,21 @@
 # cython: language_level=3
 """A thin face of the batches of <pinning/batch.hpp>."""
 
+cimport cython
+from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from pinning.map.adapters cimport native_queue, vendor_of
+from pinning.copies.work cimport CopyOperation, NativeCopy
+from pinning.locking.lock cimport map_of
+from pinning.map.adapters cimport vendor_of
 from pinning.map.native cimport CPinnedMap
-from pinning.map.pinned_map cimport PinnedMap
-from pinning.plugin.native cimport NativeQueue, Part, VendorDevice, VendorQueue, raise_in_python
-from pinning.queues.staging cimport StagingLimits, limits_of
+from pinning.map.pinned_map cimport unlock_orphans
+from pinning.plugin.native cimport Part, VendorDevice, raise_in_python
+from pinning.queues.staging cimport CopyLimits, limits_of
 
-from typing import NamedTuple
-
+from pinning.copies.costs import costs
 from pinning.queues.staging import staging_of
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
@@ -44,50 +47,33 @@ cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
         copy
         kernel
 
-    cppclass BatchLimits:
-        uint64_t kernel_from_items
-        uint64_t kernel_to_bytes
-        uint64_t stage_from
-        StagingLimits staging
-
-    cppclass Batch:
-        Batch(CPinnedMap& on, VendorDevice& device, const Items& items, Engine engine, cbool has_kernel,
-              const BatchLimits& limits) except +raise_in_python
-        void submit(VendorQueue& queue) except +raise_in_python
+    cppclass Batch(CopyOperation):
+        Batch(CPinnedMap& map, VendorDevice& device, const Items& items, Engine engine, cbool has_kernel,
+              const CopyLimits& limits) except +raise_in_python
         const Parts& parts() noexcept
         uint64_t plain() noexcept
-
-
-class KernelLimits(NamedTuple):
-    from_items: int
-    to_bytes: int
-
-
-def default_limits():
-    """From how many items on, and to how many bytes of one, a kernel moves them."""
-    cdef BatchLimits limits
-    return KernelLimits(limits.kernel_from_items, limits.kernel_to_bytes)
 
 
 cdef dict ENGINES = {"auto": Engine.automatic, "copy": Engine.copy, "kernel": Engine.kernel}
 
 
-cdef class BatchWork:
-    """Work for a queue. Until it is collected it holds the locks of all locked memory that it copies.
+@cython.final
+@cython.no_gc_clear
+cdef class BatchCopy(NativeCopy):
+    """Many copies as one, for a queue of `device`.
 
     Parameters
     ----------
     device : MemoryDevice
-    on : PinnedMap
-        Of the same device.
     dsts, srcs : array of uint64
         Addresses, one of each for an item, and at least one.
     sizes : array of uint64
         Bytes of each item, or of all of them.
+    owners : tuple
+        What keeps the memory.
     engine : {"auto", "copy", "kernel"}
     has_kernel : bool
         Whether its queue moves parts.
-    costs : Costs
 
     Raises
     ------
@@ -99,35 +85,26 @@ cdef class BatchWork:
         The vendor refused to say whose memory an address is.
     """
 
-    cdef Batch* batch
-    cdef object staging  # which keeps the device while it has rings
+    cdef Batch* batch  # that operation
 
-    def __cinit__(self, device not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
-                  const uint64_t[::1] srcs not None, const uint64_t[::1] sizes not None, str engine, cbool has_kernel,
-                  costs):
+    def __cinit__(self, device not None, const uint64_t[::1] dsts not None, const uint64_t[::1] srcs not None,
+                  const uint64_t[::1] sizes not None, tuple owners not None, str engine, cbool has_kernel):
         cdef Items items
         items.dsts, items.srcs, items.sizes = &dsts[0], &srcs[0], &sizes[0]
         items.count = dsts.shape[0]
         items.size_step = 1 if sizes.shape[0] == dsts.shape[0] else 0
-        cdef BatchLimits limits
-        limits.kernel_from_items, limits.kernel_to_bytes = costs.kernel_from_items, costs.kernel_to_bytes
-        limits.stage_from, limits.staging = costs.stage_to_device, limits_of(costs)
+        cdef CopyLimits limits = limits_of(costs)
         cdef Engine chosen = ENGINES[engine]
         cdef VendorDevice* vendor = vendor_of(device)
-        self.staging = staging_of(device)
-        with nogil:
-            self.batch = new Batch(on.map[0], vendor[0], items, chosen, has_kernel, limits)
-
-    def __dealloc__(self):
-        cdef Batch* batch = self.batch
-        with nogil:
-            del batch
-
-    @property
-    def written(self):
-        """The start and the size of a range in which all destinations lie."""
+        self.map, self.staging, self.owners = map_of(device), staging_of(device), owners
+        try:
+            with nogil:
+                self.batch = new Batch(dereference(self.map.map), dereference(vendor), items, chosen, has_kernel, limits)
+        finally:
+            unlock_orphans()
+        self.operation = self.batch
         cdef const Parts* parts = &self.batch.parts()
-        return parts.written, parts.written_end - parts.written
+        self.written, self.written_size = parts.written, parts.written_end - parts.written
 
     @property
     def counts(self):
@@ -155,22 +132,10 @@ cdef class BatchWork:
         }
 
     @property
-    def is_direct(self):
-        """Whether the device alone moves all bytes."""
-        cdef const Parts* parts = &self.batch.parts()
-        return parts.to_device.empty() and parts.to_host.empty() and parts.on_host.empty()
-
-    @property
     def plain(self):
         """How many parts of pageable memory the vendor has copied itself, because there was no ring for them, or one
         small part."""
         return self.batch.plain()
-
-    def __call__(self, queue):
-        """Submit all parts. After an error what was submitted before is over."""
-        cdef NativeQueue native = native_queue(queue)
-        with nogil:
-            self.batch.submit(native.vendor[0])
 
 
 cdef uint64_t bytes_of(const Part* part, const Part* end) noexcept:

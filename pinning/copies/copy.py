@@ -9,14 +9,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pinning.copies.bounce import bounce
+from pinning.copies.costs import costs
 from pinning.copies.ends import End, end_of
-from pinning.copies.plan import CopyPath, Plan, plan
+from pinning.copies.plan import CopyPath, Reason
 from pinning.copies.repeats import lock_if_repeated
-from pinning.copies.work import Copy, count_moved, submit_plan, submit_planned
-from pinning.errors import InvalidRangeError, PinningError, VendorError
-from pinning.locking.devices import default_memory_device, pinned_map
+from pinning.copies.work import Copy, RangeCopy, count_moved, submit_native, submit_rows
+from pinning.errors import InvalidRangeError, VendorError
+from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryDevice, VendorQueue
-from pinning.queues import Event, Queue, default_queue
+from pinning.queues import Event, Queue, as_queue, default_queue
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import integer
 
@@ -24,7 +25,7 @@ _TRIES = 100  # of plans that a thread that locks and unlocks makes useless; the
 
 
 def copy_planned(
-    to: End, origin: End, size: int, on: Queue, wait_for: Iterable[Event], early: bool, buffer: object
+    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, buffer: object
 ) -> Copy:
     """A copy that is more than one call of the vendor's.
 
@@ -38,9 +39,9 @@ def copy_planned(
     host = to if to.device is None else origin
 
     def submit_parts() -> Copy:
-        return _copy_planned(to, origin, size, on, wait_for, early, buffer)
+        return _copy_planned(to, origin, size, queue, wait_for, early, buffer)
 
-    return resubmitted(submit_parts, on.device, lambda: (host.ptr, size))
+    return resubmitted(submit_parts, queue.device, lambda: (host.ptr, size))
 
 
 def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callable[[], tuple[int, int]]) -> Copy:
@@ -65,47 +66,33 @@ def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callabl
 
 
 def _copy_planned(
-    to: End, origin: End, size: int, on: Queue, wait_for: Iterable[Event], early: bool, buffer: object
+    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, buffer: object
 ) -> Copy:
-    chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
-    if chosen.to_device is not None and chosen.path in (CopyPath.STAGED, CopyPath.PLAIN):
-        host = origin.ptr if chosen.to_device else to.ptr
-        if lock_if_repeated(buffer, host, size, on.device):
-            chosen, held = _held_plan(to, origin, size, on, stages=on.waits_for_values)
-            chosen = chosen.as_locked()
-    if to.device is not None and origin.device is not None and chosen.path is CopyPath.STAGED:
-        on.check_uncaptured("a copy through the host is made once")
-        copy = bounce(chosen.steps[0], to.device, origin.device, on, wait_for, (to.owner, origin.owner), Copy)
+    work = plan_copy(to, origin, size, queue, early)
+    plan = work.plan()
+    if plan.to_device is not None and plan.path in (CopyPath.STAGED, CopyPath.PLAIN):
+        host = origin.ptr if plan.to_device else to.ptr
+        if lock_if_repeated(buffer, host, size, queue.device):
+            work = plan_copy(to, origin, size, queue, early)
+            plan = work.plan().as_locked()
+    if plan.reason_code is Reason.NOT_CONNECTED:
+        assert to.device is not None
+        assert origin.device is not None
+        queue.check_uncaptured("a copy through the host is made once")
+        copy = bounce(plan.steps[0], to.device, origin.device, queue, wait_for, (to.owner, origin.owner), Copy)
         count_moved(CopyPath.STAGED, size)
-        copy.path, copy.reason = chosen.path, chosen.reason
-        return copy
-    return submit_plan(on, chosen, to, origin, size, wait_for, held, early)
+    else:
+        copy = submit_native(queue, work, wait_for)
+    copy.path, copy.reason = plan.path, plan.reason
+    if work.reason_code is Reason.NO_ROOM:
+        copy.path = work.path
+        copy.reason += f", but all {costs.staging_bytes} bytes for staging are in use, or refused"
+    return copy
 
 
-def _held_plan(to: End, origin: End, size: int, on: Queue, *, stages: bool) -> tuple[Plan, list[object]]:
-    """A plan, and one more lock of each range that is copied directly: no unlock takes it away under the copy."""
-    for _ in range(_TRIES):
-        chosen = plan(to, origin, size, on.device, stages=stages)
-        held = holds(chosen, on.device)
-        if held is not None:  # else something was unlocked just now
-            return chosen, held
-    return chosen, []
-
-
-def holds(chosen: Plan, device: MemoryDevice) -> list[object] | None:
-    """One more lock of each range that is copied directly; None where one of them is not locked any more."""
-    device_map = pinned_map(device)
-    held: list[object] = []
-    for step in chosen.steps:
-        if step.path is CopyPath.DIRECT and chosen.to_device is not None:
-            try:
-                hold = device_map.hold_if_locked(step.src if chosen.to_device else step.dst, step.size)
-            except PinningError:  # what others have pinned, and something of ours beside it: only the vendor knows
-                continue
-            if hold is None:
-                return None
-            held.append(hold)
-    return held
+def plan_copy(to: End, origin: End, size: int, queue: Queue, early: bool = False) -> RangeCopy:
+    """A copy in a queue as it is planned now, which holds what it copies directly; nothing is submitted."""
+    return RangeCopy(to, origin, size, queue.device, queue.waits_for_values, early)
 
 
 def copy_2d_async(
@@ -143,19 +130,21 @@ def copy_2d_async(
             raise InvalidRangeError(f"{name} is {pitch}; rows of {width} bytes need at least that")
     if width <= 0 or height <= 0:
         raise InvalidRangeError(f"{height} rows of {width} bytes: nothing to copy")
-    on = _queue(queue)
-    to, origin = end_of(dst, _device(on)), end_of(src, _device(on))
+    given = None if queue is None else as_queue(queue)
+    preferred = None if given is None else given.device
+    to, origin = end_of(dst, preferred), end_of(src, preferred)
     for name, end, pitch in (("dst", to, dst_pitch), ("src", origin, src_pitch)):
         spans = pitch * (height - 1) + width
         if end.size is not None and end.size < spans:
             raise InvalidRangeError(f"{name} has {end.size} bytes; {height} rows, {pitch} bytes apart, span {spans}")
         if end.ptr + spans > 1 << 64:
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
-    _refuse_read_only(to)
-    on = on or default_queue(to.device or origin.device or default_memory_device())
+    if to.read_only:
+        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+    chosen = given or default_queue(to.device or origin.device)
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
     waits = events_of(wait_for)
-    return resubmitted(lambda: _copy_rows(rows, on, waits), on.device, rows.host_span)
+    return resubmitted(lambda: _copy_rows(rows, chosen, waits), chosen.device, rows.host_span)
 
 
 class _Rows(NamedTuple):
@@ -178,12 +167,13 @@ class _Rows(NamedTuple):
         return host.ptr, self.host_pitch * (self.height - 1) + self.width
 
 
-def _copy_rows(block: _Rows, on: Queue, wait_for: Iterable[Event]) -> Copy:
+def _copy_rows(block: _Rows, queue: Queue, wait_for: Iterable[Event]) -> Copy:
     to, dst_pitch, origin, src_pitch, width, height = block
     host_pitch = block.host_pitch
     _, span = block.host_span()
-    chosen, held = _held_plan(to, origin, span, on, stages=False)
-    borders = [step.dst - to.ptr for step in chosen.steps[1:]]
+    planned = RangeCopy(to, origin, span, queue.device, stages=False)
+    plan = planned.plan()
+    borders = [step.dst - to.ptr for step in plan.steps[1:]]
 
     def work(vendor_queue: VendorQueue) -> None:
         submitted = False
@@ -202,9 +192,9 @@ def _copy_rows(block: _Rows, on: Queue, wait_for: Iterable[Event]) -> Copy:
             raise
 
     span = dst_pitch * (height - 1) + width
-    copy = submit_planned(on, work, to.ptr, span, wait_for, (held, to.owner, origin.owner), chosen.is_direct)
-    count_moved(chosen.path, width * height)
-    copy.path, copy.reason = chosen.path, chosen.reason
+    copy = submit_rows(queue, work, to.ptr, span, wait_for, (planned, to.owner, origin.owner), plan.is_direct)
+    count_moved(plan.path, width * height)
+    copy.path, copy.reason = plan.path, plan.reason
     return copy
 
 
@@ -225,18 +215,3 @@ def _blocks(borders: list[int], pitch: int, width: int, height: int) -> Iterator
     for first, end in pairwise(sorted(starts)):
         for column, next_column in pairwise([0, *cut.get(first, ()), width]):
             yield first, end - first, column, next_column - column
-
-
-def _refuse_read_only(to: End) -> None:
-    if to.read_only:
-        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
-
-
-def _queue(queue: object) -> Queue | None:
-    if queue is None or isinstance(queue, Queue):
-        return queue
-    return Queue.adopt(queue)
-
-
-def _device(queue: Queue | None) -> MemoryDevice | None:
-    return None if queue is None else queue.device

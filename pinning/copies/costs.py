@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pinning.copies import batch_work
 from pinning.queues.staging import default_limits
 
 MIB = 1 << 20
-_LIMITS = default_limits()
-_KERNEL = batch_work.default_limits()
+_DEFAULT = default_limits()
 
 
 @dataclass
@@ -52,16 +50,16 @@ class Costs:
         Bytes.
     """
 
-    stage_to_device: int = 8 * MIB
-    stage_to_host: int = 8 * MIB
-    ring_bytes: int = _LIMITS.ring_bytes
-    staging_bytes: int = _LIMITS.staging_bytes
-    chunk_bytes: int = _LIMITS.chunk_bytes
-    threads: int = _LIMITS.threads
-    threads_to_device: int = _LIMITS.threads_to_device
-    threads_to_host: int = _LIMITS.threads_to_host
-    kernel_from_items: int = _KERNEL.from_items
-    kernel_to_bytes: int = _KERNEL.to_bytes
+    stage_to_device: int = _DEFAULT["stage_to_device"]
+    stage_to_host: int = _DEFAULT["stage_to_host"]
+    ring_bytes: int = _DEFAULT["ring_bytes"]
+    staging_bytes: int = _DEFAULT["staging_bytes"]
+    chunk_bytes: int = _DEFAULT["chunk_bytes"]
+    threads: int = _DEFAULT["threads"]
+    threads_to_device: int = _DEFAULT["threads_to_device"]
+    threads_to_host: int = _DEFAULT["threads_to_host"]
+    kernel_from_items: int = _DEFAULT["kernel_from_items"]
+    kernel_to_bytes: int = _DEFAULT["kernel_to_bytes"]
     lock_after: int | None = None
     lock_from: int = 16 * MIB
 

@@ -4,7 +4,7 @@
 """Copies and fills.
 
 The common copy is one call of the vendor's, and what is done here for it, once for each copy, costs less than that call.
-All others are planned in Python.
+All others are planned by <pinning/copy_plan.hpp>.
 """
 
 cimport cython
@@ -27,9 +27,9 @@ from pinning.queues.submitter cimport Submitter, events_of
 
 from numbers import Integral, Real
 
-from pinning.copies.copy import copy_planned
+from pinning.copies.copy import copy_planned, plan_copy
 from pinning.copies.costs import costs
-from pinning.copies.plan import CopyPath, plan, too_small
+from pinning.copies.plan import CopyPath, too_small
 from pinning.errors import InvalidRangeError, VendorError
 from pinning.locking.devices import default_memory_device
 from pinning.plugin import host_work
@@ -80,8 +80,8 @@ def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_ord
     VendorError
         The vendor refused. What fails later reaches the `Copy`.
     """
-    cdef Submitter on = None if queue is None else queue_of(queue)
-    cdef object preferred = None if on is None else on.device
+    cdef Submitter submitter = None if queue is None else queue_of(queue)
+    cdef object preferred = None if submitter is None else submitter.device
     cdef End to = resolve_end(dst, preferred)
     cdef End origin = resolve_end(src, preferred)
     cdef uint64_t size = size_between(to, origin, nbytes)
@@ -89,19 +89,19 @@ def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_ord
         raise read_only(to)
     if src_access_order != "stream" and src_access_order != "any":
         raise InvalidRangeError(f"src_access_order is {src_access_order!r}; it must be 'stream' or 'any'")
-    if on is None:
-        on = default_of(to, origin)
+    if submitter is None:
+        submitter = default_of(to, origin)
     cdef Copy copy = Copy.__new__(Copy)
-    cdef DirectCopy work = recognised(to, origin, size, on, copy)
+    cdef DirectCopy work = recognised(to, origin, size, submitter, copy)
     if work is not None and not work.pageable:
-        on.enqueue(copy, work, wait_for, ())
+        submitter.enqueue(copy, work, wait_for, ())
         count_bytes(way_direct, size)
         return copy
     wait_for = events_of(wait_for)
-    if work is not None and submitted_plain(copy, work, on, wait_for):
+    if work is not None and submitted_plain(copy, work, submitter, wait_for):
         return copy
-    cdef bint early = src_access_order == "any" or on.may_be_read(origin.ptr, size, wait_for)
-    return copy_planned(to, origin, size, on, wait_for, early, src if origin.device is None else dst)
+    cdef bint early = src_access_order == "any" or submitter.may_be_read(origin.ptr, size, wait_for)
+    return copy_planned(to, origin, size, submitter, wait_for, early, src if origin.device is None else dst)
 
 
 def copy(dst, src, nbytes=None, queue=None):
@@ -135,32 +135,32 @@ def explain(dst, src, nbytes=None, queue=None):
     Plan
         Its `path` and `reason`, and the `steps` of which it is made.
     """
-    cdef Submitter on = None if queue is None else queue_of(queue)
-    cdef object preferred = None if on is None else on.device
+    cdef Submitter submitter = None if queue is None else queue_of(queue)
+    cdef object preferred = None if submitter is None else submitter.device
     cdef End to = resolve_end(dst, preferred)
     cdef End origin = resolve_end(src, preferred)
     size = size_between(to, origin, nbytes)
     if to.read_only:
         raise read_only(to)
-    if on is None:
-        on = default_of(to, origin)
-    return plan(to, origin, size, on.device, stages=on.waits_for_values)
+    if submitter is None:
+        submitter = default_of(to, origin)
+    return plan_copy(to, origin, size, submitter).plan()
 
 
-cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter on, tuple wait_for) except -1:
+cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter submitter, tuple wait_for) except -1:
     """False where what was pageable has been locked since, or a part of it, across whose border no vendor copies."""
     cdef End host = work.origin if work.origin.device is None else work.to
     try:
-        on.enqueue(copy, work, wait_for, ())
+        submitter.enqueue(copy, work, wait_for, ())
     except VendorError:
-        if not map_of(on.device)._changed_since(work.changes, host.ptr, work.size):
+        if not map_of(submitter.device)._changed_since(work.changes, host.ptr, work.size):
             raise
         return False
     count_bytes(way_plain, work.size)
     return True
 
 
-cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy copy):
+cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitter, Copy copy):
     """A copy that is one call of the vendor's, and why. None, for all that must be planned."""
     global last_name, last_reason
     cdef End host
@@ -184,7 +184,7 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
         return direct_copy(to, origin, size, None)
     else:
         return None
-    map = map_of(on.device)
+    map = map_of(submitter.device)
     changes = map.map.changes()  # before it is looked at
     region = map.map.find_registered(host.ptr, size)  # to the vendor what is idle is locked: its copy would not wait
     if region.has_value():
@@ -211,12 +211,12 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter on, Copy
 
 cdef bint overlaps(PinnedMap map, uint64_t ptr, uint64_t size) except -1:
     cdef CPinnedMap* native = map.map
-    cdef size_t found
+    cdef size_t count
     if native.size() == 0 and not native.has_idle():
         return False
     with nogil:
-        found = native.overlapping(ptr, size, True).size()
-    return found != 0
+        count = native.overlapping(ptr, size, True).size()
+    return count != 0
 
 
 cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
@@ -251,22 +251,22 @@ def fill(dst, value, nbytes=None, queue=None, wait_for=()):
     """
     pattern = pattern_of(value)
     cdef unsigned width = len(pattern)
-    cdef Submitter on = None if queue is None else queue_of(queue)
-    cdef End to = resolve_end(dst, None if on is None else on.device)
+    cdef Submitter submitter = None if queue is None else queue_of(queue)
+    cdef End to = resolve_end(dst, None if submitter is None else submitter.device)
     if to.read_only:
         raise read_only(to)
     cdef uint64_t size = size_between(to, to, nbytes)
     if size % width:
         raise InvalidRangeError(f"{size} bytes are no whole number of values of {width}")
-    if on is None:
-        on = default_of(to, to)
+    if submitter is None:
+        submitter = default_of(to, to)
     if to.device is None:
-        return on.call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
+        return submitter.call(lambda: host_work.fill(to.ptr, pattern, size // width), wait_for)
     cdef DirectFill work = DirectFill.__new__(DirectFill)
     work.to, work.width, work.count = to, width, size // width
     work.value = int.from_bytes(pattern, "little")
     work.written, work.written_size = to.ptr, size
-    return on.enqueue(Event.__new__(Event), work, wait_for, ())
+    return submitter.enqueue(Event.__new__(Event), work, wait_for, ())
 
 
 cdef bytes pattern_of(object value):
@@ -319,9 +319,9 @@ cdef Submitter default_of(End to, End origin):
     device = to.device if to.device is not None else origin.device
     if device is None:
         device = default_memory_device()
-    cdef PyObject* known = PyDict_GetItem(defaults, <uint64_t><void*>device)
-    if known is not NULL:
-        known = PyWeakref_GetObject(<object>known)
-        if known is not <PyObject*>None and (<Submitter>known).is_usable():
-            return <Submitter>known
+    cdef PyObject* queue = PyDict_GetItem(defaults, <uint64_t><void*>device)
+    if queue is not NULL:
+        queue = PyWeakref_GetObject(<object>queue)
+        if queue is not <PyObject*>None and (<Submitter>queue).is_usable():
+            return <Submitter>queue
     return default_queue(device)

@@ -1,13 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from pinning.copies.ends cimport End
-from pinning.map.pinned_map cimport Hold
-from pinning.plugin.native cimport VendorQueue
+from pinning.map.native cimport CPinnedMap
+from pinning.map.pinned_map cimport Hold, PinnedMap
+from pinning.plugin.native cimport VendorDevice, VendorQueue, raise_in_python
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Work
-from pinning.queues.staging cimport CStaged, Staging, StagingLimits
+from pinning.queues.staging cimport CopyLimits
+
+cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
+    enum class CCopyPath "pinning::CopyPath":
+        pass
+
+    enum class CReason "pinning::Reason":
+        pass
+
+    enum class Direction:
+        to_device
+        to_host
+        on_device
+        between_devices
+        through_host
+        in_host
+
+    cppclass CopyRequest:
+        uint64_t dst
+        uint64_t src
+        uint64_t size
+        Direction direction
+        cbool early
+        uint64_t ask_from
+        cbool to_device() noexcept
+        cbool has_host_end() noexcept
+
+    cppclass CopyStep:
+        uint64_t dst
+        uint64_t src
+        uint64_t size
+        CCopyPath path
+
+    cppclass CopyPlan:
+        CCopyPath path
+        CReason reason
+        vector[CopyStep] steps
+
+    cppclass CopyOperation:
+        void submit(VendorQueue& queue) except +raise_in_python
+        CCopyPath path() noexcept
+        CReason reason() noexcept
+        cbool is_direct() noexcept
+
+    cppclass CopiedRange "pinning::PlannedCopy"(CopyOperation):
+        CopiedRange(CPinnedMap& map, VendorDevice& device, const CopyRequest& request, cbool stages,
+                    const CopyLimits& limits) except +raise_in_python
+        const CopyRequest& request() noexcept
+        const CopyPlan& plan() noexcept
 
 
 cdef class Copy(Event):
@@ -38,30 +88,25 @@ cdef class DirectFill(Work):
     cdef uint64_t count
 
 
-cdef struct PlannedStep:
-    uint64_t dst, src, size
-    Way way
+cdef class NativeCopy(Work):
+    """What libpinning copies. Until it goes it holds the locks of all locked memory that it copies."""
+
+    cdef CopyOperation* operation  # its own
+    cdef PinnedMap map
+    cdef object staging  # which keeps the device while it has rings
+    cdef tuple owners
 
 
-cdef class StepsCopy(Work):
-    """The steps of a plan."""
+cdef class RangeCopy(NativeCopy):
+    """The copy of one range."""
 
-    cdef vector[PlannedStep] steps
-    cdef vector[CStaged*] staged  # its own
-    cdef list held  # locks of the ranges that are copied directly
+    cdef CopiedRange* range  # that operation
     cdef End to, origin
-    cdef Staging staging  # None where nothing is to be staged
-    cdef StagingLimits limits
-    cdef bint early, direct
-    cdef bint refused  # no ring was to be had for a step
-
-    cdef int put(self, VendorQueue* queue, PlannedStep step) except -1 nogil
 
 
-cdef class PlannedCopy(Work):
+cdef class RowsCopy(Work):
     """Calls of the vendor's that Python makes."""
 
     cdef object calls
     cdef tuple kept
-    cdef bint direct  # no part of it is pageable, or copied by the host
-
+    cdef bint direct

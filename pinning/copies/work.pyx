@@ -6,22 +6,26 @@
 cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
-from libcpp.memory cimport unique_ptr
+from libcpp.vector cimport vector
 
 from pinning.copies.ends cimport End
-from pinning.plugin.native cimport VendorQueue
+from pinning.locking.lock cimport map_of
+from pinning.map.adapters cimport vendor_of
+from pinning.map.pinned_map cimport unlock_orphans
+from pinning.plugin.native cimport VendorDevice, VendorQueue
 from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, Work
-from pinning.queues.staging cimport CStaged, limits_of
+from pinning.queues.staging cimport limits_of
 from pinning.queues.submitter cimport Submitter
 
-from contextlib import suppress
-
 from pinning.copies.costs import costs
-from pinning.copies.plan import CopyPath
+from pinning.copies.plan import CopyPath, Reason, Step, plan_of
+from pinning.plugin import MemoryConnection
 from pinning.queues.staging import staging_of
 
 cdef str PAGEABLE = "memory of the host that the copy uses is pageable: it would be read or written once, at the submission"
+cdef tuple PATHS = tuple(CopyPath)
+cdef tuple REASONS = tuple(Reason)
 cdef dict WAYS = {path: way for way, path in enumerate(CopyPath)}
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
@@ -98,57 +102,96 @@ cdef class DirectFill(Work):
         return None
 
 
-@cython.final
 @cython.no_gc_clear
-cdef class StepsCopy(Work):
+cdef class NativeCopy(Work):
     cdef submit(self, Lane lane):
-        cdef size_t i = 0
-        try:
-            with nogil:
-                while i < self.steps.size():
-                    self.put(lane.queue, self.steps[i])
-                    i += 1
-        except BaseException:
-            if i > 0:
-                with suppress(BaseException):  # the first error says more
-                    lane.vendor.synchronize()
-            raise
-
-    cdef int put(self, VendorQueue* queue, PlannedStep step) except -1 nogil:
-        cdef unique_ptr[CStaged] staged
-        if self.staging is not None:
-            self.staged.reserve(self.staged.size() + 1)
-            if self.to.device is None and self.origin.device is None:
-                # The vendor would copy at once, when the queue's earlier work is over, and block.
-                staged = self.staging.staging.copy_in_host(dereference(queue), step.dst, step.src, step.size, self.limits)
-            elif step.way == way_staged and self.to.device is None:
-                staged = self.staging.staging.copy_to_host(dereference(queue), step.dst, step.src, step.size, self.limits)
-            elif step.way == way_staged:
-                staged = self.staging.staging.copy_to_device(dereference(queue), step.dst, step.src, step.size,
-                                                             self.early, self.limits)
-        if staged.get() is not NULL:
-            self.staged.push_back(staged.release())
-            return 0
-        queue.copy(step.dst, step.src, step.size)
-        self.refused |= step.way == way_staged
-        return 0
+        cdef VendorQueue* queue = lane.queue
+        with nogil:
+            self.operation.submit(dereference(queue))
 
     cdef bint keeps(self, object thing):
-        return thing is self.to.owner or thing is self.origin.owner
+        for owner in self.owners:
+            if owner is thing:
+                return True
+        return False
 
     cdef str unrecordable(self):
-        return None if self.direct else PAGEABLE
+        return None if self.operation.is_direct() else PAGEABLE
+
+    @property
+    def path(self):
+        """The slowest path of its parts; final once it is submitted."""
+        return PATHS[<int>self.operation.path()]
+
+    @property
+    def reason_code(self):
+        return REASONS[<int>self.operation.reason()]
 
     def __dealloc__(self):
-        cdef CStaged* staged
-        with nogil:
-            for staged in self.staged:
-                del staged
-        self.held = None  # before its memory may go
+        cdef CopyOperation* operation = self.operation
+        with nogil:  # before its memory may go
+            del operation
 
 
 @cython.final
-cdef class PlannedCopy(Work):
+@cython.no_gc_clear
+cdef class RangeCopy(NativeCopy):
+    """A copy of `size` bytes as it is planned now, for a queue of `device`.
+
+    Parameters
+    ----------
+    to, origin : End
+    stages : bool
+        Whether the queue can stage.
+    early : bool
+        Whether the source may be read before the queue comes to it.
+
+    Raises
+    ------
+    VendorError
+        The vendor refused to say whose memory an address is.
+    """
+
+    def __cinit__(self, End to not None, End origin not None, uint64_t size, device, bint stages, bint early=False):
+        cdef CopyLimits limits = limits_of(costs)
+        cdef CopyRequest request
+        cdef VendorDevice* vendor = vendor_of(device)
+        request.dst, request.src, request.size, request.early = to.ptr, origin.ptr, size, early
+        request.direction = direction_between(to, origin)
+        request.ask_from = costs.least_worth_a_look(request.to_device())
+        self.map, self.staging = map_of(device), staging_of(device)
+        self.to, self.origin, self.owners = to, origin, (to.owner, origin.owner)
+        self.written, self.written_size = to.ptr, size
+        try:
+            with nogil:
+                self.range = new CopiedRange(dereference(self.map.map), dereference(vendor), request, stages, limits)
+        finally:
+            unlock_orphans()
+        self.operation = self.range
+
+    def plan(self):
+        cdef const CopyPlan* plan = &self.range.plan()
+        cdef const CopyRequest* request = &self.range.request()
+        cdef vector[CopyStep] native_steps = plan.steps
+        cdef CopyStep step
+        steps = tuple([Step(step.dst, step.src, step.size, PATHS[<int>step.path]) for step in native_steps])
+        to_device = request.to_device() if request.has_host_end() else None
+        return plan_of(PATHS[<int>plan.path], REASONS[<int>plan.reason], steps, to_device, self.to, self.origin)
+
+
+cdef Direction direction_between(End to, End origin) except *:
+    if to.device is None:
+        return Direction.in_host if origin.device is None else Direction.to_host
+    if origin.device is None:
+        return Direction.to_device
+    if to.device is origin.device:
+        return Direction.on_device
+    connected = origin.device.connection(to.device) is not MemoryConnection.NONE
+    return Direction.between_devices if connected else Direction.through_host
+
+
+@cython.final
+cdef class RowsCopy(Work):
     cdef submit(self, Lane lane):
         self.calls(lane.vendor)
 
@@ -162,50 +205,23 @@ cdef class PlannedCopy(Work):
         return None if self.direct else PAGEABLE
 
 
-def submit_plan(Submitter queue not None, plan, End to not None, End origin not None, uint64_t size, wait_for,
-                list held not None, bint early):
-    """Submit the steps of a plan, which writes nothing but so many bytes of `to`.
-
-    Parameters
-    ----------
-    held : list
-        Locks of the ranges that are copied directly; kept until the copy is over.
-    early : bool
-        Whether the source may be read before the queue comes to it.
+def submit_native(Submitter queue not None, NativeCopy work not None, wait_for):
+    """Submit what libpinning copies.
 
     Raises
     ------
     VendorError
-        The vendor refused a step. What was submitted before it is done by then.
+        The vendor refused a part. What was submitted before it is done by then.
     """
-    cdef StepsCopy work = StepsCopy.__new__(StepsCopy)
-    cdef Copy copy = Copy.__new__(Copy)
-    cdef PlannedStep step
-    cdef bint stages = to.device is None and origin.device is None
-    for dst, src, nbytes, path in plan.steps:
-        step.dst, step.src, step.size, step.way = dst, src, nbytes, <Way><int>WAYS[path]
-        work.steps.push_back(step)
-        stages = stages or step.way == way_staged
-    if stages:
-        work.staging, work.limits = staging_of(queue.device), limits_of(costs)
-    work.held, work.to, work.origin, work.early, work.direct = held, to, origin, early, plan.is_direct
-    work.written, work.written_size = to.ptr, size
-    queue.enqueue(copy, work, wait_for, ())
-    for step in work.steps:
-        count_bytes(step.way, step.size)
-    copy.path, copy.reason = plan.path, plan.reason
-    if work.refused:
-        copy.path = CopyPath.PLAIN
-        copy.reason = f"{plan.reason}, but all {costs.staging_bytes} bytes for staging are in use, or refused"
-    return copy
+    return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())
 
 
-def submit_planned(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None, bint direct):
+def submit_rows(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None, bint direct):
     """As `Queue.submit`, of calls that write nothing but so many bytes at `dst`.
 
     `direct`: the device alone moves the bytes, so that a graph can have the calls.
     """
-    cdef PlannedCopy work = PlannedCopy.__new__(PlannedCopy)
+    cdef RowsCopy work = RowsCopy.__new__(RowsCopy)
     work.calls, work.kept, work.direct = calls, keep, direct
     work.written, work.written_size = dst, size
     return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())

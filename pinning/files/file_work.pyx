@@ -17,7 +17,7 @@ from posix.stat cimport S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, fstat, str
 from pinning.copies.work cimport Copy, count_bytes, way_plain
 from pinning.plugin.native cimport Part, VendorQueue
 from pinning.queues.lane cimport Lane, Work
-from pinning.queues.staging cimport CFile, CStaged, FileEnd, FileMemory, FileOutcome, Staging, StagingLimits, limits_of
+from pinning.queues.staging cimport CFile, CopyLimits, CStaged, FileEnd, FileMemory, FileOutcome, Staging, limits_of
 from pinning.queues.submitter cimport Submitter
 
 import os
@@ -171,7 +171,7 @@ cdef class FileWork(Work):
     cdef vector[Part] parts
     cdef bint in_device, early
     cdef Staging staging
-    cdef StagingLimits limits
+    cdef CopyLimits limits
     cdef CStaged* staged
     cdef bint plain  # where nothing could be staged
     cdef tuple kept

@@ -89,3 +89,6 @@ cdef class Hold:
     cdef bint is_in_map(self) noexcept
     cdef void link(self) noexcept
     cdef void unlink(self) noexcept
+
+
+cdef unlock_orphans()  # after each call that a device's own Python code may have been in

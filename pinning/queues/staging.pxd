@@ -33,16 +33,21 @@ cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
         void move(char* memory, uint64_t offset, uint64_t size) noexcept
 
 
-cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
-    cppclass StagingLimits:
+cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
+    ctypedef struct CopyLimits:  # by the names that `pinning.copies.Costs` has
         uint64_t ring_bytes
-        uint64_t device_bytes
+        uint64_t staging_bytes
         uint64_t chunk_bytes
         unsigned threads
-        unsigned to_device
-        unsigned to_host
-        StagingLimits() noexcept
+        unsigned threads_to_device
+        unsigned threads_to_host
+        uint64_t stage_to_device
+        uint64_t stage_to_host
+        uint64_t kernel_from_items
+        uint64_t kernel_to_bytes
 
+
+cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
     cppclass CStaged "pinning::Staged":
         void give() noexcept
 
@@ -55,17 +60,11 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         host
 
     cppclass CStaging "pinning::Staging":
-        unique_ptr[CStaged] copy_to_device(VendorQueue& queue, uint64_t device_ptr, uint64_t host, uint64_t size,
-                                           bool early, const StagingLimits& limits) except +raise_in_python
-        unique_ptr[CStaged] copy_to_host(VendorQueue& queue, uint64_t host, uint64_t device_ptr, uint64_t size,
-                                         const StagingLimits& limits) except +raise_in_python
-        unique_ptr[CStaged] copy_in_host(VendorQueue& queue, uint64_t dst, uint64_t src, uint64_t size,
-                                         const StagingLimits& limits) except +raise_in_python
         unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[Part]& parts,
-                                      bool early, const StagingLimits& limits) except +raise_in_python
+                                      bool early, const CopyLimits& limits) except +raise_in_python
         unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
         unique_ptr[CStaged] wait(VendorQueue& queue, CStaged& signal) except +raise_in_python
-        unique_ptr[CBlock] borrow(uint64_t at_most, const StagingLimits& limits) except +raise_in_python
+        unique_ptr[CBlock] borrow(uint64_t at_most, const CopyLimits& limits) except +raise_in_python
         uint64_t trim() except +raise_in_python
         bool empty() noexcept
 
@@ -84,4 +83,4 @@ cdef class Staging:
     cdef Staged wrap(self, CStaged* staged)
 
 
-cdef StagingLimits limits_of(object costs) except *
+cdef CopyLimits limits_of(object costs) except *

@@ -10,41 +10,20 @@ from libcpp.memory cimport unique_ptr
 from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.plugin.native cimport NativeQueue
 
-from typing import NamedTuple
-
 from pinning.runtime import process
 
 cdef dict stagings = {}  # by id of the device
 cdef list of_parents = []  # not destroyed in a fork
 
 
-class Limits(NamedTuple):
-    """How much of the machine staging may use; `pinning.copies.Costs` says what each is."""
-
-    ring_bytes: int
-    staging_bytes: int
-    chunk_bytes: int
-    threads: int
-    threads_to_device: int
-    threads_to_host: int
-
-
 def default_limits():
-    """Those that suit the processors that this process may run on."""
-    cdef StagingLimits limits
-    return Limits(limits.ring_bytes, limits.device_bytes, limits.chunk_bytes, limits.threads, limits.to_device,
-                  limits.to_host)
-
-
-cdef StagingLimits limits_of(object costs) except *:
-    cdef StagingLimits limits
-    limits.ring_bytes = costs.ring_bytes
-    limits.device_bytes = costs.staging_bytes
-    limits.chunk_bytes = costs.chunk_bytes
-    limits.threads = costs.threads
-    limits.to_device = costs.threads_to_device
-    limits.to_host = costs.threads_to_host
+    """Those of `pinning.copies.Costs` that suit the processors that this process may run on, by name."""
+    cdef CopyLimits limits
     return limits
+
+
+cdef CopyLimits limits_of(object costs) except *:
+    return vars(costs)
 
 
 cdef class Staged:
@@ -114,7 +93,7 @@ cdef class Staging:
 
     def borrow(self, uint64_t at_most, costs):
         """Pinned memory of a ring, for whoever copies through it in its own way; None where there is none."""
-        cdef StagingLimits limits = limits_of(costs)
+        cdef CopyLimits limits = limits_of(costs)
         cdef unique_ptr[CBlock] got
         cdef Block block = Block.__new__(Block)
         with nogil:

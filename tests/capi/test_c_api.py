@@ -19,6 +19,8 @@ import pinning
 from child_process import run_in_child
 from folders import PYTHONPATH
 from installed import ROOT, run
+from limits import needs_room_to_lock
+from pinning.copies import Reason
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 INCLUDES = [f"-I{folder}" for folder in pinning.include_dirs()]
@@ -519,6 +521,57 @@ def test_a_batch_of_copies(asynchronous: bool) -> None:
         pinning.copy(there, device, queue=queue)
     assert (there == expected).all()
     assert native.regions() == []
+
+
+def test_copies_of_one_range() -> None:
+    needs_room_to_lock(72 << 20)  # with the ring
+    size = 20 << 20
+    host, back = numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8), numpy.zeros(size, numpy.uint8)
+    native = c_api.Map("host:0")
+    with pinning.Queue("host:0") as queue, pinning.alloc(size, device="host:0") as device:
+        to, origin = device.ptr, host.ctypes.data
+
+        def how(*stream: int) -> tuple[str, Reason]:
+            copy = native.copy_async(to, origin, size, *stream)
+            path, reason = copy.path, copy.reason
+            copy.wait()
+            native.copy(back.ctypes.data, to, size)
+            assert (back == host).all()
+            back[:] = 0
+            return path, reason
+
+        plan = pinning.explain(device, host, queue=queue)
+        assert how() == how(queue.handle) == (plan.path, plan.reason_code)
+        with pinning.lock(host[: size // 2], device="host:0"):
+            plan = pinning.explain(device, host, queue=queue)
+            assert len(plan.steps) == 2
+            assert how(queue.handle) == (plan.path, plan.reason_code)
+        with pinning.lock(host, device="host:0"):
+            assert how() == how(queue.handle) == ("direct", Reason.LOCKED)
+    assert native.regions() == []
+
+
+def test_a_copy_holds_what_is_locked_until_it_is_waited_for() -> None:
+    host = numpy.ones(1 << 20, numpy.uint8)
+    native, gate = c_api.Map("host:0"), threading.Event()
+    with pinning.Queue("host:0") as queue, pinning.alloc(host.nbytes, device="host:0") as device:
+        queue.call(lambda: gate.wait(60))
+        with pinning.lock(host, device="host:0"):
+            copy = native.copy_async(device.ptr, host.ctypes.data, host.nbytes, queue.handle)
+        region, done = pinning.find(host), copy.done()
+        gate.set()
+        copy.wait()
+    assert region is not None and not done
+    assert native.regions() == []
+
+
+def test_a_copy_that_is_refused() -> None:
+    bytes_ = numpy.zeros(100, numpy.uint8)
+    native = c_api.Map("host:0")
+    with pinning.alloc(50, device="host:0") as device:
+        with pytest.raises(c_api.StatusError, match=r"dst .* runs past the end of an allocation") as refused:
+            native.copy(device.ptr, bytes_.ctypes.data, 100)
+        assert refused.value.status == "PINNING_INVALID_RANGE"
 
 
 def test_a_batch_that_is_refused() -> None:

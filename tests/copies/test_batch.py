@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import pinning
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import InvalidRangeError, PinningError, VendorError
-from pinning.copies import Reason, costs
+from pinning.copies import Copy, Reason, costs
 
 SIZE = 64 << 10
 
@@ -208,14 +208,17 @@ def test_a_million_items_of_a_byte_each(queue: pinning.Queue) -> None:
 def test_what_a_batch_does_not_write_may_be_read_early(queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     planned = sys.modules["pinning.copies.copy"]
+    plan_copy = planned.plan_copy
 
-    def look(
-        queue: pinning.Queue, plan: Any, to: Any, origin: Any, size: int, waits: Any, held: Any, early: bool
-    ) -> Any:
+    def look(to: Any, origin: Any, size: int, queue: pinning.Queue, early: bool) -> Any:
         seen.append(early)
-        return queue.submit(None, waits)
+        return plan_copy(to, origin, size, queue, early)
 
-    monkeypatch.setattr(planned, "submit_plan", look)
+    def point(queue: pinning.Queue, work: Any, waits: Any) -> Any:
+        return queue.submit(None, waits, (), Copy)
+
+    monkeypatch.setattr(planned, "plan_copy", look)
+    monkeypatch.setattr(planned, "submit_native", point)
     monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
     monkeypatch.setattr(costs, "threads", 2)
     count = 10**6  # so many that they are not over yet

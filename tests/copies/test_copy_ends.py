@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import itertools
 import mmap
 import sys
@@ -25,7 +24,7 @@ from exchange_tensors import ByCapsule, ByMethods, Older, Tensor
 from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
-from pinning.copies import Reason, costs
+from pinning.copies import Copy, Reason, costs
 
 SIZE = 1000
 
@@ -500,22 +499,22 @@ def early(device: FakeMemoryDevice, queue: pinning.Queue, array: Any, **how: Any
     """Whether a copy of pageable memory that is submitted now may read it at once."""
     seen: list[bool] = []
     module = sys.modules["pinning.copies.copy"]
-    submit_plan = module.submit_plan
+    plan_copy = module.plan_copy
 
-    def look(
-        queue: pinning.Queue, plan: Any, to: Any, origin: Any, size: int, waits: Any, held: Any, early: bool
-    ) -> Any:
+    def look(to: Any, origin: Any, size: int, queue: pinning.Queue, early: bool) -> Any:
         seen.append(early)
-        return queue.submit(None, waits)
+        return plan_copy(to, origin, size, queue, early)
 
-    module.submit_plan = look  # type: ignore[attr-defined]
-    try:
+    def point(queue: pinning.Queue, work: Any, waits: Any) -> Any:
+        return queue.submit(None, waits, (), Copy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "plan_copy", look)
+        patch.setattr(module, "submit_native", point)
         with pinning.alloc(array.nbytes, device=device) as there:
             pinning.copy_async(there, array, queue=queue, **how)
             device.release()
             queue.poll()
-    finally:
-        module.submit_plan = submit_plan  # type: ignore[attr-defined]
     return seen == [True]
 
 
@@ -552,17 +551,19 @@ def test_a_lock_that_goes_while_a_copy_is_planned(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array = noise()
-    lock = pinning.lock(array, device=device, piece=SIZE // 2)
-    planning = importlib.import_module("pinning.copies.copy")
-    holds = planning.holds
+    lock = pinning.lock(array[SIZE // 2 :], device=device)
+    is_pinned_ptr = device.is_pinned_ptr
 
-    def unlocked_before(*arguments: Any) -> Any:
+    def unlocked_meanwhile(ptr: int) -> Any:
         lock.unlock()  # as another thread may
-        return holds(*arguments)
+        return is_pinned_ptr(ptr)
 
-    monkeypatch.setattr(planning, "holds", unlocked_before)
+    monkeypatch.setattr(costs, "stage_to_device", SIZE // 4)  # so that the vendor is asked
+    monkeypatch.setattr(costs, "threads", 1)
+    monkeypatch.setattr(device, "is_pinned_ptr", unlocked_meanwhile)
     with pinning.alloc(SIZE, device=device) as there:
         assert pinning.copy(there, array, queue=queue).path == "plain"
+        assert bytes_at(there.ptr, SIZE) == array.tobytes()
 
 
 # ---- what is locked for good ----

@@ -215,14 +215,15 @@ struct Device {
 pinning::StagingLimits small() {
   pinning::StagingLimits limits;
   limits.ring_bytes = 2 << 20;
-  limits.device_bytes = 1 << 30;  // enough on a loaded machine, where rings are idle late
+  limits.staging_bytes = 1 << 30;  // enough on a loaded machine, where rings are idle late
   limits.chunk_bytes = 1 << 20;
   limits.threads = 3;
-  limits.to_device = limits.to_host = 2;
+  limits.threads_to_device = limits.threads_to_host = 2;
   return limits;
 }
 
 pinning::StagingLimits const limits = small();
+using Toward = pinning::Staging::Toward;
 
 /// What a queue has been given stays until it is over.
 using Kept = std::vector<std::unique_ptr<pinning::Staged>>;
@@ -258,13 +259,15 @@ std::size_t round_trips(Device& device, Queue& queue, Random& random) {
     } else {
       queue.call([](void* work) { std::unique_ptr<Work>(static_cast<Work*>(work))->set(); }, new Work{set});
     }
-    keep(device.staging->copy_to_device(queue, address(trip.memory.data()), address(trip.source.data()), size, early,
-                                        limits));
-    keep(device.staging->copy_to_host(queue, address(trip.target.data()), address(trip.memory.data()), size, limits));
+    auto const copy = [&](Toward toward, std::vector<char>& dst, std::vector<char> const& src, bool early) {
+      keep(device.staging->copy(queue, toward, {{address(dst.data()), address(src.data()), size}}, early, limits));
+    };
+    copy(Toward::device, trip.memory, trip.source, early);
+    copy(Toward::host, trip.target, trip.memory, false);
     if (random() % 2) {
-      keep(device.staging->copy_in_host(queue, address(trip.copy.data()), address(trip.target.data()), size, limits));
+      copy(Toward::in_host, trip.copy, trip.target, false);
     } else {
-      keep(device.staging->copy_to_host(queue, address(trip.copy.data()), address(trip.memory.data()), size, limits));
+      copy(Toward::host, trip.copy, trip.memory, false);
     }
     bytes += 3 * size;
   }
@@ -317,10 +320,11 @@ void refuse(Device& device, Queue& queue, Random& random) {
   queue.refuse_after = static_cast<int>(random() % 20);
   try {
     bool const to_device = random() % 2;
-    auto const staged = to_device ? device.staging->copy_to_device(queue, address(memory.data()), address(host.data()),
-                                                                   host.size(), random() % 2, limits)
-                                  : device.staging->copy_to_host(queue, address(host.data()), address(memory.data()),
-                                                                 host.size(), limits);
+    auto const& dst = to_device ? memory : host;
+    auto const& src = to_device ? host : memory;
+    auto const staged = device.staging->copy(queue, to_device ? Toward::device : Toward::host,
+                                             {{address(dst.data()), address(src.data()), host.size()}},
+                                             to_device && random() % 2, limits);
     queue.refuse_after = -1;
     queue.synchronize();
   } catch (pinning::VendorError const&) {
@@ -334,10 +338,9 @@ void lose(Random& random) {
   std::vector<char> memory(8 << 20);
   {
     std::vector<char> host(8 << 20);
-    auto const there = device.staging->copy_to_device(queue, address(memory.data()), address(host.data()), host.size(),
-                                                      random() % 2, limits);
-    auto const back =
-        device.staging->copy_to_host(queue, address(host.data()), address(memory.data()), host.size(), limits);
+    Address const far = address(memory.data()), near = address(host.data());
+    auto const there = device.staging->copy(queue, Toward::device, {{far, near, host.size()}}, random() % 2, limits);
+    auto const back = device.staging->copy(queue, Toward::host, {{near, far, host.size()}}, false, limits);
     auto const signal = device.staging->signal(queue);
     auto const wait = device.staging->wait(queue, *signal);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));

@@ -9,6 +9,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64
 from typing import Any, NamedTuple
 
 import pinning
+from pinning.copies import CopyPath, Reason
 
 HEADER = (pinning.include_dirs()[0] / "pinning" / "pinning.h").read_text()
 STATUSES = re.findall(r"PINNING_\w+", HEADER.partition("typedef enum pinning_status {")[2].partition("}")[0])
@@ -63,6 +64,10 @@ for _name, _arguments in {
     "pinning_set_budget": [c_uint64],
     "pinning_copy_batch": [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t],
     "pinning_copy_batch_async": [*[c_void_p] * 4, c_size_t, c_void_p, POINTER(c_void_p)],
+    "pinning_copy": [c_void_p, c_void_p, c_void_p, c_size_t],
+    "pinning_copy_async": [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_void_p)],
+    "pinning_copy_path": [c_void_p, POINTER(c_int)],
+    "pinning_copy_reason": [c_void_p, POINTER(c_int)],
     "pinning_copy_done": [c_void_p, POINTER(c_int)],
     "pinning_copy_wait": [c_void_p],
 }.items():
@@ -123,6 +128,14 @@ class Map:
         call("pinning_regions", self._map, found, count.value, byref(count))
         return [_named(region) for region in found]
 
+    def copy(self, dst: int, src: int, size: int) -> None:
+        call("pinning_copy", self._map, dst, src, size)
+
+    def copy_async(self, dst: int, src: int, size: int, stream: int | None = None) -> Copy:
+        copy = c_void_p()
+        call("pinning_copy_async", self._map, dst, src, size, stream, byref(copy))
+        return Copy(copy)
+
     def copy_batch(self, *batch: object) -> None:
         """`batch`: the addresses of both ends, and the sizes, as arrays of uint64."""
         call("pinning_copy_batch", self._map, *_arrays(*batch))
@@ -138,6 +151,18 @@ class Copy:
 
     def __init__(self, copy: c_void_p) -> None:
         self._copy = copy
+
+    @property
+    def path(self) -> CopyPath:
+        path = c_int()
+        call("pinning_copy_path", self._copy, byref(path))
+        return tuple(CopyPath)[path.value]
+
+    @property
+    def reason(self) -> Reason:
+        reason = c_int()
+        call("pinning_copy_reason", self._copy, byref(reason))
+        return tuple(Reason)[reason.value]
 
     def done(self) -> bool:
         done = c_int()

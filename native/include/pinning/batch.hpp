@@ -4,96 +4,13 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
+#include "copy_plan.hpp"
 #include "part_lists.hpp"
-#include "pinned_map.hpp"
-#include "staging.hpp"
-#include "vendor.hpp"
 
 namespace pinning {
-
-/// Whose memory an address is, and the range around it for which the same holds.
-struct MemoryRange {
-  enum class Kind : std::uint8_t { device, locked, pageable };
-
-  Address start, end;
-  Kind kind;
-  Address device_ptr = 0;  // of `start`, where a device reaches it
-  std::uint64_t piece = 0;  // bytes that one registration spans, from `start`; a single copy crosses no border of these
-
-  bool holds(Address ptr) const noexcept { return start <= ptr && ptr < end; }
-  bool holds(Address ptr, std::uint64_t size) const noexcept {
-    return start <= ptr && ptr < end && size <= end - ptr;
-  }
-  Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
-};
-
-/// The ranges that one batch of copies has met. Each locked region is held from then on, so that no unlock takes it away
-/// under the copies; the vendor is asked once for each range that the map does not know.
-class MemoryRanges {
- public:
-  MemoryRanges(PinnedMap& map, VendorDevice& device) : map_(map), device_(device) {}
-  MemoryRanges(MemoryRanges const&) = delete;
-  /// Gives up what it holds. A destructor reports no vendor that refuses; its region stays, for `unlock` to try.
-  ~MemoryRanges() {
-    for (Hold const& hold : holds_) {
-      try {
-        map_.unlock(hold);
-      } catch (...) {
-      }
-    }
-  }
-
-  /// The range of `ptr`, of which no byte from `limit` on matters. Throws what the vendor throws.
-  MemoryRange of(Address ptr, Address limit) {
-    auto const after = std::upper_bound(ranges_.begin(), ranges_.end(), ptr,
-                                        [](Address address, MemoryRange const& range) { return address < range.start; });
-    if (after != ranges_.begin() && std::prev(after)->holds(ptr)) return *std::prev(after);
-    MemoryRange const range = look_up(ptr, limit);
-    if (range.kind == MemoryRange::Kind::pageable) return range;  // too many, and each for one item only
-    return *ranges_.insert(after, range);
-  }
-
- private:
-  MemoryRange look_up(Address ptr, Address limit) {
-    while (auto const region = map_.find_registered(ptr)) {
-      if (region->external && !region->registered) break;  // it may have been unpinned: the vendor knows
-      holds_.reserve(holds_.size() + 1);
-      if (auto const hold = map_.try_lock(ptr, 1)) {
-        holds_.push_back(*hold);
-        Address const end = region->start + region->size;
-        return {region->start, end, MemoryRange::Kind::locked, region->device_ptr, region->piece};
-      }
-    }
-    map_.drain_invalidations();  // else the vendor takes memory for locked that has left
-    if (auto const info = device_.memory_info(ptr)) {
-      if (info->kind != MemoryKind::host) {
-        return {info->base, info->base + info->size, MemoryRange::Kind::device, info->base, info->size};
-      }
-      if (auto const pinned = device_.is_pinned(ptr)) {
-        return {pinned->base, pinned->base + pinned->size, MemoryRange::Kind::locked, pinned->device_ptr, pinned->size};
-      }
-    }
-    Address end = limit;
-    for (Region const& region : map_.overlapping(ptr, limit - ptr, true)) {
-      if (region.start > ptr) {
-        end = region.start;
-        break;
-      }
-      // It grows: while a piece of it is being locked no copy may cross into what is locked by then.
-      end = std::min(end, region.start + ((ptr - region.start) / region.piece + 1) * region.piece);
-    }
-    return {ptr, end, MemoryRange::Kind::pageable};
-  }
-
-  PinnedMap& map_;
-  VendorDevice& device_;
-  std::vector<MemoryRange> ranges_;  // ascending, none overlaps another
-  std::vector<Hold> holds_;
-};
 
 /// What is to be copied: `count` items, of `sizes[i * size_step]` bytes each.
 struct Items {
@@ -186,9 +103,7 @@ class Sorter {
         size = std::min(size, PartLists::part_bytes);
         parts_.by_kernel.push_back({dst_.device_ptr_of(item.dst), src_.device_ptr_of(item.src), size});
       } else {
-        for (auto const& [range, at] : {std::pair(&dst_, item.dst), std::pair(&src_, item.src)}) {
-          if (range->piece != 0) size = std::min(size, range->piece - (at - range->start) % range->piece);
-        }
+        size = std::min({size, dst_.bytes_from(item.dst), src_.bytes_from(item.src)});
         parts_.by_engine.push_back({item.dst, item.src, size});
       }
       item = {item.dst + size, item.src + size, item.size - size};
@@ -215,40 +130,33 @@ class Sorter {
 /// What moves locked memory: by itself the kernel for small items where there are several, or one of the two.
 enum class Engine : std::uint8_t { automatic, copy, kernel };
 
-struct BatchLimits {
-  std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // for which a kernel is used
-  std::uint64_t stage_from = 8 << 20;  // bytes of a single pageable part, from which threads move it
-  StagingLimits staging;
-};
-
-/// Many copies as one. Until it goes it holds all locked memory that it copies; let it go once they are over.
-class Batch {
+/// Many copies as one.
+class Batch final : public CopyOperation {
  public:
-  /// Looks up, checks and sorts all items for queues of `device`. `on` is a map of it. `has_kernel`: whether the queue
+  /// Looks up, checks and sorts all items for queues of `device`. `map` is one of it. `has_kernel`: whether the queue
   /// moves parts. Throws InvalidRange, which names an item, Unsupported, or what the vendor throws.
-  PINNING_API Batch(PinnedMap& on, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
-                    BatchLimits const& limits);
-  Batch(Batch const&) = delete;
-  PINNING_API ~Batch();
+  PINNING_API Batch(PinnedMap& map, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
+                    CopyLimits const& limits);
+  PINNING_API ~Batch() override;
 
-  /// Once. Throws what the vendor throws; what was submitted is over then.
-  PINNING_API void submit(VendorQueue& queue);
-
+  PINNING_API CopyPath path() const noexcept override;
+  PINNING_API Reason reason() const noexcept override;
   Parts const& parts() const noexcept { return parts_; }
   /// Parts of pageable memory that were left to the vendor's own copy, for which `submit` has waited.
   std::uint64_t plain() const noexcept { return plain_; }
 
  private:
-  void submit_all(VendorQueue& queue);
+  void submit_all(VendorQueue& queue) override;
   void stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> const& parts);
   void count() const noexcept;
 
   Staging& staging_;
-  BatchLimits const limits_;
+  CopyLimits const limits_;
   MemoryRanges dst_ranges_, src_ranges_;
   Parts parts_;
   std::vector<std::unique_ptr<Staged>> staged_;  // goes first
   std::uint64_t plain_ = 0, plain_bytes_ = 0;
+  bool no_room_ = false;
 };
 
 }  // namespace pinning

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <condition_variable>
@@ -217,8 +218,10 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   /// The regions that share bytes with [ptr, ptr + size), or will once they have grown, ascending and disjoint. Nobody
   /// waits while many are told of: each is as of an instant of its own, one that is there all the while is told, and one
-  /// that comes or goes perhaps.
-  std::vector<Region> overlapping(Address ptr, std::uint64_t size, bool idle_too = false) const {
+  /// that comes or goes perhaps. The search ends once it has `most` of them.
+  std::vector<Region> overlapping(Address ptr, std::uint64_t size, bool idle_too = false,
+                                  std::size_t most = ~std::size_t{0}) const {
+    std::size_t const slice_of_regions = std::min(most, std::size_t{256});
     std::vector<Region> found;
     for (Address from = ptr, end = ptr + size;;) {  // `end` may be 0, the top of the address space
       auto const slice = table_.overlapping(from, end - from, slice_of_regions);
@@ -227,6 +230,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
         auto const region = look(range.start, 1, idle_too);
         if (region && region->start == range.start && region->whole == range.size) found.push_back(*region);
       }
+      if (found.size() >= most) return found;
       if (slice.size() < slice_of_regions || slice.back().last() >= end - 1) return found;
       from = slice.back().last() + 1;
     }
@@ -253,7 +257,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // no vendor takes less by one call
   static constexpr Address largest_page = 65536;  // of the system's, not of the pool of huge ones
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
-  static constexpr std::size_t slice_of_regions = 256;
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
 
   static std::string hex(Address ptr) {

@@ -229,37 +229,75 @@ PINNING_API pinning_status pinning_find(const pinning_map *map, const void *ptr,
 PINNING_API pinning_status pinning_regions(const pinning_map *map, pinning_region *regions, size_t room,
                                            size_t *count) PINNING_NOEXCEPT;
 
-/* ---- many copies as one ---- */
+/* ---- copies ---- */
+
+/* How bytes travel, from the fastest to the slowest. */
+typedef enum pinning_path {
+  PINNING_PATH_DIRECT = 0, /* the device copies them itself, while the host goes on */
+  PINNING_PATH_STAGED = 1, /* threads move them through pinned blocks, while the host goes on */
+  PINNING_PATH_PLAIN = 3   /* the vendor's own copy of pageable memory, for which the caller waits */
+} pinning_path;
+
+/* Why. */
+typedef enum pinning_reason {
+  PINNING_REASON_LOCKED = 0,     /* the host's memory is locked */
+  PINNING_REASON_ON_DEVICE = 1,  /* both ends are memory of the device */
+  PINNING_REASON_LARGE = 4,      /* pageable, and worth staging */
+  PINNING_REASON_SMALL = 5,      /* pageable, and the vendor's own copy is as fast */
+  PINNING_REASON_NO_VALUES = 6,  /* pageable, and the vendor's queue cannot wait for values, so it cannot stage */
+  PINNING_REASON_ONE_THREAD = 7, /* pageable, and one thread stages no faster than the vendor copies */
+  PINNING_REASON_IN_HOST = 8,    /* both ends are the host's */
+  PINNING_REASON_KERNEL = 10,    /* of a batch: a kernel of the device moves some of it */
+  PINNING_REASON_ENGINES = 11,   /* of a batch: the copy engines move it */
+  PINNING_REASON_PAGEABLE = 12,  /* of a batch: threads gather or scatter some of it */
+  PINNING_REASON_NO_ROOM = 13    /* worth staging, but no pinned memory was to be had for it */
+} pinning_reason;
 
 /*
- * Copies `sizes[i]` bytes from `srcs[i]` to `dsts[i]` for each of `count` items, and returns once all is over. `map` is
- * one of `pinning_map_open`; an end is memory of the host, locked or not, or of its device. All items are checked before
- * anything is copied: PINNING_INVALID_RANGE names the first that is empty, no range, or runs out of the device's memory.
- * Items are split at the borders of locks, and each part goes its fastest way: where the device has a kernel for it, many
- * small locked ones by that; else by its copy engines, in one call where the vendor has one; pageable memory by threads,
- * through pinned blocks. In what order is no promise: of two items that write the same byte either may have the last
- * word. Where the vendor refuses, some items may have been copied, and nothing is under way any more.
+ * Copies `size` bytes from `src` to `dst`, and returns once it is over. `map` is one of `pinning_map_open`; an end is memory
+ * of the host, locked or not or in part, or of its device. It is split at the borders of locks, and each part goes its
+ * fastest way: locked memory by the device, large pageable memory by threads through pinned blocks, small by the vendor's
+ * own copy. PINNING_INVALID_RANGE for what is empty, no range, or runs out of the device's memory. Where the vendor refuses,
+ * some bytes may have been copied, and nothing is under way any more.
+ */
+PINNING_API pinning_status pinning_copy(pinning_map *map, void *dst, const void *src, size_t size) PINNING_NOEXCEPT;
+
+/* A copy that is under way. As a type it is always written with `struct`: the name alone is the function. */
+struct pinning_copy;
+
+/*
+ * The same in the vendor's `stream` (a CUstream, hipStream_t, ...; of the map's device), after what was submitted there
+ * before; returns once it is submitted, which for PINNING_PATH_PLAIN may be late. Null: the vendor's default stream, or on a
+ * device that has none a queue of this copy's own. The caller keeps the stream and the memory, and sees to it that nothing
+ * else is submitted to the stream meanwhile; locks of the memory are held, until `pinning_copy_wait`. In a child of fork a
+ * copy is not to be used. PINNING_INVALID_ARGUMENT where the stream is being captured into a graph, and the capture goes on.
+ */
+PINNING_API pinning_status pinning_copy_async(pinning_map *map, void *dst, const void *src, size_t size, void *stream,
+                                              struct pinning_copy **copy) PINNING_NOEXCEPT;
+
+/*
+ * Copies `sizes[i]` bytes from `srcs[i]` to `dsts[i]` for each of `count` items, as `pinning_copy`. All items are checked
+ * before anything is copied: PINNING_INVALID_RANGE names the first that is wrong. Where the device has a kernel for it, that
+ * moves many small locked parts; else its copy engines do, in one call where the vendor has one. In what order is no promise:
+ * of two items that write the same byte either may have the last word.
  */
 PINNING_API pinning_status pinning_copy_batch(pinning_map *map, void *const *dsts, const void *const *srcs,
                                               const size_t *sizes, size_t count) PINNING_NOEXCEPT;
 
-typedef struct pinning_copy pinning_copy;
-
-/*
- * The same in the vendor's `stream` (a CUstream, hipStream_t, ...; of the map's device), after what was submitted there
- * before; returns once it is submitted. The caller keeps the stream and the memory, and sees to it that nobody else submits
- * to the stream meanwhile; locks of the memory are held, until `pinning_copy_wait`. In a child of fork a copy is not to be
- * used. PINNING_INVALID_ARGUMENT where the stream is being captured into a graph, and the capture goes on.
- */
+/* The same in a stream, as `pinning_copy_async`. */
 PINNING_API pinning_status pinning_copy_batch_async(pinning_map *map, void *const *dsts, const void *const *srcs,
                                                     const size_t *sizes, size_t count, void *stream,
-                                                    pinning_copy **copy) PINNING_NOEXCEPT;
+                                                    struct pinning_copy **copy) PINNING_NOEXCEPT;
+
+/* The slowest path of its parts, and why that one. */
+PINNING_API pinning_status pinning_copy_path(const struct pinning_copy *copy, pinning_path *path) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_copy_reason(const struct pinning_copy *copy, pinning_reason *reason) PINNING_NOEXCEPT;
 
 /* Writes 1 where it is over, else 0. An error is that of the copy, or of work before it. */
-PINNING_API pinning_status pinning_copy_done(pinning_copy *copy, int *done) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_copy_done(struct pinning_copy *copy, int *done) PINNING_NOEXCEPT;
 
 /* Waits until it is over and frees `copy`, also where it returns an error: that of the copy, or of work before it. */
-PINNING_API pinning_status pinning_copy_wait(pinning_copy *copy) PINNING_NOEXCEPT;
+PINNING_API pinning_status pinning_copy_wait(struct pinning_copy *copy) PINNING_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -30,10 +30,10 @@ namespace pinning {
 /// How much of the machine staging may use. The defaults suit the processors that this process may run on.
 struct StagingLimits {
   std::uint64_t ring_bytes = 64 << 20;      // of one ring; less where little is left
-  std::uint64_t device_bytes = 1 << 30;     // of all rings of a device
+  std::uint64_t staging_bytes = 1 << 30;    // of all rings of a device
   std::uint64_t chunk_bytes = 8 << 20;      // that a queue copies at once; half of it in copies below 256 MiB
   unsigned threads;                         // that there are; counts at the first copy of the process
-  unsigned to_device, to_host;              // of them at work in one direction at a time
+  unsigned threads_to_device, threads_to_host;  // of them at work in one direction at a time
   PINNING_API StagingLimits() noexcept;
 };
 
@@ -52,27 +52,19 @@ class Staging {
  public:
   virtual ~Staging() = default;
 
-  /// Copies between pageable memory at `host` and memory that the queue copies to or from, at `device_ptr`. Null where
-  /// there is no pinned memory to be had. `early`: the bytes at `host` may be read before the copy's turn, because nothing that
-  /// is submitted already writes them (CUDA's srcAccessOrder "any", rather than "stream"). Throws what the queue throws;
+  /// Copies parts as one: from pageable memory at `src` to memory that the queue copies to, from such memory to pageable
+  /// memory at `dst`, or within the host's, where the two ends of a single part may overlap. Null where there is no pinned
+  /// memory to be had, and never in the host. `early`: what is pageable may be read before the copy's turn, because nothing
+  /// that is submitted already writes it (CUDA's srcAccessOrder "any", rather than "stream"). Throws what the queue throws;
   /// what was submitted is over then.
-  virtual std::unique_ptr<Staged> copy_to_device(VendorQueue& queue, Address device_ptr, Address host, std::uint64_t size,
-                                                 bool early, StagingLimits const& limits) = 0;
-  virtual std::unique_ptr<Staged> copy_to_host(VendorQueue& queue, Address host, Address device_ptr, std::uint64_t size,
-                                               StagingLimits const& limits) = 0;
-  /// Copies the parts of a batch as one, by the same threads: from pageable memory at `src` to the device, to pageable
-  /// memory at `dst`, or within the host's. Null, and throws, as those.
   enum class Toward : std::uint8_t { device, host, in_host };
-  virtual std::unique_ptr<Staged> copy_batch(VendorQueue& queue, Toward toward, std::vector<Part> const& parts,
-                                             StagingLimits const& limits) = 0;
+  virtual std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, bool early,
+                                       StagingLimits const& limits) = 0;
   /// Where the device reads lists of parts.
   virtual PartLists& lists() noexcept = 0;
-  /// Copies within the host's memory, by threads, in the queue's turn. The ranges may overlap.
-  virtual std::unique_ptr<Staged> copy_in_host(VendorQueue& queue, Address dst, Address src, std::uint64_t size,
-                                               StagingLimits const& limits) = 0;
   /// Copies between parts of a file and parts of memory as one copy: into memory, or out of it where the file is written.
   /// The parts' ends in the file are offsets, ascending. Null where there is no pinned memory to be had for a device's.
-  /// `early` and what is thrown are as of those. A read or a write that fails ends nothing: the outcome says so,
+  /// `early` and what is thrown are as of `copy`. A read or a write that fails ends nothing: the outcome says so,
   /// and the copy goes on without moving more bytes.
   enum class Memory : bool { device, host };
   virtual std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,

@@ -192,6 +192,8 @@ class VendorDevice : public Locker {
   virtual void synchronize_beside_captures() { synchronize(); }
 
   virtual std::unique_ptr<VendorQueue> make_queue() = 0;
+  /// Whether 0 is the handle of a stream that is always there.
+  virtual bool has_default_stream() const noexcept { return false; }
   /// Over a queue that someone else has made and keeps.
   virtual std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) = 0;
 };

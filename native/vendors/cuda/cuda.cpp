@@ -243,6 +243,7 @@ class CudaDevice : public VendorDevice {
 
   /// The stream of a cudaStream_t, which its owner keeps alive: the driver crashes on one that is gone. 0 and 1 are this
   /// GPU's legacy default stream, 2 is the calling thread's default stream.
+  bool has_default_stream() const noexcept override { return true; }
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
     void* its_context = nullptr;
     {

@@ -183,6 +183,7 @@ class HipDevice : public VendorDevice {
   }
 
   /// The stream of a hipStream_t, which its owner keeps alive. 0 is this GPU's default stream, 2 the calling thread's.
+  bool has_default_stream() const noexcept override { return true; }
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
     runtime_.started().check();
     auto adopted = std::make_unique<Queue>(runtime_, index_, spare_events_, waits_for_values(), handle);

@@ -148,6 +148,31 @@ def test_from_c_with_each_call_failing(standin: StandIn, queue: pinning.Queue) -
         assert (back == host).all()
 
 
+@pytest.mark.parametrize("half", ["locked", "pinned by others", "pageable"])
+def test_one_range_from_c_with_each_call_failing(standin: StandIn, queue: pinning.Queue, half: str) -> None:
+    host = noise((2, 12 << 20))
+    native = c_api.Map("cuda:0")
+    device = pinning.device("cuda:0")
+    with pinning.alloc(host.nbytes, device="cuda:0") as there:
+        lock = pinning.lock(host[0], device="cuda:0") if half == "locked" else None
+        if half == "pinned by others":
+            device.data_lock(host[0].ctypes.data, host[0].nbytes, False)
+        plan = pinning.explain(there, host, queue=queue)
+        copy = native.copy_async(there.ptr, host.ctypes.data, host.nbytes, queue.handle)
+        assert (copy.path, copy.reason) == (plan.path, plan.reason_code)
+        copy.wait()
+        regions = pinning.regions("cuda:0")
+        for _ in failing_in_turn(standin, lambda: native.copy(there.ptr, host.ctypes.data, host.nbytes)):
+            assert pinning.regions("cuda:0") == regions  # nothing of the copy is left
+        back = numpy.zeros_like(host)
+        native.copy_async(back.ctypes.data, there.ptr, host.nbytes).wait()  # in the default stream
+        assert (back == host).all()
+        if half == "pinned by others":
+            device.data_unlock(host[0].ctypes.data)
+        if lock:
+            lock.unlock()
+
+
 def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinning.Queue) -> None:
     host = noise((32, BLOCK))
     array = noise((4, BLOCK), 7)

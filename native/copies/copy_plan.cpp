@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <pinning/copy_plan.hpp>
+#include <string>
+
+namespace pinning {
+
+namespace {
+
+constexpr Address end_of_memory = ~Address{0};
+
+/// Whether all of a range is memory of devices, or none of it is.
+bool is_device(MemoryRanges& ranges, char const* name, Address ptr, std::uint64_t size) {
+  if (ptr == 0 || size == 0 || ptr > end_of_memory - size) {
+    throw InvalidRange(std::string(name) + " " + describe(ptr, size) + " is no range of memory");
+  }
+  auto const is_device_at = [&](Address at) { return ranges.of(at, ptr + size).kind == MemoryRange::Kind::device; };
+  if (!is_device_at(ptr)) return false;
+  for (Address at = ptr; at < ptr + size; at = ranges.of(at, ptr + size).end) {
+    if (is_device_at(at)) continue;
+    throw InvalidRange(std::string(name) + " " + describe(ptr, size) +
+                       " runs past the end of an allocation of the device's, at " + describe(at));
+  }
+  return true;
+}
+
+CopyPath path_of(MemoryRange const& range, std::uint64_t size, CopyRequest const& request, bool stages,
+                 CopyLimits const& limits) {
+  if (range.kind == MemoryRange::Kind::locked) return CopyPath::direct;
+  return stages && limits.stages(size, request.to_device()) ? CopyPath::staged : CopyPath::plain;
+}
+
+Reason reason_of(CopyPlan const& plan, CopyRequest const& request, bool stages, CopyLimits const& limits) {
+  if (plan.path == CopyPath::direct) return Reason::locked;
+  if (plan.path == CopyPath::staged) return Reason::large;
+  std::uint64_t largest = 0;
+  for (CopyStep const& step : plan.steps) {
+    if (step.path == CopyPath::plain) largest = std::max(largest, step.size);
+  }
+  if (largest < limits.stage_from(request.to_device())) return Reason::small;
+  return stages ? Reason::one_thread : Reason::no_values;
+}
+
+CopyPlan plan_host_end(MemoryRanges& ranges, CopyRequest const& request, bool stages, CopyLimits const& limits) {
+  CopyPlan plan{CopyPath::direct, Reason::locked, {}};
+  Address const host = request.host();
+  std::uint64_t const ask_from = std::min(request.ask_from, limits.stage_from(request.to_device()));
+  for (std::uint64_t offset = 0; offset < request.size;) {
+    MemoryRange const range = ranges.of_host(host + offset, host + request.size, ask_from);
+    std::uint64_t const size = std::min(request.size - offset, range.bytes_from(host + offset));
+    CopyPath const path = path_of(range, size, request, stages, limits);
+    plan.steps.push_back({request.dst + offset, request.src + offset, size, path});
+    plan.path = std::max(plan.path, path);  // in the order of `CopyPath` the slowest is the last
+    offset += size;
+  }
+  plan.reason = reason_of(plan, request, stages, limits);
+  return plan;
+}
+
+}  // namespace
+
+CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Address src, std::uint64_t size) {
+  MemoryRanges ranges(map, device);
+  bool const dst_device = is_device(ranges, "dst", dst, size), src_device = is_device(ranges, "src", src, size);
+  Direction const direction = dst_device && src_device ? Direction::on_device
+                              : dst_device             ? Direction::to_device
+                              : src_device             ? Direction::to_host
+                                                       : Direction::in_host;
+  return {dst, src, size, direction};
+}
+
+CopyPlan plan_copy(MemoryRanges& ranges, CopyRequest const& request, bool stages, CopyLimits const& limits) {
+  auto const whole = [&](CopyPath path, Reason reason) {
+    return CopyPlan{path, reason, {{request.dst, request.src, request.size, path}}};
+  };
+  switch (request.direction) {
+    case Direction::on_device: return whole(CopyPath::direct, Reason::on_device);
+    case Direction::between_devices: return whole(CopyPath::direct, Reason::connected);
+    case Direction::through_host: return whole(CopyPath::staged, Reason::not_connected);
+    case Direction::in_host: return whole(CopyPath::plain, Reason::in_host);
+    case Direction::to_device:
+    case Direction::to_host: break;
+  }
+  return plan_host_end(ranges, request, stages, limits);
+}
+
+void CopyOperation::submit(VendorQueue& queue) {
+  try {
+    submit_all(queue);
+  } catch (...) {
+    try {
+      if (any_submitted_) queue.synchronize();
+    } catch (...) {  // the first error says more
+    }
+    throw;
+  }
+}
+
+PlannedCopy::PlannedCopy(PinnedMap& map, VendorDevice& device, CopyRequest const& request, bool stages,
+                         CopyLimits const& limits)
+    : staging_(staging(device)),
+      request_(request),
+      limits_(limits),
+      ranges_(map, device),
+      plan_(plan_copy(ranges_, request, stages, limits)) {}
+
+PlannedCopy::~PlannedCopy() = default;
+
+void PlannedCopy::submit_all(VendorQueue& queue) {
+  staged_.reserve(plan_.steps.size());
+  for (CopyStep const& step : plan_.steps) {
+    CopyPath path = step.path;
+    if (auto copy = staged(queue, step)) {
+      staged_.push_back(std::move(copy));
+    } else {
+      if (path == CopyPath::staged) path = CopyPath::plain, no_room_ = true;
+      queue.copy(step.dst, step.src, step.size);
+    }
+    any_submitted_ = true;
+    count_moved(path, step.size);
+  }
+}
+
+/// Null where the vendor is to copy. Within the host it would do so at once, when the queue's earlier work is over, and block.
+std::unique_ptr<Staged> PlannedCopy::staged(VendorQueue& queue, CopyStep const& step) {
+  bool const in_host = request_.direction == Direction::in_host;
+  if (step.path != CopyPath::staged && !in_host) return nullptr;
+  using Toward = Staging::Toward;
+  Toward const toward = in_host ? Toward::in_host : request_.to_device() ? Toward::device : Toward::host;
+  return staging_.copy(queue, toward, {{step.dst, step.src, step.size}}, request_.early, limits_);
+}
+
+std::unique_ptr<PlannedCopy> submit_copy(PinnedMap& map, VendorDevice& device, VendorQueue& queue,
+                                         CopyRequest const& request, CopyLimits const& limits) {
+  return resubmitted(map, request.host(), request.size, [&] {
+    auto copy = std::make_unique<PlannedCopy>(map, device, request, queue.waits_for_values(), limits);
+    copy->submit(queue);
+    return copy;
+  });
+}
+
+}  // namespace pinning

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <pinning/memory_ranges.hpp>
+
+namespace pinning {
+
+namespace {
+
+/// Whether its owner may have unpinned it without the map's knowing.
+bool is_of_others(Region const& region) noexcept { return region.external && !region.registered; }
+
+}  // namespace
+
+MemoryRanges::~MemoryRanges() {
+  for (Hold const& hold : holds_) {
+    try {
+      map_.unlock(hold);
+    } catch (...) {
+    }
+  }
+}
+
+MemoryRange MemoryRanges::of(Address ptr, Address limit) {
+  auto const after = std::upper_bound(ranges_.begin(), ranges_.end(), ptr,
+                                      [](Address address, MemoryRange const& range) { return address < range.start; });
+  if (after != ranges_.begin() && std::prev(after)->holds(ptr)) return *std::prev(after);
+  if (auto const range = locked(ptr)) return *ranges_.insert(after, *range);
+  map_.drain_invalidations();  // else the vendor takes memory for locked that has left
+  Gap const unlocked = gap(ptr, limit);
+  MemoryRange const pageable{ptr, unlocked.end, MemoryRange::Kind::pageable};  // too many to keep, and each for one item
+  if (unlocked.in_region) return pageable;
+  auto const info = device_.memory_info(ptr);
+  if (!info) return pageable;
+  if (info->kind != MemoryKind::host) {
+    MemoryRange const range{info->base, info->base + info->size, MemoryRange::Kind::device, info->base, info->size};
+    return *ranges_.insert(after, range);
+  }
+  auto const range = pinned(ptr);
+  return range ? *ranges_.insert(after, *range) : pageable;
+}
+
+MemoryRange MemoryRanges::of_host(Address ptr, Address limit, std::uint64_t ask_from) {
+  if (auto const range = locked(ptr)) return *range;
+  map_.drain_invalidations();  // else the vendor takes memory for locked that has left
+  Gap const unlocked = gap(ptr, limit);
+  if (!unlocked.in_region && unlocked.end - ptr >= ask_from) {
+    if (auto range = pinned(ptr)) {
+      range->end = std::min(range->end, unlocked.end);
+      return *range;
+    }
+  }
+  return {ptr, unlocked.end, MemoryRange::Kind::pageable};
+}
+
+/// The region that has `ptr`, idle ones too: to the vendor they are locked.
+std::optional<MemoryRange> MemoryRanges::locked(Address ptr) {
+  while (auto const region = map_.find_registered(ptr)) {
+    auto const held = hold(*region, ptr);
+    if (held && held->serial == region->serial) {
+      return MemoryRange{region->start, region->start + region->size, MemoryRange::Kind::locked, region->device_ptr,
+                         region->piece};
+    }
+    if (!held && is_of_others(*region)) break;  // unpinned since
+  }
+  return std::nullopt;
+}
+
+/// What others have pinned. Where it is a lock of this process that has just been taken, or one of a sibling, it is held.
+std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
+  auto const pinned = device_.is_pinned(ptr);
+  if (!pinned) return std::nullopt;
+  keep([&] { return track(ptr, 1); });
+  return MemoryRange{pinned->base, pinned->base + pinned->size, MemoryRange::Kind::locked, pinned->device_ptr,
+                     pinned->size};
+}
+
+/// `ptr` is not locked: the next byte that is, or that a vendor's call may be about to lock.
+MemoryRanges::Gap MemoryRanges::gap(Address ptr, Address limit) {
+  for (Address from = ptr; from < limit;) {
+    auto const regions = map_.overlapping(from, limit - from, true, 1);
+    if (regions.empty()) break;
+    Region const& region = regions.front();
+    Address const after = region.start + region.whole;
+    if (region.start > ptr) {
+      if (!is_of_others(region) || hold(region, region.start)) return {region.start, false};
+    } else if (ptr - region.start >= region.size) {
+      // It grows: while a piece of it is being locked no copy may cross into what is locked by then.
+      return {std::min({limit, after, region.start + ((ptr - region.start) / region.piece + 1) * region.piece}), true};
+    }
+    from = after;
+  }
+  return {limit, false};
+}
+
+/// Nothing where the region has left, or the map is changing.
+std::optional<Hold> MemoryRanges::hold(Region const& region, Address ptr) {
+  return keep([&] { return is_of_others(region) ? track(region.start, region.size) : map_.try_lock(ptr, 1); });
+}
+
+template <class Take>
+std::optional<Hold> MemoryRanges::keep(Take&& take) {
+  holds_.reserve(holds_.size() + 1);
+  auto const held = take();
+  if (held) holds_.push_back(*held);
+  return held;
+}
+
+/// As `PinnedMap::track`; nothing either where it refuses, for then the vendor knows whether the range is pinned.
+std::optional<Hold> MemoryRanges::track(Address ptr, std::uint64_t size) {
+  try {
+    return map_.track(ptr, size);
+  } catch (std::exception const&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace pinning

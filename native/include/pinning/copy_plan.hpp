@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// One copy between a host's memory and a device's: which path each part of it takes, and why, and its submission.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "memory_ranges.hpp"
+#include "staging.hpp"
+#include "status_page.hpp"
+#include "vendor.hpp"
+
+namespace pinning {
+
+/// Why bytes take their path. In the order of `pinning.copies.Reason` and of `pinning_reason`.
+enum class Reason : std::uint8_t {
+  locked,         // the host's memory is locked
+  on_device,      // both ends are memory of one device
+  connected,      // one device copies to another itself
+  not_connected,  // two devices cannot reach each other
+  large,          // pageable, and worth staging
+  small,          // pageable, and the vendor's own copy is as fast
+  no_values,      // pageable, and the queue cannot wait for values, so it cannot stage
+  one_thread,     // pageable, and one thread stages no faster than the vendor copies
+  in_host,        // both ends are the host's
+  repeated,       // copied often, and now locked for good
+  kernel,         // of a batch: a kernel of the device moves them
+  engines,        // of a batch: the copy engines move them
+  pageable,       // of a batch: threads gather or scatter them
+  no_room,        // worth staging, but no pinned memory was to be had for it
+};
+
+/// Where one path begins to beat another, and how much of the machine copies may use; `pinning.copies.Costs` says more.
+struct CopyLimits : StagingLimits {
+  std::uint64_t stage_to_device = 8 << 20, stage_to_host = 8 << 20;   // bytes of pageable memory from which it is staged
+  std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // of a batch, for which a kernel is used
+
+  std::uint64_t stage_from(bool to_device) const noexcept { return to_device ? stage_to_device : stage_to_host; }
+  bool stages(std::uint64_t size, bool to_device) const noexcept { return threads > 1 && size >= stage_from(to_device); }
+};
+
+/// Whose memory the two ends of a copy are.
+enum class Direction : std::uint8_t { to_device, to_host, on_device, between_devices, through_host, in_host };
+
+/// A copy that is wanted.
+struct CopyRequest {
+  Address dst, src;
+  std::uint64_t size;
+  Direction direction;
+  bool early = false;  // the source may be read before the copy's turn: nothing that is submitted already writes it
+  std::uint64_t ask_from = ~std::uint64_t{0};  // of less memory, or less than is staged, no vendor is asked who has pinned it
+
+  bool to_device() const noexcept { return direction == Direction::to_device; }
+  bool has_host_end() const noexcept { return to_device() || direction == Direction::to_host; }
+  Address host() const noexcept { return to_device() ? src : dst; }
+};
+
+/// Finds out whose memory the ends are, each the host's or one device's. Throws InvalidRange for what is no range, or runs
+/// out of a device's memory, or what the vendor throws.
+PINNING_API CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Address src, std::uint64_t size);
+
+/// A part of a copy, on one path.
+struct CopyStep {
+  Address dst, src;
+  std::uint64_t size;
+  CopyPath path;
+};
+
+struct CopyPlan {
+  CopyPath path;  // the slowest of its steps
+  Reason reason;
+  std::vector<CopyStep> steps;  // in order; their borders are those of locks and of pieces, across which no vendor copies
+};
+
+/// `stages`: whether the queue waits for values. What is locked is held by `ranges`. Throws what the vendor throws.
+PINNING_API CopyPlan plan_copy(MemoryRanges& ranges, CopyRequest const& request, bool stages, CopyLimits const& limits);
+
+/// What a queue is to copy. Until it goes it holds all locked memory that it copies; let it go once that is over.
+class CopyOperation {
+ public:
+  virtual ~CopyOperation() = default;
+  CopyOperation(CopyOperation const&) = delete;
+
+  /// Once. Throws what the vendor throws; what was submitted is over then.
+  virtual void submit(VendorQueue& queue);
+
+  /// The slowest path of its parts, and why; final when it is submitted.
+  virtual CopyPath path() const noexcept = 0;
+  virtual Reason reason() const noexcept = 0;
+  /// Whether the device alone moves all bytes.
+  bool is_direct() const noexcept { return path() == CopyPath::direct; }
+
+ protected:
+  CopyOperation() = default;
+  bool any_submitted_ = false;
+
+ private:
+  virtual void submit_all(VendorQueue& queue) = 0;
+};
+
+/// A copy of one range.
+class PlannedCopy final : public CopyOperation {
+ public:
+  /// `map` is one of `device`, of whose queues one copies. Throws what the vendor throws.
+  PINNING_API PlannedCopy(PinnedMap& map, VendorDevice& device, CopyRequest const& request, bool stages,
+                          CopyLimits const& limits);
+  PINNING_API ~PlannedCopy() override;
+
+  CopyRequest const& request() const noexcept { return request_; }
+  CopyPlan const& plan() const noexcept { return plan_; }
+  CopyPath path() const noexcept override { return no_room_ ? CopyPath::plain : plan_.path; }
+  Reason reason() const noexcept override { return no_room_ ? Reason::no_room : plan_.reason; }
+
+ private:
+  void submit_all(VendorQueue& queue) override;
+  std::unique_ptr<Staged> staged(VendorQueue& queue, CopyStep const& step);
+
+  Staging& staging_;
+  CopyRequest const request_;
+  CopyLimits const limits_;
+  MemoryRanges ranges_;
+  CopyPlan const plan_;
+  std::vector<std::unique_ptr<Staged>> staged_;  // goes first
+  bool no_room_ = false;
+};
+
+/// What `attempt` plans and submits: anew, where the vendor refuses it and what is locked has changed meanwhile. For another
+/// thread may have locked a part of what was planned as pageable, and no vendor copies across its border. The host's memory
+/// lies in [ptr, ptr + size).
+template <class Attempt>
+auto resubmitted(PinnedMap& map, Address ptr, std::uint64_t size, Attempt&& attempt) {
+  for (int tries = 1; tries < 100; ++tries) {
+    std::uint64_t const changes = map.changes();
+    try {
+      return attempt();
+    } catch (VendorError const&) {
+      if (!map.changed_since(changes, ptr, size)) throw;
+    }
+  }
+  return attempt();
+}
+
+/// Plans a copy and submits it. Keep it until the queue's work is over. Throws what the vendor throws; what was submitted is
+/// over then.
+PINNING_API std::unique_ptr<PlannedCopy> submit_copy(PinnedMap& map, VendorDevice& device, VendorQueue& queue,
+                                                     CopyRequest const& request, CopyLimits const& limits = {});
+
+}  // namespace pinning

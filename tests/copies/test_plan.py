@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native planner of copies, compared with the rules of docs/copies.md written down for a few ranges."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy
+import pytest
+
+import pinning
+from fake_memory import FakeMemoryDevice
+from pinning.copies import costs
+from pinning.copies.plan import CopyPath
+
+SIZE = 64 << 10
+STAGE = 8 << 10
+
+
+class Range(NamedTuple):
+    """What is locked in a buffer: bytes from `start` to before `end`, in pieces; or what others have pinned there."""
+
+    start: int
+    end: int
+    piece: int
+    external: bool
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMemoryDevice]:
+    monkeypatch.setattr(costs, "stage_to_device", STAGE)
+    monkeypatch.setattr(costs, "stage_to_host", STAGE)
+    monkeypatch.setattr(costs, "threads", 2)
+    device = FakeMemoryDevice(held=False)
+    yield device
+    gc.collect()
+    pinning.pinned_map(device).close()
+
+
+def drawn(draw: numpy.random.Generator) -> list[Range]:
+    borders = numpy.unique(draw.integers(0, SIZE, 2 * draw.integers(0, 8))).tolist()
+    ranges = []
+    for start, end in zip(borders[::2], borders[1::2], strict=False):
+        piece = int(draw.integers(1, end - start + 1)) if draw.integers(2) else end - start
+        ranges.append(Range(start, end, piece, draw.random() < 0.2))
+    return ranges
+
+
+def expected(ranges: list[Range], start: int, end: int) -> list[tuple[int, CopyPath]]:
+    """The size and the path of each step of a copy of [start, end)."""
+    steps: list[tuple[int, CopyPath]] = []
+    at = start
+    while at < end:
+        inside = next((each for each in ranges if each.start <= at < each.end), None)
+        known = [each.start for each in ranges if each.start > at and not each.external]
+        gap = min([*known, end])
+        if inside is not None and not inside.external:
+            border = inside.start + ((at - inside.start) // inside.piece + 1) * inside.piece
+            to, path = min(border, inside.end, end), CopyPath.DIRECT
+        elif inside is not None and gap - at >= STAGE:
+            to, path = min(inside.end, gap), CopyPath.DIRECT
+        else:
+            to, path = gap, CopyPath.STAGED if gap - at >= STAGE else CopyPath.PLAIN
+        steps.append((to - at, path))
+        at = to
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_ranges(device: FakeMemoryDevice, seed: int) -> None:
+    draw = numpy.random.default_rng(seed)
+    pinned_map = pinning.pinned_map(device)
+    host = numpy.zeros(SIZE, numpy.uint8)
+    base = host.ctypes.data
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        for _ in range(20):
+            ranges = drawn(draw)
+            for start, end, piece, external in ranges:
+                if external:
+                    device.data_lock(base + start, end - start, False)
+                else:
+                    pinned_map.lock(base + start, end - start, piece=piece)
+            for _ in range(5):
+                start, end = sorted(draw.integers(0, SIZE, 2).tolist())
+                ends = there.ptr + start, host[start : end + 1]
+                for dst, src in (ends, ends[::-1]):
+                    plan = pinning.explain(dst, src, end + 1 - start, queue=queue)
+                    steps = expected(ranges, start, end + 1)
+                    assert [(step.size, step.path) for step in plan.steps] == steps, (ranges, start, end + 1)
+                    for number, step in enumerate(plan.steps):
+                        before = sum(size for size, _ in steps[:number])
+                        assert (step.dst - plan.steps[0].dst, step.src - plan.steps[0].src) == (before, before)
+            for start, _, _, external in ranges:
+                (device.data_unlock if external else pinned_map.unlock)(base + start)
+            assert len(pinned_map) == 0
+
+
+def test_what_others_have_unpinned_is_pageable(device: FakeMemoryDevice) -> None:
+    host = numpy.zeros(SIZE, numpy.uint8)
+    ptr, third = host.ctypes.data, SIZE // 3
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        device.data_lock(ptr + third, third, False)
+        hold = pinning.pinned_map(device).hold_if_locked(ptr + third, third)  # enters it
+        assert [step.path for step in pinning.explain(there, host, queue=queue).steps] == ["staged", "direct", "staged"]
+        device.data_unlock(ptr + third)
+        (step,) = pinning.explain(there, host, queue=queue).steps
+        assert (step.path, step.size) == ("staged", SIZE)
+        assert hold is not None and not hold.held
+
+
+def test_a_plan_leaves_nothing_locked(device: FakeMemoryDevice) -> None:
+    host = numpy.zeros(SIZE, numpy.uint8)
+    with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
+        with pinning.lock(host[: SIZE // 2], device=device, piece=1000):
+            (region,) = pinning.regions(device)
+            pinning.explain(there, host, queue=queue)
+            assert pinning.find(host[:10], device=device) == region
+        assert device.locked == {}
