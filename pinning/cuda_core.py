@@ -62,7 +62,7 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
     @property
     def device_id(self) -> int:
         """The index of the GPU."""
-        return int(self._device.name.partition(":")[2])
+        return self._device.index
 
     def __repr__(self) -> str:
         return f"<DeviceMemory of {self.pool!r}>"

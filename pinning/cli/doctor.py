@@ -182,7 +182,7 @@ def _has_memory(device: Device) -> bool:
 
 def _of_one_vendor(first: Device, second: Device) -> bool:
     # Several plugins may know one GPU, and copies between two vendors go by the host in any case.
-    return first.name.partition(":")[0] == second.name.partition(":")[0]
+    return first.vendor == second.vendor
 
 
 def _pair(first: Device, second: Device) -> PairRow:

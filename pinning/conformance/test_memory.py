@@ -29,7 +29,7 @@ def kind(request: pytest.FixtureRequest, memories: MemoryDevice) -> MemoryKind:
 @pytest.fixture
 def index(memories: MemoryDevice) -> int:
     """Which of its plugin's devices it is."""
-    return int(memories.name.partition(":")[2])
+    return memories.index
 
 
 def test_a_kind_that_it_has_not_is_refused(memories: MemoryDevice) -> None:

@@ -182,7 +182,7 @@ maps = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))
 
 def is_host(device: Device) -> bool:
     """Whether it is a device of the host's, whose memory no GPU reaches."""
-    return device.name.partition(":")[0] == HOST
+    return device.vendor == HOST
 
 
 def _hardware(plugin: Plugin | None) -> str | None:

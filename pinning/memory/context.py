@@ -47,7 +47,7 @@ class Context(Backing):
         if not found:
             raise PinningError("a context needs a device; pinning.devices() has those present")
         names = [each.name for each in found]
-        if len({name.partition(":")[0] for name in names}) > 1:
+        if len({device.vendor for device in found}) > 1:
             raise PinningError(f"a context has devices of one plugin, not of several: {', '.join(names)}")
         if len(set(names)) < len(names):
             raise PinningError(f"a context has each device once: {', '.join(names)}")

@@ -78,14 +78,13 @@ def _is_address(ptr: object) -> TypeGuard[SupportsIndex]:
 def _one_of_each_plugin() -> Iterator[MemoryDevice]:
     asked: set[str] = set()  # one device of a plugin answers for all
     for device in (*devices(), *devices_used()):
-        plugin = device.name.partition(":")[0]
-        if plugin not in asked and isinstance(device, MemoryDevice):
-            asked.add(plugin)
+        if device.vendor not in asked and isinstance(device, MemoryDevice):
+            asked.add(device.vendor)
             yield device
 
 
 def _located(info: MemoryInfo, asked: Device) -> Device | None:
     if info.device is None:
         return None
-    name = f"{asked.name.partition(':')[0]}:{info.device}"
+    name = f"{asked.vendor}:{info.device}"
     return next((each for each in (asked, *devices(), *devices_used()) if each.name == name), None)

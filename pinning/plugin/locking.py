@@ -33,13 +33,40 @@ class LockLimit(NamedTuple):
     remedy: str
 
 
+class Named(Protocol):
+    """What has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class NamedDevice:
+    """A base class for devices written in Python, which only give their `name`."""
+
+    @property
+    def vendor(self: Named) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def index(self: Named) -> int:
+        return int(self.name.partition(":")[2] or 0)
+
+
 @runtime_checkable
 class Device(Protocol):
     """One device; all a `PinnedMap` needs. Calls come from any thread, several at a time, never under a lock."""
 
     @property
     def name(self) -> str:
-        """Plugin and index, such as ``"cuda:0"``."""
+        """Vendor and index, such as ``"cuda:0"``."""
+
+    @property
+    def vendor(self) -> str:
+        """The plugin's name, such as ``"cuda"``; `NamedDevice` takes it from `name`."""
+
+    @property
+    def index(self) -> int:
+        """Which of the vendor's devices it is; `NamedDevice` takes it from `name`."""
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
         """Page-lock ``[ptr, ptr + size)`` and return its device-accessible pointer.

@@ -149,7 +149,7 @@ cdef class Event:
         first.wait()
         self.wait()
         begin, end = first.recorded(), self.recorded()
-        if vendor_of(since) != vendor_of(self):
+        if first.queue.device.vendor != self.queue.device.vendor:
             raise PinningError(f"{since!r} and {self!r} are of two vendors, whose times cannot be compared")
         begin.wait()  # it may be younger than the answer that all was over
         end.wait()
@@ -233,10 +233,6 @@ cdef class Event:
             state = "pending"
         of = "" if self.queue is None else f" of {self.queue!r}"
         return f"<{type(self).__name__}{of}: {state}>"
-
-
-cdef str vendor_of(Event event):
-    return event.queue.device.name.partition(":")[0]
 
 
 def joined(events):
