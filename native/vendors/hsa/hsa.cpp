@@ -179,10 +179,10 @@ class HsaDevice : public VendorDevice {
   // ---- queues ----
 
   std::unique_ptr<VendorQueue> make_queue() override {
-    auto [queue, worker] = hsa::make_queue(Runtime::get(), index_);
+    auto [queue, thread] = hsa::make_queue(Runtime::get(), index_);
     std::lock_guard const guard(mutex_);
-    std::erase_if(workers_, [](auto const& each) { return each.expired(); });
-    workers_.push_back(worker);
+    std::erase_if(threads_, [](auto const& thread) { return thread.expired(); });
+    threads_.push_back(thread);
     return std::move(queue);
   }
 
@@ -195,14 +195,14 @@ class HsaDevice : public VendorDevice {
   /// All work of all queues of this device; the runtime does not know of others' copies.
   void synchronize() override {
     Runtime::get();
-    std::vector<std::shared_ptr<Worker>> working;
+    std::vector<std::shared_ptr<HsaQueueThread>> threads;
     {
       std::lock_guard const guard(mutex_);
-      for (auto const& each : workers_) {
-        if (auto worker = each.lock()) working.push_back(std::move(worker));
+      for (auto const& entry : threads_) {
+        if (auto thread = entry.lock()) threads.push_back(std::move(thread));
       }
     }
-    for (auto const& worker : working) wait_for_all(*worker);
+    for (auto const& thread : threads) wait_for_all(*thread);
   }
 
  private:
@@ -234,7 +234,7 @@ class HsaDevice : public VendorDevice {
   Handle agent_{}, own_pool_{};
   std::vector<Handle> peers_;  // other GPUs that can reach the own pool
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Worker>> workers_;  // whose threads may be at work
+  std::vector<std::weak_ptr<HsaQueueThread>> threads_;
 };
 
 }  // namespace
