@@ -11,7 +11,7 @@
 
 namespace pinning {
 
-/// Never unloaded: what a driver has locked outlives whoever asked for it.
+/// Never unloaded: what a driver has locked may outlive its user.
 class Library {
  public:
   /// The first of these names that is loaded already, else the first that can be. Throws Unavailable, which ends in

@@ -27,19 +27,19 @@ SpareEvents::~SpareEvents() {
 }
 
 SpareEvents::Spare* SpareEvents::take() {
-  Spare *found, *surplus = nullptr;
+  Spare *spare, *surplus = nullptr;
   {
     std::lock_guard const guard(mutex_);
-    found = pop();
-    if (found != nullptr && count_ > most) surplus = pop();
+    spare = pop();
+    if (spare != nullptr && count_ > most) surplus = pop();
   }
-  // So many are no longer needed at a time. One for each that is taken, so that nobody has to destroy thousands.
+  // So many are no longer needed at a time. One for each that is taken, so that no call has to destroy thousands.
   if (surplus != nullptr) destroy(surplus);
-  if (found != nullptr) return found;
-  auto made = std::make_unique<Spare>();
+  if (spare != nullptr) return spare;
+  auto fresh = std::make_unique<Spare>();
   Current const current(vendor_, where_);
-  vendor_.check(vendor_.streams().event_create, &made->handle, StreamVendor::blocking_sync);
-  return made.release();
+  vendor_.check(vendor_.streams().event_create, &fresh->handle, StreamVendor::blocking_sync);
+  return fresh.release();
 }
 
 void SpareEvents::give(Spare* spare) noexcept {

@@ -69,14 +69,14 @@ class StreamVendor {
   virtual Where enter(Where where) const = 0;
   virtual void leave(Where before) const noexcept = 0;
 
-  /// Where the vendor keeps each thread's last error until somebody asks: asks.
+  /// Clears the thread's last error, for a vendor that keeps it until it is read.
   virtual void forget_error() const noexcept {}
 
   static constexpr int not_ready = 600;
   static constexpr int capture_implicit = 906;  // of a default stream, while a stream that waits for it is captured
   static constexpr int capture_relaxed = 2;
   static constexpr unsigned non_blocking = 1;   // a stream that neither waits for the default stream nor that for it
-  static constexpr unsigned blocking_sync = 1;  // who waits for an event sleeps instead of keeping a processor
+  static constexpr unsigned blocking_sync = 1;  // a wait for an event sleeps instead of keeping a processor
 
  protected:
   Functions streams_{};
@@ -118,7 +118,7 @@ class Current {
   Where const before_;
 };
 
-/// Events of one place that nobody needs any more, to be recorded again: to make, record and destroy one takes 2.1 us
+/// Events of one place that are no longer needed, to be recorded again: to make, record and destroy one takes 2.1 us
 /// (H200), to record one again 1.2, the time included. Every event records the time, since it is not known beforehand
 /// which will be asked for it.
 class SpareEvents {
@@ -150,7 +150,7 @@ class SpareEvents {
   Where const where_;
   std::atomic<Spare*> given_ = nullptr;
   std::atomic<int> count_ = 0;
-  std::mutex mutex_;  // of those who take
+  std::mutex mutex_;  // for `take`
   Spare* ready_ = nullptr;
 };
 

@@ -63,13 +63,13 @@ def found_on_device(obj: Any) -> View | None:
 def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:
     """Memory that others own. `device` is whose it is where that is not known from the address."""
     info = memory_info(ptr) if ptr and not host else None
-    whose = device_of_name(device if info is None or info.device is None else info.device)
-    if not isinstance(whose, MemoryDevice):
-        raise PinningError(f"{whose.name} has no queues to copy in, so it has no arrays")
-    if ptr and not host and info is None and whose.vendor != "host":
-        raise InvalidRangeError(f"{whose.name} knows of no memory at {ptr:#x}; was it freed?")
-    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else whose
-    return Buffer(whose, place, None, owner, True)
+    owning_device = device_of_name(device if info is None or info.device is None else info.device)
+    if not isinstance(owning_device, MemoryDevice):
+        raise PinningError(f"{owning_device.name} has no queues to copy in, so it has no arrays")
+    if ptr and not host and info is None and owning_device.vendor != "host":
+        raise InvalidRangeError(f"{owning_device.name} knows of no memory at {ptr:#x}; was it freed?")
+    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else owning_device
+    return Buffer(owning_device, place, None, owner, True)
 
 
 # ---- ours as theirs ----

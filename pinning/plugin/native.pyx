@@ -43,10 +43,10 @@ def device_count(str vendor not None):
 def library(str vendor not None):
     """The library of a vendor, as it was loaded, and its version. Raises as `device_count`."""
     cdef string name = vendor.encode()
-    cdef VendorLibrary found
+    cdef VendorLibrary loaded
     with nogil:
-        found = vendor_library(name)
-    return Library(found.name.decode(errors="replace"), found.version.decode(errors="replace"))
+        loaded = vendor_library(name)
+    return Library(loaded.name.decode(errors="replace"), loaded.version.decode(errors="replace"))
 
 
 cdef class NativeDevice:
@@ -197,7 +197,7 @@ cdef class NativeDevice:
         with nogil:
             device_ptr = self.native.lock(ptr, size, options)
         try:
-            PyErr_CheckSignals()  # Ctrl-C struck meanwhile: nobody is told the pointer
+            PyErr_CheckSignals()  # Ctrl-C struck meanwhile: the caller does not get the pointer
         except BaseException:
             with nogil:
                 self.native.unlock(ptr)
@@ -210,13 +210,13 @@ cdef class NativeDevice:
             self.native.unlock(ptr)
 
     def is_pinned_ptr(self, uint64_t ptr):
-        """The pinned range around `ptr`, whoever pinned it, as far as the vendor can tell."""
-        cdef optional[Pinned] found
+        """The pinned range around `ptr`, pinned by any owner, as far as the vendor can tell."""
+        cdef optional[Pinned] pinned
         with nogil:
-            found = self.native.is_pinned(ptr)
-        if not found.has_value():
+            pinned = self.native.is_pinned(ptr)
+        if not pinned.has_value():
             return None
-        return PinnedInfo(dereference(found).base, dereference(found).size, dereference(found).device_ptr)
+        return PinnedInfo(dereference(pinned).base, dereference(pinned).size, dereference(pinned).device_ptr)
 
     def allocate(self, uint64_t size, kind=MemoryKind.DEVICE):
         """Exactly `size` bytes; see `pinning.plugin.MemoryDevice`."""
@@ -240,15 +240,15 @@ cdef class NativeDevice:
             self.native.free(ptr, asked)
 
     def memory_info(self, uint64_t ptr):
-        """The allocation or registration around `ptr`, whoever made it."""
-        cdef optional[CMemoryInfo] found
+        """The allocation or registration around `ptr`, of any owner."""
+        cdef optional[CMemoryInfo] info
         with nogil:
-            found = self.native.memory_info(ptr)
-        if not found.has_value():
+            info = self.native.memory_info(ptr)
+        if not info.has_value():
             return None
-        cdef int device = dereference(found).device
-        kind = _KINDS_BY_NUMBER[<int>dereference(found).kind]
-        return MemoryInfo(kind, dereference(found).base, dereference(found).size, None if device < 0 else device)
+        cdef int device = dereference(info).device
+        kind = _KINDS_BY_NUMBER[<int>dereference(info).kind]
+        return MemoryInfo(kind, dereference(info).base, dereference(info).size, None if device < 0 else device)
 
     def copy(self, uint64_t dst, uint64_t src, uint64_t size):
         """Copy `size` bytes in either direction, and wait until it is done."""
@@ -262,17 +262,17 @@ cdef class NativeDevice:
 
     def make_queue(self):
         """A new in-order queue."""
-        cdef unique_ptr[VendorQueue] made
+        cdef unique_ptr[VendorQueue] queue
         with nogil:
-            made = self.native.make_queue()
-        return wrap_queue(made.release())
+            queue = self.native.make_queue()
+        return wrap_queue(queue.release())
 
     def adopt_queue(self, uintptr_t handle):
-        """The in-order queue that someone else made, by the vendor's handle; it is not closed by us."""
-        cdef unique_ptr[VendorQueue] made
+        """An in-order queue of another owner, by the vendor's handle; closing it leaves that open."""
+        cdef unique_ptr[VendorQueue] queue
         with nogil:
-            made = self.native.adopt_queue(handle)
-        return wrap_queue(made.release())
+            queue = self.native.adopt_queue(handle)
+        return wrap_queue(queue.release())
 
 
 cdef NativeQueue wrap_queue(VendorQueue* vendor):
@@ -348,11 +348,11 @@ cdef class NativeQueue:
             self.vendor.write_then_wait(written, value, awaited, reached)
 
     def record(self):
-        cdef unique_ptr[VendorEvent] made
+        cdef unique_ptr[VendorEvent] vendor_event
         with nogil:
-            made = self.vendor.record()
+            vendor_event = self.vendor.record()
         cdef NativeEvent event = NativeEvent.__new__(NativeEvent)
-        event.vendor = made.release()
+        event.vendor = vendor_event.release()
         return event
 
     def wait(self, event):

@@ -413,7 +413,7 @@ cdef class Submitter:
         cdef Lane lane
         if self.closed:
             return
-        self.closed = True  # first, so that nobody submits meanwhile
+        self.closed = True  # first, so that nothing is submitted meanwhile
         first = None
         try:
             for lane in self.lanes:

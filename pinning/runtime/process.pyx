@@ -97,7 +97,7 @@ cdef class Service:
             self.started = True
             try:
                 _thread.start_new_thread(self._run, ())
-            except Exception:  # there is no thread to be had: the next call tries again
+            except Exception:  # no thread can be started: the next call tries again
                 self.started = False
 
     cdef end(self):

@@ -22,12 +22,12 @@ std::string range(Address ptr, std::uint64_t size) { return describe(ptr, size) 
 /// Whether the range lies, in whole or in part, in a mapping that may not be written. Throws InvalidRange where some of
 /// it is not mapped, or is of the one kind that the driver never returns from.
 bool needs_read_only(Address ptr, std::uint64_t size) {
-  auto const found = mappings(ptr, size);
-  if (auto const hole = gap(ptr, size, found)) {
+  auto const mapped = mappings(ptr, size);
+  if (auto const hole = gap(ptr, size, mapped)) {
     throw InvalidRange(range(ptr, size) + "there is no memory at " + describe(*hole));
   }
   bool writable = true;
-  for (auto const& mapping : found) {
+  for (auto const& mapping : mapped) {
     if (!mapping.file.empty() && !mapping.writable && !mapping.shared) {
       throw InvalidRange(range(ptr, size) + "it is a private read-only mapping of " + mapping.file +
                          ", on which the NVIDIA driver hangs; map the file shared (mmap.ACCESS_READ does) or private and "
@@ -40,9 +40,9 @@ bool needs_read_only(Address ptr, std::uint64_t size) {
 
 /// Why the driver may have called the range invalid, and the way out; empty when nothing is known.
 std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigned flags) {
-  auto const found = mappings(ptr, size);
-  if (auto const hole = gap(ptr, size, found)) return "there is no memory at " + describe(*hole);
-  for (auto const& mapping : found) {
+  auto const mapped = mappings(ptr, size);
+  if (auto const hole = gap(ptr, size, mapped)) return "there is no memory at " + describe(*hole);
+  for (auto const& mapping : mapped) {
     if (!mapping.writable && (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) {
       return "the memory at " + describe(mapping.start) + " is mapped read only, " +
              (options.access == Access::writable
@@ -99,7 +99,7 @@ class CudaDevice : public VendorDevice {
   }
 
   /// Memory of another GPU must be enabled in the context that uses it; libraries do the same. Where no direct access is
-  /// to be had, the driver copies between any two GPUs.
+  /// possible, the driver copies between any two GPUs.
   MemoryConnection connection(VendorDevice& other) override {
     auto* const user = dynamic_cast<CudaDevice*>(&other);
     if (user == nullptr || user == this) return VendorDevice::connection(other);
@@ -160,9 +160,9 @@ class CudaDevice : public VendorDevice {
 
   /// Needs no context.
   std::optional<Pinned> is_pinned(Address ptr) override {
-    auto const found = range_around(ptr);
-    if (!found || found->kind != MemoryKind::host) return std::nullopt;
-    return Pinned{found->base, found->size, found->device_ptr};
+    auto const range = range_around(ptr);
+    if (!range || range->kind != MemoryKind::host) return std::nullopt;
+    return Pinned{range->base, range->size, range->device_ptr};
   }
 
   /// The driver refuses 512 GiB in one call, so half of that.
@@ -206,9 +206,9 @@ class CudaDevice : public VendorDevice {
 
   /// Needs no context. Shared memory is on the GPU that it was allocated for.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
-    auto const found = range_around(ptr);
-    if (!found) return std::nullopt;
-    return MemoryInfo{found->kind, found->base, found->size, found->device};
+    auto const range = range_around(ptr);
+    if (!range) return std::nullopt;
+    return MemoryInfo{range->kind, range->base, range->size, range->device};
   }
 
   /// The driver refuses a host range of which only a part is locked, and one that crosses from one lock to another.
@@ -338,9 +338,9 @@ class CudaDevice : public VendorDevice {
     void* retained = nullptr;
     driver_.check("cuDevicePrimaryCtxRetain", driver_.cuDevicePrimaryCtxRetain(&retained, device_));
     Where none = 0;
-    auto const made = reinterpret_cast<Where>(retained);
-    if (!context_.compare_exchange_strong(none, made)) driver_.cuDevicePrimaryCtxRelease_v2(device_);
-    return made;
+    auto const context = reinterpret_cast<Where>(retained);
+    if (!context_.compare_exchange_strong(none, context)) driver_.cuDevicePrimaryCtxRelease_v2(device_);
+    return context;
   }
 
   std::shared_ptr<SpareEvents> spare_events(Where context) {

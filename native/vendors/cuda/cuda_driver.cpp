@@ -81,7 +81,7 @@ Where Driver::enter(Where context) const {
   return context;
 }
 
-// Its code may be that of someone's earlier asynchronous work.
+// Its code may be that of earlier asynchronous work.
 void Driver::leave(Where pushed) const noexcept {
   void* popped;
   if (pushed != 0) cuCtxPopCurrent_v2(&popped);

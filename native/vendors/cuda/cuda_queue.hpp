@@ -11,7 +11,7 @@ class Queue final : public StreamQueue {
  public:
   Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts)
       : StreamQueue(driver, context, std::move(spares), Calls::as_it_is), driver_(driver), moves_parts_(moves_parts) {}
-  /// Over someone else's stream. `own_spares`: they serve this queue alone, and end with it.
+  /// Over a foreign stream. `own_spares`: they serve this queue alone, and end with it.
   Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts, bool own_spares,
         std::uintptr_t stream)
       : StreamQueue(driver, context, spares, stream > last_default ? Calls::as_it_is : Calls::in_place,

@@ -13,7 +13,7 @@ class Queue final : public StreamQueue {
       : StreamQueue(runtime, device, std::move(spares), Calls::in_place),
         runtime_(runtime),
         waits_for_values_(waits_for_values) {}
-  /// Over someone else's stream.
+  /// Over a foreign stream.
   Queue(Runtime const& runtime, Where device, std::shared_ptr<SpareEvents> spares, bool waits_for_values,
         std::uintptr_t stream)
       : StreamQueue(runtime, device, std::move(spares), Calls::in_place, reinterpret_cast<void*>(stream)),

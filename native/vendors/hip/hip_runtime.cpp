@@ -55,9 +55,9 @@ void Runtime::start() {
 
 Runtime const& Runtime::get() {
   Runtime const& runtime = only.get([] {
-    auto made = std::unique_ptr<Runtime>(new Runtime);
-    made->start();
-    return made;
+    auto runtime = std::unique_ptr<Runtime>(new Runtime);
+    runtime->start();
+    return runtime;
   });
   runtime.started().check();
   return runtime;

@@ -224,7 +224,7 @@ std::unique_ptr<VendorQueue> HostQueues::adopt(std::uintptr_t handle) {
   std::shared_ptr<HostQueueThread> thread;
   {
     std::lock_guard const guard(mutex_);
-    if (auto const found = threads_.find(handle); found != threads_.end()) thread = found->second.lock();
+    if (auto const entry = threads_.find(handle); entry != threads_.end()) thread = entry->second.lock();
   }
   if (!thread) {
     throw InvalidRange("the host has no queue with the handle " + std::to_string(handle) +

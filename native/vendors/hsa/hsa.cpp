@@ -108,9 +108,9 @@ class HsaDevice : public VendorDevice {
   /// Where the kernel driver supports shared virtual memory (from the GPUs of the Vega generation on), the runtime knows
   /// what it has allocated itself, but not what others have locked.
   std::optional<Pinned> is_pinned(Address ptr) override {
-    auto const found = range_around(Runtime::get(), ptr);
-    if (!found || found->gpu || !found->holds_host(ptr)) return std::nullopt;  // or it is a GPU's address of it
-    return Pinned{found->host, found->size, found->device};
+    auto const range = range_around(Runtime::get(), ptr);
+    if (!range || range->gpu || !range->holds_host(ptr)) return std::nullopt;  // or it is a GPU's address of it
+    return Pinned{range->host, range->size, range->device};
   }
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
@@ -151,7 +151,7 @@ class HsaDevice : public VendorDevice {
   /// The runtime does not wait for work that uses it.
   void free(Address ptr, MemoryKind) override {
     Runtime const& runtime = Runtime::get();
-    bool const peers = PeerMemory::get().remove(ptr);  // before somebody else is given the address
+    bool const peers = PeerMemory::get().remove(ptr);  // before the address can be allocated again
     int const code = runtime.hsa_amd_memory_pool_free(reinterpret_cast<void*>(ptr));
     if (code != 0 && peers) PeerMemory::get().add(ptr);
     runtime.check("hsa_amd_memory_pool_free", code);
@@ -159,10 +159,10 @@ class HsaDevice : public VendorDevice {
 
   /// Of anyone in this process as far as the runtime knows, on any GPU.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
-    auto const found = range_around(Runtime::get(), ptr);
-    if (!found) return std::nullopt;
-    if (!found->gpu) return MemoryInfo{MemoryKind::host, found->host, found->size, -1};
-    return MemoryInfo{MemoryKind::device, found->device, found->size, *found->gpu};
+    auto const range = range_around(Runtime::get(), ptr);
+    if (!range) return std::nullopt;
+    if (!range->gpu) return MemoryInfo{MemoryKind::host, range->host, range->size, -1};
+    return MemoryInfo{MemoryKind::device, range->device, range->size, *range->gpu};
   }
 
   /// A host range that is not locked, or not as a whole, is copied too: the runtime locks it meanwhile.

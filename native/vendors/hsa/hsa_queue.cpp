@@ -151,12 +151,12 @@ class HsaQueueThread : public QueueThread {
  public:
   /// Its thread keeps it. Throws VendorError.
   static std::shared_ptr<HsaQueueThread> make() {
-    auto made = std::make_shared<HsaQueueThread>();
-    start("pinning HSA", [thread = made] {
+    auto queue_thread = std::make_shared<HsaQueueThread>();
+    start("pinning HSA", [thread = queue_thread] {
       thread->run();
       thread->forget();
     });
-    return made;
+    return queue_thread;
   }
 
   /// Whether all work has been started, so that more may be, without this thread.
@@ -256,11 +256,11 @@ class Queue : public VendorQueue {
   /// hsa_amd_memory_fill, of device memory.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override {
     check_open();
-    auto const found = range_around(runtime_, ptr);
-    if (found && found->gpu) {
+    auto const range = range_around(runtime_, ptr);
+    if (range && range->gpu) {
       in_turn([=, &runtime = runtime_] { fill_device(runtime, ptr, value, bytes, count); });
     } else {
-      auto* const host = reinterpret_cast<char*>(found ? found->host + found->offset(ptr) : ptr);
+      auto* const host = reinterpret_cast<char*>(range ? range->host + range->offset(ptr) : ptr);
       in_turn([=] { fill_bytes(host, value, bytes, count); });
     }
   }

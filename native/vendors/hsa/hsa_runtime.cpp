@@ -75,8 +75,8 @@ VendorCall Runtime::failed(char const* function, int code, std::string advice) c
 }
 
 std::optional<int> Runtime::gpu(Handle agent) const noexcept {
-  auto const found = std::ranges::find(gpus, agent.handle, &Handle::handle);
-  return found == gpus.end() ? std::nullopt : std::optional(static_cast<int>(found - gpus.begin()));
+  auto const agent_entry = std::ranges::find(gpus, agent.handle, &Handle::handle);
+  return agent_entry == gpus.end() ? std::nullopt : std::optional(static_cast<int>(agent_entry - gpus.begin()));
 }
 
 std::vector<Handle> Runtime::pools(Handle agent, std::uint32_t grain) const {

@@ -43,7 +43,7 @@ class Held {
     ranges_.insert(std::move(range));
   }
 
-  /// Takes the smallest range off those that start at `ptr`: whoever stays is covered. Empty where there is none.
+  /// Takes the smallest range off those that start at `ptr`: the others stay covered. Empty where there is none.
   Range leave(Address ptr) {
     std::lock_guard const guard(mutex_);
     auto const [first, last] = ranges_.equal_range(ptr);
@@ -185,16 +185,16 @@ class UrDevice : public VendorDevice {
     }
   }
 
-  /// The range around `ptr` that this device holds, or else the host allocation or registration of someone else. The
+  /// The range around `ptr` that this device holds, or else the host allocation or registration of another owner. The
   /// rest of a page of which only some bytes are locked does not count.
   std::optional<Pinned> is_pinned(Address ptr) override {
     Loader const& loader = Loader::get();
     if (auto const ours = held_.around(ptr)) return ours;
     if (is_ours_or_null(ptr) || usm_type(loader, ptr) != UR_USM_TYPE_HOST) return std::nullopt;
-    auto const found = usm(loader, ptr, UR_USM_TYPE_HOST);
+    auto const allocation = usm(loader, ptr, UR_USM_TYPE_HOST);
     // It may have been given back since the first question, or be what another thread has just locked here.
-    if (found.size == 0 || is_ours_or_null(ptr)) return std::nullopt;
-    return Pinned{found.base, found.size, found.base};
+    if (allocation.size == 0 || is_ours_or_null(ptr)) return std::nullopt;
+    return Pinned{allocation.base, allocation.size, allocation.base};
   }
 
   /// Unified Runtime promises neither.
@@ -234,13 +234,13 @@ class UrDevice : public VendorDevice {
     if (is_ours_or_null(ptr)) return std::nullopt;
     int const type = usm_type(loader, ptr);
     if (type != UR_USM_TYPE_HOST && !is_of_a_device(type)) return std::nullopt;
-    auto const found = usm(loader, ptr, type);
-    if (found.size == 0 || is_ours_or_null(ptr)) return std::nullopt;  // as in `is_pinned`
-    if (type == UR_USM_TYPE_HOST) return MemoryInfo{MemoryKind::host, found.base, found.size, -1};
+    auto const allocation = usm(loader, ptr, type);
+    if (allocation.size == 0 || is_ours_or_null(ptr)) return std::nullopt;  // as in `is_pinned`
+    if (type == UR_USM_TYPE_HOST) return MemoryInfo{MemoryKind::host, allocation.base, allocation.size, -1};
     auto const& devices = platform_.context.devices;
-    auto const place = std::ranges::find(devices, found.device);
+    auto const place = std::ranges::find(devices, allocation.device);
     int const index = place == devices.end() ? -1 : static_cast<int>(platform_.first + (place - devices.begin()));
-    return MemoryInfo{type == UR_USM_TYPE_DEVICE ? MemoryKind::device : MemoryKind::shared, found.base, found.size,
+    return MemoryInfo{type == UR_USM_TYPE_DEVICE ? MemoryKind::device : MemoryKind::shared, allocation.base, allocation.size,
                       index};
   }
 
@@ -330,7 +330,7 @@ class UrDevice : public VendorDevice {
   void refuse_usm(Loader const& loader, Address ptr) {
     int const type = usm_type(loader, ptr);
     if (type == UR_USM_TYPE_HOST) {
-      // Importing it would succeed, and releasing it would take it away from whoever has it.
+      // Importing it would succeed, and releasing it would take it away from its owner.
       throw VendorAlreadyPinned({"urUSMGetMemAllocInfo", type, "UR_USM_TYPE_HOST",
                                  "someone else has pinned the memory at " + hex(ptr)});
     }

@@ -21,7 +21,7 @@ class Loader : public Functions {
   /// of the process too: the header lets a fork initialise the loader anew, but the drivers below it keep threads.
   static Loader& get();
 
-  /// Throws VendorAlreadyPinned where `code` says that someone else has some of the memory, VendorError of any other
+  /// Throws VendorAlreadyPinned where `code` says that another owner has some of the memory, VendorError of any other
   /// but success.
   void check(char const* function, int code, std::string advice = "") const;
   VendorCall failed(char const* function, int code, std::string advice = "") const;

@@ -15,7 +15,7 @@ class Event : public VendorEvent {
   ~Event() override {
     try {
       Loader::get().urEventRelease(handle);
-    } catch (Unavailable const&) {  // in a fork, where nobody has it
+    } catch (Unavailable const&) {  // in a fork, where it does not exist
     }
   }
 
@@ -83,8 +83,8 @@ QueueHandle::~QueueHandle() {
     } else {
       std::thread([&loader, queue = handle] { loader.urQueueRelease(queue); }).detach();
     }
-  } catch (Unavailable const&) {  // in a fork, where nobody has it
-  } catch (std::system_error const&) {  // there is no thread to be had: it stays
+  } catch (Unavailable const&) {  // in a fork, where it does not exist
+  } catch (std::system_error const&) {  // no thread can be started: it stays
   }
 }
 

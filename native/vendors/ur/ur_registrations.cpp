@@ -56,7 +56,7 @@ std::vector<Pages> inside(Pages pages, std::vector<Pages> const& ranges) {
 }
 
 void forget_one(std::vector<Pages>& users, Pages user) {
-  if (auto const found = std::ranges::find(users, user); found != users.end()) users.erase(found);
+  if (auto const entry = std::ranges::find(users, user); entry != users.end()) users.erase(entry);
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void Registrations::lock(Pages pages, std::function<void(std::vector<Pages> cons
     neighbour->users.reserve(neighbour->users.size() + 1);
   }
   auto const gaps = outside(pages, taken);
-  check(gaps);  // here, where no other thread can register them meanwhile and be taken for someone else
+  check(gaps);  // here, where no other thread can register them meanwhile and be taken for another owner
   std::vector<Registration*> made;
   made.reserve(gaps.size());
   try {

@@ -75,7 +75,7 @@ inline bool PinnedMap::drop(Address start, std::uint64_t serial) noexcept {
   return true;
 }
 
-/// The pinned range of someone else around the start or the end of this one.
+/// The pinned range of another owner around the start or the end of this one.
 inline std::optional<Pinned> PinnedMap::pinned_by_others(Address ptr, std::uint64_t size) {
   auto const pinned = locker_.is_pinned(ptr);
   return pinned ? pinned : locker_.is_pinned(ptr + (size - 1));
