@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "function.hpp"
 #include "process.hpp"
 
 namespace pinning {
@@ -19,16 +20,16 @@ class Library {
   Library(std::initializer_list<std::string> names, char const* remedy);
 
   /// Throws Unavailable where the library lacks it.
-  template <class Function>
-  void get(char const* name, Function*& function) const {
-    function = reinterpret_cast<Function*>(find(name));
+  template <class Signature>
+  void get(Function<Signature>& function) const {
+    function.call = reinterpret_cast<Signature*>(find(function.symbol));
   }
   /// As it was loaded.
   std::string const& name() const noexcept { return name_; }
   /// Null where the library lacks it.
-  template <class Function>
-  void get_if_there(char const* name, Function*& function) const {
-    function = reinterpret_cast<Function*>(find_if_there(name));
+  template <class Signature>
+  void get_if_there(Function<Signature>& function) const noexcept {
+    function.call = reinterpret_cast<Signature*>(find_if_there(function.symbol));
   }
 
  private:

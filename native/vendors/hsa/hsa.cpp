@@ -38,10 +38,8 @@ class HsaDevice : public VendorDevice {
     for (Handle const other : runtime.gpus) {
       if (other.handle == agent_.handle) continue;
       std::uint32_t access = 0;
-      char const* const name = "hsa_amd_agent_memory_pool_get_info";
-      int const code = runtime.hsa_amd_agent_memory_pool_get_info(other, own_pool_,
-                                                                  HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS, &access);
-      runtime.check(name, code);
+      int const asked = HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS;
+      runtime.check(runtime.hsa_amd_agent_memory_pool_get_info, other, own_pool_, asked, &access);
       if (access != HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED) peers_.push_back(other);
     }
   }
@@ -100,7 +98,7 @@ class HsaDevice : public VendorDevice {
     if (!device_ptr) throw NotLocked("no range that starts at " + hex(ptr) + " is locked on " + name_);
     if (int const code = runtime.hsa_amd_memory_unlock(reinterpret_cast<void*>(ptr)); code != 0) {
       Locks::get().locked(ptr, *device_ptr);
-      runtime.check("hsa_amd_memory_unlock", code);
+      runtime.check_code(runtime.hsa_amd_memory_unlock, code);
     }
     Locks::get().leave(ptr);
   }
@@ -131,15 +129,14 @@ class HsaDevice : public VendorDevice {
     if (write_combined) throw Unsupported(name_ + " has no write-combined memory: use a device of the plugin hip");
     bool const on_host = kind == MemoryKind::host;
     void* made = nullptr;
-    runtime.check("hsa_amd_memory_pool_allocate", runtime.hsa_amd_memory_pool_allocate(
-                                                      on_host ? runtime.coherent_pool : own_pool_, size, 0, &made));
+    runtime.check(runtime.hsa_amd_memory_pool_allocate, on_host ? runtime.coherent_pool : own_pool_, size, 0, &made);
     auto const ptr = reinterpret_cast<Address>(made);
     auto const& users = on_host ? runtime.gpus : peers_;
     if (users.empty()) return ptr;
     try {
       auto const count = static_cast<std::uint32_t>(users.size());
       int const code = runtime.hsa_amd_agents_allow_access(count, users.data(), nullptr, made);
-      runtime.check("hsa_amd_agents_allow_access", code);
+      runtime.check_code(runtime.hsa_amd_agents_allow_access, code);
       if (!on_host) PeerMemory::get().add(ptr);
     } catch (...) {
       runtime.hsa_amd_memory_pool_free(made);
@@ -154,7 +151,7 @@ class HsaDevice : public VendorDevice {
     bool const peers = PeerMemory::get().remove(ptr);  // before the address can be allocated again
     int const code = runtime.hsa_amd_memory_pool_free(reinterpret_cast<void*>(ptr));
     if (code != 0 && peers) PeerMemory::get().add(ptr);
-    runtime.check("hsa_amd_memory_pool_free", code);
+    runtime.check_code(runtime.hsa_amd_memory_pool_free, code);
   }
 
   /// Of anyone in this process as far as the runtime knows, on any GPU.
@@ -209,7 +206,7 @@ class HsaDevice : public VendorDevice {
   std::string text(int attribute) const {
     Runtime const& runtime = Runtime::get();
     char value[64] = "";
-    runtime.check("hsa_agent_get_info", runtime.hsa_agent_get_info(agent_, attribute, value));
+    runtime.check(runtime.hsa_agent_get_info, agent_, attribute, value);
     return {value, strnlen(value, sizeof value)};
   }
 

@@ -70,7 +70,7 @@ PointerInfo pointer_info(Runtime const& runtime, Address ptr) {
   info.size = sizeof info;
   if (ptr == 0) return info;  // which is an invalid argument
   int const code = runtime.hsa_amd_pointer_info(reinterpret_cast<void*>(ptr), &info, nullptr, nullptr, nullptr);
-  runtime.check("hsa_amd_pointer_info", code);
+  runtime.check_code(runtime.hsa_amd_pointer_info, code);
   return info;
 }
 

@@ -24,7 +24,7 @@ Handle SpareSignals::take(std::int64_t value) {
       std::lock_guard const guard(mutex_);
       --made_;
     }
-    runtime_.check("hsa_signal_create", code);
+    runtime_.check_code(runtime_.hsa_signal_create, code);
   }
   runtime_.hsa_signal_store_screlease(signal, value);
   return signal;

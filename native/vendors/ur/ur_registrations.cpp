@@ -170,7 +170,7 @@ Registrations::Registration& Registrations::add(Loader const& loader, Pages page
   Registration& registration = fresh.try_emplace(pages.start, Registration{pages, std::move(users), false}).first->second;
   std::string missing;
   int code = UR_RESULT_ERROR_UNSUPPORTED_FEATURE;
-  if (loader.urUSMHostAllocRegisterExp == nullptr) {
+  if (!loader.urUSMHostAllocRegisterExp) {
     missing = "this release of the loader has no urUSMHostAllocRegisterExp";
   } else {
     Properties const read_only{UR_STRUCTURE_TYPE_EXP_USM_HOST_ALLOC_REGISTER_PROPERTIES, nullptr,
@@ -178,7 +178,7 @@ Registrations::Registration& Registrations::add(Loader const& loader, Pages page
     Properties const* const options = writable || are_writable(pages) ? nullptr : &read_only;
     code = loader.urUSMHostAllocRegisterExp(context, pointer(pages.start), pages.end - pages.start, options);
     if (code != UR_RESULT_ERROR_UNSUPPORTED_FEATURE) {
-      loader.check("urUSMHostAllocRegisterExp", code, code != 0 ? hole_in(pages) : "");
+      loader.check_code(loader.urUSMHostAllocRegisterExp, code, code != 0 ? hole_in(pages) : "");
     }
     missing = "its adapter has no urUSMHostAllocRegisterExp";
   }
@@ -194,7 +194,7 @@ Registrations::Registration& Registrations::add(Loader const& loader, Pages page
                                           " and its adapter has no urUSMImportExp; host:0 locks memory without a "
                                           "device"));
     }
-    loader.check("urUSMImportExp", code);
+    loader.check_code(loader.urUSMImportExp, code);
   }
   std::lock_guard const guard(mutex_);
   registered_.merge(fresh);
@@ -205,9 +205,9 @@ void Registrations::remove(Loader const& loader, Registration const& registratio
   void* const context = context_.handle(loader);
   void* const start = pointer(registration.pages.start);
   if (registration.imported) {
-    loader.check("urUSMReleaseExp", loader.urUSMReleaseExp(context, start));
+    loader.check(loader.urUSMReleaseExp, context, start);
   } else {
-    loader.check("urUSMHostAllocUnregisterExp", loader.urUSMHostAllocUnregisterExp(context, start));
+    loader.check(loader.urUSMHostAllocUnregisterExp, context, start);
   }
   std::lock_guard const guard(mutex_);
   registered_.erase(registration.pages.start);
