@@ -2,7 +2,7 @@
 """A locked arena that one process hands on to the next: a server that is replaced while its cache stays in memory.
 
 The old process fills an arena and serves from it. The new one joins it by its name, locks it for itself, and says so;
-then the old one leaves. The bytes are neither copied nor read anew, and at no moment has nobody locked them.
+then the old one leaves. The bytes are neither copied nor read anew, and they are locked at every moment.
 
 Run it: ``python handed_arena.py [BYTES]``
 """
@@ -22,8 +22,8 @@ import pinning
 WAIT = 120  # seconds for the other
 
 
-def say(who: str, begin: float, what: str) -> None:
-    print(f"{who}: after {1e3 * (time.perf_counter() - begin):.0f} ms {what}", flush=True)
+def say(process: str, begin: float, what: str) -> None:
+    print(f"{process}: after {1e3 * (time.perf_counter() - begin):.0f} ms {what}", flush=True)
 
 
 def serve(arena: pinning.Arena) -> str:

@@ -263,11 +263,11 @@ cdef class PageTable:
 
     def __iter__(self):
         """All regions in ascending order, as of the call."""
-        cdef vector[CRegion] found
+        cdef vector[CRegion] regions
         with nogil:
-            found = self.table.regions()
+            regions = self.table.regions()
         cdef CRegion region
-        return iter([wrap(self, region) for region in found])
+        return iter([wrap(self, region) for region in regions])
 
     def overlapping(self, start, size):
         """Every region that shares a byte with ``[start, start + size)``, ascending.
@@ -282,13 +282,13 @@ cdef class PageTable:
         if size == 2**64:  # one more than a word can say
             return list(self)
         cdef uint64_t count = checked(size, "size")
-        cdef vector[CRegion] found
+        cdef vector[CRegion] regions
         if count == 0:
             return []
         with nogil:
-            found = self.table.overlapping(first, count)
+            regions = self.table.overlapping(first, count)
         cdef CRegion region
-        return [wrap(self, region) for region in found]
+        return [wrap(self, region) for region in regions]
 
     def contains_many(self, addresses, sizes=None):
         """For each address, whether a region holds it: all of its `sizes` bytes where given. Runs without the GIL.

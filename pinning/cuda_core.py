@@ -4,7 +4,7 @@
     memory = pinning.cuda_core.DeviceMemory("cuda:0")
     buffer = memory.allocate(nbytes, stream=stream)
 
-A `pinning.Queue` of an NVIDIA GPU has ``__cuda_stream__``: give it wherever cuda.core takes a stream of somebody else,
+A `pinning.Queue` of an NVIDIA GPU has ``__cuda_stream__``: give it wherever cuda.core takes a foreign stream,
 as in ``cuda.core.Device().create_stream(queue)``.
 """
 
@@ -56,13 +56,13 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
             finalize(self, defer, pool.close).atexit = False  # buffers keep this, so none is left by then
         self.pool = pool
         self._allocations: dict[int, Allocation] = {}
-        # What is freed in a stream is given out again in it at once only to who knows that it is the same stream.
+        # A freed block is reused at once only in the same stream, which an adopted queue identifies.
         self._queue = lru_cache(maxsize=32)(partial(_adopt, self._device))
 
     @property
     def device_id(self) -> int:
         """The index of the GPU."""
-        return int(self._device.name.partition(":")[2])
+        return self._device.index
 
     def __repr__(self) -> str:
         return f"<DeviceMemory of {self.pool!r}>"

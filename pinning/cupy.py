@@ -91,7 +91,7 @@ def pinned_memory(nbytes: int) -> Any:
     return cupy.cuda.PinnedMemoryPointer(_PinnedMemory(allocation, nbytes), 0)
 
 
-# What is freed in a stream is given out again in it at once only to who knows that it is the same stream.
+# A freed block is reused at once only in the same stream, which an adopted queue identifies.
 @lru_cache(maxsize=32)
 def _queue(stream: _Stream, index: int) -> Queue:
     return Queue.adopt(stream, device_of_name(f"cuda:{index}"))

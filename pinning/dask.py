@@ -103,7 +103,7 @@ class _Frames:
             return None
 
     def close(self) -> None:
-        """Close the arena, as soon as nobody has a frame of it."""
+        """Close the arena, as soon as no frame of it is left."""
         self._closing = True
         self._dropped.put(None)
 
@@ -128,7 +128,7 @@ class _Frames:
             del block
 
     def _is_over(self) -> bool:
-        """Whether the arena is closed, after `close`; who was just asking for a frame may still have got one."""
+        """Whether the arena is closed, after `close`; a concurrent request may still have got a frame."""
         if self._closing and not self._arena.allocated:
             with suppress(PinningError):
                 self._arena.close()
@@ -148,7 +148,7 @@ class _Frame:
         }
 
     def __del__(self) -> None:
-        self._dropped.put(self._block)  # which waits for nobody
+        self._dropped.put(self._block)  # which does not block
 
 
 _users = 0  # workers of this process
@@ -159,8 +159,8 @@ _changing = threading.Lock()
 
 def _host_array(n: int) -> memoryview:
     frames = _frames
-    found = None if frames is None else frames.allocate(n)
-    return _before(n) if found is None else found
+    block = None if frames is None else frames.allocate(n)
+    return _before(n) if block is None else block
 
 
 def _begin(nbytes: int, name: str | None, smallest: int) -> bool:

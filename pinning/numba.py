@@ -57,7 +57,7 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
             return
         self._device = device_of_name(f"cuda:{self.context.device.id}")
         self._queue = Queue.adopt(_LEGACY_STREAM, self._device)
-        # Whoever asks for the handle may submit there, so that each free is at once a point in the stream itself.
+        # Work may be submitted by the handle, so each free is at once a point in the stream itself.
         assert self._queue.handle
         self._pool = Pool(Context(self._device), MemoryKind.DEVICE)
         self.deallocations.memory_capacity = self.get_memory_info().total

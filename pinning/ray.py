@@ -50,13 +50,13 @@ def setup(device: Device | str | None = None, smallest: int = 1 << 20) -> None:
         Bytes; smaller objects are not worth a lock.
     """
     global _store
-    given = None if device is None else device_of_name(device)
+    chosen = None if device is None else device_of_name(device)
     hooked = getattr(serialization, _HOOKED, None)
     if hooked is None:
         _log.warning("nothing is locked: Ray %s has no %s.%s", ray.__version__, serialization.__name__, _HOOKED)
         return
     least = byte_count(smallest, "smallest", 0)
-    before, _store = _store, ObjectLocks(lambda: given or _device_of_worker(), least, "plasma", _log)
+    before, _store = _store, ObjectLocks(lambda: chosen or _device_of_worker(), least, "plasma", _log)
     if before is not None:
         before.close()
         return

@@ -46,7 +46,7 @@ class FakeDevice(AutomaticLocking):
             raise VendorError("fake_unlock", 8, "FAKE_NOT_LOCKED")
 
     def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
-        """What the vendor knows of an address, whoever locked it."""
+        """What the vendor knows of an address, locked by any owner."""
         for base, size in list(self._held.items()):
             if base <= ptr < base + size:
                 return PinnedInfo(base, size, base + OFFSET)

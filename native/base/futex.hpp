@@ -41,7 +41,7 @@ class Futex {
     syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, value, at_most, nullptr, 0);
     --waiting_;
   }
-  // Sequentially consistent on both sides: either the value is seen by who begins to wait, or the waiter here.
+  // Sequentially consistent on both sides: either the waiter sees the value, or it is seen here.
   void wake() noexcept {
     if (waiting_ != 0) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }

@@ -7,11 +7,12 @@
 #include <initializer_list>
 #include <string>
 
+#include "function.hpp"
 #include "process.hpp"
 
 namespace pinning {
 
-/// Never unloaded: what a driver has locked outlives whoever asked for it.
+/// Never unloaded: what a driver has locked may outlive its user.
 class Library {
  public:
   /// The first of these names that is loaded already, else the first that can be. Throws Unavailable, which ends in
@@ -19,16 +20,16 @@ class Library {
   Library(std::initializer_list<std::string> names, char const* remedy);
 
   /// Throws Unavailable where the library lacks it.
-  template <class Function>
-  void get(char const* name, Function*& function) const {
-    function = reinterpret_cast<Function*>(find(name));
+  template <class Signature>
+  void get(Function<Signature>& function) const {
+    function.call = reinterpret_cast<Signature*>(find(function.symbol));
   }
   /// As it was loaded.
   std::string const& name() const noexcept { return name_; }
   /// Null where the library lacks it.
-  template <class Function>
-  void get_if_there(char const* name, Function*& function) const {
-    function = reinterpret_cast<Function*>(find_if_there(name));
+  template <class Signature>
+  void get_if_there(Function<Signature>& function) const noexcept {
+    function.call = reinterpret_cast<Signature*>(find_if_there(function.symbol));
   }
 
  private:

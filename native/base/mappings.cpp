@@ -10,7 +10,7 @@ namespace pinning {
 
 std::vector<Mapping> mappings(Address ptr, std::uint64_t size) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> const maps(std::fopen("/proc/self/maps", "re"), std::fclose);
-  if (!maps) throw Unavailable("/proc/self/maps cannot be read, so nobody knows what is mapped: mount /proc");
+  if (!maps) throw Unavailable("/proc/self/maps cannot be read, so what is mapped is unknown: mount /proc");
   std::vector<Mapping> found;
   char* line = nullptr;
   std::size_t room = 0;

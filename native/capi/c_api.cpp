@@ -115,12 +115,12 @@ pinning_status pinning_add_registrar(pinning_map* map, pinning_registrar const* 
 pinning_status pinning_remove_registrar(pinning_map* map, void const* self) noexcept {
   return guarded([&] {
     auto& registrars = *given(map).map;
-    auto* const found = registrars.find_registrar([&](pinning::Registrar& each) {
+    auto* const registrar = registrars.find_registrar([&](pinning::Registrar& each) {
       auto const* const ours = dynamic_cast<pinning::CRegistrar*>(&each);
       return ours != nullptr && ours->self() == self;
     });
-    if (found == nullptr) throw InvalidArgument("no registrar of this map has that `self`");
-    registrars.remove_registrar(*found);
+    if (registrar == nullptr) throw InvalidArgument("no registrar of this map has that `self`");
+    registrars.remove_registrar(*registrar);
   });
 }
 
@@ -148,9 +148,9 @@ pinning_status pinning_give_back_idle(uint64_t bytes, uint64_t* given) noexcept 
 pinning_status pinning_find(pinning_map const* map, void const* ptr, size_t size, pinning_region* region) noexcept {
   if (map == nullptr) return guarded([&] { given(map); });
   if (map->map == nullptr) return PINNING_NOT_LOCKED;
-  auto const found = map->map->find(word(ptr), size);
-  if (!found) return PINNING_NOT_LOCKED;
-  if (region != nullptr) *region = in_c(*found);
+  auto const held = map->map->find(word(ptr), size);
+  if (!held) return PINNING_NOT_LOCKED;
+  if (region != nullptr) *region = in_c(*held);
   return PINNING_OK;
 }
 
@@ -160,8 +160,8 @@ pinning_status pinning_regions(pinning_map const* map, pinning_region* regions, 
     given(map);
     room(count);
     if (room_for != 0) room(regions);
-    auto const found = map->map->regions();
-    for (std::size_t i = 0; i < std::min(room_for, found.size()); ++i) regions[i] = in_c(found[i]);
-    *count = found.size();
+    auto const all = map->map->regions();
+    for (std::size_t i = 0; i < std::min(room_for, all.size()); ++i) regions[i] = in_c(all[i]);
+    *count = all.size();
   });
 }

@@ -19,7 +19,7 @@ pinning_status fail(pinning_status status, char const* text) noexcept;
 unsigned failures() noexcept;
 
 /// While it lives, pthread_cancel of this thread has to wait: it would unwind through functions that let nothing through,
-/// and leave a range that is being locked to nobody.
+/// and leave a range that is being locked without an owner.
 class Uncancelled {
  public:
   Uncancelled() noexcept { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
@@ -30,7 +30,7 @@ class Uncancelled {
   int before_ = PTHREAD_CANCEL_ENABLE;
 };
 
-/// Runs `body`, which may throw, for a caller who cannot catch.
+/// Runs `body`, which may throw, for a caller that cannot catch.
 template <class Body>
 pinning_status guarded(Body&& body) noexcept {
   Uncancelled const uncancelled;

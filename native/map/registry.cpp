@@ -31,7 +31,7 @@ void begin_anew() {
 
 pinning_map& shared_map(VendorDevice& device) {
   auto const has_it = [&](std::unique_ptr<Shared> const& each) { return each->map.device == &device; };
-  if (auto* const known = all_maps.find(has_it)) return (*known)->map;
+  if (auto* const entry = all_maps.find(has_it)) return (*entry)->map;
   at_fork(Subsystem::maps, begin_anew);
   return all_maps.add(std::make_unique<Shared>(device), has_it)->map;
 }

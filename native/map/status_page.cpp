@@ -66,16 +66,16 @@ struct Book {
     if (std::exchange(shown, true)) return;
     char const* const wish = std::getenv("PINNING_STATUS");
     if (wish != nullptr && std::strcmp(wish, "0") == 0) return;
-    int const made = memfd_create("pinning-status", MFD_CLOEXEC);
-    if (made < 0) return;
-    identity = FileIdentity(made);
-    file = made;
-    if (ftruncate(made, sizeof(StatusPage)) == 0) {
-      // In the same place, so that who counts bytes in it meanwhile goes on; what they have counted in it is carried over
+    int const descriptor = memfd_create("pinning-status", MFD_CLOEXEC);
+    if (descriptor < 0) return;
+    identity = FileIdentity(descriptor);
+    file = descriptor;
+    if (ftruncate(descriptor, sizeof(StatusPage)) == 0) {
+      // In the same place, so that other threads may count bytes in it meanwhile; what they have counted is carried over,
       // but for an instant's.
       std::uint64_t moved[StatusPage::paths];
       for (std::uint32_t i = 0; i < StatusPage::paths; ++i) moved[i] = page->moved[i];
-      if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, made, 0) != MAP_FAILED) {
+      if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED) {
         for (std::uint32_t i = 0; i < StatusPage::paths; ++i) page->moved[i] += moved[i];
         page->version = 1;
         process_budget().show();
@@ -89,7 +89,7 @@ struct Book {
     close(file.exchange(-1));
   }
 
-  /// In a child of fork, whose parent's page this was: an empty one, in the same place, which nobody finds.
+  /// In a child of fork, whose parent's page this was: an empty one, in the same place, with no name.
   void begin_anew() noexcept {
     // Refused to a process that may have no more addresses: then nothing can be locked in it either.
     mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);

@@ -10,7 +10,7 @@
 
 namespace pinning::omp {
 
-/// A lock for one device of a vendor is one for all of them, and nobody else's.
+/// A lock for one device of a vendor is one for all of them, and for no other vendor's.
 enum class Vendor { host, cuda, hsa };
 constexpr int vendors = 3;
 
@@ -36,7 +36,7 @@ class Devices {
  public:
   /// `type` is the processor's name, such as "sm_90", "gfx90a" or "generic-64bit", or a target triple.
   void add(int number, char const* type);
-  /// Null for the host, and for what nobody can lock for.
+  /// Null for the host, and for devices without a vendor here.
   Device* find(int number) const noexcept {
     return is_listed(number) ? devices_[number].load(std::memory_order_acquire) : nullptr;
   }

@@ -7,7 +7,7 @@
 
 namespace pinning::omp {
 
-/// Finds the vendor's functions, while nobody is in the middle of freeing memory.
+/// Finds the vendor's functions, while no thread is in the middle of freeing memory.
 void prepare_to_drain(Vendor vendor);
 
 /// Returns when all that was submitted to the vendor's devices so far is done. Of CUDA alone: mlock concerns no device,

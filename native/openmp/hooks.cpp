@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions by which a program gives memory back, or gets other pages at the same addresses. Where this library is
 // loaded before libc, by LD_PRELOAD or link order, the program calls these. What is locked there is unlocked first: a
-// device goes on using the old pages of a lock whose memory has gone, and nobody notices. And the maps of the process are
-// told, whoever has locked in them: so their locks end with their memory where the kernel tells of nothing.
+// device goes on using the old pages of a lock whose memory has gone, unnoticed. The maps of the process are told too, so
+// that their locks end with their memory where the kernel does not report that.
 //
 // libc's own calls, such as those by which `free` unmaps, do not come here. So `free` itself does, and what makes threads,
 // whose stacks libc unmaps.
@@ -48,8 +48,8 @@ using pinning::omp::Stack;
 using pinning::omp::Tool;
 using pinning::omp::Uncancelled;
 
-/// The functions that the program would call without this library. Looked up when this library is loaded, or by whoever
-/// needs them sooner: the look-up itself frees nothing, unless it fails.
+/// The functions that the program would call without this library. Looked up when this library is loaded, or at the
+/// first call before that: the look-up itself frees nothing, unless it fails.
 struct Next {
   decltype(&::free) free = nullptr;
   decltype(&::realloc) realloc = nullptr;
@@ -76,7 +76,7 @@ void find(char const* name, Function*& function) {
   function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-/// What is loaded there; null for what is of nobody.
+/// The object that is loaded there, or null.
 link_map const* object_of(void* ptr) noexcept {
   Dl_info info;
   void* object = nullptr;
@@ -111,7 +111,7 @@ void find_size_of_block() {
   find("sbrk", next.sbrk);
 }
 
-/// Who tells the maps; null until this library is loaded, where it was not loaded first, and with PINNING_WATCH=0.
+/// The watcher of the maps; null until this library is loaded, where it was not loaded first, and with PINNING_WATCH=0.
 std::atomic<pinning::Watcher*> maps;
 
 [[gnu::constructor]] void hear() {

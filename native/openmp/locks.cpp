@@ -22,18 +22,18 @@ namespace pinning::omp {
 
 namespace {
 
-/// Whether it is a library's own memory, which dlclose unmaps, and nobody says so. Waits for whoever loads a library.
+/// Whether it is a library's own memory, which dlclose unmaps unseen. Waits for a thread that loads a library.
 bool is_of_a_library(Range const& range) {
   Dl_info object;
-  link_map* of = nullptr;
-  if (dladdr1(pointer(range.start), &object, reinterpret_cast<void**>(&of), RTLD_DL_LINKMAP) == 0) return false;
-  return of != _r_debug.r_map;  // the first of all is the program
+  link_map* owner = nullptr;
+  if (dladdr1(pointer(range.start), &object, reinterpret_cast<void**>(&owner), RTLD_DL_LINKMAP) == 0) return false;
+  return owner != _r_debug.r_map;  // the first of all is the program
 }
 
 std::string text(Range const& range) {
-  char made[64];
-  std::snprintf(made, sizeof made, "[%#zx, %#zx)", range.start, range.end);
-  return made;
+  char bounds[64];
+  std::snprintf(bounds, sizeof bounds, "[%#zx, %#zx)", range.start, range.end);
+  return bounds;
 }
 
 }  // namespace
@@ -61,36 +61,36 @@ void Locks::unmapped_host(int number, Address host) {
 std::optional<Range> Locks::before_transfer(int number, Device& device, Range const& moved, Address device_ptr) {
   Guard guard = entered();
   Run const met = settled(guard, moved);
-  Outcome made{holding(met, moved), {}};
+  Outcome outcome{holding(met, moved), {}};
   moving_.push_back(moved);
   Range buffer;
-  if (made.lock == nullptr) {
+  if (outcome.lock == nullptr) {
     try {
       buffer = due(number, moved, device_ptr);
-      if (!buffer.empty() || !met.empty()) made = replace(guard, {device, moved, buffer});
+      if (!buffer.empty() || !met.empty()) outcome = replace(guard, {device, moved, buffer});
     } catch (...) {
       if (!guard.owns_lock()) guard.lock();
       moving_.erase(std::ranges::find(moving_, moved));
       throw;
     }
-    if (made.refusal.kind > Kind::passes) mappings_.refused(buffer);
+    if (outcome.refusal.kind > Kind::passes) mappings_.refused(buffer);
   }
-  if (made.lock == nullptr) {
+  if (outcome.lock == nullptr) {
     guard.unlock();
-    if (made.refusal.kind != Kind::none) refuse(device, buffer.empty() ? moved : buffer, made.refusal);
+    if (outcome.refusal.kind != Kind::none) refuse(device, buffer.empty() ? moved : buffer, outcome.refusal);
     return std::nullopt;
   }
-  list(*made.lock, true);
-  made.lock->submitting++;
-  submits_in_ = made.lock;
-  return made.lock->range;
+  list(*outcome.lock, true);
+  outcome.lock->submitting++;
+  submits_in_ = outcome.lock;
+  return outcome.lock->range;
 }
 
 void Locks::submitted(Range const& moved) {
   Guard const guard(mutex_);
   moving_.erase(std::ranges::find(moving_, moved));
   if (Lock* const lock = std::exchange(submits_in_, nullptr)) {
-    if (--lock->submitting == 0 && lock->gone) {
+    if (--lock->submitting == 0 && lock->orphaned) {
       table_.erase(lock->range.start);
       changed();
     }
@@ -125,9 +125,9 @@ pinning_status Locks::lock(Device& device, Range const& range, void** device_ptr
                               ", which is locked, and does not lie in it";
       return pinning_fail(PINNING_PARTIAL_OVERLAP, why.c_str());
     }
-    Outcome const made = replace(guard, {device, range, range, 1});
-    if (made.lock == nullptr) return pinning_fail(PINNING_VENDOR_ERROR, made.refusal.why.c_str());
-    lock = made.lock;
+    Outcome const outcome = replace(guard, {device, range, range, 1});
+    if (outcome.lock == nullptr) return pinning_fail(PINNING_VENDOR_ERROR, outcome.refusal.why.c_str());
+    lock = outcome.lock;
   } else {
     lock->asked++;
   }
@@ -154,12 +154,12 @@ std::optional<bool> Locks::try_invalidate(Address ptr, std::uint64_t size) noexc
   Guard const guard(mutex_, std::try_to_lock);
   if (!guard) return std::nullopt;
   Range const gone{ptr, ptr + size};
-  for (auto& [start, lock] : meeting(gone)) lock.left = true;
-  for (Coming& each : coming_) each.left |= each.range.meets(gone);
+  for (auto& [start, lock] : meeting(gone)) lock.invalidated = true;
+  for (Incoming& each : incoming_) each.invalidated |= each.range.meets(gone);
   return false;
 }
 
-/// When all has been heard that this thread has made leave, and what others have before.
+/// With the mutex, once all invalidations by this thread, and earlier ones by others, have been delivered.
 Locks::Guard Locks::entered() {
   while (process_watcher().has_pending()) std::this_thread::yield();
   return Guard(mutex_);
@@ -173,19 +173,19 @@ Locks::Run Locks::meeting(Range const& range) noexcept {
   return {first, after};
 }
 
-/// The same, when nothing in the range is coming or leaving, and what had left has been given up.
+/// The same, when nothing in the range is coming or leaving, and invalidated locks have been given up.
 Locks::Run Locks::settled(Guard& guard, Range const& range) {
   for (;;) {
     Run const met = meeting(range);
     bool const leaves = std::ranges::any_of(met, [](auto const& each) { return each.second.leaving; });
-    if (!leaves && std::ranges::none_of(coming_, [&](auto const& each) { return each.range.meets(range); })) {
-      auto left = met.begin();
-      while (left != met.end() && !left->second.left) ++left;
-      if (left == met.end()) return met;
-      if (left->second.asked != 0) {
-        say("what the program has locked in " + text(left->second.range) + " is locked no more, for its memory has gone");
+    if (!leaves && std::ranges::none_of(incoming_, [&](auto const& each) { return each.range.meets(range); })) {
+      auto lost = met.begin();
+      while (lost != met.end() && !lost->second.invalidated) ++lost;
+      if (lost == met.end()) return met;
+      if (lost->second.asked != 0) {
+        say("what the program has locked in " + text(lost->second.range) + " is locked no more, for its memory has gone");
       }
-      drop(guard, {&left, 1}, "unlock: gone");
+      drop(guard, {&lost, 1}, "unlock: gone");
       continue;
     }
     Uncancelled const uncancelled;
@@ -193,7 +193,7 @@ Locks::Run Locks::settled(Guard& guard, Range const& range) {
   }
 }
 
-/// That which the whole range lies in, of those that it meets; or null.
+/// The one of these locks that the whole range lies in, or null.
 Locks::Lock* Locks::holding(Run const& met, Range const& range) noexcept {
   return !met.empty() && met.front().second.range.holds(range) ? &met.front().second : nullptr;
 }
@@ -215,27 +215,27 @@ Range Locks::due(int number, Range const& moved, Address device_ptr) {
 
 /// One lock that holds what is moved and the buffer, in place of all that these meet. None where nothing is to be locked,
 /// or it is refused; then what was in the way of the transfer has gone, but for what the vendor does not unlock.
-Locks::Outcome Locks::replace(Guard& guard, Wish const& wish) {
-  for (Range all; all != widened(wish.whole());) {
-    settled(guard, all = widened(wish.whole()));
-    if (Lock* const made = holding(meeting(wish.moved), wish.moved)) {  // by another thread
-      made->asked += wish.asked;
-      return {made, {}};
+Locks::Outcome Locks::replace(Guard& guard, Request const& request) {
+  for (Range all; all != widened(request.whole());) {
+    settled(guard, all = widened(request.whole()));
+    if (Lock* const lock = holding(meeting(request.moved), request.moved)) {  // by another thread
+      lock->asked += request.asked;
+      return {lock, {}};
     }
   }
-  Plan const plan = decide(wish);
-  bool const asked = std::ranges::any_of(plan.goes, [](auto const& each) { return each->second.asked != 0; });
-  Outcome made{nullptr, plan.refusal};
+  Plan const plan = decide(request);
+  bool const requested = std::ranges::any_of(plan.outgoing, [](auto const& each) { return each->second.asked != 0; });
+  Outcome outcome{nullptr, plan.refusal};
   if (!plan.target.empty()) {
-    made = make(guard, wish, plan);
-  } else if (!drop(guard, plan.goes, "unlock: crossed")) {
-    made.refusal = {Kind::fails, "the vendor refuses to unlock what a transfer crosses"};
+    outcome = make(guard, request, plan);
+  } else if (!drop(guard, plan.outgoing, "unlock: crossed")) {
+    outcome.refusal = {Kind::fails, "the vendor refuses to unlock what a transfer crosses"};
   }
-  if (asked && made.lock == nullptr && meeting(wish.moved).empty()) {
-    say("what the program has locked around " + text(wish.moved) + " is locked no more, for a transfer crosses it: " +
-        made.refusal.why);
+  if (requested && outcome.lock == nullptr && meeting(request.moved).empty()) {
+    say("what the program has locked around " + text(request.moved) + " is locked no more, for a transfer crosses it: " +
+        outcome.refusal.why);
   }
-  return made;
+  return outcome;
 }
 
 /// The range and all locks that it meets, and that these meet.
@@ -248,95 +248,95 @@ Range Locks::widened(Range range) noexcept {
 }
 
 /// Where nothing is coming or leaving. Changes nothing.
-Locks::Plan Locks::decide(Wish const& wish) {
+Locks::Plan Locks::decide(Request const& request) {
   Plan plan;
   auto const clear = [&](Range const& range) {
-    plan.goes.clear();
+    plan.outgoing.clear();
     Run const met = meeting(range);
-    for (auto each = met.begin(); each != met.end(); ++each) plan.goes.push_back(each);
-    plan.in_the_way = plan.goes.size();
+    for (auto each = met.begin(); each != met.end(); ++each) plan.outgoing.push_back(each);
+    plan.in_the_way = plan.outgoing.size();
   };
-  // Whoever crosses a lock shall have it too; but not where nobody would say that the rest is freed.
-  if (!wish.buffer.empty() || context_.frees_seen) {
-    Range const target = widened(wish.whole());
+  // What crosses a lock extends it, unless frees of the rest would not be seen.
+  if (!request.buffer.empty() || context_.frees_seen) {
+    Range const target = widened(request.whole());
     clear(target);
     auto const crosses = [&](Range const& each) { return each.meets(target) && !target.holds(each); };
     if (std::ranges::any_of(moving_, crosses)) {
       plan.refusal = {Kind::passes, "a transfer that is being submitted crosses it"};
-    } else if (wish.asked != 0 || make_room(plan, target)) {
+    } else if (request.asked != 0 || make_room(plan, target)) {
       plan.target = target;
       return plan;
     }
   }
-  clear(wish.moved);
+  clear(request.moved);
   return plan;
 }
 
-/// Adds those that nobody needs, oldest first, until there is room for the target. False, and why, where there is not.
+/// Adds idle ones, oldest first, until there is room for the target. False, and why, where there is not.
 bool Locks::make_room(Plan& plan, Range const& target) {
   std::size_t const size = target.size(), budget = context_.policy.budget, most = context_.most_locks;
-  Context::Sum left = context_.locked;
+  Context::Sum remaining = context_.locked;
   auto const fits = [&](Context::Sum const& beside) {
     return size <= budget && beside.bytes <= budget - size && beside.locks < most;
   };
-  for (auto const& each : plan.goes) left -= each->second.range;
-  for (auto next = idle_.begin(); !fits(left); ++next) {
+  for (auto const& each : plan.outgoing) remaining -= each->second.range;
+  for (auto next = idle_.begin(); !fits(remaining); ++next) {
     if (size > budget || next == idle_.end()) {
-      bool const passes = fits({left.bytes - context_.leaving.bytes, left.locks - context_.leaving.locks});
+      bool const passes = fits({remaining.bytes - context_.leaving.bytes, remaining.locks - context_.leaving.locks});
       plan.refusal = {passes ? Kind::passes : Kind::fails,
-                      left.locks >= most ? "the mappings that a process may have, vm.max_map_count, allow " +
+                      remaining.locks >= most ? "the mappings that a process may have, vm.max_map_count, allow " +
                                                std::to_string(most) + " locks at once"
                                          : "PINNING_LOCK_BUDGET allows " + in_units(budget) + " at once"};
       return false;
     }
     if (next->second->range.meets(target)) continue;
-    left -= next->second->range;
-    plan.goes.push_back(table_.find(next->second->range.start));
+    remaining -= next->second->range;
+    plan.outgoing.push_back(table_.find(next->second->range.start));
   }
   return true;
 }
 
 /// Does what is planned. Where the vendor refuses, what was to go has gone all the same, but for what it does not unlock.
-Locks::Outcome Locks::make(Guard& guard, Wish const& wish, Plan const& plan) {
+Locks::Outcome Locks::make(Guard& guard, Request const& request, Plan const& plan) {
   Uncancelled const uncancelled;
-  Table made;  // first all that may find no memory
-  Lock& lock = made[plan.target.start];
-  auto const coming = coming_.insert(coming_.end(), {plan.target});
-  Some const goes = plan.goes;
+  Table entry;  // first all that may find no memory
+  Lock& lock = entry[plan.target.start];
+  auto const incoming = incoming_.insert(incoming_.end(), {plan.target});
+  Entries const outgoing = plan.outgoing;
 
   lock.range = plan.target;
-  lock.device = &wish.device;
-  lock.asked = wish.asked;
-  for (auto const& each : goes) lock.asked += each->second.asked;
+  lock.device = &request.device;
+  lock.asked = request.asked;
+  for (auto const& each : outgoing) lock.asked += each->second.asked;
   context_.locked += lock.range;
-  begin_to_leave(goes);
+  begin_leaving(outgoing);
   changed();
   // A copy that is under way in a lock must be over when that goes.
   settled_.wait(guard, [&] {
-    return std::ranges::all_of(goes, [](auto const& each) { return each->second.submitting == 0; });
+    return std::ranges::all_of(outgoing, [](auto const& each) { return each->second.submitting == 0; });
   });
   bool const needed = lock.asked != 0 || mappings_.count(lock.range) != 0;
   guard.unlock();
   Refusal refusal;
-  bool clear = unlock(goes.first(plan.in_the_way), "unlock: crossed");
-  clear &= unlock(goes.subspan(plan.in_the_way), "unlock: for another");
+  bool clear = unlock(outgoing.first(plan.in_the_way), "unlock: crossed");
+  clear &= unlock(outgoing.subspan(plan.in_the_way), "unlock: for another");
   bool const locked = clear && vendor_locks(lock, needed, refusal);
   guard.lock();
-  end_to_leave(goes);
-  bool const left = coming->left;
-  coming_.erase(coming);
+  end_leaving(outgoing);
+  bool const invalidated = incoming->invalidated;
+  incoming_.erase(incoming);
   Table::iterator place;
   if (locked) {
     lock.mappings = mappings_.count(lock.range);
-    place = table_.insert(made.extract(made.begin())).position;
+    place = table_.insert(entry.extract(entry.begin())).position;
   } else {
     context_.locked -= lock.range;
   }
   context_.journal.locked_bytes(context_.locked.bytes);
   changed();
   settled_.notify_all();
-  if (left) {
-    if (locked) drop(guard, {&place, 1}, "unlock: gone");  // the map has perhaps not heard of it
+  if (invalidated) {
+    if (locked) drop(guard, {&place, 1}, "unlock: gone");  // the map may not know yet
     return {nullptr, {Kind::passes, "its memory has gone"}};
   }
   if (locked) return {&lock, {}};
@@ -345,43 +345,43 @@ Locks::Outcome Locks::make(Guard& guard, Wish const& wish, Plan const& plan) {
 }
 
 /// Unlocks them. False where the vendor refuses one, which stays; the others go.
-bool Locks::drop(Guard& guard, Some which, char const* why) {
-  if (which.empty()) return true;
+bool Locks::drop(Guard& guard, Entries entries, char const* why) {
+  if (entries.empty()) return true;
   Uncancelled const uncancelled;
-  begin_to_leave(which);
-  // A copy that is under way in a lock must be over when that goes. But who frees memory while it submits waits for
-  // nobody, or two of them could wait for each other.
+  begin_leaving(entries);
+  // A copy that is under way in a lock must be over when that goes. But a thread that frees memory while it
+  // submits does not wait, or two of them could wait for each other.
   if (submits_in_ == nullptr) {
     settled_.wait(guard, [&] {
-      return std::ranges::all_of(which, [](auto const& each) { return each->second.submitting == 0; });
+      return std::ranges::all_of(entries, [](auto const& each) { return each->second.submitting == 0; });
     });
   }
   guard.unlock();
-  bool const clear = unlock(which, why);
+  bool const clear = unlock(entries, why);
   guard.lock();
-  end_to_leave(which);
+  end_leaving(entries);
   context_.journal.locked_bytes(context_.locked.bytes);
   changed();
   settled_.notify_all();
   return clear;
 }
 
-void Locks::begin_to_leave(Some which) noexcept {
-  for (auto const& each : which) {
+void Locks::begin_leaving(Entries entries) noexcept {
+  for (auto const& each : entries) {
     Lock& lock = each->second;
     lock.leaving = true;
-    lock.unlocked = lock.left;
+    lock.unlocked = lock.invalidated;
     list(lock);
     context_.leaving += lock.range;
   }
 }
 
 /// Without the mutex. False where the vendor refuses one.
-bool Locks::unlock(Some which, char const* why) noexcept {
-  if (which.empty()) return true;
-  drain(which.front()->second.device->vendor());
+bool Locks::unlock(Entries entries, char const* why) noexcept {
+  if (entries.empty()) return true;
+  drain(entries.front()->second.device->vendor());
   bool clear = true;
-  for (auto const& each : which) {
+  for (auto const& each : entries) {
     Lock& lock = each->second;
     if (lock.unlocked) context_.journal.unlocked(lock.range, lock.device->name(), why, now(), now());
     else lock.unlocked = vendor_unlocks(lock, why);
@@ -390,8 +390,8 @@ bool Locks::unlock(Some which, char const* why) noexcept {
   return clear;
 }
 
-void Locks::end_to_leave(Some which) noexcept {
-  for (auto const& each : which) {
+void Locks::end_leaving(Entries entries) noexcept {
+  for (auto const& each : entries) {
     Lock& lock = each->second;
     context_.leaving -= lock.range;
     if (!lock.unlocked) {
@@ -401,7 +401,7 @@ void Locks::end_to_leave(Some which) noexcept {
     }
     context_.locked -= lock.range;
     if (lock.submitting == 0) table_.erase(each);
-    else lock.gone = true;
+    else lock.orphaned = true;
   }
 }
 
@@ -409,7 +409,7 @@ bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
   try {
     lock.stays = context_.policy.until_freed && context_.frees_seen && !is_of_a_library(lock.range);
     if (!needed && !lock.stays) {
-      refusal = {Kind::rule, "it is a library's and not mapped, so nobody would say when it goes"};
+      refusal = {Kind::rule, "it is a library's and not mapped, so its end would not be seen"};
       return false;
     }
     pinning_map* const map = lock.device->map();
@@ -417,8 +417,8 @@ bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
       refusal = {Kind::fails, "there is no library for " + lock.device->name()};
       return false;
     }
-    // After the map, so as to hear before it: what the map still has then has left here.
-    std::call_once(hears_, [&] { process_watcher().add(*this, false); });
+    // After the map, so as to hear before it: what the map still has is already invalidated here.
+    std::call_once(listens_, [&] { process_watcher().add(*this, false); });
     void* device_ptr = nullptr;
     auto const began = now();
     if (pinning_lock(map, pointer(lock.range.start), lock.range.size(), &device_ptr) != PINNING_OK) {
@@ -434,7 +434,7 @@ bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
   }
 }
 
-/// False where the vendor refuses, which is said.
+/// False where the vendor refuses, which is reported.
 bool Locks::vendor_unlocks(Lock const& lock, char const* why) noexcept {
   auto const began = now();
   pinning_status const status = pinning_unlock(lock.device->map(), pointer(lock.range.start));
@@ -449,7 +449,7 @@ bool Locks::vendor_unlocks(Lock const& lock, char const* why) noexcept {
   return false;
 }
 
-/// After an unmapping: the locks that nobody needs any more go, or wait for the memory to be freed.
+/// After an unmapping: the locks that are idle now go, or wait for the memory to be freed.
 void Locks::release(Guard& guard, Range const& host) {
   forget(host);
   Run const met = settled(guard, host);
@@ -484,7 +484,7 @@ void Locks::list(Lock& lock, bool used) noexcept {
   if (!lock.idle()) return;
   try {
     lock.listed = idle_.try_emplace(lock.last_use, &lock).second;
-  } catch (std::bad_alloc const&) {  // it just does not give way
+  } catch (std::bad_alloc const&) {  // then it does not give way
   }
 }
 
@@ -492,7 +492,7 @@ void Locks::list(Lock& lock, bool used) noexcept {
 void Locks::changed() noexcept {
   Range all{~Address{0}, 0};
   if (!table_.empty()) all = {table_.begin()->first, std::prev(table_.end())->second.range.end};
-  for (Coming const& each : coming_) all = around(all, each.range);
+  for (Incoming const& each : incoming_) all = around(all, each.range);
   low_ = all.start;
   high_ = all.end;
 }

@@ -4,8 +4,8 @@
 //
 // One mutex guards all of it, and what is to be done is decided in one step under it: which locks go, what is locked in
 // their place, and that both the budget and the transfers under way allow that. It is held during no call of a vendor or
-// of the loader, under whose locks others free: what is locked meanwhile is `coming_`, what is unlocked is `leaving`, and
-// whoever meets that waits for the outcome.
+// of the loader, under whose locks others free: what is locked meanwhile is `incoming_`, what is unlocked is `leaving`, and
+// a thread that meets that waits for the outcome.
 #pragma once
 
 #include <atomic>
@@ -58,7 +58,7 @@ class Locks : public InvalidationListener {
 
   /// Before the memory goes, or gets other pages.
   void freed(Range const& range);
-  /// After it has gone by a call that hooks.cpp does not see. Its locks are given up by whoever meets them next; the
+  /// After it has gone by a call that hooks.cpp does not see. Its locks are given up by the next call that meets them; the
   /// vendor is told by libpinning's map.
   std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
   void drain_invalidations() override {}
@@ -78,25 +78,25 @@ class Locks : public InvalidationListener {
     Range range;
     Device* device = nullptr;
     Address device_ptr = 0;
-    std::size_t mappings = 0, asked = 0;  // who needs it: mappings that meet it, and calls of `lock`
+    std::size_t mappings = 0, asked = 0;  // its users: mappings that meet it, and calls of `lock`
     std::size_t submitting = 0;  // transfers in it that are told and not yet submitted
     std::size_t last_use = 0;
     bool listed = false;  // in `idle_`
-    bool stays = false;  // without anyone who needs it, until its memory is freed
-    bool left = false;  // its memory has gone
+    bool stays = false;  // without users, until its memory is freed
+    bool invalidated = false;  // its memory has gone
     bool leaving = false;
-    bool unlocked = false;  // known to who unlocks it alone
-    bool gone = false;  // while a transfer in it was being submitted, whose thread lets go of it
+    bool unlocked = false;  // for the unlocking thread alone
+    bool orphaned = false;  // it ended while a transfer in it was being submitted: that thread erases it
 
     bool idle() const noexcept { return mappings == 0 && asked == 0 && !leaving; }
   };
   using Table = std::map<Address, Lock>;  // by start
   using Run = std::ranges::subrange<Table::iterator>;
-  using Some = std::span<Table::iterator const>;
+  using Entries = std::span<Table::iterator const>;
   using Guard = std::unique_lock<std::mutex>;
 
-  /// Who wants that.
-  struct Wish {
+  /// What is to be locked, or made way for.
+  struct Request {
     Device& device;
     Range moved;            // by a transfer, or to be locked for the program
     Range buffer;           // to be locked; empty where a transfer just needs its way
@@ -111,17 +111,17 @@ class Locks : public InvalidationListener {
     Kind kind = Kind::none;
     std::string why;
   };
-  /// What is to be done: what is in the way goes, and what is idle goes to make room; then `target`, which is around all
+  /// What is to be done: the outgoing locks, which are in the way or idle, are unlocked; then `target`, which is around all
   /// that is in the way, is locked, unless it is empty.
   struct Plan {
-    std::vector<Table::iterator> goes;  // what is in the way, then what is idle
+    std::vector<Table::iterator> outgoing;  // what is in the way, then what is idle
     std::size_t in_the_way = 0;
     Range target;
     Refusal refusal;
   };
-  struct Coming {
+  struct Incoming {
     Range range;
-    bool left = false;  // already
+    bool invalidated = false;  // already
   };
   /// A lock, or why there is none.
   struct Outcome {
@@ -135,14 +135,14 @@ class Locks : public InvalidationListener {
   static Lock* holding(Run const& met, Range const& range) noexcept;
   Range widened(Range range) noexcept;
   Range due(int number, Range const& moved, Address device_ptr);
-  Outcome replace(Guard& guard, Wish const& wish);
-  Plan decide(Wish const& wish);
+  Outcome replace(Guard& guard, Request const& request);
+  Plan decide(Request const& request);
   bool make_room(Plan& plan, Range const& target);
-  Outcome make(Guard& guard, Wish const& wish, Plan const& plan);
-  bool drop(Guard& guard, Some which, char const* why);
-  void begin_to_leave(Some which) noexcept;
-  bool unlock(Some which, char const* why) noexcept;
-  void end_to_leave(Some which) noexcept;
+  Outcome make(Guard& guard, Request const& request, Plan const& plan);
+  bool drop(Guard& guard, Entries entries, char const* why);
+  void begin_leaving(Entries entries) noexcept;
+  bool unlock(Entries entries, char const* why) noexcept;
+  void end_leaving(Entries entries) noexcept;
   bool vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept;
   bool vendor_unlocks(Lock const& lock, char const* why) noexcept;
   void release(Guard& guard, Range const& host);
@@ -154,10 +154,10 @@ class Locks : public InvalidationListener {
   Context& context_;
   std::mutex& mutex_;
   std::condition_variable settled_;
-  std::once_flag hears_;  // of memory that leaves
+  std::once_flag listens_;  // to invalidations
   Table table_;
-  std::list<Coming> coming_;  // what is being locked
-  std::map<std::size_t, Lock*> idle_;  // those that nobody needs, by their last use
+  std::list<Incoming> incoming_;  // what is being locked
+  std::map<std::size_t, Lock*> idle_;  // those without users, by their last use
   Mappings mappings_;
   std::vector<Range> moving_;  // transfers that are being submitted
   inline static thread_local Lock* submits_in_ = nullptr;  // this thread's own transfer

@@ -18,9 +18,9 @@ auto Mappings::first_meeting(Map& by_host, Range const& range) {
 
 Range Mappings::erase(Device& device, Place const& mapped) {
   Range const host{mapped->first, mapped->second.end};
-  if (auto const found = device.hosts.find(mapped->second.device_ptr);
-      found != device.hosts.end() && found->second == host.start) {
-    device.hosts.erase(found);
+  if (auto const entry = device.hosts.find(mapped->second.device_ptr);
+      entry != device.hosts.end() && entry->second == host.start) {
+    device.hosts.erase(entry);
   }
   device.by_host.erase(mapped);
   return host;
@@ -44,32 +44,32 @@ std::vector<Range> Mappings::add(int number, Range const& host, Address device_p
 
 std::optional<Range> Mappings::remove(int number, Address device_ptr) {
   Device& device = devices_[number];
-  auto const found = device.hosts.find(device_ptr);
-  if (found == device.hosts.end()) return std::nullopt;
-  return erase(device, device.by_host.find(found->second));
+  auto const entry = device.hosts.find(device_ptr);
+  if (entry == device.hosts.end()) return std::nullopt;
+  return erase(device, device.by_host.find(entry->second));
 }
 
 std::optional<Range> Mappings::remove_host(int number, Address host) {
   Device& device = devices_[number];
-  auto const found = device.by_host.find(host);
-  if (found == device.by_host.end()) return std::nullopt;
-  return erase(device, found);
+  auto const entry = device.by_host.find(host);
+  if (entry == device.by_host.end()) return std::nullopt;
+  return erase(device, entry);
 }
 
 std::optional<Range> Mappings::find(int number, Range const& moved, Address device_ptr) {
   auto const of_this = devices_.find(number);
   if (of_this == devices_.end()) return std::nullopt;
   Device& device = of_this->second;
-  auto const found = first_meeting(device.by_host, moved);
-  if (found == device.by_host.end()) return std::nullopt;
-  Range const host{found->first, found->second.end};
+  auto const mapping = first_meeting(device.by_host, moved);
+  if (mapping == device.by_host.end()) return std::nullopt;
+  Range const host{mapping->first, mapping->second.end};
   if (!host.holds(moved)) return std::nullopt;
   Address const expected = device_ptr - (moved.start - host.start);
-  if (found->second.device_ptr == 0) {
+  if (mapping->second.device_ptr == 0) {
     if (!device.hosts.try_emplace(expected, host.start).second) return std::nullopt;  // another's
-    found->second.device_ptr = expected;
+    mapping->second.device_ptr = expected;
   }
-  return found->second.device_ptr == expected ? std::optional(host) : std::nullopt;
+  return mapping->second.device_ptr == expected ? std::optional(host) : std::nullopt;
 }
 
 std::vector<Range> Mappings::freed(Range const& range) {
@@ -103,8 +103,8 @@ std::size_t Mappings::count_transfer(Range const& buffer) {
 }
 
 void Mappings::refused(Range const& buffer) {
-  if (auto const found = counts_.find(buffer.start); found != counts_.end()) {
-    found->second.try_again = 2 * found->second.moved;
+  if (auto const entry = counts_.find(buffer.start); entry != counts_.end()) {
+    entry->second.try_again = 2 * entry->second.moved;
   }
 }
 

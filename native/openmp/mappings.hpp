@@ -13,7 +13,7 @@ namespace pinning::omp {
 class Mappings {
  public:
   /// `device_ptr` is 0 where the runtime says so before it has one; then the first transfer tells. Returns what was
-  /// mapped there before, of which nobody has said that it ended.
+  /// mapped there before, and whose end was not reported.
   std::vector<Range> add(int device, Range const& host, Address device_ptr);
   /// The host's range that was mapped there, or nothing.
   std::optional<Range> remove(int device, Address device_ptr);

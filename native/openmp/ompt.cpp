@@ -47,7 +47,7 @@ void quietly(Body&& body) noexcept {
   }
 }
 
-/// A thread has one transfer at a time, in which it is not cancelled: nobody would say that it has ended.
+/// A thread has one transfer at a time, in which it is not cancelled: its end would not be reported.
 struct Current {
   Moment began;
   std::optional<Range> lock;

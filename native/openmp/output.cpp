@@ -32,7 +32,7 @@ std::string of_this_process(std::string const& path) {
   return path.substr(0, place) + "." + std::to_string(getpid()) + path.substr(place);
 }
 
-/// While it lives, this thread's writes end no program: where nobody reads, or a file must not grow, they just fail.
+/// While it lives, this thread's writes end no program: where a pipe has no reader, or a file must not grow, they fail.
 class Unsignalled {
  public:
   Unsignalled() noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Descriptors that the tool writes to. The program may close them, and have their numbers for files of its own, so each
-// write looks first whose it is. Without stdio: a child of fork would write the parent's buffer a second time, and who is
-// killed would lose it.
+// write looks first whose it is. Without stdio: a child of fork would write the parent's buffer a second time, and a
+// killed process would lose it.
 #pragma once
 
 #include <optional>

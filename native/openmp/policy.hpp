@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What whoever runs the program wants of the tool, by the environment; see docs/openmp.md.
+// The tool's settings, from the environment; see docs/openmp.md.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Policy {
   std::string trace;                       // PINNING_TRACE: a file; empty for none
 };
 
-/// Where a variable has no value that there is, says so and locks nothing.
+/// Where a variable has an unknown value, reports it and locks nothing.
 Policy policy_of_environment();
 
 }  // namespace pinning::omp

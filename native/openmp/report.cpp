@@ -67,10 +67,10 @@ void Report::moved(Range const& buffer, std::size_t bytes, bool to_device, bool 
   all.transfers++;
   all.bytes += bytes;
   if (!locked) return;
-  auto const found = buffers_.find(buffer.start);
-  if (found == buffers_.end()) return;
-  found->second.fast.transfers++;
-  found->second.fast.bytes += bytes;
+  auto const entry = buffers_.find(buffer.start);
+  if (entry == buffers_.end()) return;
+  entry->second.fast.transfers++;
+  entry->second.fast.bytes += bytes;
 }
 
 std::string Report::text(Moment until) {

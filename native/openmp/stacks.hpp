@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stacks of this process's threads. What lies there is never locked: a stack goes, or is used anew, and nobody says
-// so.
+// The stacks of this process's threads. What lies there is never locked: the end or reuse of a stack is not
+// reported.
 #pragma once
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the tool was loaded into a program and no runtime has started it: one line at its end, and status 1 where locks
-// are mandatory, for else nobody would know why there is no report. A program that has forbidden itself system calls may
+// are mandatory, for else the lack of a report would be unexplained. A program that has forbidden itself system calls may
 // be ended by any of those that this takes, and gets neither.
 #include <dlfcn.h>
 #include <link.h>

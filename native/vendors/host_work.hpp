@@ -2,44 +2,14 @@
 // What a thread of the host does in the place of a vendor's queue.
 #pragma once
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <functional>
-#include <memory>
 #include <pinning/errors.hpp>
 #include <thread>
 
 namespace pinning {
-
-/// Runs `body` on a thread that nobody waits for. What pthread_create says: 0 where it runs.
-inline int start_thread(char const* name, std::function<void()> body) {
-  auto own = std::make_unique<std::function<void()>>(std::move(body));
-  // Signals are for the program's own threads. What the body brings upon itself is not.
-  sigset_t all, before;
-  sigfillset(&all);
-  for (int const own_fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, own_fault);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  int const code = pthread_create(
-      &thread, nullptr,
-      [](void* argument) -> void* {
-        std::unique_ptr<std::function<void()>> const body(static_cast<std::function<void()>*>(argument));
-        (*body)();
-        return nullptr;
-      },
-      own.get());
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (code != 0) return code;
-  own.release();
-  pthread_setname_np(thread, name);
-  pthread_detach(thread);
-  return 0;
-}
 
 /// Writes the low `bytes` of `value` `count` times.
 inline void fill_bytes(char* to, std::uint32_t value, unsigned bytes, std::uint64_t count) {
@@ -53,8 +23,7 @@ inline void fill_bytes(char* to, std::uint32_t value, unsigned bytes, std::uint6
   }
 }
 
-/// Looks at a word until it has reached `value`, at first without a pause and then ever less often. One who finds that
-/// another thread needs the processor more lets it go first.
+/// Polls a word until it has reached `value`: at first it only yields the processor, then it sleeps, for longer each time.
 inline void wait_for_word(Address address, std::uint32_t value) {
   using namespace std::chrono_literals;
   std::atomic_ref const word(*reinterpret_cast<std::uint32_t*>(address));

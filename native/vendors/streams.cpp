@@ -27,19 +27,19 @@ SpareEvents::~SpareEvents() {
 }
 
 SpareEvents::Spare* SpareEvents::take() {
-  Spare *found, *surplus = nullptr;
+  Spare *spare, *surplus = nullptr;
   {
     std::lock_guard const guard(mutex_);
-    found = pop();
-    if (found != nullptr && count_ > most) surplus = pop();
+    spare = pop();
+    if (spare != nullptr && count_ > most) surplus = pop();
   }
-  // So many are no longer needed at a time. One for each that is taken, so that nobody has to destroy thousands.
+  // So many are no longer needed at a time. One for each that is taken, so that no call has to destroy thousands.
   if (surplus != nullptr) destroy(surplus);
-  if (found != nullptr) return found;
-  auto made = std::make_unique<Spare>();
+  if (spare != nullptr) return spare;
+  auto fresh = std::make_unique<Spare>();
   Current const current(vendor_, where_);
-  vendor_.check(vendor_.streams().event_create, &made->handle, StreamVendor::blocking_sync);
-  return made.release();
+  vendor_.check(vendor_.streams().event_create, &fresh->handle, StreamVendor::blocking_sync);
+  return fresh.release();
 }
 
 void SpareEvents::give(Spare* spare) noexcept {
@@ -69,7 +69,7 @@ SpareEvents::Spare* SpareEvents::pop() noexcept {
 }
 
 void SpareEvents::destroy(Spare* spare) noexcept {
-  if (vendor_.streams().event_destroy.call(spare->handle) == 0) {
+  if (vendor_.streams().event_destroy(spare->handle) == 0) {
     delete spare;
   } else {  // it is still there
     vendor_.forget_error();
@@ -81,7 +81,7 @@ bool StreamEvent::done() {
   vendor_.started().check();
   BesideCaptures const beside(vendor_);
   auto const& query = vendor_.streams().event_query;
-  return vendor_.ready(query.name, query.call(handle()));
+  return vendor_.ready(query, query(handle()));
 }
 
 void StreamEvent::wait() {
@@ -107,34 +107,32 @@ StreamEvent& StreamEvent::of(StreamVendor const& vendor, VendorEvent& event) {
   return ours;
 }
 
-StreamQueue::StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls)
-    : vendor_(vendor), where_(where), spares_(std::move(spares)), owned_(true), calls_(calls) {
+StreamQueue::StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls,
+                         std::optional<std::uintptr_t> adopted)
+    : vendor_(vendor), where_(where), spares_(std::move(spares)), owned_(!adopted), calls_(calls) {
+  if (adopted) {
+    stream_ = reinterpret_cast<void*>(*adopted);
+    return;
+  }
   Current const current(vendor_, where_);
   vendor_.check(vendor_.streams().stream_create, &stream_, StreamVendor::non_blocking);
 }
 
-StreamQueue::StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls,
-                         void* stream)
-    : vendor_(vendor), where_(where), spares_(std::move(spares)), stream_(stream), owned_(false), calls_(calls) {}
-
 void StreamQueue::call(void (*function)(void*), void* argument) {
-  auto const& launch = vendor_.streams().launch_host_function;
-  submit(launch.name, [&] { return launch.call(stream_, function, argument); });
+  submit(vendor_.streams().launch_host_function, stream_, function, argument);
 }
 
 std::unique_ptr<VendorEvent> StreamQueue::record() {
   auto const& record = vendor_.streams().event_record;
   vendor_.started().check();
-  if (calls_ == Calls::never) refuse(record.name);
+  if (calls_ == Calls::never) refuse(name_of(record));
   auto event = std::make_unique<StreamEvent>(vendor_, spares_);
-  submit(record.name, [&] { return record.call(event->handle(), stream_); });
+  submit(record, event->handle(), stream_);
   return event;
 }
 
 void StreamQueue::wait(VendorEvent& event) {
-  auto const& wait = vendor_.streams().stream_wait_event;
-  void* const awaited = StreamEvent::of(vendor_, event).handle();
-  submit(wait.name, [&] { return wait.call(stream_, awaited, 0); });
+  submit(vendor_.streams().stream_wait_event, stream_, StreamEvent::of(vendor_, event).handle(), 0);
 }
 
 std::uint64_t StreamQueue::capture() {
@@ -143,9 +141,8 @@ std::uint64_t StreamQueue::capture() {
 }
 
 std::uint64_t StreamQueue::capture_id() {
-  auto const& is_capturing = vendor_.streams().stream_is_capturing;
   int status = 0;
-  int const code = result(is_capturing.name, [&] { return is_capturing.call(stream_, &status); });
+  int const code = result(vendor_.streams().stream_is_capturing, stream_, &status);
   if (code != 0) vendor_.forget_error();
   return code == StreamVendor::capture_implicit || (code == 0 && status != 0) ? closed_capture : 0;
 }
@@ -154,15 +151,14 @@ bool StreamQueue::done() {
   InUse::User const user(stream_use_);
   BesideCaptures const beside(vendor_);
   auto const& query = vendor_.streams().stream_query;
-  return vendor_.ready(query.name, result(query.name, [&] { return query.call(stream_); }));
+  return vendor_.ready(query, result(query, stream_));
 }
 
 void StreamQueue::synchronize() {
   if (capture() != 0) throw GraphCapture(std::string(vendor_.name()) + " captures this stream, which cannot be waited for");
   InUse::User const user(stream_use_);
   BesideCaptures const beside(vendor_);
-  auto const& synchronize = vendor_.streams().stream_synchronize;
-  submit(synchronize.name, [&] { return synchronize.call(stream_); });
+  submit(vendor_.streams().stream_synchronize, stream_);
 }
 
 void StreamQueue::close() {
@@ -172,8 +168,7 @@ void StreamQueue::close() {
   stream_use_.wait_until_unused();
   auto const& destroy = vendor_.streams().stream_destroy;
   try {
-    auto const call = [&] { return destroy.call(stream_); };
-    vendor_.check(destroy.name, result(before, destroy.name, call));
+    vendor_.check_code(destroy, result(before, destroy, stream_));
   } catch (...) {
     calls_ = before;
     throw;
@@ -187,7 +182,7 @@ void StreamQueue::close_quietly() noexcept {
   }
 }
 
-void StreamQueue::refuse(char const* function) const {
+void StreamQueue::refuse(std::string const& function) const {
   throw Unsupported(std::string("this ") + vendor_.name() + " queue is closed, so " + function +
                     " cannot be called: make another");
 }

@@ -6,10 +6,11 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <pinning/vendor.hpp>
 #include <utility>
 
-#include "../base/library.hpp"
+#include "driver.hpp"
 #include "in_use.hpp"
 
 namespace pinning {
@@ -18,49 +19,33 @@ namespace pinning {
 using Where = std::uintptr_t;
 
 /// The calls of a vendor that are about streams and events.
-class StreamVendor {
+class StreamVendor : public VendorDriver {
  public:
-  template <class... Arguments>
-  struct Function {
-    char const* name;
-    int (*call)(Arguments...);
-  };
   struct Functions {
-    Function<void**, unsigned> stream_create;
-    Function<void*> stream_destroy, stream_query, stream_synchronize;
-    Function<void*, void*, unsigned> stream_wait_event;
-    Function<void*, void (*)(void*), void*> launch_host_function;
-    Function<void**, unsigned> event_create;
-    Function<void*> event_destroy, event_query, event_synchronize;
-    Function<void*, void*> event_record;
-    Function<float*, void*, void*> event_elapsed;
-    Function<void*, int*> stream_is_capturing;
-    Function<int*> thread_exchange_capture_mode;
+    Function<int(void**, unsigned)> stream_create;
+    Function<int(void*)> stream_destroy, stream_query, stream_synchronize;
+    Function<int(void*, void*, unsigned)> stream_wait_event;
+    Function<int(void*, void (*)(void*), void*)> launch_host_function;
+    Function<int(void**, unsigned)> event_create;
+    Function<int(void*)> event_destroy, event_query, event_synchronize;
+    Function<int(void*, void*)> event_record;
+    Function<int(float*, void*, void*)> event_elapsed;
+    Function<int(void*, int*)> stream_is_capturing;
+    Function<int(int*)> thread_exchange_capture_mode;
   };
 
-  explicit StreamVendor(char const* name) : name_(name), started_(name) {}
-  virtual ~StreamVendor() = default;
+  explicit StreamVendor(char const* name) : VendorDriver(name), name_(name) {}
 
   char const* name() const noexcept { return name_; }
-  Started const& started() const noexcept { return started_; }
   Functions const& streams() const noexcept { return streams_; }
 
-  /// What to throw where a call has given this code.
-  virtual VendorCall failed(char const* function, int code, std::string advice = "") const = 0;
-  void check(char const* function, int code) const {
-    if (code != 0) throw VendorError(failed(function, code));
-  }
-  template <class... Arguments>
-  void check(Function<Arguments...> const& function, Arguments... arguments) const {
-    check(function.name, function.call(arguments...));
-  }
   /// What a query says: done, not yet, or by throwing why it never will be.
-  bool ready(char const* query, int code) const {
+  bool ready(Function<int(void*)> const& query, int code) const {
     if (code == not_ready) {
       forget_error();
       return false;
     }
-    check(query, code);
+    check_code(query, code);
     return true;
   }
 
@@ -69,21 +54,20 @@ class StreamVendor {
   virtual Where enter(Where where) const = 0;
   virtual void leave(Where before) const noexcept = 0;
 
-  /// Where the vendor keeps each thread's last error until somebody asks: asks.
+  /// Clears the thread's last error, for a vendor that keeps it until it is read.
   virtual void forget_error() const noexcept {}
 
   static constexpr int not_ready = 600;
   static constexpr int capture_implicit = 906;  // of a default stream, while a stream that waits for it is captured
   static constexpr int capture_relaxed = 2;
   static constexpr unsigned non_blocking = 1;   // a stream that neither waits for the default stream nor that for it
-  static constexpr unsigned blocking_sync = 1;  // who waits for an event sleeps instead of keeping a processor
+  static constexpr unsigned blocking_sync = 1;  // a wait for an event sleeps instead of keeping a processor
 
  protected:
   Functions streams_{};
 
  private:
   char const* const name_;
-  Started const started_;
 };
 
 /// While it lives, calls of this thread break no capture of a stream. A driver takes all calls that ask or wait, allocate,
@@ -98,7 +82,7 @@ class BesideCaptures {
 
  private:
   void exchange() noexcept {
-    if (vendor_.streams().thread_exchange_capture_mode.call(&mode_) != 0) vendor_.forget_error();
+    if (vendor_.streams().thread_exchange_capture_mode(&mode_) != 0) vendor_.forget_error();
   }
 
   StreamVendor const& vendor_;
@@ -118,7 +102,7 @@ class Current {
   Where const before_;
 };
 
-/// Events of one place that nobody needs any more, to be recorded again: to make, record and destroy one takes 2.1 us
+/// Events of one place that are no longer needed, to be recorded again: to make, record and destroy one takes 2.1 us
 /// (H200), to record one again 1.2, the time included. Every event records the time, since it is not known beforehand
 /// which will be asked for it.
 class SpareEvents {
@@ -150,7 +134,7 @@ class SpareEvents {
   Where const where_;
   std::atomic<Spare*> given_ = nullptr;
   std::atomic<int> count_ = 0;
-  std::mutex mutex_;  // of those who take
+  std::mutex mutex_;  // for `take`
   Spare* ready_ = nullptr;
 };
 
@@ -195,10 +179,9 @@ class StreamQueue : public VendorQueue {
   /// Whether calls are made with the place of the stream current.
   enum class Calls : std::uint8_t { as_it_is, in_place, never };
 
-  /// A new stream.
-  StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls);
-  /// One that stays when this is closed.
-  StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls, void* stream);
+  /// A new stream, or `adopted`, which stays when this is closed.
+  StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls,
+              std::optional<std::uintptr_t> adopted);
   /// For the destructor of each vendor's queue.
   void close_quietly() noexcept;
 
@@ -211,31 +194,31 @@ class StreamQueue : public VendorQueue {
   void* stream() const noexcept { return stream_; }
   Where where() const noexcept { return where_; }
 
-  /// What the vendor says to `call`, a function without arguments.
-  template <class Call>
-  int result(char const* function, Call&& call) {
+  /// The code that a function of the vendor's returns.
+  template <class... Parameters>
+  int result(Function<int(Parameters...)> const& function, std::type_identity_t<Parameters>... arguments) {
     vendor_.started().check();
-    return result(calls_.load(), function, call);
+    return result(calls_.load(), function, arguments...);
   }
-  template <class Call>
-  void submit(char const* function, Call&& call) {
-    if (int const code = result(function, call); code != 0) throw VendorError(vendor_.failed(function, code));
+  template <class... Parameters>
+  void submit(Function<int(Parameters...)> const& function, std::type_identity_t<Parameters>... arguments) {
+    vendor_.check_code(function, result(function, arguments...));
   }
 
  private:
-  template <class Call>
-  int result(Calls calls, char const* function, Call& call) {
+  template <class... Parameters>
+  int result(Calls calls, Function<int(Parameters...)> const& function, std::type_identity_t<Parameters>... arguments) {
     if (calls == Calls::as_it_is) {
-      int const code = call();
+      int const code = function(arguments...);
       if (code == 0 || !wants_place(code)) return code;
       calls_.compare_exchange_strong(calls, Calls::in_place);
     } else if (calls == Calls::never) {
-      refuse(function);
+      refuse(name_of(function));
     }
     Current const current(vendor_, where_);
-    return call();
+    return function(arguments...);
   }
-  [[noreturn]] void refuse(char const* function) const;
+  [[noreturn]] void refuse(std::string const& function) const;
 
   StreamVendor const& vendor_;
   Where const where_;

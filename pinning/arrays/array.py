@@ -110,9 +110,9 @@ class DeviceArray(View):
 
     def _view(self, index: Any) -> tuple[DeviceArray, bool]:
         """The part that an index means, and whether it is one element that each dimension's index names."""
-        given = index if isinstance(index, tuple) else (index,)
+        indices = index if isinstance(index, tuple) else (index,)
         plain: list[Any] = []
-        for each in given:
+        for each in indices:
             if each is None or each is Ellipsis or isinstance(each, slice):
                 plain.append(each)
             elif isinstance(each, (bool, numpy.bool_)):

@@ -56,9 +56,9 @@ def device_array(
 def device_array_like(ary: Any, stream: Stream = None, *, device: Device | str | None = None) -> DeviceArray:
     """A `device_array` with the shape, dtype and order of dimensions of an array of NumPy or of a device."""
     layout = layout_of(ary)
-    there = exchange.found_on_device(ary)
-    if there is not None and device is None and stream is None:
-        device = there.device
+    view = exchange.found_on_device(ary)
+    if view is not None and device is None and stream is None:
+        device = view.device
     return _new(plan_like(layout), stream, device)
 
 
@@ -108,10 +108,10 @@ def to_device(
         if theirs.device is target:
             return as_array(theirs)
     source: Any = as_array(theirs) if theirs is not None else numpy.asarray(obj)
-    made = _new(plan_like(layout_of(source)), stream, device)
+    array = _new(plan_like(layout_of(source)), stream, device)
     if copy:
-        made.copy_to_device(source, stream)
-    return made
+        array.copy_to_device(source, stream)
+    return array
 
 
 def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None = None) -> DeviceArray:

@@ -63,13 +63,13 @@ def found_on_device(obj: Any) -> View | None:
 def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:
     """Memory that others own. `device` is whose it is where that is not known from the address."""
     info = memory_info(ptr) if ptr and not host else None
-    whose = device_of_name(device if info is None or info.device is None else info.device)
-    if not isinstance(whose, MemoryDevice):
-        raise PinningError(f"{whose.name} has no queues to copy in, so it has no arrays")
-    if ptr and not host and info is None and whose.name.partition(":")[0] != "host":
-        raise InvalidRangeError(f"{whose.name} knows of no memory at {ptr:#x}; was it freed?")
-    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else whose
-    return Buffer(whose, place, None, owner, True)
+    owning_device = device_of_name(device if info is None or info.device is None else info.device)
+    if not isinstance(owning_device, MemoryDevice):
+        raise PinningError(f"{owning_device.name} has no queues to copy in, so it has no arrays")
+    if ptr and not host and info is None and owning_device.vendor != "host":
+        raise InvalidRangeError(f"{owning_device.name} knows of no memory at {ptr:#x}; was it freed?")
+    place = None if host or (info is not None and info.kind is MemoryKind.HOST) else owning_device
+    return Buffer(owning_device, place, None, owner, True)
 
 
 # ---- ours as theirs ----
@@ -77,7 +77,7 @@ def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False
 
 def cuda_array_interface(array: View) -> dict[str, Any]:
     """Version 3. Its stream is where work is under way, if it is."""
-    if _plugin(array) != "cuda":
+    if array.device.vendor != "cuda":
         raise AttributeError(f"an array on {array.device.name} has no __cuda_array_interface__: that is for CUDA")
     queues = array._buffer.queues()
     handle = None
@@ -98,7 +98,7 @@ def cuda_array_interface(array: View) -> dict[str, Any]:
 
 def dlpack_device(array: View) -> tuple[int, int]:
     """DLPack's type of the memory, and the device's index."""
-    types = DEVICE_TYPES.get(_plugin(array))
+    types = DEVICE_TYPES.get(array.device.vendor)
     if types is None:
         raise BufferError(f"DLPack has no type for a device such as {array.device.name}")
     buffer = array._buffer
@@ -107,7 +107,7 @@ def dlpack_device(array: View) -> tuple[int, int]:
     else:
         info = memory_info(address_of(array._layout)) if array.nbytes else None
         kind = info.kind if info is not None else MemoryKind.DEVICE
-    return types[kind], int(array.device.name.partition(":")[2] or 0)
+    return types[kind], array.device.index
 
 
 def leaves_device(array: View, dl_device: tuple[int, int] | None, copy: bool | None) -> bool:
@@ -149,7 +149,7 @@ def _versioned(max_version: tuple[int, int] | None) -> bool:
 
 def _order(array: View, stream: int | None) -> None:
     """Have the consumer's stream, or else this thread, wait for what is under way."""
-    plugin = _plugin(array)
+    plugin = array.device.vendor
     if plugin not in ("cuda", "hip"):
         if stream is not None:
             raise BufferError(f"stream is {stream}; it must be None for an array on {array.device.name}")
@@ -168,7 +168,3 @@ def _order(array: View, stream: int | None) -> None:
             if reached is not None:
                 consumer.wait(reached)
         consumer.close()
-
-
-def _plugin(array: View) -> str:
-    return array.device.name.partition(":")[0]

@@ -87,7 +87,7 @@ class MappedArray(numpy.ndarray[Any, Any]):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         device = self._allocation().device
-        if not device.name.startswith("cuda:"):
+        if device.vendor != "cuda":
             raise AttributeError(f"an array of {device.name} has no __cuda_array_interface__: that is for CUDA")
         address = self.device_ptr, not self.flags.writeable
         return {**self.__array_interface__, "data": address, "stream": None, "version": 3}

@@ -83,9 +83,9 @@ def copied(array: View, order: str, stream: Stream) -> View:
     plan = plan_like(array._layout)
     if order != "K":
         plan = plan._replace(strides=None, order=order)
-    made = new_view(plan, array.device, None if stream is None else queue_of(stream, array.device))
-    take(made, array, stream)
-    return made
+    view = new_view(plan, array.device, None if stream is None else queue_of(stream, array.device))
+    take(view, array, stream)
+    return view
 
 
 def check_alike(array: Array, wanted: Array) -> None:

@@ -33,7 +33,7 @@ def check_room(size: int, device: Device, resident: bool) -> None:
     LockLimitError
         The message has the limit, the need and the command that raises the limit.
 
-    What cannot be read, without /proc or a file descriptor to be had, does not bind here; the vendor says no itself.
+    What cannot be read, for want of /proc or a file descriptor, does not bind here; the vendor refuses by itself.
     """
     with suppress(OSError):
         _check_limit(size, device)

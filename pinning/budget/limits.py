@@ -159,7 +159,7 @@ def _choice(limit: int | float) -> _Limit:
     room = _memory()
     if room is None:
         raise InvalidRangeError(
-            f"limit is {limit!r}, and nobody says of how much memory: /proc is not there; give bytes"
+            f"limit is {limit!r}, of an unknown amount of memory: /proc is not there; give bytes"
         )
     return _Limit(int(room.limit * limit), f"pinning.budget({limit}), of {room.name}")
 

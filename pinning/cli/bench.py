@@ -156,7 +156,7 @@ def _largest(device: Device, wanted: int) -> tuple[int, Bound | None]:
 def _lookups(device: Device, regions: int, effort: Effort) -> Iterator[Lookup]:
     """Of random addresses in pages of which every second one is a region."""
     table = PageTable()
-    held = PinnedMap(device)  # A map of its own, and entries that nobody locks: the vendor is not called.
+    held = PinnedMap(device)  # A map of its own, and entries that are not locked: the vendor is not called.
     for index in range(regions):
         start = _SOMEWHERE + 2 * index * mmap.PAGESIZE
         table.insert(start, mmap.PAGESIZE)
@@ -189,12 +189,12 @@ def _lock_pairs(device: Device, effort: Effort) -> list[LockPair]:
     array = numpy.ones(mmap.PAGESIZE, numpy.uint8)
     part = array[mmap.PAGESIZE // 4 : mmap.PAGESIZE // 2]
     ptr, size, *_ = host_buffer(part)
-    on = pinning.pinned_map(device)
+    pinned_map = pinning.pinned_map(device)
 
     def by_map() -> None:
         for _ in range(count):
-            on.lock(ptr, size)
-            on.unlock(ptr)
+            pinned_map.lock(ptr, size)
+            pinned_map.unlock(ptr)
 
     def by_handle() -> None:
         for _ in range(count):
@@ -209,7 +209,7 @@ def _lock_pairs(device: Device, effort: Effort) -> list[LockPair]:
 
 def _registrations(device: Device, size: int, effort: Effort, step: Step) -> Iterator[Registration]:
     """By `pinning.lock`, and for untouched memory by the vendor alone, which then has to bring the pages in."""
-    on = pinning.pinned_map(device)
+    pinned_map = pinning.pinned_map(device)
     huge = size >= _HUGE_PAGE and huge_page_mode() in ("always", "madvise")
     vendor, ours = "vendor alone", "pinning.lock"
     cases = [("untouched", vendor, False), ("untouched", ours, False), ("touched, 4 KiB pages", ours, False)]
@@ -224,8 +224,8 @@ def _registrations(device: Device, size: int, effort: Effort, step: Step) -> Ite
                 if memory != "untouched":
                     memory_at(ptr, size)[:: mmap.PAGESIZE] = 1
                 if how == vendor:
-                    locking.append(seconds(partial(on.lock, ptr, size)))
-                    unlocking.append(seconds(partial(on.unlock, ptr)))
+                    locking.append(seconds(partial(pinned_map.lock, ptr, size)))
+                    unlocking.append(seconds(partial(pinned_map.unlock, ptr)))
                 else:
                     held: list[pinning.Lock] = []
                     locking.append(seconds(lambda: held.append(pinning.lock((ptr, size), device=device))))  # noqa: B023
@@ -264,14 +264,14 @@ def _vendors_copies(
     device: CopyDevice, host: int, cases: Sequence[tuple[str, int]], effort: Effort, step: Step
 ) -> dict[tuple[str, int], Times]:
     found: dict[tuple[str, int], Times] = {}
-    there = device.allocate(max(size for _, size in cases))
+    device_memory = device.allocate(max(size for _, size in cases))
     try:
         for way, size in cases:
             step(f"Copying {bytes_text(size)} {way}", len(found), len(cases))
-            dst, src = (there, host) if way == "to the device" else (host, there)
+            dst, src = (device_memory, host) if way == "to the device" else (host, device_memory)
             found[way, size] = _time_copies(partial(device.copy, dst, src, size), size, effort)
     finally:
-        device.free(there)
+        device.free(device_memory)
     return found
 
 

@@ -193,12 +193,12 @@ def _regions(device: Device, buffers: Sequence[DemoBuffer]) -> list[RegionRow]:
 
 def _share(device: Device, buffer: DemoBuffer) -> tuple[list[Sharing], bool]:
     """Lock what is locked once more, and a part of it."""
-    on = pinning.pinned_map(device)
+    pinned_map = pinning.pinned_map(device)
     half, quarter = buffer.locked // 2, buffer.locked // 4
     rows = []
 
     def see(what: str) -> None:
-        region = on.find(buffer.ptr)
+        region = pinned_map.find(buffer.ptr)
         rows.append(Sharing(what, region.references if region else 0))
 
     see("locked once")
@@ -206,7 +206,7 @@ def _share(device: Device, buffer: DemoBuffer) -> tuple[list[Sharing], bool]:
         see("locked again (nested)")
         with pinning.lock((buffer.ptr + quarter, half), device=device) as part:
             see("its middle half locked too (contained)")
-            region = on.find(buffer.ptr)
+            region = pinned_map.find(buffer.ptr)
             offset_kept = region is not None and part.device_ptr == region.device_ptr + quarter
     see("both unlocked again")
     return rows, offset_kept and [row.references for row in rows] == [1, 2, 3, 1]
@@ -243,9 +243,9 @@ def _agree(device: Device, buffers: Sequence[DemoBuffer], witnesses: Sequence[Wi
 
 def _query(device: Device, step: Step) -> tuple[list[Query], bool]:
     """Ask about addresses in and around the regions; half are inside, and each region's first and last bytes."""
-    on = pinning.pinned_map(device)
-    starts = numpy.array([region.start for region in on], numpy.uint64)
-    sizes = numpy.array([region.size for region in on], numpy.uint64)
+    pinned_map = pinning.pinned_map(device)
+    starts = numpy.array([region.start for region in pinned_map], numpy.uint64)
+    sizes = numpy.array([region.size for region in pinned_map], numpy.uint64)
     random = numpy.random.default_rng(0)
     at = random.integers(0, len(starts), _BATCH)
     offsets = random.integers(0, 2 * sizes[at], dtype=numpy.uint64)
@@ -255,21 +255,21 @@ def _query(device: Device, step: Step) -> tuple[list[Query], bool]:
     few: list[int] = batch[:_QUERIES].tolist()
 
     table = PageTable()
-    for region in on:
+    for region in pinned_map:
         table.insert(region.start, region.size)
     answers = [
-        [address in on for address in few] == truth[:_QUERIES].tolist(),
-        [on.find(address) is not None for address in few] == truth[:_QUERIES].tolist(),
+        [address in pinned_map for address in few] == truth[:_QUERIES].tolist(),
+        [pinned_map.find(address) is not None for address in few] == truth[:_QUERIES].tolist(),
         bool((table.contains_many(batch) == truth).all()),
     ]
 
     def ask_one_by_one() -> None:
         for address in few:
-            address in on  # noqa: B015
+            address in pinned_map  # noqa: B015
 
     def find_one_by_one() -> None:
         for address in few:
-            on.find(address)
+            pinned_map.find(address)
 
     asked: list[tuple[str, int, Callable[[], object]]] = [
         ("ptr in pinned_map", len(few), ask_one_by_one),
@@ -286,10 +286,10 @@ def _query(device: Device, step: Step) -> tuple[list[Query], bool]:
 def _in_any(
     addresses: NDArray[numpy.uint64], starts: NDArray[numpy.uint64], sizes: NDArray[numpy.uint64]
 ) -> NDArray[numpy.bool_]:
-    found = numpy.zeros(len(addresses), numpy.bool_)
+    flags = numpy.zeros(len(addresses), numpy.bool_)
     for start, size in zip(starts, sizes, strict=True):
-        found |= addresses - start < size  # below the start it wraps to a large number
-    return found
+        flags |= addresses - start < size  # below the start it wraps to a large number
+    return flags
 
 
 def _copies(device: Device, buffers: Sequence[DemoBuffer], step: Step) -> list[Copy]:

@@ -48,7 +48,7 @@ class PluginRow:
 class DeviceRow:
     """A device: whether it locked one page just now, and how much it lets this process lock (None: no limit).
 
-    `numa_node` is the one that it is near, `pci_address` and `link` how it is on the PCI bus; None where nobody knows.
+    `numa_node` is the one that it is near, `pci_address` and `link` how it is on the PCI bus; None if unknown.
     """
 
     name: str
@@ -113,9 +113,9 @@ class DoctorReport:
 
 def run() -> DoctorReport:
     """Look at everything and lock a page on each device. What fails is in the report."""
-    found = pinning.devices()
+    present = pinning.devices()
     default = pinning.default_device()
-    rows = [_device(device, default=device is default) for device in found]
+    rows = [_device(device, default=device is default) for device in present]
     groups = list(cgroup_memory())
     return DoctorReport(
         version=version("pinning"),
@@ -123,7 +123,7 @@ def run() -> DoctorReport:
         kernel=platform.release(),
         plugins=[_plugin(each) for each in pinning.plugins()],
         devices=rows,
-        pairs=[_pair(*pair) for pair in combinations(filter(_has_memory, found), 2) if _of_one_vendor(*pair)],
+        pairs=[_pair(*pair) for pair in combinations(filter(_has_memory, present), 2) if _of_one_vendor(*pair)],
         budget=pinning.budget(),
         memory=system_memory(),
         control_groups=groups,
@@ -144,7 +144,7 @@ def _plugin(report: pinning.PluginReport) -> PluginRow:
     try:
         warnings += report.plugin.warnings()
         library = report.plugin.library()
-    except Exception as error:  # of whatever kind: a plugin may be anybody's
+    except Exception as error:  # of any type: third parties write plugins
         if report.problem is None:
             warnings.append(f"it does not say which library it uses: {str(error) or type(error).__name__}")
     return replace(row, library=library, warnings=warnings)
@@ -157,7 +157,7 @@ def _device(device: Device, default: bool) -> DeviceRow:
         with pinning.lock(page, device=device):
             if device.is_pinned_ptr(host_buffer(page).ptr) is None:
                 problem = "it locked a page without an error, and then says that the page is not pinned"
-    except Exception as error:  # of whatever kind: a plugin may be anybody's
+    except Exception as error:  # of any type: third parties write plugins
         problem = for_the_shell(str(error)) or type(error).__name__
     address: str | None = getattr(device, "pci_address", None)
     return DeviceRow(
@@ -176,18 +176,18 @@ def _device(device: Device, default: bool) -> DeviceRow:
 def _has_memory(device: Device) -> bool:
     try:
         return isinstance(device, MemoryDevice) and not is_host(device)
-    except Exception:  # of whatever kind: a plugin may be anybody's
+    except Exception:  # of any type: third parties write plugins
         return False
 
 
 def _of_one_vendor(first: Device, second: Device) -> bool:
     # Several plugins may know one GPU, and copies between two vendors go by the host in any case.
-    return first.name.partition(":")[0] == second.name.partition(":")[0]
+    return first.vendor == second.vendor
 
 
 def _pair(first: Device, second: Device) -> PairRow:
     connection = link = None
-    with suppress(Exception):  # of whatever kind: a plugin may be anybody's
+    with suppress(Exception):  # of any type: third parties write plugins
         connection = pinning.memory_connection(first, second).name
     with suppress(Exception):
         link = first.link_to(second) if isinstance(first, LinkedDevice) else None
@@ -234,7 +234,7 @@ def _links(rows: list[DeviceRow]) -> Iterator[Advice]:
 
 def _segments() -> Iterator[Advice]:
     for name, size in abandoned():
-        why = f"killed processes have left the arena {name!r}, of {bytes_text(size)} in memory, which nobody has"
+        why = f"killed processes have left the arena {name!r}, of {bytes_text(size)} in memory, which no process uses"
         yield Advice(why, f"rm {shlex.quote(str(path_of(name)))}  # the next arena with a name does it too")
 
 

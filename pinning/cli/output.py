@@ -73,10 +73,10 @@ def _write_json(value: object) -> None:
 
 def table(*columns: str, left: int = 1) -> Table:
     """An empty table: the first `left` columns hold words, the others figures."""
-    made = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False, padding=(0, 1))
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
-    return made
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
+    return table
 
 
 def heading(to: Console, title: str) -> None:

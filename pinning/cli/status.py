@@ -36,7 +36,7 @@ class Locked(NamedTuple):
     since : float
         Seconds since 1970.
     owner : str
-        The type of what was locked; empty where nobody said.
+        The type of what was locked; empty where it was not given.
     site : str
         Where in the program; empty unless that runs with PINNING_TRACE=1.
     """
@@ -60,7 +60,7 @@ class Used(NamedTuple):
     used : int
         How many are, or are being locked: of all devices and maps, with what is idle.
     idle : int
-        Registered still, though nobody has a lock of them.
+        Registered and not locked.
     external : int
         Pinned by others, as far as maps know.
     idle_limit : int or None
@@ -115,7 +115,7 @@ def status_of(pid: int) -> Status:
     Raises
     ------
     NoStatusError
-        There is no such process, it is somebody else's, or it has locked nothing yet.
+        There is no such process, it is another user's, or it has locked nothing yet.
     """
     page = _page_of(pid)
     magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
@@ -123,7 +123,7 @@ def status_of(pid: int) -> Status:
         raise NoStatusError(f"process {pid} runs a version of pinning whose page this one does not know")
     locked, registrations, unlisted, limit, used, idle, external, idle_limit = figures[4:]
     listed = page[_SLOTS_AT : _SLOTS_AT + slots * _SLOT.size]
-    found = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
+    locks = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
     return Status(
         pid,
         _command(pid),
@@ -134,7 +134,7 @@ def status_of(pid: int) -> Status:
         registrations,
         unlisted,
         dict(zip(PATHS, figures[:4], strict=True)),
-        _joined(sorted(found)),
+        _joined(sorted(locks)),
     )
 
 

@@ -43,7 +43,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 @pytest.fixture(scope="session")
 def plugin(device: Device) -> Plugin:
     """The plugin that the device is of."""
-    name = device.name.partition(":")[0]
+    name = device.vendor
     (entry,) = entry_points(group=ENTRY_POINT_GROUP, name=name)
     found: Plugin = entry.load()
     return found

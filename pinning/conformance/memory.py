@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages to lock, with pages around them that nobody locks."""
+"""Pages to lock, with pages around them that are never locked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pages:
         ctypes.memmove(self.ptr + at, value, len(value))
 
     def protect(self) -> None:
-        """Let nobody write it any more."""
+        """Make it read-only."""
         assert _libc.mprotect(self.ptr, self.size, mmap.PROT_READ) == 0, os.strerror(ctypes.get_errno())
 
     def unmap(self, first: int) -> None:

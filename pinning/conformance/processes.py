@@ -21,16 +21,16 @@ def in_fork(function: Callable[[], object]) -> str:
     if child == 0:
         signal.alarm(60)
         try:
-            said = str(function())
+            outcome = str(function())
         except BaseException:
-            said = traceback.format_exc()
-        os.write(write_end, said.encode()[-4000:])
+            outcome = traceback.format_exc()
+        os.write(write_end, outcome.encode()[-4000:])
         os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        said = pipe.read().decode()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, f"the child crashed or hung: {said}"
-    return said
+        outcome = pipe.read().decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, f"the child crashed or hung: {outcome}"
+    return outcome
 
 
 def refusals(attempts: Sequence[Callable[[], object]]) -> int:

@@ -25,9 +25,9 @@ kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 def bench(device: Device, faults: Faults) -> Iterator[Bench]:
     bench = Bench(device, faults)
     if isinstance(device, CopyDevice):  # what a device keeps for its copies is made now
-        there = device.allocate(PAGE)
-        device.copy(there, bench.pages.ptr, PAGE)
-        device.free(there)
+        device_ptr = device.allocate(PAGE)
+        device.copy(device_ptr, bench.pages.ptr, PAGE)
+        device.free(device_ptr)
     before = bench.state()
     yield bench
     faults.begin()
@@ -209,19 +209,19 @@ def test_an_allocation_fails_without_a_trace(bench: Bench, memories: MemoryDevic
 def test_what_could_not_be_given_back_is_still_allocated(
     bench: Bench, memories: MemoryDevice, kind: MemoryKind
 ) -> None:
-    made = [memories.allocate(100, has(memories, kind))]
-    known = memories.memory_info(made[0])
+    allocated = [memories.allocate(100, has(memories, kind))]
+    known = memories.memory_info(allocated[0])
     assert known
 
     def is_known() -> None:
-        found = memories.memory_info(made[0])
-        assert found and (found.kind, found.base, found.size) == (kind, made[0], known.size)
+        found = memories.memory_info(allocated[0])
+        assert found and (found.kind, found.base, found.size) == (kind, allocated[0], known.size)
 
     def free() -> None:
-        memories.free(made[0], kind)
+        memories.free(allocated[0], kind)
 
     def allocate() -> None:
-        made[0] = memories.allocate(100, kind)
+        allocated[0] = memories.allocate(100, kind)
 
     bench.every_call_fails(free, allocate, is_known)
     free()
@@ -230,10 +230,10 @@ def test_what_could_not_be_given_back_is_still_allocated(
 @kinds
 def test_a_question_about_an_allocation_fails(bench: Bench, memories: MemoryDevice, kind: MemoryKind) -> None:
     ptr = memories.allocate(100, has(memories, kind))
-    known = memories.memory_info(ptr + 1)
+    info = memories.memory_info(ptr + 1)
 
     def ask() -> None:
-        assert memories.memory_info(ptr + 1) == known
+        assert memories.memory_info(ptr + 1) == info
 
     bench.every_call_fails(ask)
     memories.free(ptr, kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device under a `pinning.PinnedMap`: counts, offsets, refusals, and memory that someone else has pinned."""
+"""The device under a `pinning.PinnedMap`: counts, offsets, refusals, and memory that another owner has pinned."""
 
 from __future__ import annotations
 

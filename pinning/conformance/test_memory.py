@@ -29,7 +29,7 @@ def kind(request: pytest.FixtureRequest, memories: MemoryDevice) -> MemoryKind:
 @pytest.fixture
 def index(memories: MemoryDevice) -> int:
     """Which of its plugin's devices it is."""
-    return int(memories.name.partition(":")[2])
+    return memories.index
 
 
 def test_a_kind_that_it_has_not_is_refused(memories: MemoryDevice) -> None:
@@ -57,8 +57,8 @@ def test_each_kind_is_allocated_exactly_and_given_back(
 
 def test_without_a_kind_it_is_device_memory(memories: MemoryDevice) -> None:
     ptr = memories.allocate(PAGE)
-    found = memories.memory_info(ptr)
-    assert found and found.kind is DEVICE
+    info = memories.memory_info(ptr)
+    assert info and info.kind is DEVICE
     memories.free(ptr)
 
 
@@ -78,9 +78,9 @@ def test_memory_that_is_locked_is_told_by_its_host_address(memories: MemoryDevic
     pages = Pages(1)
     tells.lock(pages.ptr + 10, 100)
     for at in (10, 109):
-        found = memories.memory_info(pages.ptr + at)
-        assert found and (found.kind, found.device) == (HOST, None)
-        assert found.base <= pages.ptr + at < found.base + found.size
+        info = memories.memory_info(pages.ptr + at)
+        assert info and (info.kind, info.device) == (HOST, None)
+        assert info.base <= pages.ptr + at < info.base + info.size
     tells.unlock(pages.ptr + 10)
     assert memories.memory_info(pages.ptr + 10) is None
 
@@ -101,10 +101,10 @@ def test_too_much_cannot_be_allocated(memories: MemoryDevice, kind: MemoryKind) 
 
 def test_what_is_not_there_cannot_be_given_back(memories: MemoryDevice, kind: MemoryKind) -> None:
     ptr = memories.allocate(100, kind)
-    known = memories.memory_info(ptr)
+    info = memories.memory_info(ptr)
     with pytest.raises(PinningError):
         memories.free(ptr + 1, kind)
-    assert memories.memory_info(ptr) == known
+    assert memories.memory_info(ptr) == info
     memories.free(ptr, kind)
     with pytest.raises(PinningError):
         memories.free(ptr, kind)

@@ -54,9 +54,9 @@ def test_two_ranges_in_one_page(tells: Held) -> None:
     first, second = pages.ptr + 100, pages.ptr + 300
     device_ptrs = {first: tells.lock(first, 200), second: tells.lock(second, 50)}
     for ptr, device_ptr in device_ptrs.items():
-        found = tells.device.is_pinned_ptr(ptr + 10)
-        assert found is not None and found.base <= ptr + 10 < found.base + found.size
-        assert found.device_ptr + (ptr - found.base) == device_ptr
+        pinned = tells.device.is_pinned_ptr(ptr + 10)
+        assert pinned is not None and pinned.base <= ptr + 10 < pinned.base + pinned.size
+        assert pinned.device_ptr + (ptr - pinned.base) == device_ptr
     tells.unlock(first)
     assert tells.device.is_pinned_ptr(second) is not None, "unlocking a neighbour has unlocked this"
     tells.unlock(second)

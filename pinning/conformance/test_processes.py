@@ -63,7 +63,7 @@ def test_a_child_locks_for_itself_or_is_told_that_it_cannot(locking: Device) -> 
 def test_a_fork_may_use_all_of_the_driver_or_is_told_that_it_cannot(
     locking: Device, plugin: Plugin, driver_faults: Faults | None
 ) -> None:
-    pages, index = Pages(1), int(locking.name.partition(":")[2])
+    pages, index = Pages(1), locking.index
     locking.data_lock(pages.ptr, 100, None)
     attempts: list[Callable[[], object]] = [
         plugin.device_count,

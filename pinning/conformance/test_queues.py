@@ -226,7 +226,7 @@ def test_a_queue_waits_for_an_event_of_another(
 def test_an_event_that_is_let_go_is_waited_for_all_the_same(
     memories: MemoryDevice, queue: VendorQueue, memory: Allocations, holds: type[HeldQueue]
 ) -> None:
-    """What a device uses again does not mislead who waits for its first point."""
+    """What a device uses again does not mislead a wait for its first point."""
     source, target, other, third = memory(DEVICE, DATA), memory(HOST), memories.make_queue(), memories.make_queue()
     with holds(queue) as held, holds(other) as other_held:
         other.wait(queue.record())

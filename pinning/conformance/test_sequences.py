@@ -60,16 +60,16 @@ def check(tells: Held, pages: Pages, locks: Locks) -> None:
     """Ask at every border of a lock and of a page."""
     ends = {end for base, (size, _) in locks.items() for end in (base - 1, base, base + size - 1, base + size)}
     for address in ends | {pages.ptr + page * PAGE for page in range(PAGES)}:
-        found = tells.device.is_pinned_ptr(address)
+        pinned = tells.device.is_pinned_ptr(address)
         around = meets(address, 1, locks)
         page = address & -PAGE
-        if found is not None:
-            assert found.base <= address < found.base + found.size
+        if pinned is not None:
+            assert pinned.base <= address < pinned.base + pinned.size
             assert meets(page, PAGE, locks), f"{address:#x} is said to be pinned, and nothing in its page is locked"
         if around:
-            assert found is not None, f"{address:#x} is locked and said not to be"
+            assert pinned is not None, f"{address:#x} is locked and said not to be"
             (base,) = around
-            assert found.device_ptr - found.base == locks[base][1] - base
+            assert pinned.device_ptr - pinned.base == locks[base][1] - base
 
 
 @often
@@ -90,8 +90,8 @@ def test_the_map(pinned_map: PinnedMap, steps: list[tuple[str, int, int]]) -> No
         elif what == "lock":
             regions[ptr] = [size, pinned_map.lock(ptr, size), 1]
         elif what == "find":
-            found = pinned_map.find(ptr, size)
-            assert (found and [found.start]) == (whole or None)
+            region = pinned_map.find(ptr, size)
+            assert (region and [region.start]) == (whole or None)
         else:
             at_byte = [base for base in meeting if base <= ptr]
             if not at_byte:

@@ -345,7 +345,7 @@ def _first_device(side: _Side) -> MemoryDevice | None:
 def _check_vendors(devices: Iterable[MemoryDevice], queue: Queue) -> None:
     """Refuse memory of which the queue's device knows nothing: it would be taken for the host's."""
     for device in devices:
-        if not is_host(device) and device.name.partition(":")[0] != queue.device.name.partition(":")[0]:
+        if not is_host(device) and device.vendor != queue.device.vendor:
             raise PinningError(f"{device.name} is of another vendor than {queue!r}: copy its items by copy_async")
 
 

@@ -225,11 +225,10 @@ cdef tuple ask(object device, uint64_t ptr):
 
 cdef object sibling(object device, int index):
     """The device with this index of the same plugin."""
-    vendor, _, own = device.name.partition(":")
-    if own == str(index):
+    if device.index == index:
         return device
     look_at_plugins()
-    return devices_by_name.get((vendor, index), device)
+    return devices_by_name.get((device.vendor, index), device)
 
 
 cdef look_at_plugins():
@@ -243,6 +242,5 @@ cdef look_at_plugins():
         with_memory = [device for device in report.devices if isinstance(device, MemoryDevice)]
         answering.extend(with_memory[:1])
         for device in with_memory:
-            vendor, _, index = device.name.partition(":")
-            devices_by_name[vendor, int(index)] = device
+            devices_by_name[device.vendor, device.index] = device
     reports = latest

@@ -59,15 +59,15 @@ def copy_file_async(
     InvalidRangeError
         It has not so many bytes, or `dst` has not, or `dst` is read only.
     """
-    given = None if queue is None else as_queue(queue)
-    end = end_of(dst, None if given is None else given.device)
+    chosen = None if queue is None else as_queue(queue)
+    end = end_of(dst, None if chosen is None else chosen.device)
     if end.read_only:
         raise InvalidRangeError(f"dst at {end.ptr:#x} is read only; copy into writable memory")
     with OpenFile(path) as file:
         size = _size(file, offset, nbytes, end.size)
         file.look_for_cold(offset, size)
         return copy_parts(
-            given or default_queue(end.device),
+            chosen or default_queue(end.device),
             file,
             [(end.ptr, offset, size)],
             in_device=not is_host(end.device),

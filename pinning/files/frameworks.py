@@ -122,7 +122,7 @@ class Numpy:
     """`numpy.ndarray`, in memory of the host."""
 
     def __init__(self, device: MemoryDevice) -> None:
-        if device.name.partition(":")[0] != "host":
+        if device.vendor != "host":
             raise InvalidRangeError(f"NumPy has no arrays on {device.name}; give device='host', or another framework")
 
     def check(self, tensor: TensorInfo) -> None:

@@ -14,8 +14,7 @@ class Cupy:
     """`cupy.ndarray`, of NumPy's dtypes."""
 
     def __init__(self, device: Device) -> None:
-        plugin, _, index = device.name.partition(":")
-        if plugin not in ("cuda", "hip"):
+        if device.vendor not in ("cuda", "hip"):
             raise InvalidRangeError(f"CuPy has no arrays on {device.name}; give device='cuda', or another framework")
         try:
             import cupy
@@ -24,7 +23,7 @@ class Cupy:
                 f"framework='cupy' needs CuPy ({error}); give 'pinning' for arrays of ours, or 'dlpack'"
             ) from error
         self._cupy: Any = cupy
-        self._device = cupy.cuda.Device(int(index or 0))
+        self._device = cupy.cuda.Device(device.index)
 
     def check(self, tensor: TensorInfo) -> None:
         numpy_dtype_of(tensor, "CuPy")

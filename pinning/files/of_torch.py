@@ -23,16 +23,15 @@ class Torch:
             raise ImportError(
                 f"framework='torch' needs PyTorch ({error}); give 'pinning' for arrays of ours, or 'dlpack'"
             ) from error
-        plugin, _, index = device.name.partition(":")
-        if plugin not in _NAMES:
+        if device.vendor not in _NAMES:
             raise InvalidRangeError(f"PyTorch has no tensors on {device.name}; give framework='pinning' or 'dlpack'")
-        if plugin != "host" and not torch.cuda.is_available():
+        if device.vendor != "host" and not torch.cuda.is_available():
             raise InvalidRangeError(
                 f"this PyTorch, {torch.__version__}, has no tensors on {device.name}: it sees no GPU; give "
                 "framework='pinning' or 'dlpack', or device='host'"
             )
         self._torch: Any = torch
-        self._device = torch.device(_NAMES[plugin], None if plugin == "host" else int(index or 0))
+        self._device = torch.device(_NAMES[device.vendor], None if device.vendor == "host" else device.index)
 
     def check(self, tensor: TensorInfo) -> None:
         self._dtype(tensor)

@@ -122,14 +122,14 @@ def _source(name: Any, tensor: Any) -> _Source:
     if dtype is None or is_contiguous is None:
         raise TypeError(f"{named} is a {type(tensor).__name__}, which is no array that can be saved")
     shape = tuple(int(length) for length in tensor.shape)
-    known = NAMES_OF_NUMPY.get(numpy.dtype(dtype))
-    if known is None:
+    name = NAMES_OF_NUMPY.get(numpy.dtype(dtype))
+    if name is None:
         raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(DTYPES)}")
     if not is_contiguous:
         raise _scattered(named)
     if isinstance(tensor, DeviceArray):
-        return _Source(known, shape, _end_of_ours(tensor), tensor)
-    return _Source(known, shape, end_of(tensor) if tensor.nbytes else None, tensor)
+        return _Source(name, shape, _end_of_ours(tensor), tensor)
+    return _Source(name, shape, end_of(tensor) if tensor.nbytes else None, tensor)
 
 
 def _end_of_ours(array: DeviceArray) -> End | None:
@@ -137,8 +137,8 @@ def _end_of_ours(array: DeviceArray) -> End | None:
 
 
 def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
-    known = NAMES_OF_TORCH.get(str(tensor.dtype))
-    if known is None:
+    name = NAMES_OF_TORCH.get(str(tensor.dtype))
+    if name is None:
         raise TypeError(f"{named} is of dtype {tensor.dtype}, which the format has not; it has {', '.join(DTYPES)}")
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
         raise TypeError(f"{named} is {'on meta' if tensor.is_meta else tensor.layout}: it has no bytes to be saved")
@@ -146,9 +146,9 @@ def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
         raise _scattered(named)
     bare = tensor.detach().resolve_conj().resolve_neg()  # another tensor of those bytes, unless they stand for others
     nbytes = bare.numel() * bare.element_size()
-    if known == "F4" and shape:
+    if name == "F4" and shape:
         shape = (*shape[:-1], 2 * shape[-1])  # torch has pairs of these
-    return _Source(known, shape, end_of((bare.data_ptr(), nbytes)) if nbytes else None, bare, True)
+    return _Source(name, shape, end_of((bare.data_ptr(), nbytes)) if nbytes else None, bare, True)
 
 
 def _refuse_shared(sources: Mapping[str, _Source]) -> None:

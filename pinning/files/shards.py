@@ -78,10 +78,10 @@ def _indexed(index: Path) -> list[Shard]:
     if index.stat().st_size > _LARGEST_INDEX:
         raise FileFormatError(f"{named} has {index.stat().st_size} bytes; the most there may be is {_LARGEST_INDEX}")
     try:
-        said = json.loads(index.read_bytes().decode("utf-8"))
+        contents = json.loads(index.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{named} is no JSON: {error}") from None
-    places = said.get("weight_map") if isinstance(said, dict) else None
+    places = contents.get("weight_map") if isinstance(contents, dict) else None
     if not isinstance(places, dict) or not places:
         raise FileFormatError(f"{named} has no weight_map, which says in which file each tensor is")
     files: dict[str, set[str]] = {}

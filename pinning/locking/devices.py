@@ -88,10 +88,10 @@ def plugins() -> tuple[PluginReport, ...]:
     Raises
     ------
     PluginUnavailableError
-        This process was forked while another thread imported plugins, which nobody can go on with here.
+        This process was forked while another thread imported plugins, which cannot be completed here.
     """
-    found = _load()
-    reports = tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
+    loaded = _load()
+    reports = tuple(sorted(loaded, key=lambda report: (report.name == HOST, report.name)))
     if not any(report.devices for report in reports if report.name != HOST):
         for hardware, problem in unused(reports):
             text = f"the host is the default device, though there is {hardware} here: {problem}"
@@ -101,9 +101,9 @@ def plugins() -> tuple[PluginReport, ...]:
 
 def unused(reports: tuple[PluginReport, ...]) -> list[tuple[str, str]]:
     """What is in the machine, and why its plugin does not find it; nothing that another plugin finds."""
-    there = [(report, _hardware(report.plugin)) for report in reports]
-    used = {hardware for report, hardware in there if report.devices}
-    return [(hardware, report.problem or "") for report, hardware in there if hardware and hardware not in used]
+    detected = [(report, _hardware(report.plugin)) for report in reports]
+    used = {hardware for report, hardware in detected if report.devices}
+    return [(hardware, report.problem or "") for report, hardware in detected if hardware and hardware not in used]
 
 
 def devices() -> list[Device]:
@@ -142,9 +142,9 @@ def device(name: Device | str) -> Device:
 
 def default_device() -> Device:
     """The first device that is not the host and can lock memory, or else the host."""
-    found = devices()
+    present = devices()
     # isinstance(each, UncertainDevice) would take longer than all else here.
-    return next((each for each in found if getattr(each, "can_lock", True)), found[-1])
+    return next((each for each in present if getattr(each, "can_lock", True)), present[-1])
 
 
 def default_memory_device() -> MemoryDevice:
@@ -182,13 +182,13 @@ maps = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))
 
 def is_host(device: Device) -> bool:
     """Whether it is a device of the host's, whose memory no GPU reaches."""
-    return device.name.partition(":")[0] == HOST
+    return device.vendor == HOST
 
 
 def _hardware(plugin: Plugin | None) -> str | None:
     try:
         return plugin.hardware() if isinstance(plugin, DetectingPlugin) else None
-    except Exception:  # of whatever kind: a plugin may be anybody's
+    except Exception:  # of any type: third parties write plugins
         return None
 
 

@@ -305,7 +305,7 @@ def lock(
         that. But other libraries' copies that cross a border between pieces then fail.
     unit : int, optional
         Lock in pieces of so many bytes' multiples, counted from the buffer's start: no copy of such a unit crosses a
-        border, whoever makes it. See `lock_async`, which does the same in the background.
+        border. See `lock_async`, which does the same in the background.
     stall_ms : float, optional
         How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given.
     coherent : bool, optional
@@ -329,7 +329,7 @@ def lock(
         It shares bytes with a locked region without lying inside it.
     StillLockedError
         It overlaps a region that is half unlocked, because the vendor refused; unlock that again first. Or it is to be
-        coherent, and lies in a region that is not, or of which nobody knows.
+        coherent, and lies in a region that is not, or of which that is unknown.
     PinningError
         The device does not promise coherence, and it is required.
     LockLimitError
@@ -508,7 +508,7 @@ def is_locked(buffer, size=None, *, device=None):
     Returns
     -------
     bool
-        Never an error for memory that nobody has locked.
+        Never an error for memory that is not locked.
     """
     cdef Bytes found
     if not range_at(buffer, size, &found):
@@ -577,7 +577,7 @@ def regions(device=None, *, idle=False):
     device : Device or str, optional
         Whose; of all devices by default.
     idle : bool
-        Also what is registered though nobody has a lock of it, see `pinning.budget`.
+        Also idle regions, which are registered and not locked, see `pinning.budget`.
     """
     all_maps = pinned_maps() if device is None else [map_of(device)]
     return [

@@ -377,8 +377,8 @@ def lock_async(
     piece : int, optional
         Lock in pieces of so many bytes.
     unit : int, optional
-        Bytes that are copied at a time by whoever copies, such as a block of a cache or a row, counted from the
-        buffer's start. It is locked in pieces of whole units: no copy of a unit crosses a border, whoever makes it.
+        Bytes that are copied at a time, such as a block of a cache or a row, counted from the
+        buffer's start. It is locked in pieces of whole units: no copy of a unit crosses a border.
     stall_ms : float, optional
         How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given. The size of
         the pieces follows from the time that each takes; it is a multiple of at least 16 MiB, or of `unit` if that is
@@ -392,15 +392,15 @@ def lock_async(
     Raises
     ------
     TypeError, InvalidRangeError, PluginUnavailableError
-        As `lock`. What else may go wrong is raised by whoever waits.
+        As `lock`. Other errors are raised by `wait`.
     PinningError
-        The map is closed, or there is no thread to be had.
+        The map is closed, or no thread can be started.
     """
     return pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, False, {})
 
 
 def lock_unlisted(buffer, device, unit, how):
-    """`lock_async` for who gives parts of the buffer to others: that these are locked is not due to a lock of theirs.
+    """`lock_async` for a caller that gives parts of the buffer to others: that these are locked is not due to a lock of theirs.
 
     Parameters
     ----------

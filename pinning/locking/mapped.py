@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks that a runtime takes by itself, of each buffer from its mapping to a device to its unmapping.
 
-Whether it does is for who runs the program to say, by the environment variable ``PINNING_LOCK_MAPPED``:
+The environment variable ``PINNING_LOCK_MAPPED`` chooses whether it does:
 
 - ``off`` (the default): nothing is locked; but a buffer that is locked already is counted once more, and one that
-  someone else has pinned is entered, so that its copies take the fast path;
+  another owner has pinned is entered, so that its copies take the fast path;
 - ``on``: a buffer is locked where it can be;
 - ``mandatory``: it is an error where it cannot.
 """
@@ -71,7 +71,7 @@ def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str
 def unlock_unmapped(buffer: object, *, device: Device | str | None = None) -> None:
     """Undo one `lock_mapped` of a buffer with this address, if it locked anything.
 
-    Nobody else's lock is ever given up: not if that call has locked nothing, nor if there was none. Where several have
+    No other caller's lock is given up: not if that call has locked nothing, nor if there was none. Where several have
     mapped the buffer it stays locked as long as one of those that locked it needs it.
 
     Parameters

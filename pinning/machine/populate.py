@@ -67,7 +67,7 @@ def populate(
     piece : int, optional
         Bytes to touch at a time, rounded up to pages.
     resident : bool, optional
-        What `is_resident` says, for a caller who has asked it.
+        What `is_resident` returned, if the caller has called it.
 
     Raises
     ------
@@ -152,7 +152,7 @@ class Populating:
             for thread in workers:
                 thread.start()
                 self._running += 1
-        except RuntimeError:  # no more threads to be had
+        except RuntimeError:  # no more threads can be started
             if not self._running:
                 self._work()
 
@@ -221,7 +221,7 @@ def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/ena
 
 
 def ask_for_huge_pages(ptr: int, size: int) -> None:
-    """Have a mapped range be huge pages where the system allows that, as far as nobody has touched it yet."""
+    """Have a mapped range be huge pages where the system allows that, as far as it has not been touched."""
     for mapping in _mappings(*_pages(ptr, size)):
         _ask_for_huge_pages(mapping)
 
@@ -236,7 +236,7 @@ def _window_is_resident(start: int, size: int) -> bool:
         return b"\0" not in residence.raw
     if ctypes.get_errno() == errno.ENOMEM:
         raise _not_mapped(start, start + size)
-    return False  # mincore is not to be had here, such as in a sandbox.
+    return False  # mincore is not permitted here, such as in a sandbox.
 
 
 def _not_mapped(start: int, end: int) -> InvalidRangeError:
@@ -258,7 +258,7 @@ def _mappings(start: int, end: int) -> list[_Mapping]:
                     break
                 found.append(_Mapping(reached, min(high, end), access, inode == b"0"))
                 reached = found[-1].end
-    except OSError:  # no /proc, or no descriptor to be had: whatever it is, it can be read
+    except OSError:  # no /proc, or no descriptor left: then it is taken as readable
         return [_Mapping(start, end, b"r--s", False)]
     if reached < end:
         raise _not_mapped(start, end)

@@ -23,7 +23,7 @@ class Room(NamedTuple):
     name : str
         What sets the bound.
     limit, free : int
-        Bytes in all, and bytes still to be had.
+        Bytes in all, and bytes still available.
     remedy : str
         What makes it more.
     """

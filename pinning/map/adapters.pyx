@@ -55,7 +55,7 @@ cdef object adapter_of(object device):
 
 cdef VendorDevice* vendor_of(object device) except NULL:
     adapter = adapter_of(device)
-    return (<NativeDevice>adapter).vendor if adapter is device else (<DeviceAdapter>adapter).vendor
+    return (<NativeDevice>adapter).native if adapter is device else (<DeviceAdapter>adapter).vendor
 
 
 def is_native(device):

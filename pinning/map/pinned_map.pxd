@@ -28,7 +28,7 @@ cdef class PinnedMap:
     cdef CPinnedMap* map
     cdef MappedLocks* mapped
     cdef object adapter  # of the device
-    cdef SharedMap* shared  # null where nobody else can find it
+    cdef SharedMap* shared  # null for a private map
     cdef PyObject* holds  # of a map that outlives the interpreter, to be given up before that: a list of Holds
     cdef uint64_t largest
     cdef bint fine

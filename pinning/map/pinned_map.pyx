@@ -53,16 +53,16 @@ cdef class Region:
     piece : int
         Vendor calls have locked multiples of so many bytes; `size` when one call locked all.
     references : int
-        Locks held. 0 for a registration that nobody has locked.
+        Locks held. 0 for a registration without locks.
     external : bool
-        Pinned by someone else, and so never unlocked by this map.
+        Pinned by another owner, and so never unlocked by this map.
     registered : bool
         Entered by `PinnedMap.register`: external, and no lock keeps it there.
     idle : bool
         Given up by all and still registered with the vendor, see `pinning.budget`: no lookup shows it.
     coherent : bool or None
-        Whether host and running kernel see each other's writes. None where nobody knows: the vendor promises nothing,
-        or someone else has pinned it and the vendor has both kinds.
+        Whether host and running kernel see each other's writes. None where that is unknown: the vendor promises nothing,
+        or another owner has pinned it and the vendor has both kinds.
     device : Device
     """
 
@@ -289,10 +289,10 @@ cdef class PinnedMap:
             Null, empty, negative or past the top of the address space.
         PartialOverlapError
             It shares bytes with a region of this map without lying inside it; nothing was locked. Or the device says
-            that someone else has pinned a part of it.
+            that another owner has pinned a part of it.
         StillLockedError
             It overlaps a region that is half unlocked, because the device refused; unlock that again first. Or it is to
-            be coherent, and lies in a region that is not, or of which nobody knows.
+            be coherent, and lies in a region that is not, or of which that is unknown.
         PinningError
             The map is closed, the pieces' device pointers are not contiguous, or coherence is required of a device that
             does not promise it.
@@ -424,7 +424,7 @@ cdef class PinnedMap:
             unlock_orphans()
 
     def hold_if_locked(self, ptr, size):
-        """One more lock of a range that is locked already, or that someone else has pinned; None where it is neither.
+        """One more lock of a range that is locked already, or pinned by another owner; None where it is neither.
 
         Of a region of others the vendor is asked whether it still is; one that is not leaves the map.
 
@@ -530,14 +530,14 @@ cdef class PinnedMap:
         NotLockedError
             No registered region holds `ptr`.
         StillLockedError
-            Someone holds a lock in it; nothing has changed.
+            There is a lock in it; nothing has changed.
         """
         self.map.unregister(word(ptr, "address"))
 
     def add_registrar(self, register, unregister, *, piece=None, name=None):
-        """Have someone else know of all memory that this map locks, such as a network library.
+        """Report all memory that this map locks to another library, such as a network library.
 
-        From now on `register` is called once for each region: before the first lock of it is had, and for the regions that
+        From now on `register` is called once for each region: before its first lock is returned, and for the regions that
         are locked already now. `unregister` is called after its last lock was given up, before the vendor unlocks it. A
         region that stays registered while it is idle stays so here as well. Of what others have pinned, or `register` has
         entered, nobody is told.
@@ -698,7 +698,7 @@ cdef class PinnedMap:
                 self._remove_registrars()
             self.closed = True
             return
-        self.closed = True  # first, so that nobody locks meanwhile
+        self.closed = True  # first, so that nothing is locked meanwhile
         try:
             with nogil:
                 map.clear(waits)
@@ -736,7 +736,7 @@ cdef class PinnedMap:
             map.give_back_idle(start)
 
     cdef begin_anew(self):
-        """In a child of fork, once: what was locked before, and who was told of it, is the parent's."""
+        """In a child of fork, once: what was locked before, and its registrars, are the parent's."""
         if self.generation == generation():
             return
         cdef CPinnedMap* parents = self.map
@@ -763,7 +763,7 @@ cdef class PinnedMap:
 
 @cython.no_gc_clear
 cdef class Registrar:
-    """Someone who knows of all memory that a map locks; had from `PinnedMap.add_registrar`.
+    """A library that is told of all memory that a map locks; returned by `PinnedMap.add_registrar`.
 
     Attributes
     ----------
@@ -829,7 +829,7 @@ cdef class Hold:
         self.take(map, ptr, size, read_only, piece, coherent)
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept:
-        """`take` where a region holds the range already and nobody need be asked."""
+        """`take` where a region holds the range already and the vendor need not be called."""
         if map.closed or map.generation != generation():
             return False
         cdef optional[CHold] held = map.map.try_lock(ptr, size, wanted)
@@ -838,7 +838,7 @@ cdef class Hold:
         return held.has_value()
 
     cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1:
-        """`take` where the range is locked already, or someone else has pinned it."""
+        """`take` where the range is locked already, or pinned by another owner."""
         map.begin_anew()
         if map.closed:
             return False
@@ -876,7 +876,7 @@ cdef class Hold:
     def held(self):
         """Whether it is still locked by this handle, in this process.
 
-        Not so for memory that someone else had pinned, once the map knows that its owner has unpinned it.
+        Not so for memory that another owner had pinned, once the map knows that its owner has unpinned it.
         """
         return self.is_held()
 
@@ -976,7 +976,7 @@ def _begin_anew_in_child():
 
 def _close_all():
     for each in _maps:
-        with suppress(Exception):  # the others still want closing, and nobody is left to hear
+        with suppress(Exception):  # the others are still to be closed; nothing can be reported at exit
             each.close(wait=False)
 
 

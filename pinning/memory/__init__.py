@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of every kind, and who owns it.
+"""Memory of every kind, and its owners.
 
 - ``context``: `Context`, the devices that own an allocation together, and `alloc` and `free`;
 - ``backing``: what these devices have allocated from their vendors;
@@ -8,7 +8,7 @@
 - ``connection``: `memory_connection`, whose memory a device can use;
 - ``pool``: `Pool`, memory that is allocated and freed in the order of queues; `alloc_in`, which `Queue.alloc` calls;
 - ``pool_store``: the memory that a pool has, and how it is given out and comes back; `free_in`, which `Queue.free`
-  calls. How memory is cut into blocks, and who may use a free one, is in ``<pinning/blocks.hpp>``.
+  calls. How memory is cut into blocks, and when a free one may be reused, is in ``<pinning/blocks.hpp>``.
 
 Nothing but the last two knows of pools, or of queues more than that work in them may use memory.
 """

@@ -13,7 +13,7 @@ cdef struct Extent:
 
 cdef enum State:
     LIVE
-    LEAVING  # it is being freed: nobody else may begin to
+    LEAVING  # it is being freed: no other thread may begin to
     FREED
 
 
@@ -44,7 +44,7 @@ cdef Allocation lookup(uint64_t ptr)
 
 cdef int enter(Allocation allocation) except -1
 cdef int leave(Allocation allocation) except -1
-cdef object locked_within(uint64_t ptr, uint64_t size)  # a Region in which somebody holds a lock there, or None
+cdef object locked_within(uint64_t ptr, uint64_t size)  # a Region with a lock there, or None
 cdef int check_part_unlocked(Allocation part) except -1  # `check_unlocked` of a part of what is locked as a whole
 cdef uint64_t size_of(object nbytes) except 0
 cdef object kind_of(CMemoryKind kind)

@@ -96,8 +96,8 @@ cdef uint64_t size_of(object nbytes) except 0:
 
 cdef int enter(Allocation allocation) except -1:
     cdef Extent extent = allocation.extent
-    known = known_devices.get(id(allocation.device))
-    if known is None or PyWeakref_GetObject(known) is not <PyObject*>allocation.device:
+    reference = known_devices.get(id(allocation.device))
+    if reference is None or PyWeakref_GetObject(reference) is not <PyObject*>allocation.device:
         known_devices.pop(id(allocation.device), None)
         known_devices[id(allocation.device)] = ref(allocation.device)
     cdef optional[CTaken] taken = owners.enter(extent.ptr, extent.size, <void*>allocation.device, <void*>allocation)
@@ -116,7 +116,7 @@ cdef int leave(Allocation allocation) except -1:
 
 
 cdef Allocation found_at(void* found):
-    # One that is being deallocated, while callbacks of its weak references run, cannot be given to anybody.
+    # One that is being deallocated, while callbacks of its weak references run, must not be returned.
     if found is NULL or (<PyObject*>found).ob_refcnt == 0:
         return None
     return <Allocation><PyObject*>found
@@ -196,7 +196,7 @@ cdef class Allocation:
         Bytes, exactly as asked for.
     kind : MemoryKind
     context : Context
-        Who owns it.
+        Its owner.
     device : MemoryDevice
         Where it was allocated.
     pool : Pool or None
@@ -270,7 +270,7 @@ cdef class Allocation:
         StillInUseError
             A queue still uses it, or a buffer of its bytes is out.
         StillLockedError
-            Someone holds a lock in it.
+            There is a lock in it.
         VendorError
             The vendor refused.
 

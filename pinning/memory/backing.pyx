@@ -264,15 +264,15 @@ cdef class Whole(Allocation):
 
 
 cdef Whole whole(Backing owner, device, CMemoryKind kind, uint64_t size, uint64_t aligned, bint write_combined):
-    cdef Whole made = Whole.__new__(Whole)
+    cdef Whole memory = Whole.__new__(Whole)
     cdef uint64_t ptr
     cdef bint gone
-    made.base = owner.take(device, size + aligned - ALIGNED, kind, write_combined)
+    memory.base = owner.take(device, size + aligned - ALIGNED, kind, write_combined)
     try:
-        ptr = (made.base + aligned - 1) // aligned * aligned
-        made.begin(ptr, device_address(device, ptr) if kind == CMemoryKind.host else ptr, size, kind, owner, device,
+        ptr = (memory.base + aligned - 1) // aligned * aligned
+        memory.begin(ptr, device_address(device, ptr) if kind == CMemoryKind.host else ptr, size, kind, owner, device,
                    None)
     except BaseException:
-        owner.release(device, made.base, &gone)
+        owner.release(device, memory.base, &gone)
         raise
-    return made
+    return memory

@@ -17,9 +17,9 @@ def memory_connection(memory: Place, user: Place) -> MemoryConnection:
     Parameters
     ----------
     memory : (Device or str, Context), or Device or str
-        Where the memory is, and who owns it: a context of that device alone where none is named.
+        Where the memory is, and its owner: a context of that device alone where none is named.
     user : (Device or str, Context), or Device or str
-        Who wants to use it. The host is in every context.
+        The device that is to use it. The host is in every context.
 
     Returns
     -------

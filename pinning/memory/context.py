@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns memory: one device or several of one plugin; and plain allocation."""
+"""Owners of memory: one device or several of one plugin; and plain allocation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 from pinning.errors import InvalidRangeError, PinningError
@@ -43,15 +42,15 @@ class Context(Backing):
 
     def __init__(self, devices: Device | str | Iterable[Device | str]) -> None:
         given = devices if isinstance(devices, Iterable) and not isinstance(devices, str) else [devices]
-        found = tuple(_memory_device(each) for each in given)
-        if not found:
+        members = tuple(_memory_device(each) for each in given)
+        if not members:
             raise PinningError("a context needs a device; pinning.devices() has those present")
-        names = [each.name for each in found]
-        if len({name.partition(":")[0] for name in names}) > 1:
+        names = [each.name for each in members]
+        if len({device.vendor for device in members}) > 1:
             raise PinningError(f"a context has devices of one plugin, not of several: {', '.join(names)}")
         if len(set(names)) < len(names):
             raise PinningError(f"a context has each device once: {', '.join(names)}")
-        super().__init__(found)
+        super().__init__(members)
 
     def alloc(
         self,
@@ -71,8 +70,8 @@ class Context(Backing):
         device : Device or str, optional
             One of the context; its first by default.
         """
-        on = self.devices[0] if device is None else self.member(device)
-        return self.allocate(on, nbytes, kind, alignment, write_combined)
+        chosen = self.devices[0] if device is None else self.member(device)
+        return self.allocate(chosen, nbytes, kind, alignment, write_combined)
 
     def free(self, memory: Allocation | int) -> None:
         """Free an allocation of this context; see `pinning.free`.
@@ -98,9 +97,9 @@ class Context(Backing):
             It is not in this context.
         """
         name = device if isinstance(device, str) else device_of_name(device).name
-        wanted = name if ":" in name else f"{name}:0"
+        full_name = name if ":" in name else f"{name}:0"
         for each in self.devices:
-            if each is device or (isinstance(device, str) and each.name == wanted):
+            if each is device or (isinstance(device, str) and each.name == full_name):
                 return each
         raise PinningError(f"{name} is not in {self!r}")
 
@@ -117,9 +116,7 @@ class Context(Backing):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -145,7 +142,7 @@ def alloc(
         HOST: pinned memory of the host, which all devices of the context reach. DEVICE: memory of one device. SHARED:
         moves between the host and the devices as it is used.
     context : Context, or Device or str, optional
-        Who owns it: the default context of a device, where that is given; of `device` where nothing is.
+        Its owner: the default context of a device, where that is given; of `device` where nothing is.
     device : Device or str, optional
         Where, such as ``"cuda:0"``; by default the first of `context`, or else the first that is not the host.
     alignment : int, optional
@@ -185,7 +182,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
     memory : Allocation or int
         What `alloc` or a queue returned, or the address of its first byte.
     context : Context, optional
-        Who must own it. Needed where an address means something else to each of several vendors.
+        The owner that it must have. Needed where an address means something else to each of several vendors.
 
     Raises
     ------

@@ -30,7 +30,7 @@ class AllocationInfo(NamedTuple):
     device : Device or None
         Where it is; None for HOST memory that is not ours.
     context : Context or None
-        Who owns it; None for memory that others allocated, or that was only locked.
+        Its owner; None for memory that others allocated, or that was only locked.
     pool : Pool or None
         Where it came from.
     """
@@ -44,7 +44,7 @@ class AllocationInfo(NamedTuple):
 
 
 def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
-    """The allocation that holds the byte at an address, whoever made it, as far as a vendor can tell.
+    """The allocation that holds the byte at an address, of any owner, as far as a vendor can tell.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
     Returns
     -------
     AllocationInfo or None
-        None for ordinary host memory and for addresses that nobody knows.
+        None for ordinary host memory and for unknown addresses.
     """
     address = operator.index(ptr) if _is_address(ptr) else host_buffer(ptr).ptr
     if not 0 <= address < 1 << 64:
@@ -78,14 +78,13 @@ def _is_address(ptr: object) -> TypeGuard[SupportsIndex]:
 def _one_of_each_plugin() -> Iterator[MemoryDevice]:
     asked: set[str] = set()  # one device of a plugin answers for all
     for device in (*devices(), *devices_used()):
-        plugin = device.name.partition(":")[0]
-        if plugin not in asked and isinstance(device, MemoryDevice):
-            asked.add(plugin)
+        if device.vendor not in asked and isinstance(device, MemoryDevice):
+            asked.add(device.vendor)
             yield device
 
 
 def _located(info: MemoryInfo, asked: Device) -> Device | None:
     if info.device is None:
         return None
-    name = f"{asked.name.partition(':')[0]}:{info.device}"
+    name = f"{asked.vendor}:{info.device}"
     return next((each for each in (asked, *devices(), *devices_used()) if each.name == name), None)

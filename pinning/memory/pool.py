@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pinning.errors import PinningError
@@ -33,7 +32,7 @@ class Pool(Store):
     Parameters
     ----------
     context : Context, or Device or str
-        Who owns the memory: the default context of a device, where that is given. Queues of its devices allocate here.
+        The owner of the memory: the default context of a device, if one is given. Queues of its devices allocate here.
     kind : MemoryKind
     release_threshold : int, optional
         Bytes: while more is reserved, what is wholly free goes back to the vendor. That is looked at whenever
@@ -50,7 +49,7 @@ class Pool(Store):
     closed : bool
         Whether nothing can be allocated here any more.
     reserved, used : int
-        Bytes that the pool has from the vendor, and of these in blocks of multiples of 256 that somebody has.
+        Bytes that the pool has from the vendor, and of these the bytes in allocated blocks, which are multiples of 256.
     reserved_high, used_high : int
         The most that these ever were, since `reset_high`.
     """
@@ -72,9 +71,7 @@ class Pool(Store):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # this module may be gone by then

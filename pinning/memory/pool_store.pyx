@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What a pool has: memory from the vendor, within a limit, cut into blocks, and who is given which.
+"""What a pool has: memory from the vendor, within a limit, cut into blocks, and their users.
 
 No lock: what a pool remembers is changed in C++ while the GIL is held, in steps that make no Python object and destroy
 none, so that neither another thread nor a finaliser comes between. Vendors and queues are called between such steps.
@@ -122,7 +122,7 @@ def free_in(Submitter queue not None, given, wait_for):
     InvalidRangeError
         It is freed already, or was not allocated in a queue.
     StillLockedError
-        Someone holds a lock in it.
+        There is a lock in it.
     StillInUseError
         A buffer of its bytes is out.
     """
@@ -234,33 +234,33 @@ cdef class Store:
         """
         if not isinstance(queue, Submitter):
             raise TypeError(f"queue is {describe(queue)}; a pool allocates in the order of a pinning.Queue")
-        cdef Submitter on = queue
+        cdef Submitter submitter = queue
         cdef uint64_t size = size_of(nbytes)
         cdef tuple events = events_of(wait_for)
-        on.check()
+        submitter.check()
         self.present()
         cdef uint64_t length = (size + GRAIN - 1) // GRAIN * GRAIN
         cdef tuple devices = self.context.devices
         cdef size_t place = 0
         cdef Before before
         cdef Event event
-        if on.device is not devices[0]:
-            place = devices.index(self.context.member(on.device))
+        if submitter.device is not devices[0]:
+            place = devices.index(self.context.member(submitter.device))
             if self.number == CMemoryKind.host:
                 place = 0
         cdef PoolAllocation allocation = PoolAllocation.__new__(PoolAllocation)
-        add_history(before, on, events)
+        add_history(before, submitter, events)
         allocation.blocks = self.places[place]
         allocation.block = self.take(place, length, before)
         if allocation.block is NULL:
-            return self.refused(allocation, on, devices[place], size, length)
+            return self.refused(allocation, submitter, devices[place], size, length)
         cdef Segment* segment = allocation.block.segment
-        allocation.queue = on
+        allocation.queue = submitter
         try:
             allocation.begin(allocation.block.start,
                              allocation.block.start - segment.base + segment.device_base,
                              size, self.number, self.context, devices[place], self)
-            event = self.order(on, allocation, events)
+            event = self.order(submitter, allocation, events)
         except BaseException:
             self.put(allocation)
             raise
@@ -298,7 +298,7 @@ cdef class Store:
         return Event.over(queue)
 
     cdef Block* take(self, size_t place, uint64_t length, const Before& before) except? NULL:
-        """A block that is free for whoever comes after `before`, if need be of new memory; null over the maximum."""
+        """A block that is free for what comes after `before`, if need be of new memory; null over the maximum."""
         cdef Block* block
         cdef bint polled = False
         while True:
@@ -313,7 +313,7 @@ cdef class Store:
             polled = True
 
     cdef Block* grow(self, size_t place, uint64_t length) except? NULL:
-        cdef uint64_t base, there
+        cdef uint64_t base, device_base
         cdef bint gone
         cdef Block* block
         device = self.context.devices[place]
@@ -334,8 +334,8 @@ cdef class Store:
                     raise
                 base = self.context.take(device, length, self.number, False)
             try:
-                there = device_address(device, base) if self.number == CMemoryKind.host else base
-                block = self.places[place].add(base, there, length)
+                device_base = device_address(device, base) if self.number == CMemoryKind.host else base
+                block = self.places[place].add(base, device_base, length)
             except BaseException:
                 self.context.release(device, base, &gone)
                 raise
@@ -370,7 +370,7 @@ cdef class Store:
         return event
 
     cdef void put(self, PoolAllocation allocation) noexcept:
-        """Have the block of what is freed again, for whoever comes after all that it has in `after`."""
+        """Have the block of what is freed again, for what comes after all that it has in `after`."""
         if allocation.state != FREED:
             leave(allocation)
             allocation.state = FREED
@@ -387,12 +387,12 @@ cdef class Store:
         """Some of the points that blocks come after are in this queue."""
         if self.last_queue is not None and PyWeakref_GetObject(self.last_queue) is <PyObject*>queue:
             return 0
-        known = self.queues.get(id(queue))
-        if known is None or PyWeakref_GetObject(known) is not <PyObject*>queue:
-            known = PyWeakref_NewRef(queue, None)
+        reference = self.queues.get(id(queue))
+        if reference is None or PyWeakref_GetObject(reference) is not <PyObject*>queue:
+            reference = PyWeakref_NewRef(queue, None)
             self.queues = {key: each for key, each in self.queues.items() if each() is not None}
-            self.queues[id(queue)] = known
-        self.last_queue = known
+            self.queues[id(queue)] = reference
+        self.last_queue = reference
         return 0
 
     cdef list watched(self):
@@ -465,7 +465,7 @@ cdef class Store:
         InvalidRangeError
             `nbytes` is negative.
         StillLockedError
-            Someone holds a lock in memory that is free; the pool still has it.
+            There is a lock in memory that is free; the pool still has it.
         VendorError
             The vendor refused; the pool still has that memory.
         """
@@ -484,7 +484,7 @@ cdef class Store:
         StillInUseError
             Something is still allocated.
         StillLockedError
-            Someone holds a lock in its memory.
+            There is a lock in its memory.
         VendorError
             The vendor refused.
 

@@ -4,8 +4,8 @@
 A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
 members of `Plugin`. The documentation has the smallest example. A device is what it can do:
 
-- `Device` locks host memory, and that is all it must do; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`,
-  `LocatedDevice` and `LinkedDevice` say more about it;
+- `Device` locks host memory, and that is all it must do; its base class `NamedDevice` takes vendor and index from the
+  name; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`, `LocatedDevice` and `LinkedDevice` say more about it;
 - `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
 
 `pinning.plugin.native` has the base class of devices whose vendor is native.
@@ -19,6 +19,7 @@ from pinning.plugin.locking import (
     LinkedDevice,
     LocatedDevice,
     LockLimit,
+    NamedDevice,
     PinnedInfo,
     UncertainDevice,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "MemoryDevice",
     "MemoryInfo",
     "MemoryKind",
+    "NamedDevice",
     "PinnedInfo",
     "Plugin",
     "UncertainDevice",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+from pinning.plugin.locking import NamedDevice
+
 
 class LocksMapped(Protocol):
     """What does the work: `pinning.locking.mapped`, which this interface does not know."""
@@ -14,7 +16,7 @@ class LocksMapped(Protocol):
     def unlock_unmapped(self, device: object, buffer: object) -> None: ...
 
 
-class AutomaticLocking:
+class AutomaticLocking(NamedDevice):
     """A base class for devices, with which they offer `lock_mapped` and `unlock_unmapped`."""
 
     _locks_mapped: ClassVar[LocksMapped]  # pinning.locking.mapped puts itself here: arrows point to the interface

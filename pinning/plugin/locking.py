@@ -33,13 +33,40 @@ class LockLimit(NamedTuple):
     remedy: str
 
 
+class Named(Protocol):
+    """What has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class NamedDevice:
+    """A base class for devices written in Python, which only give their `name`."""
+
+    @property
+    def vendor(self: Named) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def index(self: Named) -> int:
+        return int(self.name.partition(":")[2] or 0)
+
+
 @runtime_checkable
 class Device(Protocol):
     """One device; all a `PinnedMap` needs. Calls come from any thread, several at a time, never under a lock."""
 
     @property
     def name(self) -> str:
-        """Plugin and index, such as ``"cuda:0"``."""
+        """Vendor and index, such as ``"cuda:0"``."""
+
+    @property
+    def vendor(self) -> str:
+        """The plugin's name, such as ``"cuda"``; `NamedDevice` takes it from `name`."""
+
+    @property
+    def index(self) -> int:
+        """Which of the vendor's devices it is; `NamedDevice` takes it from `name`."""
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
         """Page-lock ``[ptr, ptr + size)`` and return its device-accessible pointer.
@@ -54,7 +81,7 @@ class Device(Protocol):
         Raises
         ------
         AlreadyPinnedError
-            Someone else has pinned some of it.
+            Another owner has pinned some of it.
         VendorError
             The vendor refused; nothing is locked.
         """
@@ -63,7 +90,7 @@ class Device(Protocol):
         """Undo the `data_lock` of the range that starts at host address `ptr`. After an error it is still locked."""
 
     def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
-        """The pinned range around host address `ptr`, whoever pinned it, as far as the vendor can tell."""
+        """The pinned range around host address `ptr`, pinned by any owner, as far as the vendor can tell."""
 
 
 @runtime_checkable
@@ -93,7 +120,7 @@ class LocatedDevice(Device, Protocol):
 
     @property
     def pci_address(self) -> str | None:
-        """On the PCI bus, such as ``"0000:3b:00.0"``; None where nobody knows."""
+        """On the PCI bus, such as ``"0000:3b:00.0"``; None where that is unknown."""
 
 
 @runtime_checkable
@@ -114,7 +141,7 @@ class CoarseDevice(Device, Protocol):
 
     @property
     def coherence(self) -> frozenset[bool]:
-        """What can be had: True for coherent, False for coarse-grained. Without coherence nobody is promised any."""
+        """What is supported: True for coherent, False for coarse-grained. Empty: the vendor promises neither."""
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None, coherent: bool = True) -> int:
         """As `Device.data_lock`. `coherent` is given as False, and only where `coherence` has it."""

@@ -11,7 +11,7 @@ from pinning.plugin.queues import VendorQueue
 
 
 class MemoryKind(Enum):
-    """Who can reach an allocation, and where it lives."""
+    """Which processors can reach an allocation, and where it lives."""
 
     HOST = "host"  #: pinned host memory, which devices reach over the bus
     DEVICE = "device"  #: memory of one device
@@ -91,7 +91,7 @@ class MemoryDevice(CopyDevice, Protocol):
         """Give back what `allocate` returned for this kind. After an error it is still allocated."""
 
     def memory_info(self, ptr: int) -> MemoryInfo | None:
-        """The allocation or registration around `ptr`, whoever made it; None where the vendor knows of none."""
+        """The allocation or registration around `ptr`, of any owner; None where the vendor knows of none."""
 
     def connection(self, other: Device) -> MemoryConnection:
         """What the device `other` can do with DEVICE memory of this one. NONE for other vendors' devices."""
@@ -100,7 +100,7 @@ class MemoryDevice(CopyDevice, Protocol):
         """A new in-order queue."""
 
     def adopt_queue(self, handle: int) -> VendorQueue:
-        """The in-order queue that someone else made, by the vendor's handle; it is not closed by us."""
+        """An in-order queue of another owner, by the vendor's handle; closing it leaves that open."""
 
     def synchronize(self) -> None:
         """Wait until all work submitted to this device is done."""

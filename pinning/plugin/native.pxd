@@ -128,8 +128,9 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
 
 cdef class NativeDevice:
     cdef object __weakref__
-    cdef VendorDevice* vendor  # lives as long as the process
-    cdef readonly str name
+    cdef VendorDevice* native  # lives as long as the process
+    cdef readonly str name, vendor
+    cdef readonly int index
     cdef object _description, _memory_kinds, _can_lock  # None until they are asked for
 
 

@@ -43,10 +43,10 @@ def device_count(str vendor not None):
 def library(str vendor not None):
     """The library of a vendor, as it was loaded, and its version. Raises as `device_count`."""
     cdef string name = vendor.encode()
-    cdef VendorLibrary found
+    cdef VendorLibrary loaded
     with nogil:
-        found = vendor_library(name)
-    return Library(found.name.decode(errors="replace"), found.version.decode(errors="replace"))
+        loaded = vendor_library(name)
+    return Library(loaded.name.decode(errors="replace"), loaded.version.decode(errors="replace"))
 
 
 cdef class NativeDevice:
@@ -71,13 +71,19 @@ cdef class NativeDevice:
     ----------
     name : str
         As given.
+    vendor : str
+        Of the name, what is before the colon.
+    index : int
+        Of the name, what is after it.
     """
 
     def __cinit__(self, str name, *args, **kwargs):
         cdef string full = name.encode()
         self.name = name
         with nogil:
-            self.vendor = &vendor_device(full)
+            self.native = &vendor_device(full)
+        self.vendor, _, index = name.partition(":")
+        self.index = int(index)
 
     def __repr__(self):
         return f"<{self.name} {self.description}>"
@@ -88,7 +94,7 @@ cdef class NativeDevice:
         cdef string text
         if self._description is None:
             with nogil:
-                text = self.vendor.description()
+                text = self.native.description()
             self._description = text.decode(errors="replace")
         return self._description
 
@@ -97,7 +103,7 @@ cdef class NativeDevice:
         """On the PCI bus, such as ``"0000:3b:00.0"``; None where the vendor does not say."""
         cdef string address
         with nogil:
-            address = self.vendor.pci_address()
+            address = self.native.pci_address()
         return address.decode() or None
 
     @property
@@ -106,7 +112,7 @@ cdef class NativeDevice:
         cdef vector[CMemoryKind] kinds
         if self._memory_kinds is None:
             with nogil:
-                kinds = self.vendor.memory_kinds()
+                kinds = self.native.memory_kinds()
             self._memory_kinds = frozenset(_KINDS_BY_NUMBER[<int>kind] for kind in kinds)
         return self._memory_kinds
 
@@ -116,7 +122,7 @@ cdef class NativeDevice:
         cdef bint can
         if self._can_lock is None:
             with nogil:
-                can = self.vendor.can_lock()
+                can = self.native.can_lock()
             self._can_lock = can
         return self._can_lock
 
@@ -128,20 +134,20 @@ cdef class NativeDevice:
         """What the device `other` can do with DEVICE memory of this one; see `pinning.plugin.MemoryDevice`."""
         if not isinstance(other, NativeDevice):
             return MemoryConnection.NONE
-        cdef VendorDevice* user = (<NativeDevice>other).vendor
+        cdef VendorDevice* user = (<NativeDevice>other).native
         cdef CMemoryConnection connection
         with nogil:
-            connection = self.vendor.connection(dereference(user))
+            connection = self.native.connection(dereference(user))
         return _CONNECTIONS[<int>connection]
 
     def link_to(self, other):
         """What the vendor calls its own link to another device, such as ``"NVLink"``; None where there is none."""
         if not isinstance(other, NativeDevice):
             return None
-        cdef VendorDevice* peer = (<NativeDevice>other).vendor
+        cdef VendorDevice* peer = (<NativeDevice>other).native
         cdef string link
         with nogil:
-            link = self.vendor.link_to(dereference(peer))
+            link = self.native.link_to(dereference(peer))
         return link.decode() or None
 
     @property
@@ -149,7 +155,7 @@ cdef class NativeDevice:
         """The vendor's own handle of the device, such as a ``ur_device_handle_t``; 0 where there is none."""
         cdef uintptr_t handle
         with nogil:
-            handle = self.vendor.native_handle()
+            handle = self.native.native_handle()
         return handle
 
     @property
@@ -160,7 +166,7 @@ cdef class NativeDevice:
         """
         cdef uintptr_t context
         with nogil:
-            context = self.vendor.native_context()
+            context = self.native.native_context()
         return context
 
     @property
@@ -168,18 +174,18 @@ cdef class NativeDevice:
         """What is wrong with the vendor's installation although it works."""
         cdef vector[string] problems
         with nogil:
-            problems = self.vendor.problems()
+            problems = self.native.problems()
         return [problem.decode(errors="replace") for problem in problems]
 
     @property
     def largest_lock(self):
         """Bytes that one `data_lock` can take."""
-        return self.vendor.largest_lock()
+        return self.native.largest_lock()
 
     @property
     def coherence(self):
         """What locked memory can be: True for coherent, False for coarse-grained."""
-        cdef CoherenceSupport support = self.vendor.coherence()
+        cdef CoherenceSupport support = self.native.coherence()
         return frozenset(([True] if support.fine else []) + ([False] if support.coarse else []))
 
     def data_lock(self, uint64_t ptr, uint64_t size, read_only=None, coherent=True):
@@ -189,84 +195,84 @@ cdef class NativeDevice:
         options.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
         options.coherence = Coherence.fine if coherent else Coherence.coarse
         with nogil:
-            device_ptr = self.vendor.lock(ptr, size, options)
+            device_ptr = self.native.lock(ptr, size, options)
         try:
-            PyErr_CheckSignals()  # Ctrl-C struck meanwhile: nobody is told the pointer
+            PyErr_CheckSignals()  # Ctrl-C struck meanwhile: the caller does not get the pointer
         except BaseException:
             with nogil:
-                self.vendor.unlock(ptr)
+                self.native.unlock(ptr)
             raise
         return device_ptr
 
     def data_unlock(self, uint64_t ptr):
         """Undo the `data_lock` of the range that starts at `ptr`. After an error it is still locked."""
         with nogil:
-            self.vendor.unlock(ptr)
+            self.native.unlock(ptr)
 
     def is_pinned_ptr(self, uint64_t ptr):
-        """The pinned range around `ptr`, whoever pinned it, as far as the vendor can tell."""
-        cdef optional[Pinned] found
+        """The pinned range around `ptr`, pinned by any owner, as far as the vendor can tell."""
+        cdef optional[Pinned] pinned
         with nogil:
-            found = self.vendor.is_pinned(ptr)
-        if not found.has_value():
+            pinned = self.native.is_pinned(ptr)
+        if not pinned.has_value():
             return None
-        return PinnedInfo(dereference(found).base, dereference(found).size, dereference(found).device_ptr)
+        return PinnedInfo(dereference(pinned).base, dereference(pinned).size, dereference(pinned).device_ptr)
 
     def allocate(self, uint64_t size, kind=MemoryKind.DEVICE):
         """Exactly `size` bytes; see `pinning.plugin.MemoryDevice`."""
         cdef CMemoryKind asked = <CMemoryKind><int>_KINDS[kind]
         cdef uint64_t ptr
         with nogil:
-            ptr = self.vendor.allocate(size, asked, False)
+            ptr = self.native.allocate(size, asked, False)
         return ptr
 
     def allocate_write_combined(self, uint64_t size):
         """As `allocate` of kind HOST, of memory that the host's caches do not hold where the vendor has that."""
         cdef uint64_t ptr
         with nogil:
-            ptr = self.vendor.allocate(size, CMemoryKind.host, True)
+            ptr = self.native.allocate(size, CMemoryKind.host, True)
         return ptr
 
     def free(self, uint64_t ptr, kind=MemoryKind.DEVICE):
         """Give back what `allocate` returned for this kind. After an error it is still allocated."""
         cdef CMemoryKind asked = <CMemoryKind><int>_KINDS[kind]
         with nogil:
-            self.vendor.free(ptr, asked)
+            self.native.free(ptr, asked)
 
     def memory_info(self, uint64_t ptr):
-        """The allocation or registration around `ptr`, whoever made it."""
-        cdef optional[CMemoryInfo] found
+        """The allocation or registration around `ptr`, of any owner."""
+        cdef optional[CMemoryInfo] info
         with nogil:
-            found = self.vendor.memory_info(ptr)
-        if not found.has_value():
+            info = self.native.memory_info(ptr)
+        if not info.has_value():
             return None
-        cdef int device = dereference(found).device
-        kind = _KINDS_BY_NUMBER[<int>dereference(found).kind]
-        return MemoryInfo(kind, dereference(found).base, dereference(found).size, None if device < 0 else device)
+        cdef int device = dereference(info).device
+        kind = _KINDS_BY_NUMBER[<int>dereference(info).kind]
+        return MemoryInfo(kind, dereference(info).base, dereference(info).size, None if device < 0 else device)
 
     def copy(self, uint64_t dst, uint64_t src, uint64_t size):
         """Copy `size` bytes in either direction, and wait until it is done."""
         with nogil:
-            self.vendor.copy(dst, src, size)
+            self.native.copy(dst, src, size)
 
     def synchronize(self):
         """Wait until all work submitted to this device is done."""
         with nogil:
-            self.vendor.synchronize()
+            self.native.synchronize()
 
     def make_queue(self):
         """A new in-order queue."""
-        cdef unique_ptr[VendorQueue] made
+        cdef unique_ptr[VendorQueue] queue
         with nogil:
-            made = self.vendor.make_queue()
-        return wrap_queue(made.release())
+            queue = self.native.make_queue()
+        return wrap_queue(queue.release())
 
     def adopt_queue(self, uintptr_t handle):
-        """The in-order queue that someone else made, by the vendor's handle; it is not closed by us."""
-        cdef unique_ptr[VendorQueue] made
+        """An in-order queue of another owner, by the vendor's handle; closing it leaves that open."""
+        cdef unique_ptr[VendorQueue] queue
         with nogil:
-            made = self.vendor.adopt_queue(handle)
-        return wrap_queue(made.release())
+            queue = self.native.adopt_queue(handle)
+        return wrap_queue(queue.release())
 
 
 cdef NativeQueue wrap_queue(VendorQueue* vendor):
@@ -342,11 +348,11 @@ cdef class NativeQueue:
             self.vendor.write_then_wait(written, value, awaited, reached)
 
     def record(self):
-        cdef unique_ptr[VendorEvent] made
+        cdef unique_ptr[VendorEvent] vendor_event
         with nogil:
-            made = self.vendor.record()
+            vendor_event = self.vendor.record()
         cdef NativeEvent event = NativeEvent.__new__(NativeEvent)
-        event.vendor = made.release()
+        event.vendor = vendor_event.release()
         return event
 
     def wait(self, event):

@@ -59,8 +59,8 @@ class NativePlugin(Generic[_Device]):
             raise PluginUnavailableError(
                 f"there is no {self.name}:{index}: this process sees {count}, from {self.name}:0 on"
             )
-        known = self._devices.get(index)
-        return known or self._devices.setdefault(index, self._kind(f"{self.name}:{index}"))
+        device = self._devices.get(index)
+        return device or self._devices.setdefault(index, self._kind(f"{self.name}:{index}"))
 
     def hardware(self) -> str | None:
         """What of the vendor's is in this machine or container, whether or not its library is."""

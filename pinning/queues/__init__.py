@@ -7,7 +7,7 @@
 - ``submitter``: which lane an operation goes to, and what it waits for;
 - ``cross_vendor_wait``: how a queue of one vendor waits for an event of another;
 - ``host_callback``: functions of Python that a vendor's queue calls;
-- ``pending``: what becomes of work while nobody looks, at exit and at fork;
+- ``pending``: what becomes of work that is not polled, at exit and at fork;
 - ``queue``: `Queue`, the face of it all.
 """
 

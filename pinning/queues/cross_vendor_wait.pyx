@@ -49,7 +49,7 @@ def cross_vendor_wait(Event event not None):
         try:
             if event.done():
                 return None
-        except Exception:  # so it is over: whoever waits for it asks how it went
+        except Exception:  # so it is over: a wait for the event itself reports the error
             return None
         raise
     wait.signal = kept[0]

@@ -7,13 +7,13 @@ from pinning.queues.order cimport Timeline
 cdef class Place:
     """A place in a lane where nothing more is submitted, shared by the events that stand there.
 
-    The lane knows its last place without keeping it, and so whether anybody could still want a vendor's event of it.
+    The lane knows its last place without keeping it, and so whether a vendor's event of it may still be needed.
     """
 
     cdef object lane  # a Lane: `record` makes the vendor's event of a place
     cdef void** known_as  # where the lane has it, to be cleared at its end
     cdef object vendor_event
-    cdef object error  # of work before it, which the vendor has told someone else
+    cdef object error  # of work before it, which the vendor has reported elsewhere
 
 
 cdef class Event:

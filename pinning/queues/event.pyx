@@ -24,7 +24,7 @@ cdef class Place:
 cdef class Event:
     """Event()\n--\n\nAn operation in a queue, to be waited for.
 
-    The vendor's event behind it is made when somebody needs it, and always so that it stands right after the
+    The vendor's event behind it is made when it is needed, and always so that it stands right after the
     operation: when it is waited for, or when the next operation is submitted while this object is still there. An
     `Event` that was dropped by then cost nothing.
 
@@ -39,7 +39,7 @@ cdef class Event:
     queue : Queue or None
         What it was submitted to, if anything.
     error : BaseException or None
-        Why it failed, as far as is known by now. To read it asks nobody.
+        Why it failed, as far as is known by now. Reading it does not poll the vendor.
     """
 
     def __cinit__(self):
@@ -130,7 +130,7 @@ cdef class Event:
         """Seconds between the end of the operation of `since` and the end of this one. Waits for both.
 
         The times are those of the vendor's events, which stand right after their operations in the queue, but are
-        taken when the vendor gets there: an event that nobody had asked for until long after its operation was over
+        taken when the vendor gets there: an event that was first queried long after its operation was over
         says so late. `Queue.record` takes the time at its place.
 
         Raises
@@ -149,7 +149,7 @@ cdef class Event:
         first.wait()
         self.wait()
         begin, end = first.recorded(), self.recorded()
-        if vendor_of(since) != vendor_of(self):
+        if first.queue.device.vendor != self.queue.device.vendor:
             raise PinningError(f"{since!r} and {self!r} are of two vendors, whose times cannot be compared")
         begin.wait()  # it may be younger than the answer that all was over
         end.wait()
@@ -233,10 +233,6 @@ cdef class Event:
             state = "pending"
         of = "" if self.queue is None else f" of {self.queue!r}"
         return f"<{type(self).__name__}{of}: {state}>"
-
-
-cdef str vendor_of(Event event):
-    return event.queue.device.name.partition(":")[0]
 
 
 def joined(events):

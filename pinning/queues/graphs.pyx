@@ -80,7 +80,7 @@ cdef class Graphs:
         return live is NULL
 
     def unwatch(self):
-        """Whether no graph is left, and so nobody need look."""
+        """Whether no graph is left, so that polling is not needed."""
         self.watched = live is not NULL
         return not self.watched
 

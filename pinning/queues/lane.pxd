@@ -85,23 +85,23 @@ cdef class Lane:
     cdef object __weakref__
     cdef readonly object vendor  # the VendorQueue, for Python
     cdef object device
-    cdef object stream  # who has made the vendor's queue, if not we: kept as long as anybody may submit there
+    cdef object stream  # the owner of the vendor's queue, if it is adopted: kept as long as work may be submitted there
     cdef NativeQueue native  # the same for C++
     cdef VendorQueue* queue  # that of `native`
     cdef Timeline timeline
     cdef uint64_t submitted
     cdef uint64_t complete  # `submitted` before the submission in progress, or now where there is none
     cdef uint64_t looked  # `submitted` when the vendor was last asked
-    cdef void* last  # a Place, not kept: the one after all that was submitted, null where nobody could want it
+    cdef void* last  # a Place, not kept: the one after all that was submitted, null where it cannot be needed
     cdef ReferenceDeque kept
     cdef Writes writes
     cdef object unsettled  # deque of (position, weakly an event that holds those it waits for)
     cdef object markers  # deque of (position, vendor's event); of an adopted one, of every position
-    cdef readonly object error  # of work, told while nobody was there to hear
+    cdef readonly object error  # of work, reported when no caller was waiting
     cdef int refusals  # of the vendor to say how far it is, since it last did
     cdef list asking  # the threads that are asking the vendor how far it is
     cdef bint shared  # others submit there too, and may capture it: how far it is only events are asked
-    cdef bint adopted  # and it is another's, who may end it when what was submitted is over
+    cdef bint adopted  # and its owner may end it when what was submitted is over
     cdef list recorder  # what recorded operations keep, if it is not to be kept by their graph
     cdef bint watched
     cdef readonly bint retired
@@ -125,7 +125,7 @@ cdef class Lane:
     cdef raise_error(self)
     cdef hold(self, object thing)
     cdef Place last_place(self)
-    # Whether what is pending here may write into these bytes, or nobody knows: then a copy of later must not read them yet.
+    # Whether pending work may write into these bytes, or that is unknown: then a later copy must not read them yet.
     cdef bint may_write(self, uint64_t start, uint64_t size) noexcept
     cdef look(self)
     cdef mark(self)

@@ -197,7 +197,7 @@ cdef class Lane:
             raise
 
     cdef flush(self):
-        """Make the vendor's event of the last place, if anybody could still want it, before more is submitted."""
+        """Make the vendor's event of the last place, if it may still be needed, before more is submitted."""
         cdef Place place = self.last_place()
         if place is not None and place.vendor_event is None:
             place.vendor_event = self.vendor.record()
@@ -205,7 +205,7 @@ cdef class Lane:
     def record(self, Place place not None):
         """Make the vendor's event of a place."""
         check_process(self.generation)
-        # Whoever submits makes it first, and may then block in a copy that waits for what this thread is to say.
+        # A submitting thread makes it first, and may then block in a copy that waits for what this thread is to signal.
         ident = PyThread_get_thread_ident()
         while place.vendor_event is None and self.owner != 0 and self.owner != ident:
             with nogil:
@@ -216,7 +216,7 @@ cdef class Lane:
         try:
             if place.vendor_event is None:
                 if self.closed:
-                    raise PinningError("the queue is closed, and nobody has asked it for this event before")
+                    raise PinningError("the queue is closed, and this event was not recorded before")
                 self.check_uncaptured("an event cannot stand in a graph")
                 place.vendor_event = self.vendor.record()
         finally:
@@ -258,7 +258,7 @@ cdef class Lane:
         return [point_at(self.timeline, position) for position in positions]
 
     def unwatch(self):
-        """Whether nothing is kept, and so nobody need look."""
+        """Whether nothing is kept, so that polling is not needed."""
         self.watched = not self.kept.empty()
         return not self.watched
 
@@ -331,7 +331,7 @@ cdef class Lane:
                     self.reach(submitted)
                 else:
                     self.read_markers()
-            except Exception:  # it is kept until somebody asks for it
+            except Exception:  # it is kept until the event is queried
                 return False
         return self.timeline.reached >= self.submitted and self.kept.empty()
 
@@ -395,7 +395,7 @@ cdef class Lane:
             thing = self.kept.front().thing
             self.kept.pop_front()
             Py_DECREF(<object>thing)  # which may run anything, this as well
-        # They would hold those that they wait for, and these theirs, for ever if nobody asked the last one.
+        # They would hold those that they wait for, and these theirs, for ever if the last one were not queried.
         while self.unsettled and self.unsettled[0][0] <= upto:
             event = self.unsettled.popleft()[1]()
             if event is not None and not event.settled:
@@ -433,7 +433,7 @@ cdef class Lane:
             raise error
 
     def retire(self):
-        """Nobody will submit here any more."""
+        """No more work will be submitted here."""
         self.retired = True
 
     def finish(self):
@@ -477,7 +477,7 @@ cdef class Lane:
                 self.flush()
             except Exception:  # the device is lost; the event will say so itself
                 pass
-            self.closed = True  # so that nobody begins to ask
+            self.closed = True  # so that no thread begins to poll
             while self.asking:
                 with nogil:
                     usleep(50)

@@ -15,7 +15,7 @@ cdef class Timeline:
         The last position that is known to be over. It only grows.
     ordered : bool
         Whether each operation comes after all before it. In the lanes of an out-of-order queue they happen to run so,
-        and nobody may rely on it.
+        and nothing may rely on it.
     """
 
     def __init__(self, bint ordered):
@@ -30,7 +30,7 @@ cdef class Timeline:
 
 
 cdef class TimelinePoint:
-    """Where an operation stands: what is left of an `Event` for those who must know later whether it is over.
+    """Where an operation stands: what is left of an `Event` where only its end matters later.
 
     It holds neither the event nor the queue, and costs the vendor nothing.
 
@@ -47,7 +47,7 @@ cdef class TimelinePoint:
 
     @property
     def reached(self):
-        """Whether the operation is known to be over. Asks nobody: see `Queue.poll`."""
+        """Whether the operation is known to be over. Does not poll: see `Queue.poll`."""
         return self.timeline.reached >= self.position
 
     def __eq__(self, other):

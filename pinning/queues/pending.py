@@ -61,7 +61,7 @@ def know(lane: Lane) -> None:
 
 
 def retire(lane: Lane) -> None:
-    """Nobody can submit to the lane any more."""
+    """No more work can be submitted to the lane."""
     lane.retire()
     look_after(lane)
 

@@ -65,7 +65,7 @@ class Queue(Submitter):
 
     @classmethod
     def adopt(cls, stream: object, device: Device | str | None = None) -> Queue:
-        """A queue over one that somebody else has made, and who also goes on using it.
+        """A queue over one of another owner, which goes on using it.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class Queue(Submitter):
     def handle(self) -> int:
         """The vendor's handle, such as a cudaStream_t, for others to submit to; 0 where there is none.
 
-        An out-of-order queue has several; then it is that of the first. Once somebody has asked, others may submit, and
+        An out-of-order queue has several; then it is that of the first. Once it has been read, others may submit, and
         so each operation's vendor event is made at once.
         """
         self._given_away = self.share()
@@ -120,7 +120,7 @@ class Queue(Submitter):
         AttributeError
             It is of another device.
         """
-        if not self.device.name.startswith("cuda:"):
+        if self.device.vendor != "cuda":
             raise AttributeError(f"{self!r} is no stream of CUDA")
         return lambda: (0, self.handle)
 
@@ -134,7 +134,7 @@ class Queue(Submitter):
         nbytes : int
             Bytes, at least one.
         kind : MemoryKind
-            Who can reach it; by default as `pool`, or else DEVICE.
+            Which devices can reach it; by default as `pool`, or else DEVICE.
         pool : Pool, optional
             Where it comes from; by default the pool of this kind of the device's default context.
         wait_for : iterable of Event

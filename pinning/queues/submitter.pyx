@@ -73,7 +73,7 @@ cdef class Submitter:
         """Of a device; over a vendor's queue that others use too, if one is given, with what keeps that valid."""
         self.device = device
         self.ordered = ordered
-        self.vendor_name = device.name.partition(":")[0]
+        self.vendor_name = device.vendor
         self.lanes.append(Lane(vendor or device.make_queue(), Timeline(ordered), vendor is not None, device, stream))
         self.closed = False
 
@@ -416,7 +416,7 @@ cdef class Submitter:
         cdef Lane lane
         if self.closed:
             return
-        self.closed = True  # first, so that nobody submits meanwhile
+        self.closed = True  # first, so that nothing is submitted meanwhile
         first = None
         try:
             for lane in self.lanes:

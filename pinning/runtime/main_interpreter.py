@@ -16,7 +16,7 @@ except ImportError as error:  # before Python 3.13 it refuses itself
         raise ImportError(_REFUSED) from None
     raise
 
-_python = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions are everybody's
+_python = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose function objects are shared
 _python.PyInterpreterState_Get.restype = ctypes.c_void_p
 _python.PyInterpreterState_Main.restype = ctypes.c_void_p
 

@@ -97,7 +97,7 @@ cdef class Service:
             self.started = True
             try:
                 start_thread(self._run)
-            except Exception:  # there is no thread to be had: the next call tries again
+            except Exception:  # no thread can be started: the next call tries again
                 self.started = False
 
     def _run(self):

@@ -25,7 +25,7 @@ _ALIGNMENT = 64  # bytes, as torch's allocator for the host gives
 class Collate:
     """A ``collate_fn`` for torch's DataLoader: workers write batches straight into locked memory that processes share.
 
-    The tensors that the loader then yields are pinned, and nobody has copied them: not into shared memory to send them,
+    The tensors that the loader then yields are pinned, and were not copied: not into shared memory to send them,
     and not into pinned memory. Their memory goes to another batch once the last of them is gone, and the GPUs have done
     what they had to do by then::
 
@@ -55,7 +55,7 @@ class Collate:
     InvalidRangeError
         A size or number out of bounds.
     LockLimitError, VendorError
-        The memory is not to be had, or cannot be locked.
+        The memory is not available, or cannot be locked.
 
     Attributes
     ----------
@@ -158,9 +158,9 @@ class _Page:
             return None
         self.used = end
         place = _Place(start, plan.dtype, tuple(plan.shape), plan.stride())
-        made = place.tensor(self._memory)
-        self._places[made.data_ptr()] = place
-        return made
+        tensor = place.tensor(self._memory)
+        self._places[tensor.data_ptr()] = place
+        return tensor
 
     def place_of(self, tensor: torch.Tensor) -> torch.Tensor | _Place:
         """Where a tensor is, or itself if it is not here."""

@@ -50,10 +50,10 @@ def _copy(tensor: torch.Tensor, device: Device | str | None) -> torch.Tensor:
     # Empty, with the strides that a copy would have.
     plan = torch.empty_like(tensor, device="meta")
     data = torch.from_numpy(pinned_array(plan.untyped_storage().nbytes(), "u1", device=device))
-    made = torch.empty(0, dtype=tensor.dtype).set_(data.untyped_storage(), 0, plan.size(), plan.stride())
+    tensor_in_place = torch.empty(0, dtype=tensor.dtype).set_(data.untyped_storage(), 0, plan.size(), plan.stride())
     with torch.no_grad():
-        made.copy_(tensor)
-    return made.requires_grad_(tensor.requires_grad)
+        tensor_in_place.copy_(tensor)
+    return tensor_in_place.requires_grad_(tensor.requires_grad)
 
 
 def _is_pinned(tensor: torch.Tensor, device: Device | str | None) -> bool:

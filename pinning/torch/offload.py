@@ -158,9 +158,9 @@ class Offload:
 
     def _make_room(self, unit: _Unit, sooner: list[_Unit]) -> bool:
         """Drop units until there is room for one; False where those that are needed sooner have it all."""
-        there = [each for each in self._order if each.resident]
-        total = sum(each.nbytes for each in there)
-        victims = [each for each in there if each not in sooner and each not in self._staying]
+        resident = [each for each in self._order if each.resident]
+        total = sum(each.nbytes for each in resident)
+        victims = [each for each in resident if each not in sooner and each not in self._staying]
         if total + unit.nbytes - sum(each.nbytes for each in victims) > self.resident and len(sooner) > 1:
             return False
         while victims and total + unit.nbytes > self.resident:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from threading import Timer
-from types import TracebackType
 from typing import Any, Self
 from weakref import finalize, ref
 
@@ -21,7 +20,7 @@ from pinning.torch.storages import Holder, in_host, tensors_of, whole
 
 # Those not given up, youngest last: for `unpin`, and because a pin lasts whether or not its handle is kept.
 _pins: list[Pin] = []
-_LONGEST_WAIT = 5.0  # seconds between two looks at whether somebody still has a view
+_LONGEST_WAIT = 5.0  # seconds between two checks whether a view is left
 
 
 class Pin:
@@ -74,9 +73,9 @@ class Pin:
         ``param.data = ...``, ``load_state_dict(assign=True)``. What copies into the storage, such as plain
         ``load_state_dict``, needs nothing.
         """
-        there = {whole(tensor).data_ptr() for tensor in tensors_of(holder) if in_host(tensor)}
+        addresses = {whole(tensor).data_ptr() for tensor in tensors_of(holder) if in_host(tensor)}
         for at, (data, lock) in list(self._locks.items()):
-            if at not in there or data.data_ptr() != at:
+            if at not in addresses or data.data_ptr() != at:
                 lock.unlock()
                 self._locks.pop(at, None)
         self.add(tensors_of(holder))
@@ -86,12 +85,12 @@ class Pin:
         self.held = False
         for at, (_, lock) in list(self._locks.items()):
             lock.unlock()
-            self._locks.pop(at, None)  # another thread may have: the one that looks whether somebody still has a view
+            self._locks.pop(at, None)  # another thread may have: the one that checks whether a view is left
         with suppress(ValueError):
             _pins.remove(self)
 
     def unpin_when_unused(self, seconds: float = 0.05) -> None:
-        """`unpin` as soon as nobody else has the storages, as views and ``detach()`` do; looks ever less often."""
+        """`unpin` as soon as nothing else, such as a view or ``detach()``, has the storages; checks ever less often."""
         if not any(_is_used(data) for data, _ in self._locks.values()):
             self.unpin()
             return
@@ -105,7 +104,7 @@ class Pin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.unpin()
 
     def __repr__(self) -> str:
@@ -128,7 +127,7 @@ def pin(holder: Holder, *, device: Device | str | None = None) -> Pin:
     Returns
     -------
     Pin
-        May be dropped: the lock lasts until `unpin`, or until the tensor, module or optimizer is gone and nobody else
+        May be dropped: the lock lasts until `unpin`, or until the tensor, module or optimizer is gone and nothing else
         has a view of its storages, which is noticed some time later. That of a mapping or sequence lasts until `unpin`.
 
     Raises
@@ -145,16 +144,16 @@ def pin(holder: Holder, *, device: Device | str | None = None) -> Pin:
         raise TypeError(f"the tensor is on {holder.device}: only memory of the host is pinned")
     if torch.cuda.is_available():
         torch.cuda.init()  # before that torch calls nothing pinned
-    made = Pin(device)
+    pin = Pin(device)
     try:
-        made.add(tensors)
-        _pins.append(made)
+        pin.add(tensors)
+        _pins.append(pin)
         if isinstance(holder, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
-            finalize(holder, _end, ref(made)).atexit = False
+            finalize(holder, _end, ref(pin)).atexit = False
     except BaseException:
-        made.unpin()
+        pin.unpin()
         raise
-    return made
+    return pin
 
 
 def unpin(holder: Holder) -> None:
@@ -182,7 +181,7 @@ def _end(of: Any) -> None:
 
 
 def _is_used(data: torch.Tensor) -> bool:
-    """Whether anybody but `data` and the storage's own face has its storage."""
+    """Whether anything but `data` and the storage's own face has its storage."""
     storage = data.untyped_storage()
     count = getattr(torch._C, "_storage_Use_Count", None)
     return count is not None and count(storage._cdata) > 2

@@ -41,8 +41,8 @@ _END = -1
 class Slots:
     """So many blocks of so many bytes, locked in the process that makes it, its owner.
 
-    Who gets a ticket from the pipe has the slot. A process that is no owner writes in the book that it has it, and in
-    the book's file it locks a byte of its own as long as it lives: so what dies with it comes back by `miss`.
+    A process that gets a ticket from the pipe has the slot. Unless it is the owner, it writes that in the book, and
+    locks a byte of its own in the book's file as long as it lives: so what dies with it comes back by `miss`.
     """
 
     _owner = 0
@@ -105,7 +105,7 @@ class Slots:
         return slot, serial
 
     def put_back(self, ticket: Ticket) -> None:
-        """Give back what nothing was written to, or nothing that anybody has seen."""
+        """Give back a slot to which nothing visible was written."""
         self._takers[ticket[0]] = 0
         os.write(self._returns.number, _TICKET.pack(*ticket))
 
@@ -114,7 +114,7 @@ class Slots:
         return self._memory[start : start + self.nbytes]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a process that its owner starts; by any other way it cannot be had."""
+        """For a process that its owner starts; it cannot be passed in any other way."""
         multiprocessing.context.assert_spawning(self)
         assert self._arena is not None
         files = {name: reduction.DupFd(getattr(self, name).number) for name in ("_book", "_tickets", "_returns")}
@@ -169,7 +169,7 @@ class Slots:
         return False
 
     def drop(self, slot: int) -> None:
-        """Nobody has its tensors any more. Runs in destructors: nothing here waits."""
+        """Its tensors are gone. Runs in destructors: nothing here waits."""
         if self._dropped is not None:
             self._dropped.put(slot)
         else:
@@ -186,7 +186,7 @@ class Slots:
 
 
 class _File:
-    """A descriptor, which is closed with the last who has it."""
+    """A descriptor, which is closed with its last owner."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -206,13 +206,13 @@ class _Gate:
     @property
     def free(self) -> int:
         """How many slots wait to be taken."""
-        there = fcntl.ioctl(self._returns.number, termios.FIONREAD, bytes(4))
-        return int.from_bytes(there, sys.byteorder) // _TICKET.size
+        readable = fcntl.ioctl(self._returns.number, termios.FIONREAD, bytes(4))
+        return int.from_bytes(readable, sys.byteorder) // _TICKET.size
 
     def give(self, slot: int) -> None:
         self._takers[slot] = 0
         self.given[slot] += 1
-        with suppress(BrokenPipeError):  # nobody takes any more: the slots are gone, and all who could
+        with suppress(BrokenPipeError):  # no process reads any more: the slots are gone
             os.write(self._returns.number, _TICKET.pack(slot, self.given[slot] - 1))
 
 
@@ -233,8 +233,8 @@ class Block:
 
 def slots_of(key: tuple[int, int]) -> Slots | None:
     """Those of this process that have a key."""
-    found = _living.get(key)
-    return found if found is not None and found.owned else None
+    slots = _living.get(key)
+    return slots if slots is not None and slots.owned else None
 
 
 def _settle(dropped: SimpleQueue[int | None], gate: _Gate) -> None:

@@ -61,8 +61,8 @@ def replaced(holder: Any, replace: Callable[[Any], Any], kind: type = torch.Tens
         copied.update({key: replaced(each, replace, kind) for key, each in holder.items()})
         return copied
     if isinstance(holder, (list, tuple)):
-        made = [replaced(each, replace, kind) for each in holder]
-        return type(holder)(*made) if hasattr(holder, "_fields") else type(holder)(made)
+        replacements = [replaced(each, replace, kind) for each in holder]
+        return type(holder)(*replacements) if hasattr(holder, "_fields") else type(holder)(replacements)
     return holder
 
 

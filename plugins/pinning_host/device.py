@@ -13,7 +13,7 @@ from pinning_host import kernel
 class HostDevice(NativeDevice, AutomaticLocking):
     """Host memory: locked by mlock, allocated by mmap, copied by a thread for each queue.
 
-    Its pages are counted once for the process, whoever locks them: this device, any map over it, or native code.
+    Its pages are counted once for the process: for this device, any map over it, and native code.
     """
 
     def lock_limit(self) -> LockLimit | None:

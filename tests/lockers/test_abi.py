@@ -31,7 +31,7 @@ constexpr bool agree<R (*)(A...), S (*)(B...)> = [] {
 }();
 
 #define CHECK(name, ...) \
-  static_assert(agree<decltype(&::name), decltype(pinning::@VENDOR@::Functions::name)>, #name);
+  static_assert(agree<decltype(&::name), decltype(pinning::@VENDOR@::Functions::name.call)>, #name);
 PINNING_@UPPER@_FUNCTIONS(CHECK)
 #define CHECK_CONSTANT(name, value) static_assert(static_cast<long>(name) == (value), #name);  // perhaps a macro
 PINNING_@UPPER@_CONSTANTS(CHECK_CONSTANT)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
+from functools import partial
 from pathlib import Path
 
 from standins.faults import StandInFaults
@@ -21,19 +21,9 @@ def includes() -> list[Path]:
     raise MissingError("the stand-in libcuda needs cuda.h: pip install nvidia-cuda-runtime")
 
 
-def live() -> dict[str, int]:
-    """How many streams, events and allocations there are in the stand-in that is this process's driver."""
-    standin_live = ctypes.CDLL(DRIVER.soname).standin_live
-    standin_live.restype = ctypes.c_size_t
-    return {what: standin_live(what.encode()) for what in ("streams", "events", "allocations")}
-
-
-def left() -> dict[str, int]:
-    """As `live`, without the events: those that nobody needs are kept, to be recorded again."""
-    return {what: count for what, count in live().items() if what != "events"}
-
-
 DRIVER = Driver("libcuda.so.1", "cuda/libcuda.c", "STANDIN_CUDA", includes)
+live = partial(DRIVER.live, "streams", "events", "allocations")
+left = partial(DRIVER.live, "streams", "allocations")  # events are kept, to be recorded again
 
 
 def _restore(failed: str) -> None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+from functools import partial
 from pathlib import Path
 
 from standins.faults import StandInFaults
@@ -19,18 +19,6 @@ def includes() -> list[Path]:
     raise MissingError("the stand-in libamdhip64 needs hip/hip_runtime_api.h: apt-get install libamdhip64-dev")
 
 
-def live() -> dict[str, int]:
-    """How many streams, events and allocations there are in the stand-in that is this process's runtime."""
-    standin_live = ctypes.CDLL(DRIVER.soname).standin_live
-    standin_live.restype = ctypes.c_size_t
-    return {what: standin_live(what.encode()) for what in ("streams", "events", "allocations")}
-
-
-def left() -> dict[str, int]:
-    """As `live`, without the events: those that nobody needs are kept, to be recorded again."""
-    return {what: count for what, count in live().items() if what != "events"}
-
-
 # hip-python from release 10 on looks into $ROCM_PATH/lib, and into /opt/rocm/lib without that, before it asks the
 # loader. The folder of the stand-in has no lib.
 DRIVER = Driver(
@@ -41,6 +29,8 @@ DRIVER = Driver(
     options=["-D__HIP_PLATFORM_AMD__"],
     variables={"ROCM_PATH": "{folder}"},
 )
+live = partial(DRIVER.live, "streams", "events", "allocations")
+left = partial(DRIVER.live, "streams", "allocations")  # events are kept, to be recorded again
 
 
 def _restore(failed: str) -> None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+from functools import partial
 from pathlib import Path
 
 from standins.faults import StandInFaults
@@ -19,20 +19,9 @@ def includes() -> list[Path]:
     raise MissingError("the stand-in libhsa-runtime64 needs hsa/hsa_ext_amd.h: apt-get install libhsa-runtime-dev")
 
 
-def live() -> dict[str, int]:
-    """How many signals and allocations there are in the stand-in that is this process's runtime."""
-    standin_live = ctypes.CDLL(DRIVER.soname).standin_live
-    standin_live.restype = ctypes.c_size_t
-    return {what: standin_live(what.encode()) for what in ("signals", "allocations")}
-
-
 DRIVER = Driver("libhsa-runtime64.so.1", "hsa/libhsa_runtime64.c", "STANDIN_HSA", includes)
-
-
-def left() -> int:
-    """As `live`, without the signals, which queues keep to use again."""
-    return live()["allocations"]
-
+live = partial(DRIVER.live, "signals", "allocations")
+left = partial(DRIVER.live, "allocations")  # queues keep signals, to use them again
 
 # A signal is given back when the work is done, a wait for one has no code to give, and rows are copied one by one then.
 FORGIVEN = {"hsa_signal_destroy", "hsa_signal_wait_scacquire", "hsa_amd_memory_async_copy_rect"}

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
+from functools import partial
 from pathlib import Path
 
 from standins.faults import StandInFaults
@@ -21,18 +21,8 @@ def includes() -> list[Path]:
     raise MissingError("the stand-in libur_loader needs ur_api.h: pip install --no-deps 'intel-sycl-rt>=2026.2'")
 
 
-def live() -> dict[str, int]:
-    """How many queues, events and allocations there are in the stand-in that is this process's loader."""
-    standin_live = ctypes.CDLL(DRIVER.soname).standin_live
-    standin_live.restype = ctypes.c_size_t
-    return {what: standin_live(what.encode()) for what in ("streams", "events", "allocations")}
-
-
-def left() -> dict[str, int]:
-    """As `live`, without the events, which are given back when they are collected."""
-    return {what: count for what, count in live().items() if what != "events"}
-
-
 DRIVER = Driver("libur_loader.so.0", "ur/libur_loader.c", "STANDIN_UR", includes)
+live = partial(DRIVER.live, "streams", "events", "allocations")
+left = partial(DRIVER.live, "streams", "allocations")  # events are given back when they are collected
 OLD_DRIVER = Driver("libur_loader.so.0", "ur/libur_loader.c", "STANDIN_UR", includes, options=["-DOLD"])
 FAULTS = StandInFaults(DRIVER, (20, "UR_RESULT_ERROR_DEVICE_LOST"), left)

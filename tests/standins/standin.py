@@ -112,6 +112,12 @@ class Driver:
         more = {name: value.format(folder=folder) for name, value in self.variables.items()}
         return {**base, "LD_LIBRARY_PATH": os.pathsep.join(paths), **more, self.variable: text}
 
+    def live(self, *kinds: str) -> dict[str, int]:
+        """How many objects of these kinds, such as "allocations", there are in the stand-in of this process."""
+        standin_live = ctypes.CDLL(self.soname).standin_live
+        standin_live.restype = ctypes.c_size_t
+        return {kind: standin_live(kind.encode()) for kind in kinds}
+
     def standin(self, log: Path) -> StandIn:
         """The stand-in in this process, which was started with its environment."""
         return StandIn(self.soname, log)

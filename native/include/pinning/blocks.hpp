@@ -90,7 +90,7 @@ void add_uncovered(After<Timeline>& after, After<Timeline> const& more, Before<T
   }
 }
 
-/// A pool's memory on one device cut into blocks: who may use a free one again, how they split and how they merge. One
+/// A pool's memory on one device cut into blocks: when a free one may be reused, how they split and how they merge. One
 /// thread at a time.
 template <class Timeline>
 class Blocks {
@@ -126,7 +126,7 @@ class Blocks {
     for (auto const& segment : segments_) List::destroy(segment->first);
   }
 
-  /// Takes in a new segment, all of it one block that somebody has.
+  /// Takes in a new segment, all of it one block in use.
   Block* add(Address base, Address device_base, std::uint64_t length) {
     segments_.reserve(segments_.size() + 1);
     auto segment = std::make_unique<Segment>(Segment{base, device_base, length});
@@ -157,14 +157,14 @@ class Blocks {
     return nullptr;
   }
 
-  /// Makes a block free for whoever comes after all that it has in `after`.
+  /// Makes a block free for what comes after all that it has in `after`.
   void give_back(Block* block) noexcept {
     block->free = true;
     free_.insert(block);
     merge(block);
   }
 
-  /// Merges all neighbours that are free for everybody by now.
+  /// Merges all neighbours that are free without conditions by now.
   void settle() noexcept {
     for (auto const& segment : segments_) {
       for (Block* block = segment->first; block != nullptr; block = block->next) {
@@ -173,12 +173,12 @@ class Blocks {
     }
   }
 
-  /// Whether some free block is not known to be free for everybody.
+  /// Whether some free block may still have to be waited for.
   bool waits() const noexcept {
     return std::any_of(free_.begin(), free_.end(), [](Block const* block) { return !reached(block->after); });
   }
 
-  /// The largest segment that is free for everybody, in one block after `settle`; null where there is none.
+  /// The largest segment that is free without conditions, in one block after `settle`; null where there is none.
   Segment const* idle() const noexcept {
     Segment const* found = nullptr;
     for (auto const& segment : segments_) {
@@ -189,14 +189,14 @@ class Blocks {
     return found;
   }
 
-  /// Has somebody have an idle segment, in its one block, while the vendor is asked to take it back.
+  /// Marks an idle segment's one block as in use, while the vendor is asked to take it back.
   Block* claim(Segment const* segment) noexcept {
     free_.extract(segment->first);
     segment->first->free = false;
     return segment->first;
   }
 
-  /// Forgets a segment that somebody has in one block: the vendor has it back.
+  /// Forgets a segment that is one block in use: the vendor has it back.
   void remove(Block const* whole) noexcept {
     std::erase_if(segments_, [&](auto const& each) {
       if (each->first != whole) return false;
@@ -208,7 +208,7 @@ class Blocks {
  private:
   using List = FreeList<Block>;
 
-  /// Makes the neighbours from `first` to `last` one block that somebody has; what is left of the last one stays free.
+  /// Makes the neighbours from `first` to `last` one block in use; what is left of the last one stays free.
   Block* use(Block* first, Block* last, std::uint64_t size) {
     std::uint64_t total = 0;
     for (Block* block = first;; block = block->next) {
@@ -242,7 +242,7 @@ class Blocks {
     return first;
   }
 
-  /// Joins a free block with its neighbours, unless that would have someone wait who need not. Returns what it is in.
+  /// Joins a free block with its neighbours, unless a user of the result would wait for more. Returns what it is in.
   Block* merge(Block* block) noexcept {
     pinning::settle(block->after);
     if (block->previous != nullptr && joins(block->previous, block)) block = joined(block->previous, block);

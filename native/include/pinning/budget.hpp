@@ -19,7 +19,7 @@
 namespace pinning {
 
 /// The account of all maps that share it: bytes are reserved before a vendor is asked to lock them, and returned once it
-/// has unlocked them. What is idle (registered, though nobody has a lock of it) counts, and gives way.
+/// has unlocked them. Idle regions, which are registered and not locked, count, and give way.
 ///
 /// Locks: `mutex_` guards the lists of maps and of unlocks under way. A map's mutex nests inside it. No vendor call is made
 /// under it.
@@ -36,8 +36,8 @@ class Budget {
       Address start;
       bool half;  // the vendor has refused before, when some of it was unlocked
     };
-    /// Nobody else can have the region of this number from now on, and the map waits for it before it goes. Nothing when
-    /// it is idle no more.
+    /// Reserves the region of this number for the caller; the map does not end before it is given back. Nothing if the
+    /// region is idle no more.
     virtual std::optional<Claim> claim_idle(std::uint64_t number) noexcept = 0;
     /// The vendor unlocks what was claimed; the bytes that gives back. Throws what the vendor throws: then it is idle
     /// again, as the youngest.
@@ -52,8 +52,8 @@ class Budget {
     Keeper* next_ = nullptr;
   };
 
-  /// An unlock that a vendor is asked for, from before the call until its bytes are returned: who finds no room waits for
-  /// it.
+  /// An unlock that a vendor is asked for, from before the call until its bytes are returned. A lock that finds no room
+  /// waits for it.
   class Unlocking {
    public:
     explicit Unlocking(Budget& budget) : budget_(budget) {
@@ -85,7 +85,7 @@ class Budget {
     std::uint64_t idle_limit;  // 0 where nothing is kept idle
   };
 
-  /// Where others read the figures while they change: each is as it was a moment ago.
+  /// Where other processes read the figures while they change: each is as it was a moment ago.
   struct Shown {
     std::atomic<std::uint64_t> limit, locked, idle, external, idle_limit;
   };
@@ -110,27 +110,18 @@ class Budget {
   void reserve(std::uint64_t size) {
     std::uint64_t const begun = next();
     std::uint64_t before = unlimited;
-    for (;;) {
-      std::uint64_t const ended = ended_;
-      if (try_reserve(size)) return;
-      if (fits_without_idle(size)) {
-        if (auto const given = give_back_oldest(before)) {
-          if (*given == 0) before = begun;  // what the vendor has refused is younger now, and not asked for again
-          continue;
-        }
-      }
-      if (!wait_for_an_end(ended)) refuse(size);
-    }
+    auto const give_way = [&] {
+      auto const given = fits_without_idle(size) ? give_back_oldest(before) : std::nullopt;
+      if (given && *given == 0) before = begun;  // what the vendor has refused is younger now, and not asked for again
+      return given.has_value();
+    };
+    wait_for_room(size, [&] { return try_reserve(size); }, give_way);
   }
-  /// Throws what `reserve` would, and takes nothing: for who has work to do before the lock.
+  /// Throws what `reserve` would, and takes nothing: for work that precedes a lock.
   void check(std::uint64_t size) {
-    for (;;) {
-      std::uint64_t const ended = ended_;
-      if (fits_without_idle(size)) return;
-      if (!wait_for_an_end(ended)) refuse(size);
-    }
+    wait_for_room(size, [&] { return fits_without_idle(size); }, [] { return false; });
   }
-  /// Of what was reserved, bytes that are not locked (any more).
+  /// Returns bytes that were reserved and are not locked (any more).
   void give_up(std::uint64_t size) noexcept { change(locked_, &Shown::locked, 0 - size); }
 
   void enter_external(std::uint64_t size) noexcept { change(external_, &Shown::external, size); }
@@ -170,8 +161,8 @@ class Budget {
     return given;
   }
   /// Calls what a vendor may refuse for want of room, and once more when as many bytes of what is idle were given back.
-  /// A vendor that lacks memory, or whose limit is reached, is asked again also when another thread's unlock has ended: threads that want the same
-  /// room may take it in turns.
+  /// A vendor that lacks memory, or whose limit is reached, is asked again also when another thread's unlock has ended:
+  /// threads that want the same room may take turns.
   template <class Call>
   auto with_room(std::uint64_t bytes, Call&& call) {
     for (int tries = 64; tries > 0; --tries) {
@@ -182,14 +173,11 @@ class Budget {
         throw;
       } catch (InvalidRange const&) {
         throw;
-      } catch (LockLimit const&) {
-        if (give_back(bytes) == 0 && !wait_for_an_end(before)) throw;
-      } catch (VendorError const& error) {
-        if (give_back(bytes) == 0 && !(error.call.no_memory && wait_for_an_end(before))) throw;
-        if (!error.call.no_memory) break;
-      } catch (std::exception const&) {
-        if (give_back(bytes) == 0) throw;
-        break;
+      } catch (std::exception const& error) {
+        auto const* const refused = dynamic_cast<VendorError const*>(&error);
+        bool const no_room = refused != nullptr ? refused->call.no_memory : dynamic_cast<LockLimit const*>(&error) != nullptr;
+        if (give_back(bytes) == 0 && !(no_room && wait_for_an_end(before))) throw;
+        if (!no_room) break;
       }
     }
     return call();
@@ -242,7 +230,7 @@ class Budget {
     show();
   }
 
-  /// Since when it counts: what was taken of it in another generation is not to be given back.
+  /// The process in which it counts: what was reserved in another generation must not be given back.
   unsigned generation() const noexcept { return generation_; }
 
   /// Brings what is shown up to date. Of several threads each looks again after its store: the last one has the last word.
@@ -268,6 +256,16 @@ class Budget {
     show(where, figure);
   }
 
+  /// Attempts until one succeeds, after each that `give_way` or the end of another thread's unlock may have made room for.
+  template <class Attempt, class GiveWay>
+  void wait_for_room(std::uint64_t size, Attempt&& attempt, GiveWay&& give_way) {
+    for (;;) {
+      std::uint64_t const ended = ended_;
+      if (attempt()) return;
+      if (!give_way() && !wait_for_an_end(ended)) refuse(size);
+    }
+  }
+
   bool fits(std::uint64_t locked, std::uint64_t size) const noexcept {
     std::uint64_t const limit = limit_, external = external_;
     return limit == unlimited || (external <= limit && locked <= limit - external && size <= limit - external - locked);
@@ -288,8 +286,8 @@ class Budget {
     return false;
   }
 
-  /// Unlocks the region that has been idle longest, of those whose number is less than `before`. The bytes that gives back, 0 for one
-  /// that the vendor refuses; nothing where none is left.
+  /// Unlocks the region that has been idle longest, of those whose number is less than `before`. The bytes that gives back,
+  /// 0 for one that the vendor refuses; nothing where none is left.
   std::optional<std::uint64_t> give_back_oldest(std::uint64_t before, std::exception_ptr* refused = nullptr) {
     Keeper* keeper = nullptr;
     std::optional<Keeper::Claim> claimed;

@@ -40,7 +40,7 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Who has pinned a range.
+/// The owner of a pinned range: this map, or others.
 enum class By : std::uint8_t { us, others };
 
 /// A range that shares bytes with a region, or with what others have pinned, where it may not.
@@ -63,7 +63,7 @@ class NotLocked : public std::out_of_range {
   using std::out_of_range::out_of_range;
 };
 
-/// A region is there, in a way that forbids this: someone still holds a lock, it is half unlocked, it is not coherent.
+/// A region is there, in a way that forbids this: there is still a lock, it is half unlocked, it is not coherent.
 class StillLocked : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -83,7 +83,7 @@ class NotContiguous : public std::runtime_error {
   NotContiguous() : std::runtime_error("the device pointers of the pieces are not contiguous; lock without `piece`") {}
 };
 
-/// For a Locker to throw, or to derive from: the vendor says that someone has pinned some of the range already.
+/// For a Locker to throw, or to derive from: the vendor says that some of the range is pinned already.
 class AlreadyPinned : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -137,7 +137,7 @@ class Unavailable : public std::runtime_error {
 class StatusError {
  public:
   virtual ~StatusError() = default;
-  /// Called once, as it reaches a caller in C, who cannot raise it again.
+  /// Called once, as it reaches a caller in C, which cannot raise it again.
   virtual pinning_status leave() const noexcept = 0;
   virtual char const* text() const noexcept = 0;
 };

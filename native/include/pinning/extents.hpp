@@ -9,7 +9,7 @@
 
 namespace pinning {
 
-/// Stretches of memory cut into extents, each free or somebody's: exact sizes, best fit, neighbours that are free are
+/// Stretches of memory cut into extents, each free or in use: exact sizes, best fit, neighbours that are free are
 /// one. To take and to give back takes O(log n) steps, unless an alignment beyond that of the free ones is asked for
 /// and few are large enough. An extent lies in one stretch. One thread at a time.
 class Extents {

@@ -40,7 +40,7 @@ class File {
   int direct_ = -1;  // the same file, opened to be read past the page cache
 };
 
-/// How a copy with a file at one end goes: what went wrong first. Shared by the copy and by who asks.
+/// How a copy with a file at one end goes: what went wrong first. Shared by the copy and its event.
 class FileOutcome {
  public:
   /// From now on no more bytes are moved; what was not moved yet is left as it is. The first reason stays.

@@ -26,11 +26,11 @@ class FreeList {
 
   /// A copy of `block` with its node.
   static std::unique_ptr<Block> make(Block&& block) {
-    auto made = std::make_unique<Block>(std::move(block));
+    auto fresh = std::make_unique<Block>(std::move(block));
     Set one;
-    one.insert(made.get());
-    made->node = one.extract(one.begin());
-    return made;
+    one.insert(fresh.get());
+    fresh->node = one.extract(one.begin());
+    return fresh;
   }
 
   auto begin() const noexcept { return blocks_.begin(); }

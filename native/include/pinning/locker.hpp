@@ -21,7 +21,7 @@ struct Pinned {
 enum class Access : std::uint8_t { unknown, writable, read_only };
 
 /// How fine-grained the coherence of locked memory is. Fine: host and running kernel see each other's writes. Coarse:
-/// only once the kernel has ended. Unknown: nobody promises either, or nobody asks for it.
+/// only once the kernel has ended. Unknown: neither is promised, or neither is asked for.
 enum class Coherence : std::uint8_t { unknown, fine, coarse };
 
 /// What a caller knows of the memory and wants of its lock.
@@ -40,7 +40,7 @@ struct CoherenceSupport {
     if (coarse && (wanted == Coherence::coarse || !fine)) return Coherence::coarse;
     return fine ? Coherence::fine : Coherence::unknown;
   }
-  /// What memory has whoever locked it: known where the vendor has only one.
+  /// What memory has that any owner has locked: known where the vendor has only one.
   Coherence only() const noexcept {
     return fine == coarse ? Coherence::unknown : fine ? Coherence::fine : Coherence::coarse;
   }
@@ -73,7 +73,7 @@ class Locker {
   /// Unlocks what the locker itself knows to be invalidated: memory that took its lock along as it moved.
   virtual void drain_invalidations() {}
 
-  /// The pinned range around `ptr`, whoever pinned it.
+  /// The pinned range around `ptr`, of any owner.
   virtual std::optional<Pinned> is_pinned(Address ptr) = 0;
 
   /// Always the same answer, and quickly.

@@ -11,7 +11,7 @@
 
 namespace pinning {
 
-/// Whether buffers are locked while a runtime has them mapped. Off: no, but what someone else has pinned is entered.
+/// Whether buffers are locked while a runtime has them mapped. Off: no, but what another owner has pinned is entered.
 /// On: where it can be done. Mandatory: it is an error where it cannot.
 enum class LockMapped : std::uint8_t { off, on, mandatory };
 
@@ -24,7 +24,7 @@ class MappedLocks {
   /// `map` must outlive this. What is left when this goes stays locked.
   explicit MappedLocks(PinnedMap& map) : map_(map) {}
 
-  /// For a buffer that is being mapped: counts one more lock where a region holds it, else enters what someone else has
+  /// For a buffer that is being mapped: counts one more lock where a region holds it, else enters what another owner has
   /// pinned, else, unless off, locks it. The device pointer, or nothing where it is not locked.
   ///
   /// Where mandatory, throws as `PinnedMap::lock`, and there is nothing to unlock. Else what a locker throws of the

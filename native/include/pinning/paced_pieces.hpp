@@ -63,7 +63,7 @@ class PacedPieces final : public Pieces {
     news_.notify_all();
   }
 
-  /// All is locked, or nothing; whoever waits need wait no longer.
+  /// All is locked, or nothing; ends all waits.
   void finish(std::uint64_t held) noexcept {
     std::lock_guard const guard(mutex_);
     locked_ = held;

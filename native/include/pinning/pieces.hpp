@@ -16,7 +16,7 @@ namespace pinning {
 /// from the end of the one before.
 using PieceEnds = std::vector<std::uint64_t>;
 
-/// What the vendor has locked of a region, the locker that it did it for, and who was told.
+/// What the vendor has locked of a region, the locker that called it, and the registrars that were told.
 struct Registered {
   PieceEnds ends;
   Locker* by = nullptr;
@@ -50,7 +50,7 @@ inline void untell(std::vector<Registration>& registrations) {
   }
 }
 
-/// The same of what nobody will try again: those that refuse are forgotten.
+/// The same where it will not be tried again: those that refuse are forgotten.
 inline void untell_for_good(std::vector<Registration>& registrations) noexcept {
   while (!registrations.empty()) {
     try {
@@ -71,8 +71,8 @@ inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) 
   }
 }
 
-/// Unlocks the pieces of what is registered from `ptr` on, the last one first, when nobody else knows of them; it keeps
-/// those that are still locked.
+/// Unlocks the pieces of what is registered from `ptr` on, the last one first, after the registrars have forgotten them; it
+/// keeps those that are still locked.
 inline void unlock_pieces(Address ptr, Registered& registered, std::optional<Span> gone) {
   untell(registered.registrations);
   PieceEnds& ends = registered.ends;
@@ -82,7 +82,7 @@ inline void unlock_pieces(Address ptr, Registered& registered, std::optional<Spa
   }
 }
 
-/// The lock was ended while it was being taken, by who wanted it or who undoes all.
+/// The lock was ended while it was being taken, by its owner or by `clear`.
 struct Ended : StillLocked {
   using StillLocked::StillLocked;
 };

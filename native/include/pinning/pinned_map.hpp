@@ -77,7 +77,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   void abandon() noexcept { table_.abandon(); }
 
   /// Whether this is a fork of the process that has made it, and its budget has begun anew. Then nothing in it is held,
-  /// and what would give something up does nothing: destructors may run before anybody has put another map in its place.
+  /// and what would give something up does nothing: destructors may run before another map is in its place.
   bool is_parents() const noexcept { return generation_ != budget_.generation(); }
 
   /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it.
@@ -97,7 +97,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     return lock(ptr, size, options, pieces);
   }
 
-  /// `lock` where a region holds the range already, or someone else has pinned it; nothing where it would take a lock
+  /// `lock` where a region holds the range already, or another owner has pinned it; nothing where it would take a lock
   /// of the vendor's.
   std::optional<Hold> track(Address ptr, std::uint64_t size, LockOptions options = {}) {
     return acquire(ptr, size, options, nullptr);
@@ -114,7 +114,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// The same for one lock; false when its region is no longer there. Throws what the locker throws.
   ///
   /// `keep`: from now on the caller holds the region's memory in place until the region is gone, so that it is kept idle
-  /// by the last unlock, whoever's that is, where the budget has room for that. (Not what others have pinned.)
+  /// by the last unlock, of any caller, where the budget has room for that. (Not what others have pinned.)
   bool unlock(Hold const& hold, bool keep = false) { return count_down(hold.ptr, hold.serial, keep); }
 
   /// Unlocks the region that starts at `start` if it is idle; false where there is none. Throws what the locker throws.
@@ -173,11 +173,11 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     return look(ptr, size, true);
   }
 
-  /// `lock` where a region that can be relied on holds the range already, and nobody is changing the map: no vendor
+  /// `lock` where a region that can be relied on holds the range already, and no thread is changing the map: no vendor
   /// call, no waiting.
   std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Coherence wanted = Coherence::unknown);
 
-  /// `unlock` where the vendor need not be called, and nobody is changing the map: no vendor call, no waiting.
+  /// `unlock` where the vendor need not be called, and no thread is changing the map: no vendor call, no waiting.
   bool try_unlock(Address ptr) { return try_count_down(ptr, any, false); }
   /// Also where it is the last and makes the region idle. `keep` as for `unlock`.
   bool try_unlock(Hold const& hold, bool keep = false) { return try_count_down(hold.ptr, hold.serial, keep); }
@@ -216,8 +216,8 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// All regions, as `overlapping` tells of them.
   std::vector<Region> regions(bool idle_too = false) const { return overlapping(1, ~Address{0}, idle_too); }
 
-  /// The regions that share bytes with [ptr, ptr + size), or will once they have grown, ascending and disjoint. Nobody
-  /// waits while many are told of: each is as of an instant of its own, one that is there all the while is told, and one
+  /// The regions that share bytes with [ptr, ptr + size), or will once they have grown, ascending and disjoint. No thread
+  /// waits while many are listed: each is as of an instant of its own, one that is there all the while is told, and one
   /// that comes or goes perhaps. The search ends once it has `most` of them.
   std::vector<Region> overlapping(Address ptr, std::uint64_t size, bool idle_too = false,
                                   std::size_t most = ~std::size_t{0}) const {
@@ -240,7 +240,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   std::uint64_t changes() const noexcept { return changes_.load(std::memory_order_acquire); }
 
   /// Whether it has changed since, and if not, whether something is changing in [ptr, ptr + size): then waits for that.
-  /// So who has found memory pageable, and is refused by the vendor as if it were not, learns that he is to look anew.
+  /// A caller that found memory pageable, and is refused by the vendor as if it were not, so learns to look again.
   bool changed_since(std::uint64_t changes, Address ptr, std::uint64_t size);
 
   /// Unlocks every region, however many locks it has. When the vendor refuses one, the others are still unlocked and
@@ -340,8 +340,8 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   }
 
   std::optional<pagetable::Region> first_overlapping(Address ptr, std::uint64_t size) const {
-    auto const found = table_.overlapping(ptr, size, 1);
-    return found.empty() ? std::nullopt : std::optional(found.front());
+    auto const overlap = table_.overlapping(ptr, size, 1);
+    return overlap.empty() ? std::nullopt : std::optional(overlap.front());
   }
 
   /// What is found of a region.
@@ -354,7 +354,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   struct Claimed;
 
-  // `guard` is a lock of the mutex: who is given one has it, and may release it meanwhile.
+  // `guard` is a held lock of the mutex; the function may release it meanwhile.
 
   // ---- map/invalidation.hpp ----
 

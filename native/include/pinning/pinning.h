@@ -40,7 +40,7 @@ typedef enum pinning_status {
   PINNING_INVALID_RANGE,    /* null, empty, past the top of the address space, or not to be locked at all */
   PINNING_PARTIAL_OVERLAP,  /* it shares bytes with a region, or with what others have pinned, and does not lie inside */
   PINNING_NOT_LOCKED,       /* no region there */
-  PINNING_STILL_LOCKED,     /* someone holds a lock in it, or it is half unlocked */
+  PINNING_STILL_LOCKED,     /* there is a lock in it, or it is half unlocked */
   PINNING_ALREADY_PINNED,   /* others have pinned some of it, and the vendor does not say how far */
   PINNING_LOCK_LIMIT,       /* more than this process or this machine may lock */
   PINNING_VENDOR_ERROR,     /* a vendor's call failed */
@@ -81,7 +81,7 @@ typedef struct pinning_locker {
   pinning_status (*lock)(void *self, void *ptr, size_t size, void **device_ptr);
   /* Undoes the `lock` of the range that starts at `ptr`. */
   pinning_status (*unlock)(void *self, void *ptr);
-  /* The pinned range around `ptr`, whoever has pinned it; PINNING_NOT_LOCKED where there is none. */
+  /* The pinned range around `ptr`, of any owner; PINNING_NOT_LOCKED where there is none. */
   pinning_status (*is_pinned)(void *self, const void *ptr, pinning_pinned *pinned);
 } pinning_locker;
 
@@ -90,7 +90,7 @@ PINNING_API pinning_status pinning_map_create(pinning_map **map, const pinning_l
 
 /*
  * Unlocks what is left, however many hold it, and frees the map. When the locker refuses to unlock, what could be
- * unlocked is, and the map stays; call it again. Only for a map that `pinning_map_create` made, and that nobody uses.
+ * unlocked is, and the map stays; call it again. Only for a map that `pinning_map_create` made, and that is no longer used.
  */
 PINNING_API pinning_status pinning_map_destroy(pinning_map *map) PINNING_NOEXCEPT;
 
@@ -116,7 +116,7 @@ PINNING_API pinning_status pinning_unlock(pinning_map *map, const void *ptr) PIN
 /* Enters memory that its owner has pinned: it is found, and never unlocked by the map. */
 PINNING_API pinning_status pinning_register(pinning_map *map, void *ptr, size_t size, void *device_ptr) PINNING_NOEXCEPT;
 
-/* Takes back `pinning_register` of the region around `ptr`; PINNING_STILL_LOCKED while someone holds a lock in it. */
+/* Takes back `pinning_register` of the region around `ptr`; PINNING_STILL_LOCKED while there is a lock in it. */
 PINNING_API pinning_status pinning_unregister(pinning_map *map, const void *ptr) PINNING_NOEXCEPT;
 
 /* Asks the vendor for each region of others, and takes out those that they have unpinned. */
@@ -142,12 +142,12 @@ PINNING_API pinning_status pinning_lock_mapped(pinning_map *map, void *ptr, size
 /* When the mapping of `ptr` ends: gives up one lock that `pinning_lock_mapped` of this address has taken, if any. */
 PINNING_API pinning_status pinning_unlock_unmapped(pinning_map *map, const void *ptr) PINNING_NOEXCEPT;
 
-/* ---- who else is to know of what is locked ---- */
+/* ---- registrars: libraries that are told of what is locked ---- */
 
 /*
  * Such as a network library that has its own registration of the same memory. The functions are called from any thread,
  * several at a time, with no lock held; they must not lock in the range that they are called for. A status other than
- * PINNING_OK, with `pinning_fail` for its text, reaches whoever locks or unlocks.
+ * PINNING_OK, with `pinning_fail` for its text, reaches the caller that locks or unlocks.
  */
 typedef struct pinning_registrar {
   void *self;       /* given to both; no two registrars of one map have the same */
@@ -160,7 +160,7 @@ typedef struct pinning_registrar {
 } pinning_registrar;
 
 /*
- * From now on each region is added once, before its first lock is had, and removed after its last was given up; those that
+ * From now on each region is added once, before its first lock is returned, and removed after its last was given up; those that
  * are locked already are added now. Not what others have pinned. Where `add` fails, all is undone: of this call, or of the
  * lock that wanted it. The structure is copied.
  */
@@ -180,7 +180,7 @@ PINNING_API pinning_status pinning_remove_registrar(pinning_map *map, const void
 typedef struct pinning_budget {
   uint64_t limit;      /* the most that may be locked; UINT64_MAX where there is no limit */
   uint64_t locked;     /* by the maps, with what is idle */
-  uint64_t idle;       /* registered with a vendor, though nobody has a lock of it: it gives way */
+  uint64_t idle;       /* registered with a vendor and not locked: it gives way */
   uint64_t external;   /* in the maps, but pinned by others, which counts too */
   uint64_t idle_limit; /* the most that may be idle */
 } pinning_budget;
@@ -217,7 +217,7 @@ static inline void *pinning_device_ptr_of(const pinning_region *region, const vo
 
 /*
  * The region that holds the whole range; PINNING_NOT_LOCKED, which leaves `pinning_last_error` as it was, where none
- * does. `region` may be null. Takes no lock, writes nothing that others read, and waits for nobody.
+ * does. `region` may be null. Takes no lock, writes nothing that others read, and does not wait.
  */
 PINNING_API pinning_status pinning_find(const pinning_map *map, const void *ptr, size_t size,
                                         pinning_region *region) PINNING_NOEXCEPT;

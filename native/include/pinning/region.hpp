@@ -17,7 +17,7 @@ struct Region {
   Address device_ptr;        // of `start`
   std::uint64_t piece;       // vendor calls have locked multiples of so many bytes; `size` when one has locked it all
   std::uint32_t references;  // locks held; 0 while it is idle
-  bool external;             // pinned by someone else: never unlocked by this map
+  bool external;             // pinned by another owner: never unlocked by this map
   bool registered;           // by `register_pinned`; external as well
   bool watched;              // the kernel tells when its memory goes
   bool idle;                 // given up by all, and registered with the vendor all the same
@@ -102,7 +102,7 @@ struct Record {
   bool is_growing() const noexcept { return state.load(std::memory_order_relaxed) == State::growing; }
   /// Whether locks may be counted in it, and lookups find it.
   static constexpr bool is_shown(State state) noexcept { return state == State::locked || state == State::growing; }
-  /// Whether nobody has a lock of it, and the vendor has: an idle region, or what a refused unlock has left of one.
+  /// Whether it is locked by the vendor alone: an idle region, or what a refused unlock has left of one.
   bool is_idle() const noexcept {
     State const now = state.load(std::memory_order_relaxed);
     return now == State::idle || (now == State::half_unlocked && references.load(std::memory_order_relaxed) == 0);

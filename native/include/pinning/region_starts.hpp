@@ -10,7 +10,7 @@
 
 namespace pinning {
 
-/// Where regions start, roughly: asked without a lock, by whoever gives memory back.
+/// Where regions start, roughly: read without a lock, before memory is given back.
 class RegionStarts {
  public:
   void add(Address start) noexcept { ++count_of(start >> granule_bits); }

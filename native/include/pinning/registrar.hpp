@@ -9,7 +9,7 @@
 
 namespace pinning {
 
-/// Somebody who is to know of all memory that a map has its vendor lock, such as a network library. A map calls it from any
+/// A library that is told of all memory that a map has its vendor lock, such as a network library. A map calls it from any
 /// thread, several at a time, and never under a lock of its own. What it throws reaches the map's caller unchanged.
 class Registrar {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one map of each device in a process, which lives in libpinning.so: whoever comes first makes it.
+// The one map of each device in a process, which lives in libpinning.so and is made on demand.
 #pragma once
 
 #include <memory>
@@ -45,7 +45,7 @@ struct pinning_map {
 
   pinning::Locker& locker;
   std::uint64_t const largest;  // bytes that one vendor call can take
-  pinning::VendorDevice* const device;  // null for a map that somebody has made for himself
+  pinning::VendorDevice* const device;  // null for a private map
   pinning::PinnedMap* map = nullptr;
   pinning::MappedLocks* mapped = nullptr;
 };

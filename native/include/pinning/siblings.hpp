@@ -14,11 +14,12 @@ namespace pinning {
 class PinnedMap;
 
 /// The maps of a vendor that locks memory for all its devices at once: what one of them has registered is locked for the
-/// others too. It is one region, of the same bounds, in each map where somebody has a lock of it, and the last of them has
+/// others too. It is one region, of the same bounds, in each map in which it is locked, and the last of them has
 /// the vendor undo it.
 ///
 /// Locks: `mutex_` is held while a map looks at what the others have and enters, or takes out, a region accordingly. A
-/// map's mutex nests inside it. No vendor is called under it, and nobody waits. Where there is one map it is not taken.
+/// map's mutex nests inside it. No vendor is called and no thread waited for under it. Where there is one map it is
+/// not taken.
 class Siblings {
  public:
   void join(PinnedMap& map) {

@@ -25,7 +25,7 @@ struct StatusPage {
     std::atomic<std::uint64_t> size;   // bytes
     std::int64_t since;                // nanoseconds since 1970
     char device[24];
-    char owner[48];  // the type of what was locked; empty where nobody said
+    char owner[48];  // the type of what was locked; empty where it was not given
     char site[160];  // where in the program
   };
   static_assert(sizeof(Slot) == 256);
@@ -42,7 +42,7 @@ struct StatusPage {
 };
 static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 88 && offsetof(StatusPage, slot) == 256);
 
-/// This process's. Before its first lock it is in memory that nobody else sees.
+/// This process's. Before its first lock it is in private memory.
 PINNING_API StatusPage& status_page() noexcept;
 
 /// How bytes travel, in the order of `moved`.

@@ -26,7 +26,7 @@ class Unsupported : public std::runtime_error {
                     ": its queues wait only for their own, and only those times are compared; wait for the event itself");
 }
 
-/// Who can reach an allocation: pinned host memory; memory of one device; memory that moves as it is used.
+/// Where an allocation is: pinned host memory; memory of one device; memory that moves as it is used.
 enum class MemoryKind : std::uint8_t { host, device, shared };
 
 /// What a device can do with memory of another: nothing, so that copies go through the host; copy it without the host; use
@@ -182,7 +182,7 @@ class VendorDevice : public Locker {
   virtual Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined = false) = 0;
   /// Gives back what `allocate` returned for this kind. After an error it is still allocated.
   virtual void free(Address ptr, MemoryKind kind) = 0;
-  /// The allocation or registration around `ptr`, whoever made it.
+  /// The allocation or registration around `ptr`, of any owner.
   virtual std::optional<MemoryInfo> memory_info(Address ptr) = 0;
   /// Copies in either direction, and waits until it is done.
   virtual void copy(Address dst, Address src, std::uint64_t size) = 0;
@@ -194,7 +194,7 @@ class VendorDevice : public Locker {
   virtual std::unique_ptr<VendorQueue> make_queue() = 0;
   /// Whether 0 is the handle of a stream that is always there.
   virtual bool has_default_stream() const noexcept { return false; }
-  /// Over a queue that someone else has made and keeps.
+  /// Over a foreign queue, which its owner keeps.
   virtual std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) = 0;
 };
 

@@ -22,12 +22,12 @@ std::string range(Address ptr, std::uint64_t size) { return describe(ptr, size) 
 /// Whether the range lies, in whole or in part, in a mapping that may not be written. Throws InvalidRange where some of
 /// it is not mapped, or is of the one kind that the driver never returns from.
 bool needs_read_only(Address ptr, std::uint64_t size) {
-  auto const found = mappings(ptr, size);
-  if (auto const hole = gap(ptr, size, found)) {
+  auto const mapped = mappings(ptr, size);
+  if (auto const hole = gap(ptr, size, mapped)) {
     throw InvalidRange(range(ptr, size) + "there is no memory at " + describe(*hole));
   }
   bool writable = true;
-  for (auto const& mapping : found) {
+  for (auto const& mapping : mapped) {
     if (!mapping.file.empty() && !mapping.writable && !mapping.shared) {
       throw InvalidRange(range(ptr, size) + "it is a private read-only mapping of " + mapping.file +
                          ", on which the NVIDIA driver hangs; map the file shared (mmap.ACCESS_READ does) or private and "
@@ -40,9 +40,9 @@ bool needs_read_only(Address ptr, std::uint64_t size) {
 
 /// Why the driver may have called the range invalid, and the way out; empty when nothing is known.
 std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigned flags) {
-  auto const found = mappings(ptr, size);
-  if (auto const hole = gap(ptr, size, found)) return "there is no memory at " + describe(*hole);
-  for (auto const& mapping : found) {
+  auto const mapped = mappings(ptr, size);
+  if (auto const hole = gap(ptr, size, mapped)) return "there is no memory at " + describe(*hole);
+  for (auto const& mapping : mapped) {
     if (!mapping.writable && (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) {
       return "the memory at " + describe(mapping.start) + " is mapped read only, " +
              (options.access == Access::writable
@@ -63,7 +63,7 @@ std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigne
 class CudaDevice : public VendorDevice {
  public:
   explicit CudaDevice(unsigned index) : name_("cuda:" + std::to_string(index)), driver_(Driver::get()) {
-    driver_.check("cuDeviceGet", driver_.cuDeviceGet(&device_, static_cast<int>(index)));
+    driver_.check(driver_.cuDeviceGet, &device_, static_cast<int>(index));
     registers_read_only_ = attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
     capability_ = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   }
@@ -77,7 +77,7 @@ class CudaDevice : public VendorDevice {
   std::string description() override {
     driver_.started().check();
     char text[256] = "";
-    driver_.check("cuDeviceGetName", driver_.cuDeviceGetName(text, sizeof text, device_));
+    driver_.check(driver_.cuDeviceGetName, text, sizeof text, device_);
     return text;
   }
 
@@ -99,19 +99,19 @@ class CudaDevice : public VendorDevice {
   }
 
   /// Memory of another GPU must be enabled in the context that uses it; libraries do the same. Where no direct access is
-  /// to be had, the driver copies between any two GPUs.
+  /// possible, the driver copies between any two GPUs.
   MemoryConnection connection(VendorDevice& other) override {
     auto* const user = dynamic_cast<CudaDevice*>(&other);
     if (user == nullptr || user == this) return VendorDevice::connection(other);
     driver_.started().check();
     int reaches = 0;
-    driver_.check("cuDeviceCanAccessPeer", driver_.cuDeviceCanAccessPeer(&reaches, user->device_, device_));
+    driver_.check(driver_.cuDeviceCanAccessPeer, &reaches, user->device_, device_);
     if (reaches == 0) return MemoryConnection::migratable;
     auto* const own = reinterpret_cast<void*>(context());
     auto const current = user->here();
     int const code = driver_.cuCtxEnablePeerAccess(own, 0);
     if (code == CUDA_ERROR_TOO_MANY_PEERS) return MemoryConnection::migratable;
-    if (code != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) driver_.check("cuCtxEnablePeerAccess", code);
+    if (code != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) driver_.check_code(driver_.cuCtxEnablePeerAccess, code);
     return MemoryConnection::unified;
   }
 
@@ -147,7 +147,7 @@ class CudaDevice : public VendorDevice {
     }
     unsigned long long device_ptr = 0;
     if (int const code = driver_.cuMemHostGetDevicePointer_v2(&device_ptr, host, 0); code != 0) {
-      driver_.check("cuMemHostUnregister", driver_.cuMemHostUnregister(host));  // else it says that it is still locked
+      driver_.check(driver_.cuMemHostUnregister, host);  // else it says that it is still locked
       throw VendorError(driver_.failed("cuMemHostGetDevicePointer", code));
     }
     return device_ptr;
@@ -155,14 +155,14 @@ class CudaDevice : public VendorDevice {
 
   void unlock(Address ptr) override {
     auto const current = here();
-    driver_.check("cuMemHostUnregister", driver_.cuMemHostUnregister(reinterpret_cast<void*>(ptr)));
+    driver_.check(driver_.cuMemHostUnregister, reinterpret_cast<void*>(ptr));
   }
 
   /// Needs no context.
   std::optional<Pinned> is_pinned(Address ptr) override {
-    auto const found = range_around(ptr);
-    if (!found || found->kind != MemoryKind::host) return std::nullopt;
-    return Pinned{found->base, found->size, found->device_ptr};
+    auto const range = range_around(ptr);
+    if (!range || range->kind != MemoryKind::host) return std::nullopt;
+    return Pinned{range->base, range->size, range->device_ptr};
   }
 
   /// The driver refuses 512 GiB in one call, so half of that.
@@ -183,12 +183,12 @@ class CudaDevice : public VendorDevice {
       case MemoryKind::host: {
         unsigned const flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP |
                                (write_combined ? CU_MEMHOSTALLOC_WRITECOMBINED : 0);
-        driver_.check("cuMemHostAlloc", driver_.cuMemHostAlloc(&host, size, flags));
+        driver_.check(driver_.cuMemHostAlloc, &host, size, flags);
         return reinterpret_cast<Address>(host);
       }
-      case MemoryKind::device: driver_.check("cuMemAlloc", driver_.cuMemAlloc_v2(&ptr, size)); break;
+      case MemoryKind::device: driver_.check(driver_.cuMemAlloc_v2, &ptr, size); break;
       case MemoryKind::shared:
-        driver_.check("cuMemAllocManaged", driver_.cuMemAllocManaged(&ptr, size, CU_MEM_ATTACH_GLOBAL));
+        driver_.check(driver_.cuMemAllocManaged, &ptr, size, CU_MEM_ATTACH_GLOBAL);
         break;
     }
     return ptr;
@@ -198,30 +198,30 @@ class CudaDevice : public VendorDevice {
   void free(Address ptr, MemoryKind kind) override {
     auto const current = here();
     if (kind == MemoryKind::host) {
-      driver_.check("cuMemFreeHost", driver_.cuMemFreeHost(reinterpret_cast<void*>(ptr)));
+      driver_.check(driver_.cuMemFreeHost, reinterpret_cast<void*>(ptr));
     } else {
-      driver_.check("cuMemFree", driver_.cuMemFree_v2(ptr));
+      driver_.check(driver_.cuMemFree_v2, ptr);
     }
   }
 
   /// Needs no context. Shared memory is on the GPU that it was allocated for.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
-    auto const found = range_around(ptr);
-    if (!found) return std::nullopt;
-    return MemoryInfo{found->kind, found->base, found->size, found->device};
+    auto const range = range_around(ptr);
+    if (!range) return std::nullopt;
+    return MemoryInfo{range->kind, range->base, range->size, range->device};
   }
 
   /// The driver refuses a host range of which only a part is locked, and one that crosses from one lock to another.
   void copy(Address dst, Address src, std::uint64_t size) override {
     auto const current = here();
-    driver_.check("cuMemcpy", driver_.cuMemcpy(dst, src, size));
+    driver_.check(driver_.cuMemcpy, dst, src, size);
     // From pageable memory the last bytes may still be on their way.
-    driver_.check("cuStreamSynchronize", driver_.cuStreamSynchronize(nullptr));
+    driver_.check(driver_.cuStreamSynchronize, nullptr);
   }
 
   void synchronize() override {
     auto const current = here();
-    driver_.check("cuCtxSynchronize", driver_.cuCtxSynchronize());
+    driver_.check(driver_.cuCtxSynchronize);
   }
 
   /// To give pinned memory back waits for the same work, in 0.7 ms instead of 4 us, and ends no capture (seen on an H200,
@@ -229,8 +229,8 @@ class CudaDevice : public VendorDevice {
   void synchronize_beside_captures() override {
     auto const current = here();
     void* page = nullptr;
-    driver_.check("cuMemHostAlloc", driver_.cuMemHostAlloc(&page, 4096, 0));
-    driver_.check("cuMemFreeHost", driver_.cuMemFreeHost(page));
+    driver_.check(driver_.cuMemHostAlloc, &page, 4096, 0);
+    driver_.check(driver_.cuMemFreeHost, page);
   }
 
   // ---- queues ----
@@ -248,13 +248,13 @@ class CudaDevice : public VendorDevice {
     void* its_context = nullptr;
     {
       auto const current = here();
-      driver_.check("cuStreamGetCtx", driver_.cuStreamGetCtx(reinterpret_cast<void*>(handle), &its_context));
+      driver_.check(driver_.cuStreamGetCtx, reinterpret_cast<void*>(handle), &its_context);
     }
     auto const where = reinterpret_cast<Where>(its_context);  // not the primary one where a program made its own
     int device = -1;
     {
       Current const current(driver_, where);
-      driver_.check("cuCtxGetDevice", driver_.cuCtxGetDevice(&device));
+      driver_.check(driver_.cuCtxGetDevice, &device);
     }
     if (device != device_) {
       throw Unsupported("stream " + describe(handle) + " is on cuda:" + std::to_string(device) + ", not on " + name_ +
@@ -262,13 +262,13 @@ class CudaDevice : public VendorDevice {
     }
     bool const foreign = where != context();
     auto spares = foreign ? std::make_shared<SpareEvents>(driver_, where) : spare_events(where);
-    return std::make_unique<Queue>(driver_, where, std::move(spares), moves_parts(), foreign, handle);
+    return std::make_unique<Queue>(driver_, where, std::move(spares), moves_parts(), handle, foreign);
   }
 
  private:
   int attribute(int asked) const {
     int value = 0;
-    driver_.check("cuDeviceGetAttribute", driver_.cuDeviceGetAttribute(&value, asked, device_));
+    driver_.check(driver_.cuDeviceGetAttribute, &value, asked, device_);
     return value;
   }
 
@@ -322,7 +322,7 @@ class CudaDevice : public VendorDevice {
     std::array<std::uint64_t, count> values{};  // zeroed: some fill only their first bytes
     std::array<void*, count> places;
     for (std::size_t i = 0; i < count; ++i) places[i] = &values[i];
-    driver_.check("cuPointerGetAttributes", driver_.cuPointerGetAttributes(count, asked.data(), places.data(), ptr));
+    driver_.check(driver_.cuPointerGetAttributes, count, asked.data(), places.data(), ptr);
     return values;
   }
 
@@ -337,11 +337,11 @@ class CudaDevice : public VendorDevice {
   Where context() {
     if (Where const known = context_.load()) return known;
     void* retained = nullptr;
-    driver_.check("cuDevicePrimaryCtxRetain", driver_.cuDevicePrimaryCtxRetain(&retained, device_));
+    driver_.check(driver_.cuDevicePrimaryCtxRetain, &retained, device_);
     Where none = 0;
-    auto const made = reinterpret_cast<Where>(retained);
-    if (!context_.compare_exchange_strong(none, made)) driver_.cuDevicePrimaryCtxRelease_v2(device_);
-    return made;
+    auto const context = reinterpret_cast<Where>(retained);
+    if (!context_.compare_exchange_strong(none, context)) driver_.cuDevicePrimaryCtxRelease_v2(device_);
+    return context;
   }
 
   std::shared_ptr<SpareEvents> spare_events(Where context) {

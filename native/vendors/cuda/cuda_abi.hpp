@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../base/function.hpp"
+
 namespace pinning::cuda {
 
 /// CUDA_MEMCPY2D
@@ -152,11 +154,11 @@ struct CopyAttributes {
   CONSTANT(CU_GRAPH_USER_OBJECT_MOVE, 1)                                \
   CONSTANT(CU_STREAM_WRITE_VALUE_DEFAULT, 0)
 
-#define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);
+#define PINNING_FUNCTION(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 struct Functions {
-  PINNING_CUDA_FUNCTIONS(PINNING_POINTER)
-  PINNING_CUDA_NEWER_FUNCTIONS(PINNING_POINTER)
+  PINNING_CUDA_FUNCTIONS(PINNING_FUNCTION)
+  PINNING_CUDA_NEWER_FUNCTIONS(PINNING_FUNCTION)
 };
-#undef PINNING_POINTER
+#undef PINNING_FUNCTION
 
 }  // namespace pinning::cuda

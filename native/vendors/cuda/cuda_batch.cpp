@@ -26,7 +26,7 @@ void* kernel_of(Driver const& driver, Where context) {
   }
   void *module = nullptr, *kernel = nullptr;
   Current const current(driver, context);
-  driver.check("cuModuleLoadData", driver.cuModuleLoadData(&module, move_parts_ptx));
+  driver.check(driver.cuModuleLoadData, &module, move_parts_ptx);
   if (int const code = driver.cuModuleGetFunction(&kernel, module, "move_parts"); code != 0) {
     driver.cuModuleUnload(module);
     throw VendorError(driver.failed("cuModuleGetFunction", code));
@@ -44,25 +44,21 @@ void Queue::move_parts(Address parts, std::uint64_t count) {
   auto const wanted = static_cast<unsigned>(std::min<std::uint64_t>((count + warps - 1) / warps, blocks));
   void* arguments[] = {&parts, &count};
   Current const current(driver_, where());
-  submit("cuLaunchKernel", [&] {
-    return driver_.cuLaunchKernel(kernel, wanted, 1, 1, threads, 1, 1, 0, stream(), arguments, nullptr);
-  });
+  submit(driver_.cuLaunchKernel, kernel, wanted, 1, 1, threads, 1, 1, 0, stream(), arguments, nullptr);
 }
 
 void Queue::copy_batch(Part const* parts, std::uint64_t count) {
-  bool const has_call = driver_.cuMemcpyBatchAsync_v2 != nullptr || driver_.cuMemcpyBatchAsync_v1 != nullptr;
+  bool const has_call = driver_.cuMemcpyBatchAsync_v2 || driver_.cuMemcpyBatchAsync_v1;
   // The call refuses the default streams and streams under capture.
   if (count < 2 || !has_call || handle() <= last_default || capture() != 0) return VendorQueue::copy_batch(parts, count);
   CopyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   copy_by_batch_call<unsigned long long>(*this, parts, count, [&](auto* dsts, auto* srcs, auto* sizes, auto now) {
-    return result("cuMemcpyBatchAsync", [&] {
-      std::size_t first = 0, failed = 0;  // the first copy that has the attributes; the one that was refused
-      if (driver_.cuMemcpyBatchAsync_v2 != nullptr) {
-        return driver_.cuMemcpyBatchAsync_v2(dsts, srcs, sizes, now, &attributes, &first, 1, stream());
-      }
-      return driver_.cuMemcpyBatchAsync_v1(dsts, srcs, sizes, now, &attributes, &first, 1, &failed, stream());
-    });
+    std::size_t first = 0, failed = 0;  // the first copy that has the attributes; the one that was refused
+    if (driver_.cuMemcpyBatchAsync_v2) {
+      return result(driver_.cuMemcpyBatchAsync_v2, dsts, srcs, sizes, now, &attributes, &first, 1, stream());
+    }
+    return result(driver_.cuMemcpyBatchAsync_v1, dsts, srcs, sizes, now, &attributes, &first, 1, &failed, stream());
   });
 }
 

@@ -39,27 +39,28 @@ int init_once(int (*init)(unsigned)) {
 }  // namespace
 
 Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the NVIDIA driver, which provides it") {
-#define PINNING_GET(name, ...) library_.get(#name, this->name);
+#define PINNING_GET(name, ...) library_.get(this->name);
   PINNING_CUDA_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
-  library_.get_if_there("cuStreamGetCaptureInfo_v3", cuStreamGetCaptureInfo_v3);
-  library_.get_if_there("cuMemcpyBatchAsync", cuMemcpyBatchAsync_v1);
-  library_.get_if_there("cuMemcpyBatchAsync_v2", cuMemcpyBatchAsync_v2);
+  library_.get_if_there(cuStreamGetCaptureInfo_v3);
+  cuMemcpyBatchAsync_v1.symbol = "cuMemcpyBatchAsync";
+  library_.get_if_there(cuMemcpyBatchAsync_v1);
+  library_.get_if_there(cuMemcpyBatchAsync_v2);
   streams_ = {
-      .stream_create = {"cuStreamCreate", cuStreamCreate},
-      .stream_destroy = {"cuStreamDestroy", cuStreamDestroy_v2},
-      .stream_query = {"cuStreamQuery", cuStreamQuery},
-      .stream_synchronize = {"cuStreamSynchronize", cuStreamSynchronize},
-      .stream_wait_event = {"cuStreamWaitEvent", cuStreamWaitEvent},
-      .launch_host_function = {"cuLaunchHostFunc", cuLaunchHostFunc},
-      .event_create = {"cuEventCreate", cuEventCreate},
-      .event_destroy = {"cuEventDestroy", cuEventDestroy_v2},
-      .event_query = {"cuEventQuery", cuEventQuery},
-      .event_synchronize = {"cuEventSynchronize", cuEventSynchronize},
-      .event_record = {"cuEventRecord", cuEventRecord},
-      .event_elapsed = {"cuEventElapsedTime", cuEventElapsedTime},
-      .stream_is_capturing = {"cuStreamIsCapturing", cuStreamIsCapturing},
-      .thread_exchange_capture_mode = {"cuThreadExchangeStreamCaptureMode", cuThreadExchangeStreamCaptureMode},
+      .stream_create = cuStreamCreate,
+      .stream_destroy = cuStreamDestroy_v2,
+      .stream_query = cuStreamQuery,
+      .stream_synchronize = cuStreamSynchronize,
+      .stream_wait_event = cuStreamWaitEvent,
+      .launch_host_function = cuLaunchHostFunc,
+      .event_create = cuEventCreate,
+      .event_destroy = cuEventDestroy_v2,
+      .event_query = cuEventQuery,
+      .event_synchronize = cuEventSynchronize,
+      .event_record = cuEventRecord,
+      .event_elapsed = cuEventElapsedTime,
+      .stream_is_capturing = cuStreamIsCapturing,
+      .thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode,
   };
   int const code = init_once(cuInit);
   if (code != 0) {
@@ -76,30 +77,30 @@ Driver const& Driver::get() {
 
 unsigned Driver::device_count() const {
   int count = 0;
-  check("cuDeviceGetCount", cuDeviceGetCount(&count));
+  check(cuDeviceGetCount, &count);
   return static_cast<unsigned>(count);
 }
 
 VendorLibrary Driver::library() const {
   int version = 0;
-  check("cuDriverGetVersion", cuDriverGetVersion(&version));
+  check(cuDriverGetVersion, &version);
   return {library_.name(), std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)};
 }
 
-VendorCall Driver::failed(char const* function, int code, std::string advice) const {
+VendorCall Driver::failed(std::string function, int code, std::string advice) const {
   char const* name = nullptr;
   bool const known = cuGetErrorName(code, &name) == 0 && name != nullptr;
-  return {function, code, known ? name : "unknown", std::move(advice), code == CUDA_ERROR_OUT_OF_MEMORY};
+  return {std::move(function), code, known ? name : "unknown", std::move(advice), code == CUDA_ERROR_OUT_OF_MEMORY};
 }
 
 Where Driver::enter(Where context) const {
   void* now = nullptr;
   if (cuCtxGetCurrent(&now) == 0 && reinterpret_cast<Where>(now) == context) return 0;
-  check("cuCtxPushCurrent", cuCtxPushCurrent_v2(reinterpret_cast<void*>(context)));
+  check(cuCtxPushCurrent_v2, reinterpret_cast<void*>(context));
   return context;
 }
 
-// Its code may be that of someone's earlier asynchronous work.
+// Its code may be that of earlier asynchronous work.
 void Driver::leave(Where pushed) const noexcept {
   void* popped;
   if (pushed != 0) cuCtxPopCurrent_v2(&popped);

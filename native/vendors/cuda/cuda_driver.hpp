@@ -2,7 +2,6 @@
 // The NVIDIA driver, as it is loaded at first use.
 #pragma once
 
-#include "../../base/library.hpp"
 #include "../streams.hpp"
 #include "cuda_abi.hpp"
 
@@ -18,10 +17,9 @@ class Driver : public Functions, public StreamVendor {
   /// Loaded and started once; again after each failure. Throws Unavailable.
   static Driver const& get();
 
-  using StreamVendor::check;
   unsigned device_count() const;
   VendorLibrary library() const;
-  VendorCall failed(char const* function, int code, std::string advice = "") const override;
+  VendorCall failed(std::string function, int code, std::string advice = "") const override;
   Where enter(Where context) const override;
   void leave(Where pushed) const noexcept override;
 

@@ -4,7 +4,7 @@
 namespace pinning::cuda {
 
 void Queue::copy(Address dst, Address src, std::uint64_t size) {
-  submit("cuMemcpyAsync", [&] { return driver_.cuMemcpyAsync(dst, src, size, stream()); });
+  submit(driver_.cuMemcpyAsync, dst, src, size, stream());
 }
 
 void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
@@ -17,34 +17,25 @@ void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint
   rows.srcPitch = src_pitch;
   rows.WidthInBytes = width;
   rows.Height = height;
-  submit("cuMemcpy2DAsync", [&] { return driver_.cuMemcpy2DAsync_v2(&rows, stream()); });
+  submit(driver_.cuMemcpy2DAsync_v2, &rows, stream());
 }
 
 void Queue::fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) {
   switch (bytes) {
-    case 1:
-      return submit("cuMemsetD8Async", [&] {
-        return driver_.cuMemsetD8Async(ptr, static_cast<unsigned char>(value), count, stream());
-      });
-    case 2:
-      return submit("cuMemsetD16Async", [&] {
-        return driver_.cuMemsetD16Async(ptr, static_cast<unsigned short>(value), count, stream());
-      });
-    default:
-      return submit("cuMemsetD32Async", [&] { return driver_.cuMemsetD32Async(ptr, value, count, stream()); });
+    case 1: return submit(driver_.cuMemsetD8Async, ptr, static_cast<unsigned char>(value), count, stream());
+    case 2: return submit(driver_.cuMemsetD16Async, ptr, static_cast<unsigned short>(value), count, stream());
+    default: return submit(driver_.cuMemsetD32Async, ptr, value, count, stream());
   }
 }
 
 // Reached or gone past, on a scale that wraps.
 void Queue::wait_value(Address address, std::uint32_t value) {
-  submit("cuStreamWaitValue32",
-         [&] { return driver_.cuStreamWaitValue32_v2(stream(), address, value, CU_STREAM_WAIT_VALUE_GEQ); });
+  submit(driver_.cuStreamWaitValue32_v2, stream(), address, value, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
 // After all that was written before.
 void Queue::write_value(Address address, std::uint32_t value) {
-  submit("cuStreamWriteValue32",
-         [&] { return driver_.cuStreamWriteValue32_v2(stream(), address, value, CU_STREAM_WRITE_VALUE_DEFAULT); });
+  submit(driver_.cuStreamWriteValue32_v2, stream(), address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
 void Queue::write_then_wait(Address written, std::uint32_t value, Address awaited, std::uint32_t reached) {
@@ -52,20 +43,18 @@ void Queue::write_then_wait(Address written, std::uint32_t value, Address awaite
       {CU_STREAM_MEM_OP_WRITE_VALUE_32, written, value, CU_STREAM_WRITE_VALUE_DEFAULT, 0, 0},
       {CU_STREAM_MEM_OP_WAIT_VALUE_32, awaited, reached, CU_STREAM_WAIT_VALUE_GEQ, 0, 0},
   };
-  submit("cuStreamBatchMemOp", [&] { return driver_.cuStreamBatchMemOp_v2(stream(), 2, operations, 0); });
+  submit(driver_.cuStreamBatchMemOp_v2, stream(), 2, operations, 0);
 }
 
 std::uint64_t Queue::capture_id() {
-  return driver_.cuStreamGetCaptureInfo_v3 == nullptr ? StreamQueue::capture_id() : capture_info().id;
+  return driver_.cuStreamGetCaptureInfo_v3 ? capture_info().id : StreamQueue::capture_id();
 }
 
 Queue::Capture Queue::capture_info() {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
   std::uint64_t id = 0;
   void* graph = nullptr;
-  int const code = result("cuStreamGetCaptureInfo", [&] {
-    return driver_.cuStreamGetCaptureInfo_v3(stream(), &status, &id, &graph, nullptr, nullptr, nullptr);
-  });
+  int const code = result(driver_.cuStreamGetCaptureInfo_v3, stream(), &status, &id, &graph, nullptr, nullptr, nullptr);
   if (code == StreamVendor::capture_implicit || (code == 0 && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)) {
     return {closed_capture, nullptr};
   }
@@ -80,11 +69,11 @@ void Queue::keep_with_graph(void* object, void (*release)(void*)) {
   if (code != 0) {
     release(object);
     if (graph == nullptr) throw GraphCapture("no graph is being captured in this stream, or its capture has failed");
-    driver_.check("cuUserObjectCreate", code);
+    driver_.check_code(driver_.cuUserObjectCreate, code);
   }
   code = driver_.cuGraphRetainUserObject(graph, user_object, 1, CU_GRAPH_USER_OBJECT_MOVE);
   if (code != 0) driver_.cuUserObjectRelease(user_object, 1);  // the last reference: the driver calls `release`
-  driver_.check("cuGraphRetainUserObject", code);
+  driver_.check_code(driver_.cuGraphRetainUserObject, code);
 }
 
 void Queue::close() {

@@ -9,13 +9,11 @@ namespace pinning::cuda {
 /// "invalid context" or "invalid handle"). The handles of the default streams mean those of the current context.
 class Queue final : public StreamQueue {
  public:
-  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts)
-      : StreamQueue(driver, context, std::move(spares), Calls::as_it_is), driver_(driver), moves_parts_(moves_parts) {}
-  /// Over someone else's stream. `own_spares`: they serve this queue alone, and end with it.
-  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts, bool own_spares,
-        std::uintptr_t stream)
-      : StreamQueue(driver, context, spares, stream > last_default ? Calls::as_it_is : Calls::in_place,
-                    reinterpret_cast<void*>(stream)),
+  /// `own_spares`: they serve this queue alone, and end with it.
+  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts,
+        std::optional<std::uintptr_t> adopted = {}, bool own_spares = false)
+      : StreamQueue(driver, context, spares, adopted && *adopted <= last_default ? Calls::in_place : Calls::as_it_is,
+                    adopted),
         driver_(driver),
         moves_parts_(moves_parts),
         own_spares_(own_spares ? std::move(spares) : nullptr) {}

@@ -30,7 +30,7 @@ class HipDevice : public VendorDevice {
   std::string description() override {
     runtime_.started().check();
     char text[256] = "";
-    runtime_.check("hipDeviceGetName", runtime_.hipDeviceGetName(text, sizeof text, static_cast<int>(index_)));
+    runtime_.check(runtime_.hipDeviceGetName, text, sizeof text, static_cast<int>(index_));
     return text;
   }
 
@@ -59,11 +59,11 @@ class HipDevice : public VendorDevice {
     runtime_.started().check();
     int const own = static_cast<int>(index_), users = static_cast<int>(user->index_);
     int reaches = 0;
-    runtime_.check("hipDeviceCanAccessPeer", runtime_.hipDeviceCanAccessPeer(&reaches, users, own));
+    runtime_.check(runtime_.hipDeviceCanAccessPeer, &reaches, users, own);
     if (reaches == 0) return MemoryConnection::migratable;
     auto const current = user->here();
     int const code = runtime_.hipDeviceEnablePeerAccess(own, 0);
-    if (code != hipErrorPeerAccessAlreadyEnabled) runtime_.check("hipDeviceEnablePeerAccess", code);
+    if (code != hipErrorPeerAccessAlreadyEnabled) runtime_.check_code(runtime_.hipDeviceEnablePeerAccess, code);
     if (code != 0) runtime_.forget_error();
     return MemoryConnection::unified;
   }
@@ -90,7 +90,7 @@ class HipDevice : public VendorDevice {
     void* device_ptr = nullptr;
     if (int const code = runtime_.hipHostGetDevicePointer(&device_ptr, pointer(ptr), 0); code != 0) {
       auto call = runtime_.failed("hipHostGetDevicePointer", code);
-      runtime_.check("hipHostUnregister", runtime_.hipHostUnregister(pointer(ptr)));  // else it is still locked
+      runtime_.check(runtime_.hipHostUnregister, pointer(ptr));  // else it is still locked
       throw VendorError(std::move(call));
     }
     return reinterpret_cast<Address>(device_ptr);
@@ -98,7 +98,7 @@ class HipDevice : public VendorDevice {
 
   void unlock(Address ptr) override {
     auto const current = here();
-    runtime_.check("hipHostUnregister", runtime_.hipHostUnregister(pointer(ptr)));
+    runtime_.check(runtime_.hipHostUnregister, pointer(ptr));
   }
 
   std::optional<Pinned> is_pinned(Address ptr) override {
@@ -119,12 +119,11 @@ class HipDevice : public VendorDevice {
     void* ptr = nullptr;
     switch (kind) {
       case MemoryKind::host:
-        runtime_.check("hipHostMalloc",
-                       runtime_.hipHostMalloc(&ptr, size, hipHostMallocPortable | hipHostMallocMapped));
+        runtime_.check(runtime_.hipHostMalloc, &ptr, size, hipHostMallocPortable | hipHostMallocMapped);
         break;
-      case MemoryKind::device: runtime_.check("hipMalloc", runtime_.hipMalloc(&ptr, size)); break;
+      case MemoryKind::device: runtime_.check(runtime_.hipMalloc, &ptr, size); break;
       case MemoryKind::shared:
-        runtime_.check("hipMallocManaged", runtime_.hipMallocManaged(&ptr, size, hipMemAttachGlobal));
+        runtime_.check(runtime_.hipMallocManaged, &ptr, size, hipMemAttachGlobal);
         break;
     }
     return reinterpret_cast<Address>(ptr);
@@ -134,9 +133,9 @@ class HipDevice : public VendorDevice {
   void free(Address ptr, MemoryKind kind) override {
     auto const current = here();
     if (kind == MemoryKind::host) {
-      runtime_.check("hipHostFree", runtime_.hipHostFree(pointer(ptr)));
+      runtime_.check(runtime_.hipHostFree, pointer(ptr));
     } else {
-      runtime_.check("hipFree", runtime_.hipFree(pointer(ptr)));
+      runtime_.check(runtime_.hipFree, pointer(ptr));
     }
   }
 
@@ -154,7 +153,7 @@ class HipDevice : public VendorDevice {
       if (code == hipErrorInvalidValue) {  // the host cannot reach it
         runtime_.forget_error();
         host = 0;
-      } else if (!knows("hipPointerGetAttribute", code)) {
+      } else if (!knows(runtime_.hipPointerGetAttribute, code)) {
         return std::nullopt;
       }
       if (host != 0) return MemoryInfo{MemoryKind::host, base, *size, -1};
@@ -167,12 +166,12 @@ class HipDevice : public VendorDevice {
   /// The runtime refuses a host range that begins in a lock and reaches past its end.
   void copy(Address dst, Address src, std::uint64_t size) override {
     auto const current = here();
-    runtime_.check("hipMemcpy", runtime_.hipMemcpy(pointer(dst), pointer(src), size, hipMemcpyDefault));
+    runtime_.check(runtime_.hipMemcpy, pointer(dst), pointer(src), size, hipMemcpyDefault);
   }
 
   void synchronize() override {
     auto const current = here();
-    runtime_.check("hipDeviceSynchronize", runtime_.hipDeviceSynchronize());
+    runtime_.check(runtime_.hipDeviceSynchronize);
   }
 
   // ---- queues ----
@@ -201,7 +200,7 @@ class HipDevice : public VendorDevice {
 
   int of_device(int asked) const {
     int value = 0;
-    runtime_.check("hipDeviceGetAttribute", runtime_.hipDeviceGetAttribute(&value, asked, static_cast<int>(index_)));
+    runtime_.check(runtime_.hipDeviceGetAttribute, &value, asked, static_cast<int>(index_));
     return value;
   }
 
@@ -220,7 +219,7 @@ class HipDevice : public VendorDevice {
     if (!size) return std::nullopt;
     void* device_ptr = nullptr;
     int const code = runtime_.hipHostGetDevicePointer(&device_ptr, pointer(base), 0);
-    if (!knows("hipHostGetDevicePointer", code)) return std::nullopt;
+    if (!knows(runtime_.hipHostGetDevicePointer, code)) return std::nullopt;
     return Pinned{base, *size, reinterpret_cast<Address>(device_ptr)};
   }
 
@@ -230,19 +229,20 @@ class HipDevice : public VendorDevice {
     void* ignored = nullptr;
     std::size_t size = 0;
     int const code = runtime_.hipMemGetAddressRange(&ignored, &size, pointer(ptr));
-    if (!knows("hipMemGetAddressRange", code)) return std::nullopt;
+    if (!knows(runtime_.hipMemGetAddressRange, code)) return std::nullopt;
     return size;
   }
 
   bool attribute(int name, Address ptr, Address& value) const {
     value = 0;  // a bool fills only its first byte
-    return knows("hipPointerGetAttribute", runtime_.hipPointerGetAttribute(&value, name, pointer(ptr)));
+    return knows(runtime_.hipPointerGetAttribute, runtime_.hipPointerGetAttribute(&value, name, pointer(ptr)));
   }
 
   /// False for what releases say of a pointer that is not theirs, or not any more since the question before.
-  bool knows(char const* function, int code) const {
+  template <class Signature>
+  bool knows(Function<Signature> const& function, int code) const {
     if (code != hipErrorInvalidValue && code != hipErrorInvalidDevicePointer && code != hipErrorNotFound) {
-      runtime_.check(function, code);
+      runtime_.check_code(function, code);
       return true;
     }
     runtime_.forget_error();

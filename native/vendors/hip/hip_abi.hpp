@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../base/function.hpp"
+
 namespace pinning::hip {
 
 #define PINNING_HIP_FUNCTIONS(FUNCTION)                                                                         \
@@ -86,11 +88,11 @@ namespace pinning::hip {
   CONSTANT(HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)              \
   CONSTANT(HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11)
 
-#define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);
+#define PINNING_FUNCTION(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 struct Functions {
-  PINNING_HIP_FUNCTIONS(PINNING_POINTER)
-  PINNING_HIP_NEWER_FUNCTIONS(PINNING_POINTER)
+  PINNING_HIP_FUNCTIONS(PINNING_FUNCTION)
+  PINNING_HIP_NEWER_FUNCTIONS(PINNING_FUNCTION)
 };
-#undef PINNING_POINTER
+#undef PINNING_FUNCTION
 
 }  // namespace pinning::hip

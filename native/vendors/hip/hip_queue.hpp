@@ -9,14 +9,9 @@ namespace pinning::hip {
 /// releases look addresses up there, whatever stream is named.
 class Queue final : public StreamQueue {
  public:
-  Queue(Runtime const& runtime, Where device, std::shared_ptr<SpareEvents> spares, bool waits_for_values)
-      : StreamQueue(runtime, device, std::move(spares), Calls::in_place),
-        runtime_(runtime),
-        waits_for_values_(waits_for_values) {}
-  /// Over someone else's stream.
   Queue(Runtime const& runtime, Where device, std::shared_ptr<SpareEvents> spares, bool waits_for_values,
-        std::uintptr_t stream)
-      : StreamQueue(runtime, device, std::move(spares), Calls::in_place, reinterpret_cast<void*>(stream)),
+        std::optional<std::uintptr_t> adopted = {})
+      : StreamQueue(runtime, device, std::move(spares), Calls::in_place, adopted),
         runtime_(runtime),
         waits_for_values_(waits_for_values) {}
   ~Queue() override { close_quietly(); }

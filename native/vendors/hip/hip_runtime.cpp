@@ -19,32 +19,32 @@ Runtime::Runtime()
                 in_rocm("libamdhip64.so")},
                "install the HIP runtime of ROCm, and put its folder on LD_LIBRARY_PATH or say in ROCM_PATH where ROCm "
                "is") {
-#define PINNING_GET(name, ...) library_.get(#name, this->name);
+#define PINNING_GET(name, ...) library_.get(this->name);
   PINNING_HIP_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
-  library_.get_if_there("hipMemcpyBatchAsync", hipMemcpyBatchAsync);
+  library_.get_if_there(hipMemcpyBatchAsync);
   streams_ = {
-      .stream_create = {"hipStreamCreateWithFlags", hipStreamCreateWithFlags},
-      .stream_destroy = {"hipStreamDestroy", hipStreamDestroy},
-      .stream_query = {"hipStreamQuery", hipStreamQuery},
-      .stream_synchronize = {"hipStreamSynchronize", hipStreamSynchronize},
-      .stream_wait_event = {"hipStreamWaitEvent", hipStreamWaitEvent},
-      .launch_host_function = {"hipLaunchHostFunc", hipLaunchHostFunc},
-      .event_create = {"hipEventCreateWithFlags", hipEventCreateWithFlags},
-      .event_destroy = {"hipEventDestroy", hipEventDestroy},
-      .event_query = {"hipEventQuery", hipEventQuery},
-      .event_synchronize = {"hipEventSynchronize", hipEventSynchronize},
-      .event_record = {"hipEventRecord", hipEventRecord},
-      .event_elapsed = {"hipEventElapsedTime", hipEventElapsedTime},
-      .stream_is_capturing = {"hipStreamIsCapturing", hipStreamIsCapturing},
-      .thread_exchange_capture_mode = {"hipThreadExchangeStreamCaptureMode", hipThreadExchangeStreamCaptureMode},
+      .stream_create = hipStreamCreateWithFlags,
+      .stream_destroy = hipStreamDestroy,
+      .stream_query = hipStreamQuery,
+      .stream_synchronize = hipStreamSynchronize,
+      .stream_wait_event = hipStreamWaitEvent,
+      .launch_host_function = hipLaunchHostFunc,
+      .event_create = hipEventCreateWithFlags,
+      .event_destroy = hipEventDestroy,
+      .event_query = hipEventQuery,
+      .event_synchronize = hipEventSynchronize,
+      .event_record = hipEventRecord,
+      .event_elapsed = hipEventElapsedTime,
+      .stream_is_capturing = hipStreamIsCapturing,
+      .thread_exchange_capture_mode = hipThreadExchangeStreamCaptureMode,
   };
 }
 
 void Runtime::start() {
   try {
-    check("hipInit", hipInit(0));
-    check("hipGetDeviceCount", hipGetDeviceCount(&count));
+    check(hipInit, 0);
+    check(hipGetDeviceCount, &count);
   } catch (VendorError const& error) {
     auto const problem = kfd_problem();
     throw Unavailable("the HIP runtime finds no AMD GPU: " + error.call.text() + "; " +
@@ -55,9 +55,9 @@ void Runtime::start() {
 
 Runtime const& Runtime::get() {
   Runtime const& runtime = only.get([] {
-    auto made = std::unique_ptr<Runtime>(new Runtime);
-    made->start();
-    return made;
+    auto runtime = std::unique_ptr<Runtime>(new Runtime);
+    runtime->start();
+    return runtime;
   });
   runtime.started().check();
   return runtime;
@@ -67,22 +67,22 @@ VendorLibrary Runtime::library() {
   if (only.if_made() != nullptr) get();  // which refuses a fork
   Runtime const loaded;
   int version = 0;
-  loaded.check("hipRuntimeGetVersion", loaded.hipRuntimeGetVersion(&version));
+  loaded.check(loaded.hipRuntimeGetVersion, &version);
   return {loaded.library_.name(), std::to_string(version / 10'000'000) + "." + std::to_string(version / 100'000 % 100) +
                                       "." + std::to_string(version % 100'000)};
 }
 
-VendorCall Runtime::failed(char const* function, int code, std::string advice) const {
+VendorCall Runtime::failed(std::string function, int code, std::string advice) const {
   forget_error();  // others ask after their kernels
   char const* const name = hipGetErrorName(code);
-  return {function, code, name != nullptr ? name : "unknown", std::move(advice), code == hipErrorOutOfMemory};
+  return {std::move(function), code, name != nullptr ? name : "unknown", std::move(advice), code == hipErrorOutOfMemory};
 }
 
 Where Runtime::enter(Where device) const {
   int before = 0;
-  check("hipGetDevice", hipGetDevice(&before));
+  check(hipGetDevice, &before);
   if (static_cast<Where>(before) == device) return unchanged;
-  check("hipSetDevice", hipSetDevice(static_cast<int>(device)));
+  check(hipSetDevice, static_cast<int>(device));
   return static_cast<Where>(before);
 }
 

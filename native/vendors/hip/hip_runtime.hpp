@@ -2,7 +2,6 @@
 // The HIP runtime, as it is loaded at first use.
 #pragma once
 
-#include "../../base/library.hpp"
 #include "../streams.hpp"
 #include "hip_abi.hpp"
 
@@ -20,7 +19,7 @@ class Runtime : public Functions, public StreamVendor {
   /// It needs no GPU.
   static VendorLibrary library();
 
-  VendorCall failed(char const* function, int code, std::string advice = "") const override;
+  VendorCall failed(std::string function, int code, std::string advice = "") const override;
   Where enter(Where device) const override;
   void leave(Where before) const noexcept override;
   void forget_error() const noexcept override;

@@ -72,8 +72,8 @@ class HostDevice : public VendorDevice {
     Allocations::node_type entry;
     {
       std::lock_guard const guard(state_.mutex);
-      auto const found = state_.allocated.find(ptr);
-      if (found != state_.allocated.end() && found->second.kind == kind) entry = state_.allocated.extract(found);
+      auto const allocation = state_.allocated.find(ptr);
+      if (allocation != state_.allocated.end() && allocation->second.kind == kind) entry = state_.allocated.extract(allocation);
     }
     if (entry.empty()) {
       char text[96];
@@ -82,7 +82,7 @@ class HostDevice : public VendorDevice {
     }
     std::uint64_t const size = entry.mapped().size;
     if (kind == MemoryKind::host) state_.locks.forget({ptr, size});
-    // Last, for from here on the addresses may be somebody else's.
+    // Last, for from here on the addresses may be in use again.
     if (munmap(reinterpret_cast<void*>(ptr), size) == 0) return;
     int const code = errno;
     {

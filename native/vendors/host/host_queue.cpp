@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `Worker::mutex_` guards a queue's jobs, `HostQueues::mutex_` the list of queues; each is taken last and held for an
-// insert or a look. Whoever waits for a thread or a point waits for a number.
+// Locks: `QueueThread::mutex_` guards a queue's jobs, `HostQueues::mutex_` the list of queues; each is taken last and held for
+// an insertion or a search. Waits for a job or a point are for a futex.
 #include "host_queue.hpp"
 
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <pinning/generation.hpp>
-#include <thread>
 #include <vector>
 
 #include "../../base/futex.hpp"
 #include "../../base/system_call.hpp"
 #include "../host_work.hpp"
+#include "../queue_thread.hpp"
 
 namespace pinning {
 
@@ -30,7 +28,7 @@ void check_process(unsigned made_in) {
 
 char* at(Address address) { return reinterpret_cast<char*>(address); }
 
-/// Where a queue's thread comes by.
+/// A position in a queue.
 struct Point {
   Futex reached;  // 1 then
   Clock::time_point time;
@@ -72,43 +70,29 @@ class HostEvent : public VendorEvent {
 
 }  // namespace
 
-/// A thread that does one job after another, and lives until it is stopped and has done all. It keeps no process alive.
-class Worker {
+class HostQueueThread : public QueueThread {
  public:
-  using Job = std::function<void()>;
+  explicit HostQueueThread(std::uintptr_t handle) : handle_(handle) {}
 
-  explicit Worker(std::uintptr_t handle) : handle_(handle) {}
-
-  /// Throws VendorError where there is no thread to be had.
-  static void start(std::shared_ptr<Worker> const& worker) {
-    if (int const code = start_thread("pinning queue", [worker] { worker->run(); }); code != 0) {
-      throw VendorError(failed_call("pthread_create", code, "there is no thread for a queue of the host to be had; close "
-                                                            "queues that are idle"));
-    }
+  static void start(std::shared_ptr<HostQueueThread> const& thread) {
+    QueueThread::start("pinning queue", [thread] { thread->run(); });
   }
 
-  void put(Job job) {
+  template <class Work>
+  void put(Work work) {
     check_process(made_in_);
-    {
-      std::lock_guard const guard(mutex_);
+    auto job = [this, work = std::move(work)] {
+      work();
+      finished_.add_one();
+    };
+    QueueThread::put({std::move(job)}, [this] {
       check_open();
-      jobs_.push_back(std::move(job));
       submitted_.fetch_add(1, std::memory_order_relaxed);
-    }
-    news_.add_one();
+    });
   }
 
   void check_open() const {
     if (stopped_) throw Unsupported("this queue of the host is closed: make another");
-  }
-
-  /// Ends the thread once all jobs are done.
-  void stop() noexcept {
-    {
-      std::lock_guard const guard(mutex_);
-      stopped_ = true;
-    }
-    news_.add_one();
   }
 
   bool done() {
@@ -140,116 +124,82 @@ class Worker {
     return static_cast<std::int32_t>(finished_.load() - static_cast<std::uint32_t>(jobs)) >= 0;
   }
 
-  /// The first job; nothing once it is stopped and has none.
-  Job next() {
-    for (;;) {
-      std::uint32_t const seen = news_.load();
-      {
-        std::lock_guard const guard(mutex_);
-        if (!jobs_.empty()) {
-          Job job = std::move(jobs_.front());
-          jobs_.pop_front();
-          return job;
-        }
-        if (stopped_) return {};
-      }
-      // To wake a thread takes its waker longer than all else, and the next job often comes at once.
-      for (auto const until = Clock::now() + std::chrono::microseconds(20);
-           news_.load() == seen && Clock::now() < until;) {
-        std::this_thread::yield();
-      }
-      news_.wait(seen);
-    }
-  }
-
-  void run() {
-    while (Job job = next()) {
-      job();
-      job = nullptr;
-      finished_.add_one();
-    }
-  }
-
   std::uintptr_t const handle_;
   unsigned const made_in_ = generation();
-  std::mutex mutex_;
-  std::deque<Job> jobs_;
-  std::atomic<bool> stopped_ = false;
   std::atomic<std::uint64_t> submitted_ = 0;  // jobs
   Futex finished_;                            // jobs
-  Futex news_;                                // of jobs, and of the end
 };
 
 namespace {
 
 class HostQueue : public VendorQueue {
  public:
-  /// `queues` is told when this ends the thread; null for a queue that was adopted.
-  HostQueue(std::shared_ptr<Worker> worker, HostQueues* queues) : worker_(std::move(worker)), queues_(queues) {}
+  /// `queues` has the thread in its list until this ends it; null for a queue that was adopted.
+  HostQueue(std::shared_ptr<HostQueueThread> thread, HostQueues* queues) : thread_(std::move(thread)), queues_(queues) {}
   ~HostQueue() override {
-    if (worker_->is_here()) close();
+    if (thread_->is_here()) close();
   }
 
-  std::uintptr_t handle() const noexcept override { return worker_->handle(); }
+  std::uintptr_t handle() const noexcept override { return thread_->handle(); }
 
   void copy(Address dst, Address src, std::uint64_t size) override {
-    worker_->put([=] { std::memmove(at(dst), at(src), size); });
+    thread_->put([=] { std::memmove(at(dst), at(src), size); });
   }
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override {
-    worker_->put([=] {
+    thread_->put([=] {
       for (std::uint64_t row = 0; row < height; ++row) {
         std::memmove(at(dst + row * dst_pitch), at(src + row * src_pitch), width);
       }
     });
   }
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override {
-    worker_->put([=] { fill_bytes(at(ptr), value, bytes, count); });
+    thread_->put([=] { fill_bytes(at(ptr), value, bytes, count); });
   }
   void call(void (*function)(void*), void* argument) override {
-    worker_->put([=] { function(argument); });
+    thread_->put([=] { function(argument); });
   }
 
   bool waits_for_values() const noexcept override { return true; }
   void wait_value(Address address, std::uint32_t value) override {
-    worker_->put([=] { wait_for_word(address, value); });
+    thread_->put([=] { wait_for_word(address, value); });
   }
   void write_value(Address address, std::uint32_t value) override {
-    worker_->put([=] { write_word(address, value); });
+    thread_->put([=] { write_word(address, value); });
   }
 
   std::unique_ptr<VendorEvent> record() override {
     auto point = std::make_shared<Point>();
     auto event = std::make_unique<HostEvent>(point);
-    worker_->put([point = std::move(point)] {
+    thread_->put([point = std::move(point)] {
       point->time = Clock::now();
       point->reached.store(1);
     });
     return event;
   }
   void wait(VendorEvent& event) override {
-    worker_->put([point = HostEvent::of_the_host(event).point()] { point->await(); });
+    thread_->put([point = HostEvent::of_the_host(event).point()] { point->await(); });
   }
   bool done() override {
-    worker_->check_open();
-    return worker_->done();
+    thread_->check_open();
+    return thread_->done();
   }
   void synchronize() override {
-    worker_->check_open();
-    worker_->synchronize();
+    thread_->check_open();
+    thread_->synchronize();
   }
   bool synchronize_a_while(std::uint64_t& until) override {
-    worker_->check_open();
-    return worker_->wait_a_while(until);
+    thread_->check_open();
+    return thread_->wait_a_while(until);
   }
   void close() override {
     if (queues_ == nullptr) return;
-    queues_->forget(worker_->handle());
-    worker_->stop();
+    queues_->forget(thread_->handle());
+    thread_->stop();
   }
 
  private:
-  std::shared_ptr<Worker> const worker_;
+  std::shared_ptr<HostQueueThread> const thread_;
   HostQueues* const queues_;
 };
 
@@ -261,43 +211,43 @@ std::unique_ptr<VendorQueue> HostQueues::make() {
     std::lock_guard const guard(mutex_);
     handle = ++last_handle_;
   }
-  auto worker = std::make_shared<Worker>(handle);
-  auto queue = std::make_unique<HostQueue>(worker, this);
-  std::map<std::uintptr_t, std::weak_ptr<Worker>> entry{{handle, worker}};
-  Worker::start(worker);
+  auto thread = std::make_shared<HostQueueThread>(handle);
+  auto queue = std::make_unique<HostQueue>(thread, this);
+  std::map<std::uintptr_t, std::weak_ptr<HostQueueThread>> entry{{handle, thread}};
+  HostQueueThread::start(thread);
   std::lock_guard const guard(mutex_);
-  workers_.insert(entry.extract(handle));
+  threads_.insert(entry.extract(handle));
   return queue;
 }
 
 std::unique_ptr<VendorQueue> HostQueues::adopt(std::uintptr_t handle) {
-  std::shared_ptr<Worker> worker;
+  std::shared_ptr<HostQueueThread> thread;
   {
     std::lock_guard const guard(mutex_);
-    if (auto const found = workers_.find(handle); found != workers_.end()) worker = found->second.lock();
+    if (auto const entry = threads_.find(handle); entry != threads_.end()) thread = entry->second.lock();
   }
-  if (!worker) {
+  if (!thread) {
     throw InvalidRange("the host has no queue with the handle " + std::to_string(handle) +
                        "; take it from a queue's `handle`");
   }
-  return std::make_unique<HostQueue>(std::move(worker), nullptr);
+  return std::make_unique<HostQueue>(std::move(thread), nullptr);
 }
 
 void HostQueues::synchronize() {
-  std::vector<std::shared_ptr<Worker>> working;
+  std::vector<std::shared_ptr<HostQueueThread>> threads;
   {
     std::lock_guard const guard(mutex_);
-    for (auto const& [handle, worker] : workers_) {
-      if (auto here = worker.lock()) working.push_back(std::move(here));
+    for (auto const& [handle, entry] : threads_) {
+      if (auto thread = entry.lock()) threads.push_back(std::move(thread));
     }
   }
-  for (auto const& worker : working) worker->synchronize();
+  for (auto const& thread : threads) thread->synchronize();
 }
 
 void HostQueues::forget(std::uintptr_t handle) noexcept {
-  std::map<std::uintptr_t, std::weak_ptr<Worker>>::node_type entry;
+  std::map<std::uintptr_t, std::weak_ptr<HostQueueThread>>::node_type entry;
   std::lock_guard const guard(mutex_);
-  entry = workers_.extract(handle);
+  entry = threads_.extract(handle);
 }
 
 }  // namespace pinning

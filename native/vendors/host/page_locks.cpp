@@ -43,7 +43,7 @@ int unlock_pages(Address start, Address end) {
         if (!unlock(std::max(start, mapping.start), std::min(end, mapping.end))) error = errno;
       }
     }
-  } catch (std::exception const&) {  // nobody can say what is mapped
+  } catch (std::exception const&) {  // what is mapped is unknown
   }
   return error;
 }
@@ -114,7 +114,7 @@ constexpr auto locked = [](unsigned each) { return each != 0; };
 
 }  // namespace
 
-/// While it lives, nobody else changes these pages.
+/// While it lives, no other thread changes these pages.
 class PageLocks::Change {
  public:
   Change(PageLocks& locks, Pages pages) : locks_(locks), pages_(pages) {
@@ -222,9 +222,9 @@ void PageLocks::forget(Range range) {
   {
     std::lock_guard const guard(mutex_);
     Held& held = ranges_like(range.size);
-    auto const found = held.find(range);
-    if (found == held.end()) return;  // somebody has unlocked it
-    entry.range = held.extract(found);
+    auto const entry_of_range = held.find(range);
+    if (entry_of_range == held.end()) return;  // another thread has unlocked it
+    entry.range = held.extract(entry_of_range);
   }
   Pages const pages = pages_of(range);
   Change const change(*this, pages);
@@ -328,7 +328,7 @@ void PageLocks::unlock_moved(Moved const& moved) {
     try {
       auto const mapped = mappings(pages.end - 1, 1);
       if (!mapped.empty()) pages.end = mapped.front().end;
-    } catch (Unavailable const&) {  // nobody can say how much that is
+    } catch (Unavailable const&) {  // how much that is, is unknown
     }
   }
   Change const change(*this, pages);

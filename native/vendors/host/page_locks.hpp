@@ -19,7 +19,7 @@ namespace pinning {
 /// mutex, and what is counted changes only after it has done its part. No memory is allocated or freed under the mutex: a
 /// program's allocator may give pages back, which a tool may want to unlock first.
 ///
-/// Memory that moves takes mlock's lock along: where it went it is unlocked by whoever locks next, or by the watcher's thread.
+/// Memory that moves takes mlock's lock along: there it is unlocked by the next lock, or by the watcher's thread.
 class PageLocks : private InvalidationListener {
  public:
   struct Range {
@@ -32,7 +32,7 @@ class PageLocks : private InvalidationListener {
   /// RLIMIT_MEMLOCK is in the way; then nothing has changed.
   void lock(Range range);
 
-  /// Undoes one `lock` of a range that starts at `ptr`, of several the smallest: what stays covers whoever is left.
+  /// Undoes one `lock` of a range that starts at `ptr`, of several the smallest: what stays covers the others.
   /// Throws NotLocked, or VendorError, after which all of it is still locked. Pages in `gone` took their lock with them
   /// when they were unmapped: what is there now is not touched.
   void unlock(Address ptr, Span gone = {});

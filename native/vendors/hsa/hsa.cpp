@@ -38,10 +38,8 @@ class HsaDevice : public VendorDevice {
     for (Handle const other : runtime.gpus) {
       if (other.handle == agent_.handle) continue;
       std::uint32_t access = 0;
-      char const* const name = "hsa_amd_agent_memory_pool_get_info";
-      int const code = runtime.hsa_amd_agent_memory_pool_get_info(other, own_pool_,
-                                                                  HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS, &access);
-      runtime.check(name, code);
+      int const asked = HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS;
+      runtime.check(runtime.hsa_amd_agent_memory_pool_get_info, other, own_pool_, asked, &access);
       if (access != HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED) peers_.push_back(other);
     }
   }
@@ -100,7 +98,7 @@ class HsaDevice : public VendorDevice {
     if (!device_ptr) throw NotLocked("no range that starts at " + hex(ptr) + " is locked on " + name_);
     if (int const code = runtime.hsa_amd_memory_unlock(reinterpret_cast<void*>(ptr)); code != 0) {
       Locks::get().locked(ptr, *device_ptr);
-      runtime.check("hsa_amd_memory_unlock", code);
+      runtime.check_code(runtime.hsa_amd_memory_unlock, code);
     }
     Locks::get().leave(ptr);
   }
@@ -108,9 +106,9 @@ class HsaDevice : public VendorDevice {
   /// Where the kernel driver supports shared virtual memory (from the GPUs of the Vega generation on), the runtime knows
   /// what it has allocated itself, but not what others have locked.
   std::optional<Pinned> is_pinned(Address ptr) override {
-    auto const found = range_around(Runtime::get(), ptr);
-    if (!found || found->gpu || !found->holds_host(ptr)) return std::nullopt;  // or it is a GPU's address of it
-    return Pinned{found->host, found->size, found->device};
+    auto const range = range_around(Runtime::get(), ptr);
+    if (!range || range->gpu || !range->holds_host(ptr)) return std::nullopt;  // or it is a GPU's address of it
+    return Pinned{range->host, range->size, range->device};
   }
 
   CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
@@ -131,15 +129,14 @@ class HsaDevice : public VendorDevice {
     if (write_combined) throw Unsupported(name_ + " has no write-combined memory: use a device of the plugin hip");
     bool const on_host = kind == MemoryKind::host;
     void* made = nullptr;
-    runtime.check("hsa_amd_memory_pool_allocate", runtime.hsa_amd_memory_pool_allocate(
-                                                      on_host ? runtime.coherent_pool : own_pool_, size, 0, &made));
+    runtime.check(runtime.hsa_amd_memory_pool_allocate, on_host ? runtime.coherent_pool : own_pool_, size, 0, &made);
     auto const ptr = reinterpret_cast<Address>(made);
     auto const& users = on_host ? runtime.gpus : peers_;
     if (users.empty()) return ptr;
     try {
       auto const count = static_cast<std::uint32_t>(users.size());
       int const code = runtime.hsa_amd_agents_allow_access(count, users.data(), nullptr, made);
-      runtime.check("hsa_amd_agents_allow_access", code);
+      runtime.check_code(runtime.hsa_amd_agents_allow_access, code);
       if (!on_host) PeerMemory::get().add(ptr);
     } catch (...) {
       runtime.hsa_amd_memory_pool_free(made);
@@ -151,18 +148,18 @@ class HsaDevice : public VendorDevice {
   /// The runtime does not wait for work that uses it.
   void free(Address ptr, MemoryKind) override {
     Runtime const& runtime = Runtime::get();
-    bool const peers = PeerMemory::get().remove(ptr);  // before somebody else is given the address
+    bool const peers = PeerMemory::get().remove(ptr);  // before the address can be allocated again
     int const code = runtime.hsa_amd_memory_pool_free(reinterpret_cast<void*>(ptr));
     if (code != 0 && peers) PeerMemory::get().add(ptr);
-    runtime.check("hsa_amd_memory_pool_free", code);
+    runtime.check_code(runtime.hsa_amd_memory_pool_free, code);
   }
 
   /// Of anyone in this process as far as the runtime knows, on any GPU.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
-    auto const found = range_around(Runtime::get(), ptr);
-    if (!found) return std::nullopt;
-    if (!found->gpu) return MemoryInfo{MemoryKind::host, found->host, found->size, -1};
-    return MemoryInfo{MemoryKind::device, found->device, found->size, *found->gpu};
+    auto const range = range_around(Runtime::get(), ptr);
+    if (!range) return std::nullopt;
+    if (!range->gpu) return MemoryInfo{MemoryKind::host, range->host, range->size, -1};
+    return MemoryInfo{MemoryKind::device, range->device, range->size, *range->gpu};
   }
 
   /// A host range that is not locked, or not as a whole, is copied too: the runtime locks it meanwhile.
@@ -179,10 +176,10 @@ class HsaDevice : public VendorDevice {
   // ---- queues ----
 
   std::unique_ptr<VendorQueue> make_queue() override {
-    auto [queue, worker] = hsa::make_queue(Runtime::get(), index_);
+    auto [queue, thread] = hsa::make_queue(Runtime::get(), index_);
     std::lock_guard const guard(mutex_);
-    std::erase_if(workers_, [](auto const& each) { return each.expired(); });
-    workers_.push_back(worker);
+    std::erase_if(threads_, [](auto const& thread) { return thread.expired(); });
+    threads_.push_back(thread);
     return std::move(queue);
   }
 
@@ -195,21 +192,21 @@ class HsaDevice : public VendorDevice {
   /// All work of all queues of this device; the runtime does not know of others' copies.
   void synchronize() override {
     Runtime::get();
-    std::vector<std::shared_ptr<Worker>> working;
+    std::vector<std::shared_ptr<HsaQueueThread>> threads;
     {
       std::lock_guard const guard(mutex_);
-      for (auto const& each : workers_) {
-        if (auto worker = each.lock()) working.push_back(std::move(worker));
+      for (auto const& entry : threads_) {
+        if (auto thread = entry.lock()) threads.push_back(std::move(thread));
       }
     }
-    for (auto const& worker : working) wait_for_all(*worker);
+    for (auto const& thread : threads) wait_for_all(*thread);
   }
 
  private:
   std::string text(int attribute) const {
     Runtime const& runtime = Runtime::get();
     char value[64] = "";
-    runtime.check("hsa_agent_get_info", runtime.hsa_agent_get_info(agent_, attribute, value));
+    runtime.check(runtime.hsa_agent_get_info, agent_, attribute, value);
     return {value, strnlen(value, sizeof value)};
   }
 
@@ -234,7 +231,7 @@ class HsaDevice : public VendorDevice {
   Handle agent_{}, own_pool_{};
   std::vector<Handle> peers_;  // other GPUs that can reach the own pool
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Worker>> workers_;  // whose threads may be at work
+  std::vector<std::weak_ptr<HsaQueueThread>> threads_;
 };
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../base/function.hpp"
+
 namespace pinning::hsa {
 
 /// hsa_agent_t, hsa_amd_memory_pool_t and hsa_signal_t, which are alike.
@@ -88,10 +90,10 @@ using Visit = int (*)(Handle, void*);
   CONSTANT(HSA_EXT_POINTER_TYPE_HSA, 1)                             \
   CONSTANT(HSA_EXT_POINTER_TYPE_LOCKED, 2)
 
-#define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__);
+#define PINNING_FUNCTION(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 struct Functions {
-  PINNING_HSA_FUNCTIONS(PINNING_POINTER)
+  PINNING_HSA_FUNCTIONS(PINNING_FUNCTION)
 };
-#undef PINNING_POINTER
+#undef PINNING_FUNCTION
 
 }  // namespace pinning::hsa

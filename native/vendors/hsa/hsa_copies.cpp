@@ -46,7 +46,7 @@ void begin(Runtime const& runtime, Rows const& rows, Reached const& to, Reached 
         waits, awaited, signal);
     if (code == 0) continue;
     runtime.hsa_signal_subtract_screlease(signal, height - row);
-    runtime.check("hsa_amd_memory_async_copy", code);
+    runtime.check_code(runtime.hsa_amd_memory_async_copy, code);
   }
 }
 
@@ -67,8 +67,8 @@ void copy_and_wait(Runtime const& runtime, Reached const& to, Reached const& fro
 
 void copy_by_runtime(Runtime const& runtime, Rows const& rows) {
   for (std::uint64_t row = 0; row < rows.height; ++row) {
-    runtime.check("hsa_memory_copy", runtime.hsa_memory_copy(pointer(rows.dst + row * rows.dst_pitch),
-                                                             pointer(rows.src + row * rows.src_pitch), rows.width));
+    runtime.check(runtime.hsa_memory_copy, pointer(rows.dst + row * rows.dst_pitch),
+                  pointer(rows.src + row * rows.src_pitch), rows.width);
   }
 }
 
@@ -83,7 +83,7 @@ void fill_device(Runtime const& runtime, Address ptr, std::uint32_t value, unsig
   Address first = std::min((ptr + 3) & ~Address{3}, end), last = std::max(end & ~Address{3}, ptr);
   if (last > first) {
     int const code = runtime.hsa_amd_memory_fill(pointer(first), word_at(first - ptr), (last - first) / 4);
-    runtime.check("hsa_amd_memory_fill", code);
+    runtime.check_code(runtime.hsa_amd_memory_fill, code);
   } else {
     first = last = end;
   }
@@ -91,7 +91,7 @@ void fill_device(Runtime const& runtime, Address ptr, std::uint32_t value, unsig
   auto const write = [&](Address start, Address stop) {
     if (start >= stop) return;
     std::uint32_t const words[]{word_at(start - ptr), word_at(start - ptr + 4)};
-    runtime.check("hsa_memory_copy", runtime.hsa_memory_copy(pointer(start), words, stop - start));
+    runtime.check(runtime.hsa_memory_copy, pointer(start), words, stop - start);
   };
   write(ptr, first);
   write(last, end);

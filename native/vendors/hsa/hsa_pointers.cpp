@@ -27,8 +27,8 @@ void Locks::locked(Address base, Address device_ptr) {
 
 std::optional<Address> Locks::begin_unlock(Address base) {
   std::lock_guard const guard(mutex_);
-  auto const found = locks_.find(base);
-  return found == locks_.end() ? std::nullopt : std::exchange(found->second.device_ptr, std::nullopt);
+  auto const entry = locks_.find(base);
+  return entry == locks_.end() ? std::nullopt : std::exchange(entry->second.device_ptr, std::nullopt);
 }
 
 void Locks::leave(Address base) {
@@ -70,7 +70,7 @@ PointerInfo pointer_info(Runtime const& runtime, Address ptr) {
   info.size = sizeof info;
   if (ptr == 0) return info;  // which is an invalid argument
   int const code = runtime.hsa_amd_pointer_info(reinterpret_cast<void*>(ptr), &info, nullptr, nullptr, nullptr);
-  runtime.check("hsa_amd_pointer_info", code);
+  runtime.check_code(runtime.hsa_amd_pointer_info, code);
   return info;
 }
 
@@ -89,11 +89,11 @@ std::optional<Range> range_around(Runtime const& runtime, Address ptr) {
 }
 
 std::optional<Reached> reach(Runtime const& runtime, Address ptr, std::uint64_t size, int gpu) {
-  auto const found = range_around(runtime, ptr);
-  if (!found || found->offset(ptr) > found->size || size > found->size - found->offset(ptr)) return std::nullopt;
-  if (!found->gpu) return Reached{found->device + found->offset(ptr), runtime.cpu, false};
-  if (*found->gpu != gpu && !PeerMemory::get().has(found->device)) return std::nullopt;
-  return Reached{ptr, runtime.gpus[static_cast<std::size_t>(*found->gpu)], true};
+  auto const range = range_around(runtime, ptr);
+  if (!range || range->offset(ptr) > range->size || size > range->size - range->offset(ptr)) return std::nullopt;
+  if (!range->gpu) return Reached{range->device + range->offset(ptr), runtime.cpu, false};
+  if (*range->gpu != gpu && !PeerMemory::get().has(range->device)) return std::nullopt;
+  return Reached{ptr, runtime.gpus[static_cast<std::size_t>(*range->gpu)], true};
 }
 
 }  // namespace pinning::hsa

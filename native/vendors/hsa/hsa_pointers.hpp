@@ -42,7 +42,7 @@ class Locks {
   std::map<Address, Lock> locks_;
 };
 
-/// Device memory, by its first byte, that all GPUs may use which can. The runtime tells nobody's permissions cheaply.
+/// Device memory, by its first byte, that all GPUs may use which can: asking the runtime for permissions is slow.
 class PeerMemory {
  public:
   static PeerMemory& get();
@@ -77,7 +77,7 @@ struct Reached {
 /// What the runtime says.
 PointerInfo pointer_info(Runtime const& runtime, Address ptr);
 
-/// Whether somebody has pinned it, and it is no GPU's.
+/// Whether it is pinned, and no GPU's.
 bool is_pinned_host(Runtime const& runtime, PointerInfo const& info);
 
 /// What holds the byte at `ptr`, which is the host's address or a GPU's.

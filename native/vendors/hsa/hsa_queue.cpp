@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `Worker::mutex_` guards what is submitted, `Batch::mutex_` an error; each is taken last, for an insert or a look.
+// Locks: `QueueThread::mutex_` guards what is submitted, `Batch::mutex_` an error; each is taken last, for an insertion or a
+// read.
 #include "hsa_queue.hpp"
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <exception>
 #include <functional>
-#include <list>
 #include <mutex>
 
-#include "../../base/system_call.hpp"
 #include "../host_work.hpp"
+#include "../queue_thread.hpp"
 #include "hsa_copies.hpp"
 
 namespace pinning::hsa {
@@ -21,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Start = std::function<void()>;
 
-/// The work between two events of a queue. The second one tells what has failed.
+/// The work between two events of a queue. The second one reports what has failed.
 class Batch {
  public:
   /// Keeps an error, if it is the first.
@@ -62,7 +61,7 @@ class Work {
     seen(runtime_.hsa_signal_wait_scacquire(signal, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED));
   }
 
-  /// Starts it. One part of it is this, so that nobody sees the end before what it throws is known.
+  /// Starts it. This is one part of it, so that the end is not seen before what it throws is known.
   void start(Start const& start) noexcept {
     try {
       start();
@@ -78,7 +77,7 @@ class Work {
     runtime_.hsa_signal_store_screlease(signal, 0);
   }
 
-  /// When somebody first saw that it was over.
+  /// When it was first seen to be over.
   Clock::time_point time() const { return Clock::time_point(Clock::duration(time_)); }
 
  private:
@@ -96,7 +95,7 @@ class Work {
 
  public:
   Handle const signal;
-  std::shared_ptr<Batch> batch;  // that of its queue at the time; set before anybody else sees this
+  std::shared_ptr<Batch> batch;  // that of its queue at the time; set before other threads see this
 };
 
 /// A point in a queue: the end of its last work when this was made.
@@ -144,27 +143,20 @@ class Event : public VendorEvent {
 
 }  // namespace
 
-/// A thread that follows the work of a queue, in order, and does or begins what cannot be left to the engines.
+/// Follows the work of a queue, in order, and does or begins what cannot be left to the engines.
 ///
 /// The runtime's own thread for such things (hsa_amd_signal_async_handler) is one for the whole process: a function that
-/// waits there, as those of queues may, stops everybody's.
-class Worker {
+/// waits there, as those of queues may, delays all other queues.
+class HsaQueueThread : public QueueThread {
  public:
-  /// Work, and how to start it where it has not been started.
-  struct Entry {
-    std::shared_ptr<Work> work;
-    Start start;
-  };
-  using Entries = std::list<Entry>;
-
   /// Its thread keeps it. Throws VendorError.
-  static std::shared_ptr<Worker> make() {
-    auto worker = std::make_shared<Worker>();
-    if (int const code = start_thread("pinning HSA", [worker] { worker->run(); }); code != 0) {
-      throw VendorError(failed_call("pthread_create", code, "there is no thread for a queue to be had; close queues that "
-                                                            "are idle"));
-    }
-    return worker;
+  static std::shared_ptr<HsaQueueThread> make() {
+    auto queue_thread = std::make_shared<HsaQueueThread>();
+    start("pinning HSA", [thread = queue_thread] {
+      thread->run();
+      thread->forget();
+    });
+    return queue_thread;
   }
 
   /// Whether all work has been started, so that more may be, without this thread.
@@ -179,20 +171,33 @@ class Worker {
     return tail_;
   }
 
-  /// Takes the one entry of a list, with what is to be started when all before it is over. Nothing can fail.
-  void put(Entries entry) noexcept {
-    std::shared_ptr<Work> before;  // which may be the last to have it, and its destructor calls the runtime
-    {
-      std::lock_guard const guard(mutex_);
-      entry.front().work->batch = batch_;
-      before = std::exchange(tail_, entry.front().work);
-      if (entry.front().start) ++to_start_;
-      entries_.splice(entries_.end(), entry);
-    }
-    news_.notify_one();
+  /// What the thread has to do for `work`: to start it when all before it is over, unless it has been, and to follow it.
+  Entry job_of(std::shared_ptr<Work> const& work, Start start = nullptr) {
+    Entry job;
+    job.emplace_back([this, work, start = std::move(start)]() mutable {
+      if (start) {
+        work->start(start);
+        start = nullptr;
+        std::lock_guard const guard(mutex_);
+        --to_start_;
+      }
+      work->follow();
+      followed_ = std::move(work);  // only now does no engine wait for the signal of the work before: it may be reused
+    });
+    return job;
   }
 
-  /// The end of all work so far, of which the next event will tell nothing more.
+  /// Puts the job of `work` at the end. Nothing can fail.
+  void put(std::shared_ptr<Work> const& work, Entry job, bool started) noexcept {
+    auto before = work;  // becomes the old tail, whose destructor calls the runtime
+    QueueThread::put(std::move(job), [&] {
+      work->batch = batch_;
+      tail_.swap(before);
+      if (!started) ++to_start_;
+    });
+  }
+
+  /// The end of all work so far. Errors of this work are reported by this event only.
   std::unique_ptr<Event> record(Runtime const& runtime) {
     auto batch = std::make_shared<Batch>();
     std::shared_ptr<Work> work;
@@ -204,68 +209,35 @@ class Worker {
     return std::make_unique<Event>(runtime, std::move(work), std::move(batch));
   }
 
-  /// As `record`, but of which the next event will tell too.
+  /// As `record`, but the next event reports these errors too.
   std::unique_ptr<Event> now(Runtime const& runtime) {
     std::lock_guard const guard(mutex_);
     return std::make_unique<Event>(runtime, tail_, batch_);
   }
 
-  /// Ends the thread when all work is over. Any destructor may call it.
-  void stop() noexcept {
-    {
-      std::lock_guard const guard(mutex_);
-      stopped_ = true;
-    }
-    news_.notify_one();
-  }
-
  private:
-  void run() {
-    std::shared_ptr<Work> before;
-    for (Entries entry = next(); !entry.empty(); entry = next()) {
-      auto& [work, start] = entry.front();
-      if (start) {
-        work->start(start);
-        start = nullptr;
-        std::lock_guard const guard(mutex_);
-        --to_start_;
-      }
-      work->follow();
-      before = std::move(work);  // only now is nobody left who waits for the signal of the one before: it may be set anew
-    }
+  void forget() {
     std::shared_ptr<Work> last;
+    followed_.reset();
     std::lock_guard const guard(mutex_);
     last.swap(tail_);
   }
 
-  /// The next entry, alone; none once it is stopped and has no more.
-  Entries next() {
-    Entries one;
-    std::unique_lock guard(mutex_);
-    news_.wait(guard, [&] { return stopped_ || !entries_.empty(); });
-    if (!entries_.empty()) one.splice(one.end(), entries_, entries_.begin());
-    return one;
-  }
-
-  std::mutex mutex_;
-  std::condition_variable news_;
-  Entries entries_;
-  std::shared_ptr<Work> tail_;
+  std::shared_ptr<Work> tail_, followed_;
   std::shared_ptr<Batch> batch_ = std::make_shared<Batch>();
   std::size_t to_start_ = 0;
-  bool stopped_ = false;
 };
 
-void wait_for_all(Worker& worker) {
-  if (auto const tail = worker.tail()) tail->wait();
+void wait_for_all(HsaQueueThread& thread) {
+  if (auto const tail = thread.tail()) tail->wait();
 }
 
 namespace {
 
 class Queue : public VendorQueue {
  public:
-  Queue(Runtime const& runtime, int gpu, std::shared_ptr<Worker> worker)
-      : runtime_(runtime), gpu_(gpu), worker_(std::move(worker)) {}
+  Queue(Runtime const& runtime, int gpu, std::shared_ptr<HsaQueueThread> thread)
+      : runtime_(runtime), gpu_(gpu), thread_(std::move(thread)) {}
   ~Queue() override {
     if (!runtime_.started().elsewhere()) end();
   }
@@ -284,11 +256,11 @@ class Queue : public VendorQueue {
   /// hsa_amd_memory_fill, of device memory.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override {
     check_open();
-    auto const found = range_around(runtime_, ptr);
-    if (found && found->gpu) {
+    auto const range = range_around(runtime_, ptr);
+    if (range && range->gpu) {
       in_turn([=, &runtime = runtime_] { fill_device(runtime, ptr, value, bytes, count); });
     } else {
-      auto* const host = reinterpret_cast<char*>(found ? found->host + found->offset(ptr) : ptr);
+      auto* const host = reinterpret_cast<char*>(range ? range->host + range->offset(ptr) : ptr);
       in_turn([=] { fill_bytes(host, value, bytes, count); });
     }
   }
@@ -312,21 +284,21 @@ class Queue : public VendorQueue {
   /// The end of all work so far; the runtime is not asked for anything.
   std::unique_ptr<VendorEvent> record() override {
     check_open();
-    return worker_->record(runtime_);
+    return thread_->record(runtime_);
   }
 
   /// The queue's thread waits for an event that is not reached.
   void wait(VendorEvent& event) override {
     check_open();
     auto const work = Event::of_ours(event).work;
-    if (work && work != worker_->tail() && !work->over()) {
+    if (work && work != thread_->tail() && !work->over()) {
       in_turn([work] { work->wait(); });
     }
   }
 
   bool done() override {
     check_open();
-    return worker_->now(runtime_)->done();
+    return thread_->now(runtime_)->done();
   }
 
   void synchronize() override { record()->wait(); }
@@ -340,7 +312,7 @@ class Queue : public VendorQueue {
  private:
   void end() noexcept {
     if (closed_.exchange(true)) return;
-    worker_->stop();
+    thread_->stop();
     spares_->close();
   }
 
@@ -353,38 +325,36 @@ class Queue : public VendorQueue {
       return in_turn([=, &runtime = runtime_] { copy_by_runtime(runtime, rows); });
     }
     auto const height = static_cast<std::int64_t>(rows.height);
-    if (!worker_->caught_up()) {
-      auto entry = new_entry(height + 1);
-      entry.front().start = [=, &runtime = runtime_, signal = entry.front().work->signal] {
+    if (!thread_->caught_up()) {
+      auto work = new_work(height + 1);
+      return start_later(work, [=, &runtime = runtime_, signal = work->signal] {
         begin(runtime, rows, *to, *from, signal, std::nullopt);
-      };
-      return worker_->put(std::move(entry));
+      });
     }
-    auto const tail = worker_->tail();
+    auto const tail = thread_->tail();
     std::optional<Handle> after;
     if (tail && !tail->over()) after = tail->signal;
-    auto entry = new_entry(height);
+    auto const work = new_work(height);
+    auto job = thread_->job_of(work);
     try {
-      begin(runtime_, rows, *to, *from, entry.front().work->signal, after);
+      begin(runtime_, rows, *to, *from, work->signal, after);
     } catch (...) {
-      worker_->put(std::move(entry));  // the rows before the one that was refused are under way
+      thread_->put(work, std::move(job), true);  // the rows before the one that was refused are under way
       throw;
     }
-    worker_->put(std::move(entry));
+    thread_->put(work, std::move(job), true);
   }
 
   void in_turn(Start start) {
     check_open();
-    auto entry = new_entry(1);
-    entry.front().start = std::move(start);
-    worker_->put(std::move(entry));
+    start_later(new_work(1), std::move(start));
   }
 
-  Worker::Entries new_entry(std::int64_t parts) {
-    Worker::Entries entry;
-    entry.push_back({std::make_shared<Work>(runtime_, spares_, parts), nullptr});
-    return entry;
+  void start_later(std::shared_ptr<Work> const& work, Start start) {
+    thread_->put(work, thread_->job_of(work, std::move(start)), false);
   }
+
+  std::shared_ptr<Work> new_work(std::int64_t parts) { return std::make_shared<Work>(runtime_, spares_, parts); }
 
   void check_open() {
     runtime_.started().check();
@@ -393,19 +363,19 @@ class Queue : public VendorQueue {
 
   Runtime const& runtime_;
   int const gpu_;
-  std::shared_ptr<Worker> const worker_;
+  std::shared_ptr<HsaQueueThread> const thread_;
   std::shared_ptr<SpareSignals> const spares_ = std::make_shared<SpareSignals>(runtime_);
   std::atomic<bool> closed_ = false;
 };
 
 }  // namespace
 
-std::pair<std::unique_ptr<VendorQueue>, std::shared_ptr<Worker>> make_queue(Runtime const& runtime, int gpu) {
-  auto worker = Worker::make();
+std::pair<std::unique_ptr<VendorQueue>, std::shared_ptr<HsaQueueThread>> make_queue(Runtime const& runtime, int gpu) {
+  auto thread = HsaQueueThread::make();
   try {
-    return {std::make_unique<Queue>(runtime, gpu, worker), worker};
+    return {std::make_unique<Queue>(runtime, gpu, thread), thread};
   } catch (...) {
-    worker->stop();
+    thread->stop();
     throw;
   }
 }

@@ -13,13 +13,12 @@
 
 namespace pinning::hsa {
 
-class Worker;
+class HsaQueueThread;
 
-/// A new queue of the GPU `gpu`, and its thread: for whoever wants to wait until all that it has to do is over. Throws
-/// VendorError where there is no thread to be had.
-std::pair<std::unique_ptr<VendorQueue>, std::shared_ptr<Worker>> make_queue(Runtime const& runtime, int gpu);
+/// A new queue of the GPU `gpu`, and its thread, for `wait_for_all`. Throws VendorError where no thread can be started.
+std::pair<std::unique_ptr<VendorQueue>, std::shared_ptr<HsaQueueThread>> make_queue(Runtime const& runtime, int gpu);
 
 /// Blocks until all that was submitted to the thread's queue is over.
-void wait_for_all(Worker& worker);
+void wait_for_all(HsaQueueThread& thread);
 
 }  // namespace pinning::hsa

@@ -43,10 +43,11 @@ int collect_runtimes(dl_phdr_info* info, std::size_t, void* all) noexcept {
 }  // namespace
 
 Runtime::Runtime()
-    : library_({"libhsa-runtime64.so.1", in_rocm("libhsa-runtime64.so.1")},
+    : VendorDriver("HSA"),
+      library_({"libhsa-runtime64.so.1", in_rocm("libhsa-runtime64.so.1")},
                "install ROCm's package hsa-rocr (Debian and Ubuntu: libhsa-runtime64-1), or say in ROCM_PATH where "
                "ROCm is") {
-#define PINNING_GET(name, ...) library_.get(#name, this->name);
+#define PINNING_GET(name, ...) library_.get(this->name);
   PINNING_HSA_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
   if (int const code = hsa_init(); code != 0) {
@@ -58,34 +59,30 @@ Runtime::Runtime()
 Runtime& Runtime::get() {
   static Only<Runtime> only;
   Runtime& runtime = only.get([] { return std::unique_ptr<Runtime>(new Runtime); });
-  runtime.started_.check();
+  runtime.started().check();
   return runtime;
 }
 
-void Runtime::check(char const* function, int code) const {
-  if (code != 0) throw VendorError(failed(function, code));
-}
-
 /// The runtime puts the code's name before a colon and a sentence.
-VendorCall Runtime::failed(char const* function, int code, std::string advice) const {
+VendorCall Runtime::failed(std::string function, int code, std::string advice) const {
   char const* text = nullptr;
   bool const known = hsa_status_string(code, &text) == 0 && text != nullptr;
-  return {function, code, known ? std::string(text, std::strcspn(text, ":")) : "unknown", std::move(advice),
+  return {std::move(function), code, known ? std::string(text, std::strcspn(text, ":")) : "unknown", std::move(advice),
           code == HSA_STATUS_ERROR_OUT_OF_RESOURCES};
 }
 
 std::optional<int> Runtime::gpu(Handle agent) const noexcept {
-  auto const found = std::ranges::find(gpus, agent.handle, &Handle::handle);
-  return found == gpus.end() ? std::nullopt : std::optional(static_cast<int>(found - gpus.begin()));
+  auto const agent_entry = std::ranges::find(gpus, agent.handle, &Handle::handle);
+  return agent_entry == gpus.end() ? std::nullopt : std::optional(static_cast<int>(agent_entry - gpus.begin()));
 }
 
 std::vector<Handle> Runtime::pools(Handle agent, std::uint32_t grain) const {
   std::vector<Handle> all, found, for_arguments;
-  check("hsa_amd_agent_iterate_memory_pools", hsa_amd_agent_iterate_memory_pools(agent, collect, &all));
+  check(hsa_amd_agent_iterate_memory_pools, agent, collect, &all);
   for (Handle const pool : all) {
     auto const info = [&](int attribute) {
       std::uint32_t value = 0;  // the largest of the types asked for; a bool fills its first byte
-      check("hsa_amd_memory_pool_get_info", hsa_amd_memory_pool_get_info(pool, attribute, &value));
+      check(hsa_amd_memory_pool_get_info, pool, attribute, &value);
       return value;
     };
     // Of pools in the global segment only, which alone have flags.
@@ -100,8 +97,8 @@ std::vector<Handle> Runtime::pools(Handle agent, std::uint32_t grain) const {
 
 VendorLibrary Runtime::library() const {
   std::uint16_t major = 0, minor = 0;
-  check("hsa_system_get_info", hsa_system_get_info(HSA_SYSTEM_INFO_VERSION_MAJOR, &major));
-  check("hsa_system_get_info", hsa_system_get_info(HSA_SYSTEM_INFO_VERSION_MINOR, &minor));
+  check(hsa_system_get_info, HSA_SYSTEM_INFO_VERSION_MAJOR, &major);
+  check(hsa_system_get_info, HSA_SYSTEM_INFO_VERSION_MINOR, &minor);
   return {library_.name(), std::to_string(major) + "." + std::to_string(minor)};
 }
 
@@ -118,11 +115,11 @@ std::vector<std::string> Runtime::problems() const {
 
 void Runtime::find_machine() {
   std::vector<Handle> agents;
-  check("hsa_iterate_agents", hsa_iterate_agents(collect, &agents));
+  check(hsa_iterate_agents, collect, &agents);
   bool has_cpu = false;
   for (Handle const agent : agents) {
     std::uint32_t type = 0;
-    check("hsa_agent_get_info", hsa_agent_get_info(agent, HSA_AGENT_INFO_DEVICE, &type));
+    check(hsa_agent_get_info, agent, HSA_AGENT_INFO_DEVICE, &type);
     if (type == HSA_DEVICE_TYPE_GPU) gpus.push_back(agent);
     if (type == HSA_DEVICE_TYPE_CPU && !has_cpu) {
       cpu = agent;

@@ -6,7 +6,7 @@
 #include <pinning/vendor.hpp>
 #include <vector>
 
-#include "../../base/library.hpp"
+#include "../driver.hpp"
 #include "hsa_abi.hpp"
 
 namespace pinning::hsa {
@@ -15,14 +15,12 @@ namespace pinning::hsa {
 enum { PINNING_HSA_CONSTANTS(PINNING_ENUMERATOR) };
 #undef PINNING_ENUMERATOR
 
-class Runtime : public Functions {
+class Runtime : public Functions, public VendorDriver {
  public:
   /// Loaded and started once; again after each failure. Never shut down: what it locked may outlive us.
   static Runtime& get();
 
-  void check(char const* function, int code) const;
-  VendorCall failed(char const* function, int code, std::string advice = "") const;
-  Started const& started() const noexcept { return started_; }
+  VendorCall failed(std::string function, int code, std::string advice = "") const override;
 
   VendorLibrary library() const;
   /// That a package has brought a runtime of its own into this process.
@@ -42,7 +40,6 @@ class Runtime : public Functions {
   void find_machine();
 
   Library library_;
-  Started started_{"HSA"};
 };
 
 }  // namespace pinning::hsa

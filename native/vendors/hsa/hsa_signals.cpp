@@ -14,7 +14,7 @@ Handle SpareSignals::take(std::int64_t value) {
       spares_.pop_back();
       found = true;
     } else {
-      if (spares_.capacity() <= made_) spares_.reserve(2 * made_ + 8);  // whoever gives one back needs no memory
+      if (spares_.capacity() <= made_) spares_.reserve(2 * made_ + 8);  // so that `give` needs no memory
       ++made_;
     }
   }
@@ -24,7 +24,7 @@ Handle SpareSignals::take(std::int64_t value) {
       std::lock_guard const guard(mutex_);
       --made_;
     }
-    runtime_.check("hsa_signal_create", code);
+    runtime_.check_code(runtime_.hsa_signal_create, code);
   }
   runtime_.hsa_signal_store_screlease(signal, value);
   return signal;

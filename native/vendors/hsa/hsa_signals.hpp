@@ -9,7 +9,7 @@
 
 namespace pinning::hsa {
 
-/// Signals that nobody needs any more, to be used again: one that can be slept on is the kernel's.
+/// Signals that are no longer needed, to be used again: one that can be slept on is the kernel's.
 class SpareSignals {
  public:
   explicit SpareSignals(Runtime const& runtime) : runtime_(runtime) {}

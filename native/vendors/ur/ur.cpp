@@ -43,7 +43,7 @@ class Held {
     ranges_.insert(std::move(range));
   }
 
-  /// Takes the smallest range off those that start at `ptr`: whoever stays is covered. Empty where there is none.
+  /// Takes the smallest range off those that start at `ptr`: the others stay covered. Empty where there is none.
   Range leave(Address ptr) {
     std::lock_guard const guard(mutex_);
     auto const [first, last] = ranges_.equal_range(ptr);
@@ -87,7 +87,7 @@ class UrDevice : public VendorDevice {
   std::string description() override {
     Loader const& loader = Loader::get();
     char text[256] = "";
-    loader.check("urDeviceGetInfo", loader.urDeviceGetInfo(device_, UR_DEVICE_INFO_NAME, sizeof text, text, nullptr));
+    loader.check(loader.urDeviceGetInfo, device_, UR_DEVICE_INFO_NAME, sizeof text, text, nullptr);
     return text + (" (" + platform_.context.adapter + ")");
   }
 
@@ -98,7 +98,7 @@ class UrDevice : public VendorDevice {
     for (auto const& [kind, support] : {std::pair{MemoryKind::host, int{UR_DEVICE_INFO_USM_HOST_SUPPORT}},
                                         std::pair{MemoryKind::device, int{UR_DEVICE_INFO_USM_DEVICE_SUPPORT}},
                                         std::pair{MemoryKind::shared, int{UR_DEVICE_INFO_USM_SINGLE_SHARED_SUPPORT}}}) {
-      auto const flags = loader.ask<std::uint32_t>("urDeviceGetInfo", loader.urDeviceGetInfo, device_, support);
+      auto const flags = loader.ask<std::uint32_t>(loader.urDeviceGetInfo, device_, support);
       if ((flags & UR_DEVICE_USM_ACCESS_CAPABILITY_FLAG_ACCESS) != 0) kinds.push_back(kind);
     }
     return kinds;
@@ -113,8 +113,8 @@ class UrDevice : public VendorDevice {
     void* const page = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) throw std::bad_alloc();
     bool can = false;
-    for (auto* const unlock : {loader.urUSMHostAllocUnregisterExp, loader.urUSMReleaseExp}) {
-      can = can || (unlock != nullptr && unlock(in, page) != UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    for (auto const& unlock : {loader.urUSMHostAllocUnregisterExp, loader.urUSMReleaseExp}) {
+      can = can || (unlock && unlock(in, page) != UR_RESULT_ERROR_UNSUPPORTED_FEATURE);
     }
     munmap(page, size);
     return can;
@@ -126,14 +126,13 @@ class UrDevice : public VendorDevice {
     auto* const user = dynamic_cast<UrDevice*>(&other);
     if (user == nullptr || user == this) return VendorDevice::connection(other);
     Loader const& loader = Loader::get();
-    char const* const ask = "urUsmP2PPeerAccessGetInfoExp";
-    if (&user->platform_ != &platform_ || loader.urUsmP2PPeerAccessGetInfoExp == nullptr) return MemoryConnection::none;
+    if (&user->platform_ != &platform_ || !loader.urUsmP2PPeerAccessGetInfoExp) return MemoryConnection::none;
     try {
       int const asked = UR_EXP_PEER_INFO_UR_PEER_ACCESS_SUPPORT;
-      if (loader.ask<int>(ask, loader.urUsmP2PPeerAccessGetInfoExp, user->device_, device_, asked) == 0) {
+      if (loader.ask<int>(loader.urUsmP2PPeerAccessGetInfoExp, user->device_, device_, asked) == 0) {
         return MemoryConnection::none;
       }
-      loader.check("urUsmP2PEnablePeerAccessExp", loader.urUsmP2PEnablePeerAccessExp(user->device_, device_));
+      loader.check(loader.urUsmP2PEnablePeerAccessExp, user->device_, device_);
     } catch (VendorError const& error) {
       if (error.call.code == UR_RESULT_ERROR_UNSUPPORTED_FEATURE) return MemoryConnection::none;
       if (error.call.code != UR_RESULT_ERROR_INVALID_OPERATION) throw;  // which some say where it is enabled already
@@ -144,7 +143,7 @@ class UrDevice : public VendorDevice {
   std::vector<std::string> problems() override {
     auto problems = Platforms::get().problems;
     Loader const& loader = Loader::get();
-    if (loader.urUSMHostAllocRegisterExp == nullptr && platform_.context.adapter == level_zero) {
+    if (!loader.urUSMHostAllocRegisterExp && platform_.context.adapter == level_zero) {
       problems.push_back("this release of " + loader.name() +
                          " has no urUSMHostAllocRegisterExp, so memory is locked by urUSMImportExp, which may do nothing and "
                          "say that all went well: pip install 'intel-cmplr-lib-ur>=2026.2'");
@@ -185,16 +184,16 @@ class UrDevice : public VendorDevice {
     }
   }
 
-  /// The range around `ptr` that this device holds, or else the host allocation or registration of someone else. The
+  /// The range around `ptr` that this device holds, or else the host allocation or registration of another owner. The
   /// rest of a page of which only some bytes are locked does not count.
   std::optional<Pinned> is_pinned(Address ptr) override {
     Loader const& loader = Loader::get();
     if (auto const ours = held_.around(ptr)) return ours;
     if (is_ours_or_null(ptr) || usm_type(loader, ptr) != UR_USM_TYPE_HOST) return std::nullopt;
-    auto const found = usm(loader, ptr, UR_USM_TYPE_HOST);
+    auto const allocation = usm(loader, ptr, UR_USM_TYPE_HOST);
     // It may have been given back since the first question, or be what another thread has just locked here.
-    if (found.size == 0 || is_ours_or_null(ptr)) return std::nullopt;
-    return Pinned{found.base, found.size, found.base};
+    if (allocation.size == 0 || is_ours_or_null(ptr)) return std::nullopt;
+    return Pinned{allocation.base, allocation.size, allocation.base};
   }
 
   /// Unified Runtime promises neither.
@@ -210,13 +209,13 @@ class UrDevice : public VendorDevice {
     void* made = nullptr;
     switch (kind) {
       case MemoryKind::host:
-        loader.check("urUSMHostAlloc", loader.urUSMHostAlloc(in, nullptr, nullptr, size, &made));
+        loader.check(loader.urUSMHostAlloc, in, nullptr, nullptr, size, &made);
         break;
       case MemoryKind::device:
-        loader.check("urUSMDeviceAlloc", loader.urUSMDeviceAlloc(in, device_, nullptr, nullptr, size, &made));
+        loader.check(loader.urUSMDeviceAlloc, in, device_, nullptr, nullptr, size, &made);
         break;
       case MemoryKind::shared:
-        loader.check("urUSMSharedAlloc", loader.urUSMSharedAlloc(in, device_, nullptr, nullptr, size, &made));
+        loader.check(loader.urUSMSharedAlloc, in, device_, nullptr, nullptr, size, &made);
         break;
     }
     return reinterpret_cast<Address>(made);
@@ -224,7 +223,7 @@ class UrDevice : public VendorDevice {
 
   void free(Address ptr, MemoryKind) override {
     Loader const& loader = Loader::get();
-    loader.check("urUSMFree", loader.urUSMFree(context(loader), pointer(ptr)));
+    loader.check(loader.urUSMFree, context(loader), pointer(ptr));
   }
 
   /// Other contexts than that of the platform cannot be asked.
@@ -234,21 +233,20 @@ class UrDevice : public VendorDevice {
     if (is_ours_or_null(ptr)) return std::nullopt;
     int const type = usm_type(loader, ptr);
     if (type != UR_USM_TYPE_HOST && !is_of_a_device(type)) return std::nullopt;
-    auto const found = usm(loader, ptr, type);
-    if (found.size == 0 || is_ours_or_null(ptr)) return std::nullopt;  // as in `is_pinned`
-    if (type == UR_USM_TYPE_HOST) return MemoryInfo{MemoryKind::host, found.base, found.size, -1};
+    auto const allocation = usm(loader, ptr, type);
+    if (allocation.size == 0 || is_ours_or_null(ptr)) return std::nullopt;  // as in `is_pinned`
+    if (type == UR_USM_TYPE_HOST) return MemoryInfo{MemoryKind::host, allocation.base, allocation.size, -1};
     auto const& devices = platform_.context.devices;
-    auto const place = std::ranges::find(devices, found.device);
+    auto const place = std::ranges::find(devices, allocation.device);
     int const index = place == devices.end() ? -1 : static_cast<int>(platform_.first + (place - devices.begin()));
-    return MemoryInfo{type == UR_USM_TYPE_DEVICE ? MemoryKind::device : MemoryKind::shared, found.base, found.size,
+    return MemoryInfo{type == UR_USM_TYPE_DEVICE ? MemoryKind::device : MemoryKind::shared, allocation.base, allocation.size,
                       index};
   }
 
   void copy(Address dst, Address src, std::uint64_t size) override {
     Loader const& loader = Loader::get();
-    char const* const name = "urEnqueueUSMMemcpy";
     void* const queue = own_queue(loader);
-    loader.check(name, loader.urEnqueueUSMMemcpy(queue, true, pointer(dst), pointer(src), size, 0, nullptr, nullptr));
+    loader.check(loader.urEnqueueUSMMemcpy, queue, true, pointer(dst), pointer(src), size, 0, nullptr, nullptr);
   }
 
   // ---- queues ----
@@ -257,7 +255,7 @@ class UrDevice : public VendorDevice {
     Loader const& loader = Loader::get();
     bool const calls = calls_functions(loader);  // first, because it may fail
     void* made = nullptr;
-    loader.check("urQueueCreate", loader.urQueueCreate(context(loader), device_, &profiling, &made));
+    loader.check(loader.urQueueCreate, context(loader), device_, &profiling, &made);
     return wrap(made, true, calls);
   }
 
@@ -265,16 +263,15 @@ class UrDevice : public VendorDevice {
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
     Loader const& loader = Loader::get();
     void* const queue = reinterpret_cast<void*>(handle);
-    char const* const name = "urQueueGetInfo";
-    if (loader.ask<void*>(name, loader.urQueueGetInfo, queue, UR_QUEUE_INFO_DEVICE) != device_) {
+    if (loader.ask<void*>(loader.urQueueGetInfo, queue, UR_QUEUE_INFO_DEVICE) != device_) {
       throw Unsupported("queue " + hex(handle) + " is not one of " + name_ + ": adopt it on its own device");
     }
-    if (loader.ask<void*>(name, loader.urQueueGetInfo, queue, UR_QUEUE_INFO_CONTEXT) != context(loader)) {
+    if (loader.ask<void*>(loader.urQueueGetInfo, queue, UR_QUEUE_INFO_CONTEXT) != context(loader)) {
       throw Unsupported("queue " + hex(handle) +
                         " is in another context than the memory that pinning allocates and locks on " + name_ +
                         ", which it cannot reach there: create it in the `context` of the device");
     }
-    auto const flags = loader.ask<std::uint32_t>(name, loader.urQueueGetInfo, queue, UR_QUEUE_INFO_FLAGS);
+    auto const flags = loader.ask<std::uint32_t>(loader.urQueueGetInfo, queue, UR_QUEUE_INFO_FLAGS);
     if ((flags & UR_QUEUE_FLAG_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0) {
       throw Unsupported("queue " + hex(handle) + " of " + name_ + " is out of order: create one that is in order");
     }
@@ -295,10 +292,10 @@ class UrDevice : public VendorDevice {
     for (auto const& queue : open) {
       int code = 0;
       try {
-        queue->use("urQueueFinish", [&] { code = loader.urQueueFinish(queue->handle); });
+        queue->use(loader.urQueueFinish, [&] { code = loader.urQueueFinish(queue->handle); });
       } catch (Unsupported const&) {  // it is closed
       }
-      loader.check("urQueueFinish", code);
+      loader.check_code(loader.urQueueFinish, code);
     }
   }
 
@@ -324,13 +321,13 @@ class UrDevice : public VendorDevice {
   int usm_type(Loader const& loader, Address ptr) { return ask<int>(loader, ptr, UR_USM_ALLOC_INFO_TYPE); }
   template <class Value>
   Value ask(Loader const& loader, Address ptr, int property) {
-    return loader.ask<Value>("urUSMGetMemAllocInfo", loader.urUSMGetMemAllocInfo, context(loader), pointer(ptr), property);
+    return loader.ask<Value>(loader.urUSMGetMemAllocInfo, context(loader), pointer(ptr), property);
   }
 
   void refuse_usm(Loader const& loader, Address ptr) {
     int const type = usm_type(loader, ptr);
     if (type == UR_USM_TYPE_HOST) {
-      // Importing it would succeed, and releasing it would take it away from whoever has it.
+      // Importing it would succeed, and releasing it would take it away from its owner.
       throw VendorAlreadyPinned({"urUSMGetMemAllocInfo", type, "UR_USM_TYPE_HOST",
                                  "someone else has pinned the memory at " + hex(ptr)});
     }
@@ -347,7 +344,7 @@ class UrDevice : public VendorDevice {
   void* own_queue(Loader const& loader) {
     if (void* const known = own_queue_.load()) return known;
     void *made = nullptr, *none = nullptr;
-    loader.check("urQueueCreate", loader.urQueueCreate(context(loader), device_, nullptr, &made));
+    loader.check(loader.urQueueCreate, context(loader), device_, nullptr, &made);
     if (own_queue_.compare_exchange_strong(none, made)) return made;
     loader.urQueueRelease(made);
     return none;
@@ -355,14 +352,14 @@ class UrDevice : public VendorDevice {
 
   /// Whether queues can call functions of the host: only with the newest loaders and drivers.
   bool calls_functions(Loader const& loader) {
-    if (loader.urEnqueueHostTaskExp == nullptr) return false;
+    if (!loader.urEnqueueHostTaskExp) return false;
     bool can = false;
     int const code = loader.urDeviceGetInfo(device_, UR_DEVICE_INFO_ENQUEUE_HOST_TASK_SUPPORT_EXP, sizeof can, &can,
                                             nullptr);
     if (code == UR_RESULT_ERROR_INVALID_ENUMERATION || code == UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION) {
       return false;  // the adapter is older
     }
-    loader.check("urDeviceGetInfo", code);
+    loader.check_code(loader.urDeviceGetInfo, code);
     return can;
   }
 

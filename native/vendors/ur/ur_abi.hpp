@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../base/function.hpp"
+
 namespace pinning::ur {
 
 /// ur_queue_properties_t and ur_exp_usm_host_alloc_register_properties_t.
@@ -111,11 +113,11 @@ struct Properties {
   CONSTANT(UR_EVENT_STATUS_QUEUED, 3)                                         \
   CONSTANT(UR_PROFILING_INFO_COMMAND_END, 3)
 
-#define PINNING_POINTER(name, result, ...) result (*name)(__VA_ARGS__) = nullptr;
+#define PINNING_FUNCTION(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 struct Functions {
-  PINNING_UR_FUNCTIONS(PINNING_POINTER)
-  PINNING_UR_RECENT_FUNCTIONS(PINNING_POINTER)
+  PINNING_UR_FUNCTIONS(PINNING_FUNCTION)
+  PINNING_UR_RECENT_FUNCTIONS(PINNING_FUNCTION)
 };
-#undef PINNING_POINTER
+#undef PINNING_FUNCTION
 
 }  // namespace pinning::ur

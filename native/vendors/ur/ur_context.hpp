@@ -19,7 +19,7 @@ class Context {
     if (void* const known = handle_.load()) return known;
     void *made = nullptr, *none = nullptr;
     auto const count = static_cast<std::uint32_t>(devices.size());
-    loader.check("urContextCreate", loader.urContextCreate(count, devices.data(), nullptr, &made));
+    loader.check(loader.urContextCreate, count, devices.data(), nullptr, &made);
     if (handle_.compare_exchange_strong(none, made)) return made;
     loader.urContextRelease(made);
     return none;

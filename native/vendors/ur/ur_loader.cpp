@@ -6,16 +6,17 @@
 namespace pinning::ur {
 
 Loader::Loader()
-    : library_({"libur_loader.so.0"}, "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt") {
-#define PINNING_GET(name, ...) library_.get(#name, this->name);
+    : VendorDriver("Unified Runtime"),
+      library_({"libur_loader.so.0"}, "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt") {
+#define PINNING_GET(name, ...) library_.get(this->name);
   PINNING_UR_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
-#define PINNING_GET(name, ...) library_.get_if_there(#name, this->name);
+#define PINNING_GET(name, ...) library_.get_if_there(this->name);
   PINNING_UR_RECENT_FUNCTIONS(PINNING_GET)
 #undef PINNING_GET
-  void (*only_before_2025_3)() = nullptr;
-  library_.get_if_there("urGetGlobalProcAddrTable", only_before_2025_3);
-  platforms_of_several_ = only_before_2025_3 != nullptr;
+  Function<void()> only_before_2025_3{"urGetGlobalProcAddrTable"};
+  library_.get_if_there(only_before_2025_3);
+  platforms_of_several_ = static_cast<bool>(only_before_2025_3);
   if (int const code = urLoaderInit(0, nullptr); code != 0) {
     throw Unavailable("libur_loader.so.0 does not start (" + failed("urLoaderInit", code).text() +
                       "); UR_LOG_LOADER='level:info;output:stderr' makes it say why");
@@ -25,35 +26,33 @@ Loader::Loader()
 Loader& Loader::get() {
   static Only<Loader> only;
   Loader& loader = only.get([] { return std::unique_ptr<Loader>(new Loader); });
-  loader.started_.check();
+  loader.started().check();
   return loader;
 }
 
-void Loader::check(char const* function, int code, std::string advice) const {
-  if (code == 0) return;
-  auto call = failed(function, code, std::move(advice));
-  if (code == UR_RESULT_ERROR_OVERLAPPING_REGIONS) throw VendorAlreadyPinned(std::move(call));
+void Loader::refuse(VendorCall call) const {
+  if (call.code == UR_RESULT_ERROR_OVERLAPPING_REGIONS) throw VendorAlreadyPinned(std::move(call));
   throw VendorError(std::move(call));
 }
 
-VendorCall Loader::failed(char const* function, int code, std::string advice) const {
+VendorCall Loader::failed(std::string function, int code, std::string advice) const {
   char name[128] = "";
   urPrintResult(code, name, sizeof name, nullptr);
   bool const no_memory = code == UR_RESULT_ERROR_OUT_OF_HOST_MEMORY || code == UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY ||
                          code == UR_RESULT_ERROR_OUT_OF_RESOURCES;
-  return {function, code, name, std::move(advice), no_memory};
+  return {std::move(function), code, name, std::move(advice), no_memory};
 }
 
 std::vector<void*> Loader::platforms(void* adapter) const {
-  if (!platforms_of_several_) return list("urPlatformGet", urPlatformGet, adapter);
+  if (!platforms_of_several_) return list(urPlatformGet, adapter);
   using OfSeveral = int(void**, std::uint32_t, std::uint32_t, void**, std::uint32_t*);
-  auto* const of_several = reinterpret_cast<OfSeveral*>(reinterpret_cast<void*>(urPlatformGet));
-  return list("urPlatformGet", of_several, &adapter, std::uint32_t{1});
+  auto* const of_several = reinterpret_cast<OfSeveral*>(reinterpret_cast<void*>(urPlatformGet.call));
+  return list(Function<OfSeveral>{urPlatformGet.symbol, of_several}, &adapter, 1);
 }
 
 std::string Loader::path() const {
   Dl_info info{};
-  return dladdr(reinterpret_cast<void*>(urLoaderInit), &info) != 0 ? info.dli_fname : "";
+  return dladdr(reinterpret_cast<void*>(urLoaderInit.call), &info) != 0 ? info.dli_fname : "";
 }
 
 }  // namespace pinning::ur

@@ -2,10 +2,9 @@
 // The loader of Unified Runtime, libur_loader.so.0, loaded and initialised.
 #pragma once
 
-#include <pinning/errors.hpp>
 #include <vector>
 
-#include "../../base/library.hpp"
+#include "../driver.hpp"
 #include "ur_abi.hpp"
 
 namespace pinning::ur {
@@ -14,33 +13,30 @@ namespace pinning::ur {
 enum { PINNING_UR_CONSTANTS(PINNING_ENUMERATOR) };
 #undef PINNING_ENUMERATOR
 
-class Loader : public Functions {
+class Loader : public Functions, public VendorDriver {
  public:
   /// Loaded and initialised once; again after each failure. Never torn down: other libraries of the process, SYCL's
   /// among them, share it, and what was locked through it may outlive any owner of ours. Throws Unavailable, in a fork
   /// of the process too: the header lets a fork initialise the loader anew, but the drivers below it keep threads.
   static Loader& get();
 
-  /// Throws VendorAlreadyPinned where `code` says that someone else has some of the memory, VendorError of any other
-  /// but success.
-  void check(char const* function, int code, std::string advice = "") const;
-  VendorCall failed(char const* function, int code, std::string advice = "") const;
+  VendorCall failed(std::string function, int code, std::string advice = "") const override;
 
   /// The handles that a function lists through its last three arguments.
-  template <class Function, class... Arguments>
-  std::vector<void*> list(char const* name, Function* function, Arguments... arguments) const {
+  template <class Signature, class... Arguments>
+  std::vector<void*> list(Function<Signature> const& function, Arguments... arguments) const {
     std::uint32_t count = 0;
-    check(name, function(arguments..., 0, nullptr, &count));
+    check(function, arguments..., 0, nullptr, &count);
     std::vector<void*> handles(count);
-    if (count != 0) check(name, function(arguments..., count, handles.data(), nullptr));
+    if (count != 0) check(function, arguments..., count, handles.data(), nullptr);
     return handles;
   }
 
   /// What a function tells of a property through its last three arguments.
-  template <class Value, class Function, class... Arguments>
-  Value ask(char const* name, Function* function, Arguments... arguments) const {
+  template <class Value, class Signature, class... Arguments>
+  Value ask(Function<Signature> const& function, Arguments... arguments) const {
     Value value{};
-    check(name, function(arguments..., sizeof value, &value, nullptr));
+    check(function, arguments..., sizeof value, &value, nullptr);
     return value;
   }
 
@@ -52,10 +48,11 @@ class Loader : public Functions {
 
  private:
   Loader();
+  /// Throws VendorAlreadyPinned where the code says that another owner has some of the memory.
+  [[noreturn]] void refuse(VendorCall call) const override;
 
   Library library_;
   bool platforms_of_several_ = false;  // urPlatformGet is that of 2025.2 and before: it takes an array of adapters
-  Started started_{"Unified Runtime"};
 };
 
 inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }

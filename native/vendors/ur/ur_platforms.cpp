@@ -41,19 +41,19 @@ Platforms::Platforms() {
   Loader const& loader = Loader::get();
   std::vector<void*> adapters;
   try {
-    adapters = loader.list("urAdapterGet", loader.urAdapterGet);
+    adapters = loader.list(loader.urAdapterGet);
   } catch (VendorError const& error) {
     throw Unavailable(std::string("libur_loader.so.0 cannot list its adapters: ") + error.what());
   }
   for (void* const adapter : adapters) {
     try {
       auto const name =
-          adapter_name(loader.ask<int>("urAdapterGetInfo", loader.urAdapterGetInfo, adapter, UR_ADAPTER_INFO_BACKEND));
+          adapter_name(loader.ask<int>(loader.urAdapterGetInfo, adapter, UR_ADAPTER_INFO_BACKEND));
       adapters_ += (adapters_.empty() ? "" : ", ") + name;
       std::vector<std::unique_ptr<Platform>> found;
       unsigned count = count_;
       for (void* const platform : loader.platforms(adapter)) {
-        auto devices = loader.list("urDeviceGetSelected", loader.urDeviceGetSelected, platform, UR_DEVICE_TYPE_ALL);
+        auto devices = loader.list(loader.urDeviceGetSelected, platform, UR_DEVICE_TYPE_ALL);
         if (devices.empty()) continue;
         found.push_back(std::make_unique<Platform>(platform, name, devices, count));
         count += static_cast<unsigned>(devices.size());
@@ -89,7 +89,7 @@ Platform& Platforms::of_device(unsigned index) const {
 VendorLibrary Platforms::library() const {
   Loader const& loader = Loader::get();
   std::uint32_t version = 0;
-  loader.check("urPlatformGetApiVersion", loader.urPlatformGetApiVersion(platforms_.front()->handle, &version));
+  loader.check(loader.urPlatformGetApiVersion, platforms_.front()->handle, &version);
   return {loader.name(),
           std::to_string(version >> 16) + "." + std::to_string(version & 0xFFFF) + " (" + adapters_ + ")"};
 }

@@ -15,25 +15,24 @@ class Event : public VendorEvent {
   ~Event() override {
     try {
       Loader::get().urEventRelease(handle);
-    } catch (Unavailable const&) {  // in a fork, where nobody has it
+    } catch (Unavailable const&) {  // in a fork, where it does not exist
     }
   }
 
   bool done() override {
     Loader const& loader = Loader::get();
-    char const* const name = "urEventGetInfo";
-    int const status = loader.ask<int>(name, loader.urEventGetInfo, handle, UR_EVENT_INFO_COMMAND_EXECUTION_STATUS);
+    int const status = loader.ask<int>(loader.urEventGetInfo, handle, UR_EVENT_INFO_COMMAND_EXECUTION_STATUS);
     if (status == UR_EVENT_STATUS_COMPLETE) return true;
     if (status == UR_EVENT_STATUS_RUNNING || status == UR_EVENT_STATUS_SUBMITTED || status == UR_EVENT_STATUS_QUEUED) {
       return false;
     }
     wait();  // which says why
-    throw VendorError({name, status, "UR_EVENT_STATUS_ERROR", "work before this event has failed"});
+    throw VendorError({name_of(loader.urEventGetInfo), status, "UR_EVENT_STATUS_ERROR", "work before this event has failed"});
   }
 
   void wait() override {
     Loader const& loader = Loader::get();
-    loader.check("urEventWait", loader.urEventWait(1, &handle));
+    loader.check(loader.urEventWait, 1, &handle);
   }
 
   /// By the clock of the device. Fails where the queue of one of them does not keep the time
@@ -50,14 +49,14 @@ class Event : public VendorEvent {
  private:
   std::uint64_t nanoseconds() const {
     Loader const& loader = Loader::get();
-    return loader.ask<std::uint64_t>("urEventGetProfilingInfo", loader.urEventGetProfilingInfo, handle,
+    return loader.ask<std::uint64_t>(loader.urEventGetProfilingInfo, handle,
                                      UR_PROFILING_INFO_COMMAND_END);
   }
 };
 
 }  // namespace
 
-void QueueHandle::refuse(char const* function) const {
+void QueueHandle::refuse(std::string const& function) const {
   throw Unsupported("this queue of " + device_ + " is closed, so " + function + " cannot be called: make another");
 }
 
@@ -68,7 +67,7 @@ void QueueHandle::close() {
   int const code = owned_ ? loader.urQueueRelease(handle) : 0;
   if (code == 0) return;
   open_ = true;
-  loader.check("urQueueRelease", code);
+  loader.check_code(loader.urQueueRelease, code);
 }
 
 /// Adapters may wait, in urQueueRelease, for all work of the queue. Then a thread has it.
@@ -83,29 +82,29 @@ QueueHandle::~QueueHandle() {
     } else {
       std::thread([&loader, queue = handle] { loader.urQueueRelease(queue); }).detach();
     }
-  } catch (Unavailable const&) {  // in a fork, where nobody has it
-  } catch (std::system_error const&) {  // there is no thread to be had: it stays
+  } catch (Unavailable const&) {  // in a fork, where it does not exist
+  } catch (std::system_error const&) {  // no thread can be started: it stays
   }
 }
 
-template <class Function, class... Arguments>
-void Queue::submit(char const* name, Function* function, Arguments... arguments) {
+template <class Signature, class... Arguments>
+void Queue::submit(Function<Signature> const& function, Arguments... arguments) {
   Loader const& loader = Loader::get();
-  queue_->use(name, [&] { loader.check(name, function(queue_->handle, arguments..., 0, nullptr, nullptr)); });
+  queue_->use(function, [&] { loader.check(function, queue_->handle, arguments..., 0, nullptr, nullptr); });
 }
 
 void Queue::copy(Address dst, Address src, std::uint64_t size) {
-  submit("urEnqueueUSMMemcpy", Loader::get().urEnqueueUSMMemcpy, false, pointer(dst), pointer(src), size);
+  submit(Loader::get().urEnqueueUSMMemcpy, false, pointer(dst), pointer(src), size);
 }
 
 void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                     std::uint64_t height) {
-  submit("urEnqueueUSMMemcpy2D", Loader::get().urEnqueueUSMMemcpy2D, false, pointer(dst), dst_pitch, pointer(src),
+  submit(Loader::get().urEnqueueUSMMemcpy2D, false, pointer(dst), dst_pitch, pointer(src),
          src_pitch, width, height);
 }
 
 void Queue::fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) {
-  submit("urEnqueueUSMFill", Loader::get().urEnqueueUSMFill, pointer(ptr), bytes, &value, bytes * count);
+  submit(Loader::get().urEnqueueUSMFill, pointer(ptr), bytes, &value, bytes * count);
 }
 
 void Queue::call(void (*function)(void*), void* argument) {
@@ -114,7 +113,7 @@ void Queue::call(void (*function)(void*), void* argument) {
                       " cannot call functions of the host (urEnqueueHostTaskExp), nor wait for the events of other "
                       "vendors: wait for an event in a thread of your own, and go on there");
   }
-  submit("urEnqueueHostTaskExp", Loader::get().urEnqueueHostTaskExp, function, argument, nullptr);
+  submit(Loader::get().urEnqueueHostTaskExp, function, argument, nullptr);
 }
 
 void Queue::wait_value(Address, std::uint32_t) { refuse_values(); }
@@ -130,8 +129,8 @@ void Queue::refuse_values() const {
 std::unique_ptr<VendorEvent> Queue::record() {
   Loader const& loader = Loader::get();
   void* event = nullptr;
-  queue_->use("urEnqueueEventsWait", [&] {
-    loader.check("urEnqueueEventsWait", loader.urEnqueueEventsWait(queue_->handle, 0, nullptr, &event));
+  queue_->use(loader.urEnqueueEventsWait, [&] {
+    loader.check(loader.urEnqueueEventsWait, queue_->handle, 0, nullptr, &event);
   });
   return std::make_unique<Event>(event);
 }
@@ -139,24 +138,23 @@ std::unique_ptr<VendorEvent> Queue::record() {
 void Queue::wait(VendorEvent& event) {
   Loader const& loader = Loader::get();
   void* const awaited = Event::of_ours(event).handle;
-  char const* const name = "urEnqueueEventsWaitWithBarrier";
-  queue_->use(name, [&] {
-    loader.check(name, loader.urEnqueueEventsWaitWithBarrier(queue_->handle, 1, &awaited, nullptr));
+  queue_->use(loader.urEnqueueEventsWaitWithBarrier, [&] {
+    loader.check(loader.urEnqueueEventsWaitWithBarrier, queue_->handle, 1, &awaited, nullptr);
   });
 }
 
 bool Queue::done() {
   Loader const& loader = Loader::get();
   bool empty = false;
-  queue_->use("urQueueGetInfo", [&] {
-    empty = loader.ask<bool>("urQueueGetInfo", loader.urQueueGetInfo, queue_->handle, UR_QUEUE_INFO_EMPTY);
+  queue_->use(loader.urQueueGetInfo, [&] {
+    empty = loader.ask<bool>(loader.urQueueGetInfo, queue_->handle, UR_QUEUE_INFO_EMPTY);
   });
   return empty;
 }
 
 void Queue::synchronize() {
   Loader const& loader = Loader::get();
-  queue_->use("urQueueFinish", [&] { loader.check("urQueueFinish", loader.urQueueFinish(queue_->handle)); });
+  queue_->use(loader.urQueueFinish, [&] { loader.check(loader.urQueueFinish, queue_->handle); });
 }
 
 }  // namespace pinning::ur

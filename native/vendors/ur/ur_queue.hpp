@@ -20,10 +20,10 @@ class QueueHandle {
   ~QueueHandle();
 
   /// Runs `use` while it is open; else throws Unsupported, which says that `function` cannot be called.
-  template <class Use>
-  void use(char const* function, Use&& use) {
+  template <class Signature, class Use>
+  void use(Function<Signature> const& function, Use&& use) {
     InUse::User const user(users_);
-    if (!open_) refuse(function);
+    if (!open_) refuse(name_of(function));
     use();
   }
 
@@ -33,7 +33,7 @@ class QueueHandle {
   void* const handle;
 
  private:
-  [[noreturn]] void refuse(char const* function) const;
+  [[noreturn]] void refuse(std::string const& function) const;
 
   std::string const& device_;
   bool const owned_;
@@ -66,8 +66,8 @@ class Queue : public VendorQueue {
   void close() override { queue_->close(); }
 
  private:
-  template <class Function, class... Arguments>
-  void submit(char const* name, Function* function, Arguments... arguments);
+  template <class Signature, class... Arguments>
+  void submit(Function<Signature> const& function, Arguments... arguments);
   [[noreturn]] void refuse_values() const;
 
   std::shared_ptr<QueueHandle> queue_;

@@ -56,7 +56,7 @@ std::vector<Pages> inside(Pages pages, std::vector<Pages> const& ranges) {
 }
 
 void forget_one(std::vector<Pages>& users, Pages user) {
-  if (auto const found = std::ranges::find(users, user); found != users.end()) users.erase(found);
+  if (auto const entry = std::ranges::find(users, user); entry != users.end()) users.erase(entry);
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void Registrations::lock(Pages pages, std::function<void(std::vector<Pages> cons
     neighbour->users.reserve(neighbour->users.size() + 1);
   }
   auto const gaps = outside(pages, taken);
-  check(gaps);  // here, where no other thread can register them meanwhile and be taken for someone else
+  check(gaps);  // here, where no other thread can register them meanwhile and be taken for another owner
   std::vector<Registration*> made;
   made.reserve(gaps.size());
   try {
@@ -170,7 +170,7 @@ Registrations::Registration& Registrations::add(Loader const& loader, Pages page
   Registration& registration = fresh.try_emplace(pages.start, Registration{pages, std::move(users), false}).first->second;
   std::string missing;
   int code = UR_RESULT_ERROR_UNSUPPORTED_FEATURE;
-  if (loader.urUSMHostAllocRegisterExp == nullptr) {
+  if (!loader.urUSMHostAllocRegisterExp) {
     missing = "this release of the loader has no urUSMHostAllocRegisterExp";
   } else {
     Properties const read_only{UR_STRUCTURE_TYPE_EXP_USM_HOST_ALLOC_REGISTER_PROPERTIES, nullptr,
@@ -178,7 +178,7 @@ Registrations::Registration& Registrations::add(Loader const& loader, Pages page
     Properties const* const options = writable || are_writable(pages) ? nullptr : &read_only;
     code = loader.urUSMHostAllocRegisterExp(context, pointer(pages.start), pages.end - pages.start, options);
     if (code != UR_RESULT_ERROR_UNSUPPORTED_FEATURE) {
-      loader.check("urUSMHostAllocRegisterExp", code, code != 0 ? hole_in(pages) : "");
+      loader.check_code(loader.urUSMHostAllocRegisterExp, code, code != 0 ? hole_in(pages) : "");
     }
     missing = "its adapter has no urUSMHostAllocRegisterExp";
   }
@@ -194,7 +194,7 @@ Registrations::Registration& Registrations::add(Loader const& loader, Pages page
                                           " and its adapter has no urUSMImportExp; host:0 locks memory without a "
                                           "device"));
     }
-    loader.check("urUSMImportExp", code);
+    loader.check_code(loader.urUSMImportExp, code);
   }
   std::lock_guard const guard(mutex_);
   registered_.merge(fresh);
@@ -205,9 +205,9 @@ void Registrations::remove(Loader const& loader, Registration const& registratio
   void* const context = context_.handle(loader);
   void* const start = pointer(registration.pages.start);
   if (registration.imported) {
-    loader.check("urUSMReleaseExp", loader.urUSMReleaseExp(context, start));
+    loader.check(loader.urUSMReleaseExp, context, start);
   } else {
-    loader.check("urUSMHostAllocUnregisterExp", loader.urUSMHostAllocUnregisterExp(context, start));
+    loader.check(loader.urUSMHostAllocUnregisterExp, context, start);
   }
   std::lock_guard const guard(mutex_);
   registered_.erase(registration.pages.start);

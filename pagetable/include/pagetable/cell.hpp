@@ -57,7 +57,7 @@ class Cell {
   std::uint32_t word_ = 0;
 };
 
-/// Cells in memory. Readers `load`; the one writer may also read plainly, because nobody else writes.
+/// Cells in memory. Readers `load`; the one writer may also read plainly, because there is no other.
 using CellWord = std::uint32_t;
 
 inline Cell load(CellWord const* cell) noexcept {

@@ -129,7 +129,7 @@ class Cells {
     if (lines_.free.size() < 2) lines_.give(lines_.make(*this));
     return replace_line(entries);
   }
-  /// The same with the spare line that is always kept, for who gives back another one next: removal needs no memory.
+  /// The same with the spare line that is always kept, for callers that give back another one next: removal needs no memory.
   Cell replace_line(Line::Entries const& entries) noexcept {
     std::uint32_t const place = lines_.free.back();
     lines_.free.pop_back();
@@ -177,7 +177,7 @@ class Cells {
   Line* line_at(std::size_t place) const noexcept { return reinterpret_cast<Line*>(pool_base_ + place * granule); }
 
   void reserve_flat() {
-    for (int level = 3; level >= 1; --level) {  // the largest first, which alone may not be had
+    for (int level = 3; level >= 1; --level) {  // the largest first, the only one that may not be available
       std::size_t const bytes = sizeof(CellWord) << (flat_bits - cell_bits[level]);
       reserved_[level] = Reservation(bytes, bytes);
       if (!reserved_[level]) return release_flat();
@@ -189,7 +189,7 @@ class Cells {
     for (Reservation& each : reserved_) each.release();
   }
 
-  // What readers use, on a line that nobody writes.
+  // What readers use, on a cache line that is never written.
   alignas(64) Address limit_ = 0;  // addresses below are found in the flat arrays
   std::array<CellWord*, 4> flat_{};
   CellWord* pool_base_;

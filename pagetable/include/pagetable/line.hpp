@@ -53,7 +53,7 @@ class alignas(64) Line {
   std::uint64_t version() const noexcept { return version_.load(std::memory_order_acquire); }
 
   /// The region that holds the byte `offset` of the cell, if any does. (Below the first one, that is as good a guess as
-  /// any, and its bounds refute it: so nobody compares with where it begins.)
+  /// any, and its bounds refute it: so its start is not compared.)
   Id candidate(std::uint32_t offset) const noexcept {
     std::size_t count = 0;
 #pragma GCC unroll 7

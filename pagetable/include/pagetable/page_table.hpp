@@ -275,7 +275,7 @@ class PageTable {
     }
   }
 
-  /// Who is in a cell that is neither empty nor split. `address` is any one in the cell.
+  /// The regions in a cell that is neither empty nor split. `address` is any one in the cell.
   Line::Entries tenants_of(Node node, Cell cell, Address address) const noexcept {
     if (cell.is_line()) return cells_.line(cell.place()).entries();
     Line::Entries tenants;

@@ -24,7 +24,7 @@ class Reservation {
 
   Reservation() = default;
 
-  /// Reserves `bytes`; where they are not to be had, halves down to `least`. Test with `operator bool`.
+  /// Reserves `bytes`; where they are not available, halves down to `least`. Test with `operator bool`.
   Reservation(std::size_t bytes, std::size_t least) {
     committed_.resize((bytes + chunk - 1) / chunk);  // first: what throws here must leave no mapping behind
     std::size_t const most = std::max(small, allowance());

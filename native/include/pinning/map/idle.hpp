@@ -23,7 +23,7 @@ inline bool PinnedMap::make_idle(pagetable::Region const& region, Record& record
   return true;
 }
 
-/// A new serial, so that the holds of before are no holds of who locks it next. False where there is no memory.
+/// A new serial, so that earlier holds are not mistaken for those of the next lock. False where there is no memory.
 inline bool PinnedMap::remember_idle(Address start, Record& record, std::uint64_t bytes) noexcept {
   std::uint64_t const serial = budget_.next();
   try {
@@ -38,10 +38,10 @@ inline bool PinnedMap::remember_idle(Address start, Record& record, std::uint64_
 }
 
 inline void PinnedMap::forget_idle(Record const& record) noexcept {
-  auto const found = idle_.find(record.serial.load(std::memory_order_relaxed));
-  if (found == idle_.end()) return;
-  budget_.leave_idle(found->second.bytes);
-  idle_.erase(found);
+  auto const entry = idle_.find(record.serial.load(std::memory_order_relaxed));
+  if (entry == idle_.end()) return;
+  budget_.leave_idle(entry->second.bytes);
+  idle_.erase(entry);
   oldest_idle_ = idle_.empty() ? Budget::unlimited : idle_.begin()->first;
 }
 
@@ -55,9 +55,9 @@ inline bool PinnedMap::evict(std::unique_lock<std::mutex>& guard, pagetable::Reg
 /// Also where it has been invalidated meanwhile: then the vendor is still to be told.
 inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t number) noexcept {
   std::lock_guard const guard(mutex_);
-  auto const found = idle_.find(number);
-  if (found == idle_.end()) return std::nullopt;
-  Address const start = found->second.start;
+  auto const entry = idle_.find(number);
+  if (entry == idle_.end()) return std::nullopt;
+  Address const start = entry->second.start;
   Record& record = table_.value(table_.find(start)->id);
   forget_idle(record);
   bool const half = record.state.load(std::memory_order_relaxed) == State::half_unlocked;

@@ -316,7 +316,7 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
       std::uint32_t const others = record.references.load(std::memory_order_relaxed) - 1;
       record.flags.store(record.flags.load(std::memory_order_relaxed) & Record::watched, std::memory_order_release);
       attempt.ours = others == 0;
-      if (!attempt.ours) {  // else it is still found just now, and whoever finds it is told of its last lock
+      if (!attempt.ours) {  // else it is still found, and a lookup finds its last lock
         record.references.store(others, std::memory_order_release);
         give_up_all_but(attempt.ends.mapped().bytes(), attempt);
         ends_.insert(std::move(attempt.ends));

@@ -73,7 +73,7 @@ inline bool PinnedMap::drop(std::unique_lock<std::mutex>& guard, Address start, 
   return true;
 }
 
-/// The pinned range of someone else around the start or the end of this one.
+/// The pinned range of another owner around the start or the end of this one.
 inline std::optional<Pinned> PinnedMap::pinned_by_others(Address ptr, std::uint64_t size) {
   auto const pinned = locker_.is_pinned(ptr);
   return pinned ? pinned : locker_.is_pinned(ptr + (size - 1));

@@ -34,12 +34,12 @@ inline void PinnedMap::refuse_inside(pagetable::Region const& region) {
   }
   if (record.references.load(std::memory_order_relaxed) == most_references) {
     throw LockLimit("the region " + describe(region.start, region.size) + " has " + std::to_string(most_references) +
-                    " locks, and no more are counted; unlock some that nobody needs");
+                    " locks, and no more are counted; unlock some");
   }
   throw not_fine(region.start, region.size, record.coherence.load(std::memory_order_relaxed));
 }
 
-/// Says why the region, which nobody is changing, forbids a lock or a registration of the range.
+/// Says why the region, which no thread is changing, forbids a lock or a registration of the range.
 inline void PinnedMap::refuse(Address ptr, std::uint64_t size, pagetable::Region const& region) {
   Record const& record = table_.value(region.id);
   if (record.state.load(std::memory_order_relaxed) == State::half_unlocked) {

@@ -32,7 +32,7 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   std::unique_lock guard(mutex_);
   registrars_.push_back(std::move(registrar));
   any_registrars_ = true;
-  ++added.uses;  // until it is told of all: who removes it meanwhile waits
+  ++added.uses;  // until it is told of all: its removal waits for that
   try {
     for (auto const& range : table_.regions()) {
       if (!has(added)) break;
@@ -66,13 +66,13 @@ inline bool PinnedMap::has(Registrar const& registrar) const noexcept {
   return std::any_of(registrars_.begin(), registrars_.end(), [&](auto const& each) { return each.get() == &registrar; });
 }
 
-/// From now on nobody tells it of anything anew.
+/// From now on it is told of nothing new.
 inline std::unique_ptr<Registrar> PinnedMap::take_out(Registrar& registrar) noexcept {
-  auto const found = std::find_if(registrars_.begin(), registrars_.end(),
+  auto const entry = std::find_if(registrars_.begin(), registrars_.end(),
                                   [&](auto const& each) { return each.get() == &registrar; });
-  if (found == registrars_.end()) return nullptr;
-  auto removed = std::move(*found);
-  registrars_.erase(found);
+  if (entry == registrars_.end()) return nullptr;
+  auto removed = std::move(*entry);
+  registrars_.erase(entry);
   any_registrars_ = !registrars_.empty();
   return removed;
 }
@@ -90,7 +90,7 @@ inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Regist
       std::erase_if(all, is_its);
     }
     if (known.empty() && registrar.uses == 0) break;
-    if (known.empty()) {  // by who adds it, locks or unlocks just now
+    if (known.empty()) {  // by a thread that adds it, locks or unlocks just now
       settled_.wait(guard);
       continue;
     }

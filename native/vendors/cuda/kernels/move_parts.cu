@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many small copies at once: each warp takes a part, a range of at most a few KiB, and then the next one that is nobody's.
+// Many small copies at once: each warp takes a part, a range of at most a few KiB, and then the next one that is not taken.
 // One end lies in locked memory of the host, so what counts is how many bytes are on their way over the bus, and in how
 // few requests: all loads and stores are of 16 aligned bytes, and four of them are in flight for each lane, 2 KiB a
 // warp. Where the two ends are at odd offsets to each other, a word to be stored is put together of two that were loaded,

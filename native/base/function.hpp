@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// A function of a vendor's library. Without includes, so that tests can compare it with any vendor's header.
+#pragma once
+
+namespace pinning {
+
+template <class Signature>
+struct Function;
+
+/// A function by its symbol; null until it is looked up, and where the library lacks it.
+template <class Result, class... Parameters>
+struct Function<Result(Parameters...)> {
+  char const* symbol = nullptr;
+  Result (*call)(Parameters...) = nullptr;
+
+  explicit operator bool() const noexcept { return call != nullptr; }
+  Result operator()(Parameters... arguments) const { return call(arguments...); }
+};
+
+}  // namespace pinning
