@@ -13,9 +13,16 @@ from pinning.map.pinned_map cimport PinnedMap
 from pinning.plugin.native cimport NativeQueue, Part, VendorDevice, VendorQueue, raise_in_python
 from pinning.queues.staging cimport StagingLimits, limits_of
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.queues.staging import staging_of
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pinning import plugin
+    from pinning.copies.costs import Costs
+    from pinning.plugin import MemoryDevice
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
     cppclass PartList:
@@ -63,7 +70,7 @@ class KernelLimits(NamedTuple):
     to_bytes: int
 
 
-def default_limits():
+def default_limits() -> KernelLimits:
     """From how many items on, and to how many bytes of one, a kernel moves them."""
     cdef BatchLimits limits
     return KernelLimits(limits.kernel_from_items, limits.kernel_to_bytes)
@@ -102,9 +109,17 @@ cdef class BatchWork:
     cdef Batch* batch
     cdef object staging  # which keeps the device while it has rings
 
-    def __cinit__(self, device not None, PinnedMap on not None, const uint64_t[::1] dsts not None,
-                  const uint64_t[::1] srcs not None, const uint64_t[::1] sizes not None, str engine, cbool has_kernel,
-                  costs):
+    def __cinit__(
+        self,
+        device not None: MemoryDevice,
+        PinnedMap on not None,
+        const uint64_t[::1] dsts not None: Any,
+        const uint64_t[::1] srcs not None: Any,
+        const uint64_t[::1] sizes not None: Any,
+        str engine: str,
+        cbool has_kernel: bool,
+        costs: Costs,
+    ) -> None:
         cdef Items items
         items.dsts, items.srcs, items.sizes = &dsts[0], &srcs[0], &sizes[0]
         items.count = dsts.shape[0]
@@ -124,13 +139,13 @@ cdef class BatchWork:
             del batch
 
     @property
-    def written(self):
+    def written(self) -> tuple[int, int]:
         """The start and the size of a range in which all destinations lie."""
         cdef const Parts* parts = &self.batch.parts()
         return parts.written, parts.written_end - parts.written
 
     @property
-    def counts(self):
+    def counts(self) -> dict[str, int]:
         """How many parts go by ``"kernel"``, by ``"engine"``, ``"to_device"`` and ``"to_host"`` from and into pageable
         memory, and ``"on_host"``."""
         cdef const Parts* parts = &self.batch.parts()
@@ -143,7 +158,7 @@ cdef class BatchWork:
         }
 
     @property
-    def sizes(self):
+    def sizes(self) -> dict[str, int]:
         """Bytes of each of these."""
         cdef const Parts* parts = &self.batch.parts()
         return {
@@ -155,18 +170,18 @@ cdef class BatchWork:
         }
 
     @property
-    def is_direct(self):
+    def is_direct(self) -> bool:
         """Whether the device alone moves all bytes."""
         cdef const Parts* parts = &self.batch.parts()
         return parts.to_device.empty() and parts.to_host.empty() and parts.on_host.empty()
 
     @property
-    def plain(self):
+    def plain(self) -> int:
         """How many parts of pageable memory the vendor has copied itself, because there was no ring for them, or one
         small part."""
         return self.batch.plain()
 
-    def __call__(self, queue):
+    def __call__(self, queue: plugin.VendorQueue) -> None:
         """Submit all parts. After an error what was submitted before is over."""
         cdef NativeQueue native = native_queue(queue)
         with nogil:

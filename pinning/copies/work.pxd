@@ -11,8 +11,8 @@ from pinning.queues.staging cimport CStaged, Staging, StagingLimits
 
 
 cdef class Copy(Event):
-    cdef public object path
-    cdef public object reason
+    cdef public object path  # type: CopyPath
+    cdef public object reason  # type: str
 
 
 cdef enum Way:  # in the order of `Path`

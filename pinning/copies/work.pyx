@@ -16,10 +16,18 @@ from pinning.queues.staging cimport CStaged, limits_of
 from pinning.queues.submitter cimport Submitter
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath
 from pinning.queues.staging import staging_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pinning import plugin
+    from pinning.copies.plan import Plan
+    from pinning.queues import Queue
 
 cdef str PAGEABLE = "memory of the host that the copy uses is pageable: it would be read or written once, at the submission"
 cdef dict WAYS = {path: way for way, path in enumerate(CopyPath)}
@@ -42,12 +50,12 @@ cdef void count_bytes(Way way, uint64_t size) noexcept nogil:
     page.moved[<int>way].add(size, relaxed)
 
 
-def count_moved(path, uint64_t size):
+def count_moved(path: CopyPath, uint64_t size) -> None:
     """Note that so many bytes have been submitted on a path; `copy_async` does so itself where it is one call."""
     count_bytes(<Way><int>WAYS[path], size)
 
 
-def bytes_moved():
+def bytes_moved() -> dict[CopyPath, int]:
     """Bytes that copies of this process have been submitted for, by path."""
     return {path: page.moved[<int>way].load() for path, way in WAYS.items()}
 
@@ -162,8 +170,16 @@ cdef class PlannedCopy(Work):
         return None if self.direct else PAGEABLE
 
 
-def submit_plan(Submitter queue not None, plan, End to not None, End origin not None, uint64_t size, wait_for,
-                list held not None, bint early):
+def submit_plan(
+    Submitter queue not None: Queue,
+    plan: Plan,
+    End to not None,
+    End origin not None,
+    uint64_t size,
+    wait_for: Iterable[Event],
+    list held not None: list[object],
+    bint early,
+) -> Copy:
     """Submit the steps of a plan, which writes nothing but so many bytes of `to`.
 
     Parameters
@@ -200,7 +216,15 @@ def submit_plan(Submitter queue not None, plan, End to not None, End origin not 
     return copy
 
 
-def submit_planned(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None, bint direct):
+def submit_planned(
+    Submitter queue not None: Queue,
+    calls: Callable[[plugin.VendorQueue], object],
+    uint64_t dst,
+    uint64_t size,
+    wait_for: Iterable[Event],
+    tuple keep not None: tuple[object, ...],
+    bint direct,
+) -> Copy:
     """As `Queue.submit`, of calls that write nothing but so many bytes at `dst`.
 
     `direct`: the device alone moves the bytes, so that a graph can have the calls.
