@@ -20,7 +20,7 @@ from pinning.queues.staging import staging_of
 if TYPE_CHECKING:
     from typing import Any
 
-    from pinning import plugin
+    import pinning.plugin
     from pinning.copies.costs import Costs
     from pinning.plugin import MemoryDevice
 
@@ -181,7 +181,7 @@ cdef class BatchWork:
         small part."""
         return self.batch.plain()
 
-    def __call__(self, queue: plugin.VendorQueue) -> None:
+    def __call__(self, queue: pinning.plugin.VendorQueue) -> None:
         """Submit all parts. After an error what was submitted before is over."""
         cdef NativeQueue native = native_queue(queue)
         with nogil:

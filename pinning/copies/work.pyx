@@ -25,7 +25,7 @@ from pinning.queues.staging import staging_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pinning import plugin
+    import pinning.plugin
     from pinning.copies.plan import Plan
     from pinning.queues import Queue
 
@@ -218,7 +218,7 @@ def submit_plan(
 
 def submit_planned(
     Submitter queue not None: Queue,
-    calls: Callable[[plugin.VendorQueue], object],
+    calls: Callable[[pinning.plugin.VendorQueue], object],
     uint64_t dst,
     uint64_t size,
     wait_for: Iterable[Event],

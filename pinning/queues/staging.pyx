@@ -17,7 +17,7 @@ from pinning.runtime import process
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from pinning import plugin
+    import pinning.plugin
     from pinning.plugin import MemoryDevice
 
     class _Costs(Protocol):
@@ -110,7 +110,7 @@ cdef class Staging:
         face.staged = staged
         return face
 
-    def signal(self, queue: plugin.VendorQueue) -> Staged:
+    def signal(self, queue: pinning.plugin.VendorQueue) -> Staged:
         """A signal that is given when the queue comes to it. Raises what the queue does."""
         cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
@@ -118,7 +118,7 @@ cdef class Staging:
             staged = self.staging.signal(dereference(native.vendor))
         return self.wrap(staged.release())
 
-    def wait(self, queue: plugin.VendorQueue, Staged signal not None) -> Staged | None:
+    def wait(self, queue: pinning.plugin.VendorQueue, Staged signal not None) -> Staged | None:
         """Have later work wait for a signal in a queue of any device, once for each; None if it was given already."""
         cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
