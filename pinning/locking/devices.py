@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pinning.errors import PluginUnavailableError
 from pinning.map.adapters import is_native
@@ -18,8 +16,10 @@ from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDev
 from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 HOST = "host"
-_log = logging.getLogger(__name__)
 
 # A child that is forked while another thread imports a plugin would wait for that import for ever. So a fork waits for
 # it; and holds nothing then, for handlers of others may wait for threads that are about to look for devices.
@@ -64,10 +64,16 @@ class PluginReport(NamedTuple):
 
 
 def _entries() -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # a third of what `import pinning` would take
+
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _load() -> list[PluginReport]:
+loaded: dict[str, list[PluginReport]] = {}  # by the name of the entry point, which several distributions may have
+
+
+def _load(name: str | None = None) -> None:
+    """Load the plugins of this name, by default all, that are not loaded yet."""
     global _loader
     if _cut_short:
         raise PluginUnavailableError(
@@ -77,7 +83,10 @@ def _load() -> list[PluginReport]:
     with _loading:
         outer, _loader = _loader, threading.get_ident()
         try:
-            return [_report(entry.name, entry.load) for entry in _entries()]
+            entries = _entries()
+            for each in dict.fromkeys(entry.name for entry in entries):
+                if name in (None, each) and each not in loaded:
+                    loaded[each] = [_report(each, entry.load) for entry in entries if entry.name == each]
         finally:
             _loader = outer
 
@@ -91,12 +100,23 @@ def plugins() -> tuple[PluginReport, ...]:
     PluginUnavailableError
         This process was forked while another thread imported plugins, which nobody can go on with here.
     """
-    found = _load()
-    reports = tuple(sorted(found, key=lambda report: (report.name == HOST, report.name)))
+    _load()
+    names = sorted(loaded, key=lambda name: (name == HOST, name))
+    reports = tuple(report for name in names for report in loaded[name])
     if not any(report.devices for report in reports if report.name != HOST):
         for hardware, problem in unused(reports):
-            _log.warning("the host is the default device, though there is %s here: %s", hardware, problem)
+            import logging  # 2 ms, and seldom needed
+
+            log = logging.getLogger(__name__)
+            log.warning("the host is the default device, though there is %s here: %s", hardware, problem)
     return reports
+
+
+def _reports_of(name: str) -> list[PluginReport]:
+    """Of the plugins of this name. No other is loaded for it, and so no other vendor's library."""
+    if name not in loaded and not plugins.cache_info().currsize:
+        _load(name)
+    return loaded.get(name, [])
 
 
 def unused(reports: tuple[PluginReport, ...]) -> list[tuple[str, str]]:
@@ -113,6 +133,8 @@ def devices() -> list[Device]:
 
 def device(name: Device | str) -> Device:
     """The device of this name, such as ``"cuda:0"``; ``"cuda"`` is the first of its plugin.
+
+    Only the plugin of this name is loaded, unless it has no such device.
 
     Parameters
     ----------
@@ -132,12 +154,17 @@ def device(name: Device | str) -> Device:
         raise TypeError(f"{describe(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
     plugin_name, _, index = name.partition(":")
     wanted = f"{plugin_name}:{index or 0}"
-    for found in devices():
-        if found.name == wanted:
-            return found
+    found = _device_in(_reports_of(plugin_name), wanted)
+    found = _device_in(plugins(), wanted) if found is None else found
+    if found is not None:
+        return found
     problem = next((report.problem for report in plugins() if report.name == plugin_name and report.problem), None)
-    present = ", ".join(found.name for found in devices())
+    present = ", ".join(device.name for device in devices())
     raise PluginUnavailableError(f"there is no device {name!r}: {problem or f'those present are {present}'}")
+
+
+def _device_in(reports: Iterable[PluginReport], name: str) -> Device | None:
+    return next((device for report in reports for device in report.devices if device.name == name), None)
 
 
 def default_device() -> Device:

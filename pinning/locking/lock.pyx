@@ -111,27 +111,30 @@ cdef uint64_t last_serial = 0
 cdef dict maps = devices.maps.by_id  # weak references
 cdef object pinned_maps = devices.pinned_maps
 cdef object plugins = devices.plugins
-cdef object reports = None  # of the plugins, for which the next two hold
+cdef object reports = None  # of the plugins, for which `default_map` holds
 cdef PinnedMap default_map = None
+cdef dict loaded = devices.loaded  # the plugins for which `named` holds
 cdef dict named = {}
 
 
 cdef PinnedMap map_of(object device):
     """`pinned_map`, without looking through the devices every time."""
-    global reports, default_map
+    global reports, default_map, loaded
     cdef PyObject* cached
     if device is not None and not isinstance(device, str):
         cached = PyDict_GetItem(maps, <uint64_t><void*>device)
         pinned_map = None if cached is NULL else <object>PyWeakref_GetObject(<object>cached)
         return devices.pinned_map(device) if pinned_map is None else <PinnedMap>pinned_map
-    present = plugins()
-    if present is not reports:
-        reports, default_map = present, None
-        named.clear()
     if device is None:
+        present = plugins()
+        if present is not reports:
+            reports, default_map = present, None
         if default_map is None:
             default_map = devices.pinned_map()
         return default_map
+    if devices.loaded is not loaded:
+        loaded = devices.loaded
+        named.clear()
     cached = PyDict_GetItem(named, device)
     if cached is NULL:
         named[device] = devices.pinned_map(device)

@@ -19,7 +19,6 @@ from pinning.plugin.native cimport LockOptions
 from pinning.runtime.process cimport generation
 
 import _thread
-import asyncio
 import time
 import warnings
 from collections import deque
@@ -361,6 +360,8 @@ cdef class PendingLock:
 
 
 async def _wait_for(PendingLock pending):
+    import asyncio  # whose loop runs this
+
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
