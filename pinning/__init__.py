@@ -166,7 +166,7 @@ __all__ = [
 
 
 # Each is imported when it is first asked for: with the library that it is for, or since many programs need none of it.
-_MODULES = {"arena", "arrays", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
+_ON_DEMAND = {"arena", "arrays", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
 _MODULE_OF = {
     **dict.fromkeys(("Arena", "ArenaAllocation"), "pinning.arena"),
     **dict.fromkeys(("FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"), "pinning.files"),
@@ -174,7 +174,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
+    if name in _ON_DEMAND:
         return import_module(f"pinning.{name}")
     if name in _MODULE_OF:
         value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
