@@ -164,7 +164,11 @@ def device(name: Device | str) -> Device:
 
 
 def _device_in(reports: Iterable[PluginReport], name: str) -> Device | None:
-    return next((device for report in reports for device in report.devices if device.name == name), None)
+    for report in reports:
+        for device in report.devices:
+            if device.name == name:
+                return device
+    return None
 
 
 def default_device() -> Device:
