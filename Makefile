@@ -61,7 +61,7 @@ $(VENV)/made:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(WHEEL): $(SOURCES) tools/build_wheel.py | $(VENV)/made
+$(WHEEL): $(SOURCES) tools/build_wheel.py tools/stub.py | $(VENV)/made
 	@echo "Building pinning: some minutes, once"
 	@$(BIN)/python tools/build_wheel.py $@
 	@touch $@

@@ -17,9 +17,17 @@ from libcpp.vector cimport vector
 
 from pagetable.native cimport CPageTable, CRegion
 
+from typing import TYPE_CHECKING
+
 import numpy
 
 from pagetable.errors import AbsentError, OverlapError, RangeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import SupportsIndex
+
+    from numpy.typing import ArrayLike, NDArray
 
 
 cdef class Region:
@@ -42,13 +50,13 @@ cdef class Region:
         Small, unique among the regions in the table, used again after the region is removed.
     """
 
-    def __init__(self, start, size, id):
+    def __init__(self, start: int, size: int, id: int) -> None:
         self.start = checked(start, "start")
         self.size = checked(size, "size")
         self.id = checked(id, "id")
 
     @property
-    def end(self):
+    def end(self) -> int:
         """One past the last byte; 2**64 for a region that reaches the top of the address space."""
         return int(self.start) + self.size
 
@@ -58,7 +66,7 @@ cdef class Region:
         cdef Region that = other
         return self.start == that.start and self.size == that.size and self.id == that.id
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((self.start, self.size, self.id))
 
     def __repr__(self):
@@ -139,7 +147,7 @@ cdef class PageTable:
         itself where the system refuses them. Lookups are then slower.
     """
 
-    def __cinit__(self, *, flat=True):
+    def __cinit__(self, *, flat: bool = True) -> None:
         if flat is not True and flat is not False:
             raise TypeError(f"flat is {said(flat)}; it must be True or False")
         self.table = new CPageTable(flat)
@@ -150,7 +158,7 @@ cdef class PageTable:
         free(self.made)
         del self.table
 
-    def insert(self, start, size):
+    def insert(self, start: int, size: int) -> Region:
         """Add ``[start, start + size)`` (bytes).
 
         Parameters
@@ -191,7 +199,7 @@ cdef class PageTable:
         taken = self.overlapping(first, count) or ["a region just removed"]
         raise OverlapError(f"[{first:#x}, {int(first) + count:#x}) overlaps {taken[0]}; remove it first")
 
-    def remove(self, region):
+    def remove(self, region: Region | SupportsIndex) -> None:
         """Take out a region, given by itself or by its first address.
 
         Parameters
@@ -218,7 +226,7 @@ cdef class PageTable:
 
     # An int outside [0, 2**64) is a fair question, whose answer is no.
 
-    def find(self, address):
+    def find(self, address: SupportsIndex) -> Region | None:
         """The region that holds the byte at `address`."""
         cdef uint64_t at
         try:
@@ -228,7 +236,7 @@ cdef class PageTable:
         cdef optional[CRegion] found = self.table.find(at)
         return wrap(self, dereference(found)) if found.has_value() else None
 
-    def find_range(self, start, size):
+    def find_range(self, start: SupportsIndex, size: SupportsIndex) -> Region | None:
         """The region that holds every byte of ``[start, start + size)``; None when `size` is 0.
 
         Parameters
@@ -250,7 +258,7 @@ cdef class PageTable:
         cdef optional[CRegion] found = self.table.find_range(at, count)
         return wrap(self, dereference(found)) if found.has_value() else None
 
-    def __contains__(self, address):
+    def __contains__(self, address: SupportsIndex) -> bool:
         cdef uint64_t at
         try:
             at = word(address, "address")
@@ -258,10 +266,10 @@ cdef class PageTable:
             return False
         return self.table.contains(at)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.table.size()
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Region]:
         """All regions in ascending order, as of the call."""
         cdef vector[CRegion] regions
         with nogil:
@@ -269,7 +277,7 @@ cdef class PageTable:
         cdef CRegion region
         return iter([wrap(self, region) for region in regions])
 
-    def overlapping(self, start, size):
+    def overlapping(self, start: int, size: int) -> list[Region]:
         """Every region that shares a byte with ``[start, start + size)``, ascending.
 
         Parameters
@@ -290,7 +298,7 @@ cdef class PageTable:
         cdef CRegion region
         return [wrap(self, region) for region in regions]
 
-    def contains_many(self, addresses, sizes=None):
+    def contains_many(self, addresses: ArrayLike, sizes: ArrayLike | None = None) -> NDArray[numpy.bool_]:
         """For each address, whether a region holds it: all of its `sizes` bytes where given. Runs without the GIL.
 
         Parameters
@@ -317,7 +325,7 @@ cdef class PageTable:
                 answer[i] = table.find_range(at[i], length[i]).has_value()
         return answers
 
-    def find_many(self, addresses):
+    def find_many(self, addresses: ArrayLike) -> NDArray[numpy.int64]:
         """For each address the id of the region that holds it, or -1; shape (n,). Runs without the GIL.
 
         Parameters

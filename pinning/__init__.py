@@ -13,11 +13,10 @@ from pinning.runtime import main_interpreter as _main_interpreter  # noqa: F401
 
 # isort: split
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagetable import include_dir as _pagetable_include_dir
-from pinning.arena import Arena, ArenaAllocation
 from pinning.budget.limits import Budget, budget, give_back_idle
 from pinning.copies import (
     Copy,
@@ -50,7 +49,6 @@ from pinning.errors import (
     StillLockedError,
     VendorError,
 )
-from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
 from pinning.locking.devices import PluginReport, default_device, device, devices, pinned_map, plugins
 from pinning.locking.lock import Lock, find, is_locked, lock, locked, regions, unlock
 from pinning.locking.lock_async import PendingLock, lock_async
@@ -74,6 +72,10 @@ from pinning.plugin import (
     WriteCombiningDevice,
 )
 from pinning.queues import Event, Queue
+
+if TYPE_CHECKING:
+    from pinning.arena import Arena, ArenaAllocation
+    from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
 
 __all__ = [
     "Allocation",
@@ -163,15 +165,24 @@ __all__ = [
 ]
 
 
-# Each is imported when it is first asked for, with the library that it is for.
-_ON_DEMAND = {"cuda_core", "cupy", "dask", "nixl", "numba", "ray", "torch"}
+# Each is imported when it is first asked for: with the library that it is for, or since many programs need none of it.
+_ON_DEMAND = {"arena", "arrays", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
+_MODULE_OF = {
+    **dict.fromkeys(("Arena", "ArenaAllocation"), "pinning.arena"),
+    **dict.fromkeys(("FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"), "pinning.files"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return version("pinning")
     if name in _ON_DEMAND:
         return import_module(f"pinning.{name}")
+    if name in _MODULE_OF:
+        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        return value
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pinning")
     raise AttributeError(f"module 'pinning' has no attribute {name!r}")
 
 

@@ -15,6 +15,12 @@ from pinning.runtime.process cimport generation
 
 import mmap
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from pinning.map.pinned_map import Hold
 
 cdef extern from *:
     """
@@ -228,7 +234,7 @@ cdef class Segment:
         self.shared.leave()
 
     @staticmethod
-    def unnamed(uint64_t size, bint huge=False):
+    def unnamed(uint64_t size, bint huge=False) -> Segment:
         """New memory without a name (memfd), of the pool of huge pages if wanted."""
         cdef Segment made = Segment.__new__(Segment)
         cdef int code = made.shared.make_unnamed(size, huge)
@@ -237,7 +243,7 @@ cdef class Segment:
         return made
 
     @staticmethod
-    def make(folder, path, uint64_t size):
+    def make(folder: PathLike[str], path: PathLike[str], uint64_t size) -> Segment | None:
         """A new one, which has its name, its size and its lock in one step; None where the name is taken."""
         cdef Segment made = Segment.__new__(Segment)
         cdef bytes there = os.fsencode(folder)
@@ -250,7 +256,7 @@ cdef class Segment:
         return made
 
     @staticmethod
-    def join(path, bint wait=True):
+    def join(path: PathLike[str], bint wait=True) -> Segment | None:
         """The one of this name; None where there is none. Without `wait` also where somebody is about to remove it."""
         cdef Segment made = Segment.__new__(Segment)
         cdef bytes named = os.fsencode(path)
@@ -268,47 +274,47 @@ cdef class Segment:
             PyErr_CheckSignals()
 
     @property
-    def made_here(self):
+    def made_here(self) -> bool:
         return self.shared.new_here
 
     @property
-    def abandoned(self):
+    def abandoned(self) -> bool:
         """Whether nobody else had it when it was joined. Nobody can meanwhile: `take` it, `forget` it or `leave`."""
         return self.shared.abandoned
 
-    def take(self):
+    def take(self) -> None:
         """Let others join what was abandoned."""
         self.shared.take()
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Bytes of the file."""
         return self.shared.size(False)
 
     @property
-    def present(self):
+    def present(self) -> int:
         """Bytes that are in memory."""
         return self.shared.size(True)
 
     @property
-    def has_name(self):
+    def has_name(self) -> bool:
         """Whether others can still find it."""
         return self.shared.has_name()
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self.shared.file
 
-    def forget(self):
+    def forget(self) -> None:
         """Leave, and leave the name as it is."""
         self.shared.path.clear()
         self.shared.leave()
 
-    def leave(self):
+    def leave(self) -> None:
         """Give it up; the last one removes the name."""
         with nogil:
             self.shared.leave()
 
-    def in_child(self):
+    def in_child(self) -> None:
         """Have a lock of its own in a fork's child."""
         self.shared.in_child()
 
@@ -331,13 +337,13 @@ cdef class Memory:
     """
 
     cdef Mapped mapped
-    cdef readonly Segment segment
-    cdef readonly list holds
+    cdef readonly Segment segment  # type: Segment | None
+    cdef readonly list holds  # type: list[Hold]
     cdef readonly uint64_t page
     cdef int advice
     cdef long generation
 
-    def __init__(self, uint64_t maximum, uint64_t aligned, Segment segment, uint64_t page, int advice):
+    def __init__(self, uint64_t maximum, uint64_t aligned, Segment segment, uint64_t page, int advice) -> None:
         if self.mapped.start is not NULL:
             raise TypeError("Memory is made once")
         self.segment, self.page, self.advice, self.holds = segment, page, advice, []
@@ -360,27 +366,27 @@ cdef class Memory:
             self.mapped.release(alone)
 
     @property
-    def ptr(self):
+    def ptr(self) -> int:
         return <uintptr_t>self.mapped.start
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Bytes that are memory."""
         return self.mapped.size
 
     @property
-    def reserved(self):
+    def reserved(self) -> int:
         return self.mapped.reserved
 
     @property
-    def here(self):
+    def here(self) -> bool:
         """Whether this process has it."""
         return self.is_here()
 
     cdef bint is_here(self) noexcept:
         return self.mapped.start is not NULL and (self.segment is not None or self.generation == generation())
 
-    def extend(self, uint64_t upto):
+    def extend(self, uint64_t upto) -> None:
         """Have memory for the first `upto` bytes; what is there stays. Raises OSError; then nothing has changed."""
         cdef int file = -1
         cdef int code
@@ -394,13 +400,13 @@ cdef class Memory:
         if code < 0:
             raise refused(code, "mmap")
 
-    def unlock(self):
+    def unlock(self) -> None:
         """Give up its locks. Raises VendorError; then it can be called again."""
         while self.holds:
             self.holds[-1].unlock()
             self.holds.pop()
 
-    def release(self):
+    def release(self) -> None:
         """Unlock it and give all back, by one thread at a time: nothing is unmapped before its locks have gone."""
         if self.generation == generation() and self.is_here():
             self.unlock()

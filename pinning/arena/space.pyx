@@ -16,10 +16,24 @@ from pinning.runtime.process cimport generation
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from pinning.errors import InvalidRangeError, PinningError, PoolLimitError, StillInUseError
 from pinning.runtime.arguments import alignment as alignment_of
 from pinning.runtime.arguments import integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVarTuple, Unpack
+
+    import numpy
+    from numpy.typing import DTypeLike, NDArray
+
+    from pinning.arena.arena import Arena
+    from pinning.arena.memory import Memory
+    from pinning.plugin import Device
+
+    Arguments = TypeVarTuple("Arguments")
 
 cdef extern from "<pinning/extents.hpp>" namespace "pinning" nogil:
     cppclass Extents:
@@ -59,20 +73,20 @@ cdef class Space:
     def __dealloc__(self):
         del self.extents
 
-    def _alone(self, function, *arguments):
+    def _alone(self, function: Callable[[Unpack[Arguments]], None], *arguments: Unpack[Arguments]) -> None:
         """Call a function while no other thread is in one of these. The lock cannot stay taken: it is taken in C."""
         with self.changing:
             return function(*arguments)
 
-    def _alone_in_child(self):
+    def _alone_in_child(self) -> None:
         """In a fork's child: a thread of the parent's may have held the lock."""
         self.changing = threading.RLock()
 
-    def _begin(self, memory, uint64_t nbytes, uint64_t unit):
+    def _begin(self, memory: Memory, uint64_t nbytes, uint64_t unit) -> None:
         self.memory_, self.start, self.bytes, self.grain = memory, memory.ptr, nbytes, unit
         self.shut = False
 
-    def _give(self, uint64_t offset, uint64_t nbytes):
+    def _give(self, uint64_t offset, uint64_t nbytes) -> None:
         """Have bytes allocated from; nothing happens the second time."""
         if offset < self.given_upto:
             return
@@ -81,7 +95,7 @@ cdef class Space:
         self.given_upto = offset + nbytes
         self.bytes = max(self.bytes, offset + nbytes)
 
-    def _take(self, uint64_t size, alignment, device):
+    def _take(self, uint64_t size, alignment: int | None, device: Device) -> ArenaAllocation | None:
         cdef ArenaAllocation made = ArenaAllocation.__new__(ArenaAllocation)
         cdef uint64_t step = CACHE_LINE
         cdef bint in_units = alignment is None and self.grain > 0
@@ -102,7 +116,7 @@ cdef class Space:
         made.begin(extent.start, extent.start, size, CMemoryKind.host, None, device, None)
         return made
 
-    def _claim(self):
+    def _claim(self) -> None:
         """Have nothing begin any more; raises StillInUseError."""
         if self.allocations:
             raise StillInUseError(f"{self!r} has {self.allocations} allocations, of {self.taken} bytes: free them first")
@@ -111,41 +125,41 @@ cdef class Space:
                                   "bytes: let go of them first, with `del` or release()")
         self.shut = True
 
-    def _unclaim(self):
+    def _unclaim(self) -> None:
         self.shut = False
 
-    cpdef _check(self):
+    cpdef _check(self):  # type: () -> None
         if self.shut or not self.memory_.here:
             raise InvalidRangeError(f"{self!r} is closed, or was never there in this process")
 
     @property
-    def _own(self):
+    def _own(self) -> bool:
         """Whether this is the process that made it."""
         return self.generation == generation()
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes, exactly as asked for."""
         return self.bytes
 
     @property
-    def ptr(self):
+    def ptr(self) -> int:
         """The host's address of the first byte."""
         self._check()
         return self.start
 
     @property
-    def allocated(self):
+    def allocated(self) -> int:
         """Bytes that allocations have."""
         return self.taken
 
     @property
-    def available(self):
+    def available(self) -> int:
         """Bytes that are left for allocations."""
         return self.given - self.taken
 
     @property
-    def largest_available(self):
+    def largest_available(self) -> int:
         """Bytes of the largest stretch that is left."""
         return self.extents.largest()
 
@@ -160,20 +174,22 @@ cdef class Space:
         self.exports -= 1
 
     @property
-    def __array_interface__(self):
+    def __array_interface__(self) -> dict[str, Any]:
         self._check()
         return {"shape": (self.bytes,), "typestr": "|u1", "data": (self.start, False), "version": 3}
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
         self._check()
         return 1, 0  # the CPU
 
-    def __dlpack__(self, **how):
+    def __dlpack__(self, **how: Any) -> Any:
         import numpy
 
         return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)
 
-    def asarray(self, shape=None, dtype="u1", offset=0):
+    def asarray(
+        self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = "u1", offset: int = 0
+    ) -> NDArray[Any]:
         """Its bytes as an array, without a copy. As long as that lives the arena cannot be closed.
 
         Parameters
@@ -220,16 +236,18 @@ cdef class ArenaAllocation(Allocation):
             self.extent_ = NULL
 
     @property
-    def arena(self):
+    def arena(self) -> Arena:
         return self.space
 
     @property
-    def device_ptr(self):
+    def device_ptr(self) -> int:
         """The first byte's address for `device`. Waits until it is locked; raises what `Arena.device_ptr_of` does."""
         self.check_bytes()
         return self.space.device_ptr_of(self.extent.ptr, self.extent.size, self.device)
 
-    def asarray(self, shape=None, dtype="u1", offset=0):
+    def asarray(
+        self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = "u1", offset: int = 0
+    ) -> NDArray[numpy.generic]:
         """Its bytes as an array, without a copy; see `Arena.asarray`. As long as that lives this cannot be freed.
 
         Parameters

@@ -37,7 +37,7 @@ cdef extern from "Python.h":
 cdef enum:
     MOST_VIEWS = 64  # of one another that are followed to their owner
 
-NO_LIMIT = 2**64 - 1
+NO_LIMIT: int = 2**64 - 1
 
 cdef Budget* budget = &process_budget()
 cdef dict owners = {}  # of cached regions, by map and start
@@ -119,7 +119,7 @@ cdef object root_of(object buffer):
     return None
 
 
-def collect():
+def collect() -> None:
     """Give back cached regions whose memory has no other user any more, and let go of the owners of what is gone."""
     cdef Owner owner
     cdef PinnedMap pinned_map
@@ -146,7 +146,7 @@ cdef void give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
         pass
 
 
-def clear_up():
+def clear_up() -> None:
     """Where there is no room: unlock what has left, and what is cached and has no user any more."""
     for pinned_map in _maps:
         with suppress(PinningError):
@@ -154,12 +154,12 @@ def clear_up():
     collect()
 
 
-def unlocks():
+def unlocks() -> int:
     """How many have ended: for `give_way`, from before its caller has looked for room."""
     return budget.ended()
 
 
-def give_way(device, uint64_t needed, uint64_t unlocks):
+def give_way(device: object, uint64_t needed, uint64_t unlocks) -> bool:
     """Give back the least recently used region cached for a device, where so many bytes are cached there.
 
     Where they are not, wait for an unlock that another thread is in the middle of.
@@ -194,7 +194,7 @@ def give_way(device, uint64_t needed, uint64_t unlocks):
     return ended
 
 
-def give_back_crossing(PinnedMap pinned_map not None, ptr, size):
+def give_back_crossing(PinnedMap pinned_map not None, ptr: int, size: int) -> bool:
     """Give back cached regions that share bytes with a range and are not this range; whether this range is registered.
 
     Raises what the vendor does.
@@ -208,7 +208,7 @@ def give_back_crossing(PinnedMap pinned_map not None, ptr, size):
     return registered
 
 
-def give_back_for(uint64_t nbytes):
+def give_back_for(uint64_t nbytes) -> bool:
     """Where a vendor refuses for want of room: give back so many bytes of what is cached; whether that gave any."""
     cdef uint64_t given
     with nogil:
@@ -217,7 +217,7 @@ def give_back_for(uint64_t nbytes):
     return given != 0
 
 
-def make_room(uint64_t size):
+def make_room(uint64_t size) -> None:
     """Where the budget has no room for so many bytes: `clear_up`, for a lock takes others' cached regions only then."""
     cdef Budget.Figures now = budget.figures()
     cdef uint64_t taken = now.locked + now.external
@@ -225,19 +225,19 @@ def make_room(uint64_t size):
         clear_up()
 
 
-def check(uint64_t size):
+def check(uint64_t size) -> None:
     """Raise LockLimitError where so many bytes more cannot be locked, even if the cache were empty."""
     with nogil:
         budget.check(size)
 
 
-def figures():
+def figures() -> tuple[int, int, int, int, int]:
     """Limit, bytes locked, cached and pinned by others, and how many may be cached."""
     cdef Budget.Figures now = budget.figures()
     return now.limit, now.locked, now.idle, now.external, now.idle_limit
 
 
-def set_limits(uint64_t limit, uint64_t idle_limit):
+def set_limits(uint64_t limit, uint64_t idle_limit) -> None:
     """Set the most bytes that may be locked, and be cached; what is cached beyond that is given back."""
     try:
         with nogil:
@@ -246,7 +246,7 @@ def set_limits(uint64_t limit, uint64_t idle_limit):
         collect()
 
 
-def give_back(uint64_t nbytes):
+def give_back(uint64_t nbytes) -> int:
     """Unlock what is cached, the least recently used first, until so many bytes are given back; how many that were."""
     cdef uint64_t given
     try:

@@ -17,8 +17,15 @@ from pinning.map.pinned_map cimport unlock_orphans
 from pinning.plugin.native cimport Part, VendorDevice, raise_in_python
 from pinning.queues.staging cimport CopyLimits, limits_of
 
+from typing import TYPE_CHECKING
+
 from pinning.copies.costs import costs
 from pinning.queues.staging import staging_of
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pinning.plugin import MemoryDevice
 
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
     cppclass PartList:
@@ -87,8 +94,16 @@ cdef class BatchCopy(NativeCopy):
 
     cdef Batch* batch  # that operation
 
-    def __cinit__(self, device not None, const uint64_t[::1] dsts not None, const uint64_t[::1] srcs not None,
-                  const uint64_t[::1] sizes not None, tuple owners not None, str engine, cbool has_kernel):
+    def __cinit__(
+        self,
+        device not None: MemoryDevice,
+        const uint64_t[::1] dsts not None: Any,
+        const uint64_t[::1] srcs not None: Any,
+        const uint64_t[::1] sizes not None: Any,
+        tuple owners not None: tuple[object, ...],
+        str engine: str,
+        cbool has_kernel: bool,
+    ) -> None:
         cdef Items items
         items.dsts, items.srcs, items.sizes = &dsts[0], &srcs[0], &sizes[0]
         items.count = dsts.shape[0]
@@ -107,7 +122,7 @@ cdef class BatchCopy(NativeCopy):
         self.written, self.written_size = parts.written, parts.written_end - parts.written
 
     @property
-    def counts(self):
+    def counts(self) -> dict[str, int]:
         """How many parts go by ``"kernel"``, by ``"engine"``, ``"to_device"`` and ``"to_host"`` from and into pageable
         memory, and ``"on_host"``."""
         cdef const Parts* parts = &self.batch.parts()
@@ -120,7 +135,7 @@ cdef class BatchCopy(NativeCopy):
         }
 
     @property
-    def sizes(self):
+    def sizes(self) -> dict[str, int]:
         """Bytes of each of these."""
         cdef const Parts* parts = &self.batch.parts()
         return {
@@ -132,7 +147,7 @@ cdef class BatchCopy(NativeCopy):
         }
 
     @property
-    def plain(self):
+    def plain(self) -> int:
         """How many parts of pageable memory the vendor has copied itself, because there was no ring for them, or one
         small part."""
         return self.batch.plain()

@@ -26,6 +26,7 @@ from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter, events_of
 
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 from pinning.copies.copy import copy_planned, plan_copy
 from pinning.copies.costs import costs
@@ -36,6 +37,12 @@ from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
 from pinning.queues.queue import default_queues
 from pinning.runtime.arguments import describe, integer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal, SupportsIndex
+
+    from pinning.copies.plan import Plan
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
@@ -48,7 +55,15 @@ cdef object last_name = None  # of a device
 cdef str last_reason = None
 
 
-def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_order="stream"):
+def copy_async(
+    dst: object,
+    src: object,
+    nbytes: int | None = None,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+    *,
+    src_access_order: Literal["stream", "any"] = "stream",
+) -> Copy:
     """Copy bytes, in a queue; return once the copy is submitted.
 
     The memory of both ends is kept alive until it is done. Later work in the queue sees the data. A copy on the path
@@ -104,7 +119,7 @@ def copy_async(dst, src, nbytes=None, queue=None, wait_for=(), *, src_access_ord
     return copy_planned(to, origin, size, submitter, wait_for, early, src if origin.device is None else dst)
 
 
-def copy(dst, src, nbytes=None, queue=None):
+def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Copy:
     """`copy_async`, and wait until it is done.
 
     Parameters
@@ -122,7 +137,7 @@ def copy(dst, src, nbytes=None, queue=None):
     return done
 
 
-def explain(dst, src, nbytes=None, queue=None):
+def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Plan:
     """Which path `copy_async` would take now, and why; nothing is copied. Raises what `copy_async` does.
 
     Parameters
@@ -226,7 +241,13 @@ cdef DirectCopy direct_copy(End to, End origin, uint64_t size, Hold hold):
     return work
 
 
-def fill(dst, value, nbytes=None, queue=None, wait_for=()):
+def fill(
+    dst: object,
+    value: SupportsIndex | bytes,
+    nbytes: int | None = None,
+    queue: Queue | object | None = None,
+    wait_for: Iterable[Event] = (),
+) -> Event:
     """Fill memory of a device or of the host with a value, in a queue.
 
     Parameters

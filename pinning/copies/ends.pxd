@@ -5,9 +5,9 @@ from libc.stdint cimport uint64_t
 cdef class End:
     cdef readonly uint64_t ptr
     cdef uint64_t bytes  # 0 where nobody says
-    cdef readonly object device
+    cdef readonly object device  # type: MemoryDevice | None
     cdef readonly bint read_only
-    cdef readonly object owner
+    cdef readonly object owner  # type: object
 
 
 cdef End resolve_end(object buffer, object preferred)

@@ -17,6 +17,8 @@ from pinning.map.adapters cimport vendor_of
 from pinning.memory.allocation cimport Allocation, lookup
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, VendorDevice
 
+from typing import TYPE_CHECKING
+
 from pinning.errors import InvalidRangeError
 from pinning.interop.dtypes import DEVICE_TYPES, HOST_TYPES
 from pinning.interop.dtypes import VENDORS as VENDORS_OF_DLPACK
@@ -24,6 +26,9 @@ from pinning.locking import devices
 from pinning.memory.allocation import devices_used
 from pinning.memory.allocation import find as find_allocation
 from pinning.plugin import MemoryDevice, MemoryKind
+
+if TYPE_CHECKING:
+    from pinning.plugin import Device
 
 cdef object plugins = devices.plugins
 cdef object reports = None  # of the plugins, for which the next two hold
@@ -56,12 +61,12 @@ cdef class End:
         What keeps the memory alive; None where the caller does.
     """
 
-    def __init__(self, ptr, size, device, bint read_only, owner):
+    def __init__(self, ptr: int, size: int | None, device: MemoryDevice | None, bint read_only, owner: object) -> None:
         self.ptr, self.bytes = ptr, 0 if size is None else size
         self.device, self.read_only, self.owner = device, read_only, owner
 
     @property
-    def size(self):
+    def size(self) -> int | None:
         return self.bytes or None
 
     def __repr__(self):
@@ -69,7 +74,7 @@ cdef class End:
         return f"End({self.ptr:#x}, {self.size} bytes, memory of {where})"
 
 
-def end_of(buffer, preferred=None):
+def end_of(buffer: object, preferred: Device | None = None) -> End:
     """Find out what one end of a copy is.
 
     Parameters

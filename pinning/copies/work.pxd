@@ -61,8 +61,8 @@ cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
 
 
 cdef class Copy(Event):
-    cdef public object path
-    cdef public object reason
+    cdef public object path  # type: CopyPath
+    cdef public object reason  # type: str
 
 
 cdef enum Way:  # in the order of `Path`

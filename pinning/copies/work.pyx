@@ -18,10 +18,20 @@ from pinning.queues.lane cimport Lane, Work
 from pinning.queues.staging cimport limits_of
 from pinning.queues.submitter cimport Submitter
 
+from typing import TYPE_CHECKING
+
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath, Reason, Step, plan_of
 from pinning.plugin import MemoryConnection
 from pinning.queues.staging import staging_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pinning.plugin
+    from pinning.copies.plan import Plan
+    from pinning.plugin import MemoryDevice
+    from pinning.queues import Queue
 
 cdef str PAGEABLE = "memory of the host that the copy uses is pageable: it would be read or written once, at the submission"
 cdef tuple PATHS = tuple(CopyPath)
@@ -46,12 +56,12 @@ cdef void count_bytes(Way way, uint64_t size) noexcept nogil:
     page.moved[<int>way].add(size, relaxed)
 
 
-def count_moved(path, uint64_t size):
+def count_moved(path: CopyPath, uint64_t size) -> None:
     """Note that so many bytes have been submitted on a path; `copy_async` does so itself where it is one call."""
     count_bytes(<Way><int>WAYS[path], size)
 
 
-def bytes_moved():
+def bytes_moved() -> dict[CopyPath, int]:
     """Bytes that copies of this process have been submitted for, by path."""
     return {path: page.moved[<int>way].load() for path, way in WAYS.items()}
 
@@ -119,12 +129,12 @@ cdef class NativeCopy(Work):
         return None if self.operation.is_direct() else PAGEABLE
 
     @property
-    def path(self):
+    def path(self) -> CopyPath:
         """The slowest path of its parts; final once it is submitted."""
         return PATHS[<int>self.operation.path()]
 
     @property
-    def reason_code(self):
+    def reason_code(self) -> Reason:
         return REASONS[<int>self.operation.reason()]
 
     def __dealloc__(self):
@@ -152,7 +162,9 @@ cdef class RangeCopy(NativeCopy):
         The vendor refused to say whose memory an address is.
     """
 
-    def __cinit__(self, End to not None, End origin not None, uint64_t size, device, bint stages, bint early=False):
+    def __cinit__(
+        self, End to not None, End origin not None, uint64_t size, device: MemoryDevice, bint stages, bint early=False
+    ) -> None:
         cdef CopyLimits limits = limits_of(costs)
         cdef CopyRequest request
         cdef VendorDevice* vendor = vendor_of(device)
@@ -169,7 +181,7 @@ cdef class RangeCopy(NativeCopy):
             unlock_orphans()
         self.operation = self.range
 
-    def plan(self):
+    def plan(self) -> Plan:
         cdef const CopyPlan* plan = &self.range.plan()
         cdef const CopyRequest* request = &self.range.request()
         cdef vector[CopyStep] native_steps = plan.steps
@@ -205,7 +217,7 @@ cdef class RowsCopy(Work):
         return None if self.direct else PAGEABLE
 
 
-def submit_native(Submitter queue not None, NativeCopy work not None, wait_for):
+def submit_native(Submitter queue not None: Queue, NativeCopy work not None, wait_for: Iterable[Event]) -> Copy:
     """Submit what libpinning copies.
 
     Raises
@@ -216,7 +228,15 @@ def submit_native(Submitter queue not None, NativeCopy work not None, wait_for):
     return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())
 
 
-def submit_rows(Submitter queue not None, calls, uint64_t dst, uint64_t size, wait_for, tuple keep not None, bint direct):
+def submit_rows(
+    Submitter queue not None: Queue,
+    calls: Callable[[pinning.plugin.VendorQueue], object],
+    uint64_t dst,
+    uint64_t size,
+    wait_for: Iterable[Event],
+    tuple keep not None: tuple[object, ...],
+    bint direct,
+) -> Copy:
     """As `Queue.submit`, of calls that write nothing but so many bytes at `dst`.
 
     `direct`: the device alone moves the bytes, so that a graph can have the calls.

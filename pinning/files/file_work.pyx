@@ -21,12 +21,18 @@ from pinning.queues.staging cimport CFile, CopyLimits, CStaged, FileEnd, FileMem
 from pinning.queues.submitter cimport Submitter
 
 import os
+from typing import TYPE_CHECKING
 
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath
 from pinning.errors import FileError
 from pinning.queues.staging import staging_of
 from pinning.runtime.arguments import path_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pinning.queues import Event, Queue
 
 cdef extern from "<fcntl.h>" nogil:
     enum:
@@ -64,7 +70,7 @@ cdef class OpenFile:
     cdef shared_ptr[CFile] file  # null once it is closed
     cdef readonly str path
 
-    def __cinit__(self, path, bint create=False):
+    def __cinit__(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], bint create=False) -> None:
         self.path = path_name(path)
         cdef bytes encoded = os.fsencode(self.path)
         cdef const char* name = encoded
@@ -88,29 +94,29 @@ cdef class OpenFile:
         raise FileError(EISDIR if S_ISDIR(status.st_mode) else EINVAL,
                         f"it is {what}; only regular files can be copied", self.path)
 
-    def fileno(self):
+    def fileno(self) -> int:
         if self.file.get() is NULL:
             raise ValueError(f"{self.path!r} is closed")
         return self.file.get().descriptor()
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """How long it is now."""
         return os.fstat(self.fileno()).st_size
 
-    def look_for_cold(self, uint64_t offset, uint64_t nbytes):
+    def look_for_cold(self, uint64_t offset, uint64_t nbytes) -> None:
         """From now on read past the page cache what of these bytes is not in it, if the disk allows that."""
         self.fileno()
         with nogil:
             self.file.get().read_past_cache(offset, nbytes)
 
-    def close(self):
+    def close(self) -> None:
         self.file.reset()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self):
@@ -156,7 +162,7 @@ cdef class FileCopy(Copy):
         if self.error is None and self.outcome is not None and self.outcome.native.get().has_failed():
             self.fail(self.outcome.error())
 
-    def cancel(self):
+    def cancel(self) -> None:
         """Move no more bytes of the file. It is over soon once its queue has come to it, and then it has failed."""
         if self.outcome is not None:
             self.outcome.told = True
@@ -225,8 +231,17 @@ cdef class FileWork(Work):
             del staged
 
 
-def copy_parts(Submitter queue not None, OpenFile file not None, parts, *, bint in_device, bint writes=False, wait_for=(),
-               keep=(), early=None):
+def copy_parts(
+    Submitter queue not None: Queue,
+    OpenFile file not None,
+    parts: Iterable[tuple[int, int, int]],
+    *,
+    bint in_device,
+    bint writes=False,
+    wait_for: Iterable[Event] = (),
+    keep: Iterable[object] = (),
+    early: bool | None = None,
+) -> FileCopy:
     """Copy between parts of a file and parts of memory, as one piece of work.
 
     Parameters

@@ -55,12 +55,12 @@ class Tensor(NamedTuple):
     """What is in a capsule; the memory stays as long as `owner` is referenced."""
 
     ptr: int  # of the first element
-    shape: tuple
-    strides: object  # in elements; None in C order
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in elements; None in C order
     code: int  # and the next two: the type of elements, as DLPack has it
     bits: int
     lanes: int
-    read_only: object  # None before version 1.0, which cannot say it
+    read_only: bool | None  # None before version 1.0, which cannot say it
     owner: object
 
 
@@ -94,7 +94,18 @@ cdef void drop_capsule(object capsule) noexcept:
         versioned.deleter(versioned)
 
 
-def make_capsule(owner, ptr, device, code, bits, shape, strides, bint versioned, bint read_only, bint copied):
+def make_capsule(
+    owner: object,
+    ptr: int,
+    device: tuple[int, int],
+    code: int,
+    bits: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    bint versioned,
+    bint read_only,
+    bint copied,
+) -> object:
     """A capsule with a tensor that keeps `owner`; of the protocol with versions, 1.0, or of the one before."""
     cdef int32_t ndim = len(shape)
     cdef DLTensor tensor
@@ -145,7 +156,7 @@ cdef class Managed:
             self.versioned.deleter(self.versioned)
 
 
-def take_capsule(capsule):
+def take_capsule(capsule: object) -> Tensor:
     """Open a capsule, which can be done once.
 
     Raises

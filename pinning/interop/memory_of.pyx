@@ -13,7 +13,7 @@ from pinning.interop.dlpack cimport DLPackExchangeAPI, DLTensor, exchange_api_of
 import ctypes
 import sys
 from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 
@@ -21,6 +21,9 @@ from pinning.errors import InvalidRangeError, PinningError
 from pinning.interop.dlpack import take_capsule
 from pinning.interop.dtypes import HOST_TYPES, STREAM_TYPES, VENDORS, numpy_dtype
 from pinning.runtime.arguments import byte_count, integer
+
+if TYPE_CHECKING:
+    from typing import Any, SupportsIndex
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
@@ -54,7 +57,7 @@ class HostBuffer(NamedTuple):
 
     ptr: int  # of the lowest byte
     size: int  # in bytes, at least 1
-    read_only: object  # whether it forbids writing; None when it does not say
+    read_only: bool | None  # whether it forbids writing; None when it does not say
     owner: object
     contiguous: bool = True  # whether these are the object's bytes and no others, from the first to the last
 
@@ -63,13 +66,13 @@ class ArrayMemory(NamedTuple):
     """An array in memory of the host or a device; the memory stays as long as `owner` is referenced."""
 
     ptr: int  # of the first element
-    shape: tuple
-    strides: object  # in bytes; None in C order
-    dtype: numpy.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in bytes; None in C order
+    dtype: numpy.dtype[Any]
     read_only: bool
     owner: object
-    device: object  # DLPack's type and index; None where only the address says whose memory it is
-    stream: object  # one that has work under way, or None
+    device: tuple[int, int] | None  # DLPack's type and index; None where only the address says whose memory it is
+    stream: int | None  # one that has work under way, or None
 
 
 @cython.final
@@ -139,7 +142,7 @@ cdef object host_memory_of(object buffer, object size, Bytes* memory):
     return owner
 
 
-def host_buffer(buffer, size=None):
+def host_buffer(buffer: object, size: SupportsIndex | None = None) -> HostBuffer:
     """Find the bytes that a buffer occupies.
 
     A view with gaps (sliced with a step, transposed, of negative strides) is the whole span from its lowest to its
@@ -168,7 +171,7 @@ def host_buffer(buffer, size=None):
     return HostBuffer(memory.ptr, memory.size, read_only, owner, bool(memory.contiguous))
 
 
-def array_memory(array):
+def array_memory(array: Any) -> ArrayMemory:
     """An array of another library, by ``__cuda_array_interface__`` or DLPack: its memory, shape, strides and dtype.
 
     Raises

@@ -6,10 +6,9 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pinning.errors import PluginUnavailableError
 from pinning.map.adapters import is_native
@@ -17,6 +16,9 @@ from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
 from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 HOST = "host"
 
@@ -63,10 +65,16 @@ class PluginReport(NamedTuple):
 
 
 def _entries() -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # a third of what `import pinning` would take
+
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _load() -> list[PluginReport]:
+loaded: dict[str, list[PluginReport]] = {}  # by the name of the entry point, which several distributions may have
+
+
+def _load(name: str | None = None) -> None:
+    """Load the plugins of this name, by default all, that are not loaded yet."""
     global _loader
     if _cut_short:
         raise PluginUnavailableError(
@@ -76,7 +84,10 @@ def _load() -> list[PluginReport]:
     with _loading:
         outer, _loader = _loader, threading.get_ident()
         try:
-            return [_report(entry.name, entry.load) for entry in _entries()]
+            entries = _entries()
+            for each in dict.fromkeys(entry.name for entry in entries):
+                if name in (None, each) and each not in loaded:
+                    loaded[each] = [_report(each, entry.load) for entry in entries if entry.name == each]
         finally:
             _loader = outer
 
@@ -90,13 +101,21 @@ def plugins() -> tuple[PluginReport, ...]:
     PluginUnavailableError
         This process was forked while another thread imported plugins, which cannot be completed here.
     """
-    loaded = _load()
-    reports = tuple(sorted(loaded, key=lambda report: (report.name == HOST, report.name)))
+    _load()
+    names = sorted(loaded, key=lambda name: (name == HOST, name))
+    reports = tuple(report for name in names for report in loaded[name])
     if not any(report.devices for report in reports if report.name != HOST):
         for hardware, problem in unused(reports):
             text = f"the host is the default device, though there is {hardware} here: {problem}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
     return reports
+
+
+def _reports_of(name: str) -> list[PluginReport]:
+    """Of the plugins of this name. No other is loaded for it, and so no other vendor's library."""
+    if name not in loaded and not plugins.cache_info().currsize:
+        _load(name)
+    return loaded.get(name, [])
 
 
 def unused(reports: tuple[PluginReport, ...]) -> list[tuple[str, str]]:
@@ -113,6 +132,8 @@ def devices() -> list[Device]:
 
 def device(name: Device | str) -> Device:
     """The device of this name, such as ``"cuda:0"``; ``"cuda"`` is the first of its plugin.
+
+    Only the plugin of this name is loaded, unless it has no such device.
 
     Parameters
     ----------
@@ -132,12 +153,21 @@ def device(name: Device | str) -> Device:
         raise TypeError(f"{describe(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
     plugin_name, _, index = name.partition(":")
     wanted = f"{plugin_name}:{index or 0}"
-    for found in devices():
-        if found.name == wanted:
-            return found
+    found = _device_in(_reports_of(plugin_name), wanted)
+    found = _device_in(plugins(), wanted) if found is None else found
+    if found is not None:
+        return found
     problem = next((report.problem for report in plugins() if report.name == plugin_name and report.problem), None)
-    present = ", ".join(found.name for found in devices())
+    present = ", ".join(device.name for device in devices())
     raise PluginUnavailableError(f"there is no device {name!r}: {problem or f'those present are {present}'}")
+
+
+def _device_in(reports: Iterable[PluginReport], name: str) -> Device | None:
+    for report in reports:
+        for device in report.devices:
+            if device.name == name:
+                return device
+    return None
 
 
 def default_device() -> Device:

@@ -21,12 +21,21 @@ import os
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, NotLockedError
 from pinning.locking import devices
 from pinning.machine.populate import is_resident, populate
 from pinning.runtime.arguments import byte_count, describe, integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    from pinning.interop.memory_of import HostBuffer
+    from pinning.map.pinned_map import Region
+    from pinning.plugin import Device
 
 cdef extern from "<pinning/status_page.hpp>" namespace "pinning":
     void describe_in_status(uint64_t start, uint64_t size, const char* owner, const char* site) noexcept
@@ -102,27 +111,30 @@ cdef uint64_t last_serial = 0
 cdef dict maps = devices.maps.by_id  # weak references
 cdef object pinned_maps = devices.pinned_maps
 cdef object plugins = devices.plugins
-cdef object reports = None  # of the plugins, for which the next two hold
+cdef object reports = None  # of the plugins, for which `default_map` holds
 cdef PinnedMap default_map = None
+cdef dict loaded = devices.loaded  # the plugins for which `named` holds
 cdef dict named = {}
 
 
 cdef PinnedMap map_of(object device):
     """`pinned_map`, without looking through the devices every time."""
-    global reports, default_map
+    global reports, default_map, loaded
     cdef PyObject* cached
     if device is not None and not isinstance(device, str):
         cached = PyDict_GetItem(maps, <uint64_t><void*>device)
         pinned_map = None if cached is NULL else <object>PyWeakref_GetObject(<object>cached)
         return devices.pinned_map(device) if pinned_map is None else <PinnedMap>pinned_map
-    present = plugins()
-    if present is not reports:
-        reports, default_map = present, None
-        named.clear()
     if device is None:
+        present = plugins()
+        if present is not reports:
+            reports, default_map = present, None
         if default_map is None:
             default_map = devices.pinned_map()
         return default_map
+    if devices.loaded is not loaded:
+        loaded = devices.loaded
+        named.clear()
     cached = PyDict_GetItem(named, device)
     if cached is NULL:
         named[device] = devices.pinned_map(device)
@@ -204,15 +216,15 @@ cdef class Lock(Hold):
         raise TypeError("a Lock cannot be copied: it stands for one lock; lock the buffer once more")
 
     @property
-    def device(self):
+    def device(self) -> Device:
         return self.map.device
 
     @property
-    def region(self):
+    def region(self) -> Region | None:
         """The locked region that holds the buffer, perhaps larger than it; None once unlocked."""
         return self.map.find(self.ptr, self.size) if self.is_held() else None
 
-    def unlock(self):
+    def unlock(self) -> None:  # type: ignore[override]  # a Hold says whether it was held
         """Give up this lock; the last one of its region unlocks the memory. Nothing happens the second time.
 
         Raises
@@ -250,10 +262,12 @@ cdef class Lock(Hold):
             open_locks.leave(<void*>self.map, self.ptr, self.size, self.hold.serial, self.serial)
             self.serial = 0
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.give_up()
 
     def __del__(self):
@@ -281,8 +295,17 @@ cdef class Lock(Hold):
 
 
 def lock(
-    buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None, progress=None
-):
+    buffer: object,
+    size: int | None = None,
+    *,
+    device: Device | str | None = None,
+    read_only: bool | None = None,
+    piece: int | None = None,
+    unit: int | None = None,
+    stall_ms: float | None = None,
+    coherent: bool | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Lock:
     """Lock a buffer's memory for a device, or count one more lock of memory that is locked already.
 
     Before the device's vendor is called, the room is checked and the pages are brought into memory in pieces, so that
@@ -386,7 +409,9 @@ cdef str call_site():
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
-def make_ready(buffer, PinnedMap pinned_map not None, progress=None):
+def make_ready(
+    buffer: HostBuffer, PinnedMap pinned_map not None, progress: Callable[[int, int], object] | None = None
+) -> None:
     """What goes before a vendor's lock: see that there is room, and bring the pages in. Raises as `lock`."""
     bring_in(buffer.ptr, buffer.size, pinned_map, progress)
 
@@ -404,7 +429,7 @@ cdef bring_in(uint64_t ptr, uint64_t size, PinnedMap pinned_map, progress):
     populate(ptr, size, progress=progress, resident=resident)
 
 
-def unlock_cached(Lock lock not None):
+def unlock_cached(Lock lock not None) -> None:
     """Give up a lock; the last one of its region puts it into the registration cache, where the budget has room.
 
     The caller sees to it that the memory stays where it is until the region is gone. Raises as `Lock.unlock`.
@@ -414,7 +439,7 @@ def unlock_cached(Lock lock not None):
     watch()
 
 
-def unlock(buffer, *, device=None):
+def unlock(buffer: object, *, device: Device | str | None = None) -> None:
     """Give up the youngest lock of a buffer: of exactly its bytes, or else of any in the same region.
 
     Parameters
@@ -470,7 +495,9 @@ cdef bint unlock_youngest(PinnedMap pinned_map, Bytes* found) except -1:
 
 
 @contextmanager
-def locked(*buffers, device=None, read_only=None, coherent=None):
+def locked(
+    *buffers: object, device: Device | str | None = None, read_only: bool | None = None, coherent: bool | None = None
+) -> Iterator[tuple[Lock, ...]]:
     """Lock several buffers for the length of a ``with`` block: all of them or none. Raises what `lock` does.
 
     Parameters
@@ -493,7 +520,7 @@ def locked(*buffers, device=None, read_only=None, coherent=None):
         ])
 
 
-def is_locked(buffer, size=None, *, device=None):
+def is_locked(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> bool:
     """Whether one locked region holds all of a buffer (or the bytes at an address), so that its copies are fast.
 
     Parameters
@@ -533,7 +560,7 @@ cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=N
     return None
 
 
-def find(buffer, size=None, *, device=None):
+def find(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> Region | None:
     """The locked region that holds all of a buffer, or all `size` bytes (1 by default) at an address.
 
     Parameters
@@ -569,7 +596,7 @@ cdef Lock held_within(uint64_t ptr, uint64_t size):
     return None
 
 
-def regions(device=None, *, idle=False):
+def regions(device: Device | str | None = None, *, idle: bool = False) -> list[Region]:
     """All locked regions of a device, or of all devices, in address order for each.
 
     Parameters
@@ -587,7 +614,7 @@ def regions(device=None, *, idle=False):
     ]
 
 
-def range_of(buffer, size=None):
+def range_of(buffer: object, size: int | None = None) -> tuple[int, int]:
     """Address and bytes of a buffer, or of an address by itself: one byte, or `size`."""
     cdef Bytes found
     if kind_of(buffer).address:

@@ -23,12 +23,20 @@ import time
 import warnings
 from collections import deque
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pinning.budget.limits import check_lock
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.machine.populate import Populating, is_resident
 from pinning.runtime.arguments import integer, seconds
 from pinning.runtime.process import Subsystem, at_exit, at_fork, start_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import TracebackType
+    from typing import Any, overload
+
+    from pinning.plugin import Device
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -210,21 +218,25 @@ cdef class PendingLock:
         raise TypeError("a PendingLock is had from pinning.lock_async")
 
     @property
-    def device(self):
+    def device(self) -> Device:
         return self.job.pinned_map.device
 
     @property
-    def done(self):
+    def done(self) -> bool:
         """Whether it is over, for better or worse; `wait` says which."""
         return self.job.over or self.job.is_lost()
 
     @property
-    def progress(self):
+    def progress(self) -> int:
         """Bytes from the start that are locked; 0 once it has failed or was cancelled."""
         if self.job.is_lost():
             return 0
         return (self.size if self.job.lock.counted else 0) if self.job.over else self.job.pace.pieces.held()
 
+    # @overload
+    # def wait(self, nbytes: None = None, timeout: float | None = None) -> Lock: ...
+    # @overload
+    # def wait(self, nbytes: int, timeout: float | None = None) -> None: ...
     def wait(self, nbytes=None, timeout=None):
         """Wait until it is done, or until the first bytes are locked. Ctrl-C is heard, and the lock goes on.
 
@@ -275,7 +287,7 @@ cdef class PendingLock:
             raise PinningError(f"{self!r} was cancelled; lock the buffer anew")
         return self.job.lock if whole else None
 
-    def cancel(self):
+    def cancel(self) -> None:
         """End it after the piece that is being locked, undo it, and wait for that; if it is done, unlock it.
 
         Where others hold locks in what is locked so far, that stays until the last of them is unlocked.
@@ -297,13 +309,13 @@ cdef class PendingLock:
         ).has_value():
             raise job.error  # half unlocked
 
-    def _abandon(self):
+    def _abandon(self) -> None:
         """Have it end soon, without waiting; `cancel` then undoes what is locked."""
         if not self.job.is_lost():
             self.job.drop()
 
-    def __await__(self):
-        return wait_for(self).__await__()
+    def __await__(self) -> Generator[Any, None, Lock]:
+        return _wait_for(self).__await__()
 
     cdef bint listen(self, function) except -1:
         """Have it called once it is over; False where it is."""
@@ -312,10 +324,12 @@ cdef class PendingLock:
             self.job.listeners.append(function)
         return not self.job.over
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.cancel()
 
     def __del__(self):
@@ -345,7 +359,9 @@ cdef class PendingLock:
         return f"<PendingLock of [{self.ptr:#x}, {end:#x}), {self.size} bytes, on {device}: {state}>"
 
 
-async def wait_for(PendingLock pending):
+async def _wait_for(PendingLock pending):
+    import asyncio  # whose loop runs this
+
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
@@ -359,8 +375,16 @@ async def wait_for(PendingLock pending):
 
 
 def lock_async(
-    buffer, size=None, *, device=None, read_only=None, piece=None, unit=None, stall_ms=None, coherent=None
-):
+    buffer: object,
+    size: int | None = None,
+    *,
+    device: Device | str | None = None,
+    read_only: bool | None = None,
+    piece: int | None = None,
+    unit: int | None = None,
+    stall_ms: float | None = None,
+    coherent: bool | None = None,
+) -> PendingLock:
     """Lock a buffer's memory for a device in the background.
 
     What is not in memory is brought in by several threads, ahead of the lock. In pieces (`unit`, `stall_ms` or `piece`)
@@ -399,7 +423,7 @@ def lock_async(
     return pending(buffer, size, device, read_only, piece, unit, stall_ms, coherent, False, {})
 
 
-def lock_unlisted(buffer, device, unit, how):
+def lock_unlisted(buffer: object, device: Device, unit: int | None, how: dict[str, Any]) -> PendingLock:
     """`lock_async` for a caller that gives parts of the buffer to others: that these are locked is not due to a lock of theirs.
 
     Parameters

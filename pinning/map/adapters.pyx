@@ -58,12 +58,12 @@ cdef VendorDevice* vendor_of(object device) except NULL:
     return (<NativeDevice>adapter).native if adapter is device else (<DeviceAdapter>adapter).vendor
 
 
-def is_native(device):
+def is_native(device: object) -> bool:
     """Whether native code of this process knows the device too."""
     return vendor_of(device).is_permanent()
 
 
-def synchronize_in_background(device):
+def synchronize_in_background(device: object) -> None:
     """Have a thread that the program does not know of wait for all work of a device."""
     cdef VendorDevice* vendor = vendor_of(device)
     with nogil:

@@ -20,7 +20,7 @@ cdef class Region:
     cdef readonly bint registered
     cdef readonly bint idle
     cdef Coherence coherence
-    cdef readonly object device
+    cdef readonly object device  # type: Any
 
 
 cdef class PinnedMap:
@@ -35,7 +35,7 @@ cdef class PinnedMap:
     cdef bint coarse
     cdef list registrars
     cdef object __weakref__
-    cdef readonly object device
+    cdef readonly object device  # type: Any
     cdef readonly bint closed
     cdef readonly long generation
 

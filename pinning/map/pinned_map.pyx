@@ -32,10 +32,20 @@ from pinning.runtime.process cimport generation
 
 from collections import deque
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pinning.errors import InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.runtime.arguments import byte_count, describe, integer, is_one_of
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, Literal, Protocol, SupportsIndex
+
+    class _Device(Protocol):
+        def data_lock(self, ptr: int, size: int, read_only: bool | None, /) -> int: ...
+        def data_unlock(self, ptr: int, /) -> None: ...
+        def is_pinned_ptr(self, ptr: int, /) -> tuple[int, int, int] | None: ...
 
 
 cdef class Region:
@@ -67,11 +77,11 @@ cdef class Region:
     """
 
     @property
-    def end(self):
+    def end(self) -> int:
         return int(self.start) + self.size
 
     @property
-    def borders(self):
+    def borders(self) -> tuple[int, ...]:
         """Host addresses where one vendor registration may end and the next begin, which no single copy may cross.
 
         Those of the whole lock, also where it is not locked yet.
@@ -79,13 +89,13 @@ cdef class Region:
         return tuple(range(int(self.start) + self.piece, int(self.start) + self.whole, self.piece))
 
     @property
-    def coherent(self):
+    def coherent(self) -> bool | None:
         return None if self.coherence == Coherence.unknown else self.coherence == Coherence.fine
 
-    def __contains__(self, ptr):
+    def __contains__(self, ptr: int) -> bool:
         return self.start <= address_of(ptr) < self.end
 
-    def in_one_piece(self, ptr, size):
+    def in_one_piece(self, ptr: int, size: int) -> bool:
         """Whether ``[ptr, ptr + size)``, inside the region, crosses none of the `borders`.
 
         Parameters
@@ -96,7 +106,7 @@ cdef class Region:
         first = address_of(ptr) - self.start
         return first // self.piece == (first + integer(size, "size") - 1) // self.piece
 
-    def device_ptr_of(self, ptr):
+    def device_ptr_of(self, ptr: int) -> int:
         """The device-accessible address of host address `ptr`.
 
         Raises
@@ -114,7 +124,7 @@ cdef class Region:
             return NotImplemented
         return fields(self) == fields(other)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(fields(self))
 
     def __repr__(self):
@@ -181,12 +191,12 @@ cdef LockOptions lock_options(object read_only, object coherent) except *:
     return options
 
 
-def watch_problem():
+def watch_problem() -> str | None:
     """Why the kernel does not tell which memory leaves; None where it does."""
     return process_watcher().problem().decode() or None
 
 
-def hears_of_calls():
+def hears_of_calls() -> bool:
     """Whether a preloaded library tells the maps when the program makes memory leave, by calls of libc."""
     return process_watcher().hears_of_calls()
 
@@ -222,7 +232,7 @@ cdef class PinnedMap:
         The forks between the process that loaded libpinning and this one.
     """
 
-    def __cinit__(self, device, *, bint shared=False):
+    def __cinit__(self, device: _Device, *, bint shared=False) -> None:
         for method in ("data_lock", "data_unlock", "is_pinned_ptr"):
             if not callable(getattr(device, method, None)):
                 raise TypeError(f"a device needs a method {method}, which {describe(device)} lacks; pinning.device "
@@ -263,7 +273,15 @@ cdef class PinnedMap:
         if self.shared is NULL:
             destroy(self.mapped, self.map)
 
-    def lock(self, ptr, size, read_only=None, *, piece=None, coherent=None):
+    def lock(
+        self,
+        ptr: int,
+        size: int,
+        read_only: bool | None = None,
+        *,
+        piece: int | None = None,
+        coherent: bool | None = None,
+    ) -> int:
         """Count one more lock of ``[ptr, ptr + size)``, locking it first where no region holds it.
 
         Parameters
@@ -341,7 +359,7 @@ cdef class PinnedMap:
     cdef uint64_t step(self, uint64_t size, uint64_t piece) noexcept:
         return self.largest if size > self.largest and (piece == 0 or piece > self.largest) else piece
 
-    def unlock(self, ptr):
+    def unlock(self, ptr: int) -> None:
         """Count one lock less of the region around `ptr`; the last one unlocks it.
 
         Raises
@@ -360,7 +378,9 @@ cdef class PinnedMap:
             finally:
                 unlock_orphans()
 
-    def lock_mapped(self, ptr, size, policy, read_only=None):
+    def lock_mapped(
+        self, ptr: int, size: int, policy: Literal["off", "on", "mandatory"], read_only: bool | None = None
+    ) -> int | None:
         """Lock a range that a runtime maps, as `policy` says; `pinning.lock_mapped` has the rules.
 
         Parameters
@@ -413,7 +433,7 @@ cdef class PinnedMap:
             return None
         return dereference(device_ptr) if device_ptr.has_value() else None
 
-    def unlock_unmapped(self, ptr):
+    def unlock_unmapped(self, ptr: int) -> None:
         """Undo one `lock_mapped` of `ptr`, if it locked anything. What the device raises comes through; try again."""
         cdef uint64_t at = word(ptr, "address")
         cdef MappedLocks* mapped = self.mapped
@@ -423,7 +443,7 @@ cdef class PinnedMap:
         finally:
             unlock_orphans()
 
-    def hold_if_locked(self, ptr, size):
+    def hold_if_locked(self, ptr: int, size: int) -> Hold | None:
         """One more lock of a range that is locked already, or pinned by another owner; None where it is neither.
 
         Of a region of others the vendor is asked whether it still is; one that is not leaves the map.
@@ -445,7 +465,7 @@ cdef class PinnedMap:
             return hold
         return None
 
-    def refresh(self):
+    def refresh(self) -> list[Region]:
         """Ask the device for each external region, and forget those that their owner has unpinned, even if locked.
 
         Registrations are not asked for. What the device raises comes through; then nothing has changed.
@@ -465,7 +485,7 @@ cdef class PinnedMap:
             unlock_orphans()
         return [wrap(region, self.device) for region in gone]
 
-    def drain_invalidations(self):
+    def drain_invalidations(self) -> None:
         """Have the device unlock what was locked in memory that has gone; returns once that is done.
 
         A thread does so soon; memory that is handed to the vendor as pageable cannot wait for that.
@@ -477,11 +497,11 @@ cdef class PinnedMap:
         finally:
             unlock_orphans()
 
-    def _changes(self):
+    def _changes(self) -> int:
         """How often what is locked has changed: what `_changed_since` compares."""
         return self.map.changes()
 
-    def _changed_since(self, uint64_t changes, uint64_t ptr, uint64_t size):
+    def _changed_since(self, uint64_t changes, uint64_t ptr, uint64_t size) -> bool:
         """Whether it has, or is about to in ``[ptr, ptr + size)``: then it waits for that."""
         cdef CPinnedMap* map = self.map
         cdef cbool changed
@@ -489,7 +509,7 @@ cdef class PinnedMap:
             changed = map.changed_since(changes, ptr, size)
         return changed
 
-    def register(self, ptr, size, device_ptr):
+    def register(self, ptr: int, size: int, device_ptr: int) -> None:
         """Enter memory that its owner has pinned: found like any other, never unlocked by this map.
 
         Parameters
@@ -522,7 +542,7 @@ cdef class PinnedMap:
                 pass
             self.check_open()
 
-    def unregister(self, ptr):
+    def unregister(self, ptr: int) -> None:
         """Take back the `register` of the region around `ptr`.
 
         Raises
@@ -534,7 +554,14 @@ cdef class PinnedMap:
         """
         self.map.unregister(word(ptr, "address"))
 
-    def add_registrar(self, register, unregister, *, piece=None, name=None):
+    def add_registrar(
+        self,
+        register: Callable[[int, int], object],
+        unregister: Callable[[Any], object],
+        *,
+        piece: int | None = None,
+        name: str | None = None,
+    ) -> Registrar:
         """Report all memory that this map locks to another library, such as a network library.
 
         From now on `register` is called once for each region: before its first lock is returned, and for the regions that
@@ -604,7 +631,7 @@ cdef class PinnedMap:
         if first_error is not None:
             raise first_error
 
-    def find(self, ptr, size=1):
+    def find(self, ptr: SupportsIndex, size: SupportsIndex = 1) -> Region | None:
         """The region that holds every byte of ``[ptr, ptr + size)``; None when `size` is 0.
 
         Parameters
@@ -630,7 +657,7 @@ cdef class PinnedMap:
         cdef optional[CRegion] region = self.map.find(start, nbytes)
         return wrap(dereference(region), self.device) if region.has_value() else None
 
-    def overlapping(self, ptr, size, *, bint idle=False):
+    def overlapping(self, ptr: SupportsIndex, size: SupportsIndex, *, bint idle=False) -> list[Region]:
         """The regions that share bytes with ``[ptr, ptr + size)``, or will once all of them is locked.
 
         Parameters
@@ -654,7 +681,7 @@ cdef class PinnedMap:
         cdef CRegion region
         return [wrap(region, self.device) for region in regions]
 
-    def __contains__(self, ptr):
+    def __contains__(self, ptr: SupportsIndex) -> bool:
         cdef uint64_t address
         try:
             address = PyNumber_Index(ptr)
@@ -664,10 +691,10 @@ cdef class PinnedMap:
             raise no_word(ptr, "address") from None
         return self.map.find(address, 1).has_value()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.map.size()
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Region]:
         """All regions in address order, as `overlapping` tells of them."""
         cdef CPinnedMap* map = self.map
         cdef vector[CRegion] regions
@@ -676,7 +703,7 @@ cdef class PinnedMap:
         cdef CRegion region
         return iter([wrap(region, self.device) for region in regions])
 
-    def close(self, *, wait=True):
+    def close(self, *, wait: bool = True) -> None:
         """Unlock everything, however often it is locked; the map then takes no more.
 
         Parameters
@@ -747,13 +774,13 @@ cdef class PinnedMap:
         self.registrars = []
         self.generation = generation()
 
-    def _after_fork_in_child(self):
+    def _after_fork_in_child(self) -> None:
         self.begin_anew()  # unless a handler that ran before has locked something
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __repr__(self):
@@ -788,7 +815,7 @@ cdef class Registrar:
         except Exception as error:
             raise RegistrarError(f"the registrar {self.name} did not give {handle!r} back: {error}") from error
 
-    def remove(self):
+    def remove(self) -> None:
         """Take back all that it was told; nothing the second time, nor in a child of fork.
 
         Raises
@@ -823,7 +850,15 @@ cdef class Hold:
 
     # In C, because Ctrl-C may raise between any two steps in Python: a lock just counted must have an owner already.
 
-    def __init__(self, PinnedMap map not None, ptr, size, read_only, piece, coherent):
+    def __init__(
+        self,
+        PinnedMap map not None,
+        ptr: int,
+        size: int,
+        read_only: bool | None,
+        piece: int | None,
+        coherent: bool | None,
+    ) -> None:
         if self.map is not None:
             raise TypeError("a Hold is made once")
         self.take(map, ptr, size, read_only, piece, coherent)
@@ -869,11 +904,11 @@ cdef class Hold:
             self.link()
 
     @property
-    def device_ptr(self):
+    def device_ptr(self) -> int:
         return self.hold.device_ptr
 
     @property
-    def held(self):
+    def held(self) -> bool:
         """Whether it is still locked by this handle, in this process.
 
         Not so for memory that another owner had pinned, once the map knows that its owner has unpinned it.
@@ -906,7 +941,7 @@ cdef class Hold:
             (<Hold>self.next_hold).previous_hold = self.previous_hold
         self.next_hold = self.previous_hold = NULL
 
-    def unlock(self):
+    def unlock(self) -> bool:
         """Give it up; False when that has been done, or is being done by another thread.
 
         Nothing is unlocked where its region has left the map, perhaps for another one at the same place.
@@ -931,7 +966,7 @@ cdef class Hold:
         self.unlink()
         return True
 
-    def drop(self, owner):
+    def drop(self, owner: object) -> None:
         """Give it up from a destructor: now, or when the device call that this thread is in has ended.
 
         `owner`, of the memory, is kept until then.

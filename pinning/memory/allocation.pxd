@@ -21,9 +21,9 @@ cdef class Allocation:
     cdef object __weakref__
     cdef Extent extent
     cdef State state
-    cdef readonly object device
-    cdef readonly object context
-    cdef readonly object pool
+    cdef readonly object device  # type: MemoryDevice
+    cdef readonly object context  # type: Context
+    cdef readonly object pool  # type: Any
     cdef object error  # why there is no memory, of one that its pool refused
     cdef Py_ssize_t exports  # buffers that are out
     cdef long generation

@@ -27,6 +27,7 @@ import sys
 import warnings
 from contextlib import suppress
 from weakref import ref
+from typing import TYPE_CHECKING
 
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking import devices
@@ -34,6 +35,14 @@ from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
 from pinning.runtime.arguments import MOST_BYTES, byte_count, describe
 from pinning.runtime.process import Subsystem, at_exit, at_fork, defer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+    from typing import Any, SupportsIndex
+
+    from pinning.memory.context import Context
+    from pinning.plugin import Device, MemoryDevice
 
 cdef extern from "<pinning/owners.hpp>" namespace "pinning" nogil:
     cppclass Owners:
@@ -76,7 +85,7 @@ cdef CMemoryKind number_of(object kind) except *:
     return <CMemoryKind><int>NUMBERS[kind_named(kind)]
 
 
-def kind_named(kind):
+def kind_named(kind: object) -> MemoryKind:
     """The kind that is given by itself or by its value, such as ``"host"``. Raises ValueError."""
     try:
         return MemoryKind(kind)
@@ -126,7 +135,7 @@ cdef Allocation lookup(uint64_t ptr):
     return found_at(owners.find(ptr, NULL))
 
 
-def find(ptr, first=()):
+def find(ptr: SupportsIndex, first: Iterable[Device] = ()) -> Allocation | None:
     """The allocation that holds the byte at an address, on these devices or else on any.
 
     Addresses of different vendors' devices may be the same.
@@ -143,7 +152,7 @@ def find(ptr, first=()):
     return lookup(address)
 
 
-def devices_used():
+def devices_used() -> list[Device]:
     """The devices on which something has been allocated, in the order of their first use."""
     return [device for known in list(known_devices.values()) if (device := known()) is not None]
 
@@ -222,36 +231,36 @@ cdef class Allocation:
     # ---- what it is ----
 
     @property
-    def ptr(self):
+    def ptr(self) -> int:
         if self.error is not None:
             raise self.error
         return self.extent.ptr
 
     @property
-    def device_ptr(self):
+    def device_ptr(self) -> int:
         if self.error is not None:
             raise self.error
         return self.extent.device_ptr
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self.extent.size
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.extent.size
 
     @property
-    def kind(self):
+    def kind(self) -> MemoryKind:
         return kind_of(self.extent.kind)
 
     @property
-    def read_only(self):
+    def read_only(self) -> bool:
         """Whether its pool promises that devices only read it."""
         return self.pool is not None and self.pool.read_only
 
     @property
-    def freed(self):
+    def freed(self) -> bool:
         """Whether it is freed, or of another process."""
         return not self.is_live()
 
@@ -260,7 +269,7 @@ cdef class Allocation:
 
     # ---- its end ----
 
-    def free(self):
+    def free(self) -> None:
         """Give the memory back. Work that was submitted elsewhere than in our queues must be done.
 
         Raises
@@ -324,10 +333,12 @@ cdef class Allocation:
         """Return the memory to where it came from. After an error nothing has changed, unless `state` is FREED."""
         raise NotImplementedError
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if not self.is_live():
             return
         if error is None:
@@ -377,18 +388,18 @@ cdef class Allocation:
         self.exports -= 1
 
     @property
-    def __array_interface__(self):
+    def __array_interface__(self) -> dict[str, Any]:
         try:
             self.check_bytes()
         except BufferError as error:
             raise AttributeError(str(error)) from None
         return {"shape": (self.size,), "typestr": "|u1", "data": (self.ptr, False), "version": 3}
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
         self.check_bytes()
         return 1, 0  # the CPU
 
-    def __dlpack__(self, **how):
+    def __dlpack__(self, **how: Any) -> Any:
         import numpy
 
         return numpy.frombuffer(self, numpy.uint8).__dlpack__(**how)

@@ -6,7 +6,7 @@ from pinning.plugin.native cimport CMemoryKind
 
 
 cdef class Backing:
-    cdef readonly tuple devices
+    cdef readonly tuple devices  # type: tuple[MemoryDevice, ...]
     cdef readonly bint closed
     cdef dict live  # (length, kind) by id of the device and first address
     cdef int under_way  # allocations that a vendor is being asked for

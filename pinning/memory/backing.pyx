@@ -27,11 +27,16 @@ from pinning.map.native cimport CRegion
 from pinning.plugin.native cimport CMemoryInfo, CMemoryKind, Pinned, VendorDevice
 from pinning.runtime.process cimport generation
 
+from typing import TYPE_CHECKING
+
 from pinning.budget.cache import give_back_for
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking.devices import pinned_map
 from pinning.plugin import MemoryKind, WriteCombiningDevice
 from pinning.runtime.arguments import alignment as alignment_of
+
+if TYPE_CHECKING:
+    from pinning.plugin import Device, MemoryDevice
 
 cdef enum:
     ALIGNED = 16  # what every plugin promises
@@ -40,7 +45,7 @@ cdef enum:
 cdef class Backing:
     """Devices that own memory together, and what they have allocated: what a `Context` is made of."""
 
-    def __init__(self, devices):
+    def __init__(self, devices: tuple[MemoryDevice, ...]) -> None:
         self.devices = tuple(devices)
         self.live = {}
         self.generation = generation()
@@ -116,7 +121,9 @@ cdef class Backing:
 
     # ---- for its owner ----
 
-    def allocate(self, device, nbytes, kind, alignment=None, write_combined=False):
+    def allocate(
+        self, device: Device, nbytes: int, kind: MemoryKind, alignment: int | None = None, write_combined: bool = False
+    ) -> Allocation:
         """Allocate on one of these devices.
 
         Parameters
@@ -136,7 +143,7 @@ cdef class Backing:
         made.free()
         return whole(self, device, number, size, aligned, write_combined)
 
-    def close(self):
+    def close(self) -> None:
         """Allocate nothing any more.
 
         Raises

@@ -86,14 +86,14 @@ cdef extern from "<pinning/blocks.hpp>" namespace "pinning" nogil:
 
 
 cdef class PoolAllocation(Allocation):
-    cdef readonly Submitter queue
+    cdef readonly Submitter queue  # type: Queue
     cdef Block* block
     cdef Blocks* blocks
 
 
 cdef class Store:
     cdef object __weakref__
-    cdef readonly Backing context
+    cdef readonly Backing context  # type: Context
     cdef CMemoryKind number
     cdef object limit  # maximum_size
     cdef object threshold  # release_threshold

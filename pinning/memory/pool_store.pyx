@@ -23,6 +23,7 @@ from pinning.queues.submitter cimport Submitter, events_of
 from pinning.runtime.process cimport generation
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pinning.runtime.arguments import MOST_BYTES, byte_count, describe, integer
 from pinning.errors import (
@@ -34,6 +35,12 @@ from pinning.errors import (
 )
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pinning.memory.context import Context
+    from pinning.queues import Queue
 
 cdef enum:
     GRAIN = 256  # bytes: blocks start and end at multiples of it, so that every kernel finds its memory aligned
@@ -114,7 +121,7 @@ cdef class Zeroes(Work):
             queue.fill(self.written, 0, 1, self.written_size)
 
 
-def free_in(Submitter queue not None, given, wait_for):
+def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[Event]) -> Event:
     """Free in the order of a queue; see `Queue.free`.
 
     Raises
@@ -149,8 +156,15 @@ def free_in(Submitter queue not None, given, wait_for):
 cdef class Store:
     """What a pool has, and the giving out of it: all of `Pool` but its end."""
 
-    def __init__(self, Backing context not None, kind, release_threshold, maximum_size, bint zero_initialize,
-                 bint read_only):
+    def __init__(
+        self,
+        Backing context not None: Context,
+        kind: MemoryKind,
+        release_threshold: int | None,
+        maximum_size: int | None,
+        bint zero_initialize,
+        bint read_only,
+    ) -> None:
         self.context = context
         self.number = number_of(kind)
         self.threshold = None if release_threshold is None else bytes_of(release_threshold, "release_threshold")
@@ -180,49 +194,49 @@ cdef class Store:
     # ---- figures ----
 
     @property
-    def kind(self):
+    def kind(self) -> MemoryKind:
         return kind_of(self.number)
 
     @property
-    def release_threshold(self):
+    def release_threshold(self) -> int | None:
         return self.threshold
 
     @property
-    def maximum_size(self):
+    def maximum_size(self) -> int | None:
         return self.limit
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         return self.shut
 
     @property
-    def reserved(self):
+    def reserved(self) -> int:
         self.present()
         return self.reserved_now
 
     @property
-    def used(self):
+    def used(self) -> int:
         self.present()
         return self.used_now
 
     @property
-    def reserved_high(self):
+    def reserved_high(self) -> int:
         self.present()
         return self.reserved_most
 
     @property
-    def used_high(self):
+    def used_high(self) -> int:
         self.present()
         return self.used_most
 
-    def reset_high(self):
+    def reset_high(self) -> None:
         """Have the high watermarks begin again, with what is reserved and used now."""
         self.present()
         self.reserved_most, self.used_most = self.reserved_now, self.used_now
 
     # ---- allocating ----
 
-    def alloc(self, queue, nbytes, wait_for=()):
+    def alloc(self, queue: Queue, nbytes: int, wait_for: Iterable[Event] = ()) -> tuple[Allocation, Event]:
         """Allocate in a queue; see `Queue.alloc`.
 
         Parameters
@@ -457,7 +471,7 @@ cdef class Store:
         blocks.remove(block)
         return 0
 
-    def trim_to(self, nbytes):
+    def trim_to(self, nbytes: int) -> None:
         """Give memory back until at most so many bytes are reserved, or what is left is in use or not over yet.
 
         Raises
@@ -476,7 +490,7 @@ cdef class Store:
         if errors:
             raise errors[0]
 
-    def close(self):
+    def close(self) -> None:
         """Give all memory back, once the frees are over; nothing can be allocated here afterwards.
 
         Raises

@@ -11,10 +11,17 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
+from typing import TYPE_CHECKING
+
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.plugin.locking import PinnedInfo
 from pinning.plugin.memory import MemoryConnection, MemoryInfo, MemoryKind
 from pinning.plugin.vendor import Library
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pinning.plugin.locking import Device, LockLimit
 
 cdef dict _KINDS = {
     MemoryKind.HOST: <int>CMemoryKind.host,
@@ -25,7 +32,7 @@ cdef tuple _KINDS_BY_NUMBER = (MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SH
 cdef tuple _CONNECTIONS = (MemoryConnection.NONE, MemoryConnection.MIGRATABLE, MemoryConnection.UNIFIED)
 
 
-def device_count(str vendor not None):
+def device_count(str vendor not None) -> int:
     """Number of devices of a vendor, such as ``"cuda"``, at least 1.
 
     Raises
@@ -40,7 +47,7 @@ def device_count(str vendor not None):
     return count
 
 
-def library(str vendor not None):
+def library(str vendor not None) -> Library:
     """The library of a vendor, as it was loaded, and its version. Raises as `device_count`."""
     cdef string name = vendor.encode()
     cdef VendorLibrary loaded
@@ -77,7 +84,7 @@ cdef class NativeDevice:
         Of the name, what is after it.
     """
 
-    def __cinit__(self, str name, *args, **kwargs):
+    def __cinit__(self, str name: str, *args: Any, **kwargs: Any) -> None:
         cdef string full = name.encode()
         self.name = name
         with nogil:
@@ -89,7 +96,7 @@ cdef class NativeDevice:
         return f"<{self.name} {self.description}>"
 
     @property
-    def description(self):
+    def description(self) -> str:
         """As its maker calls it, such as ``"NVIDIA H200"``."""
         cdef string text
         if self._description is None:
@@ -99,7 +106,7 @@ cdef class NativeDevice:
         return self._description
 
     @property
-    def pci_address(self):
+    def pci_address(self) -> str | None:
         """On the PCI bus, such as ``"0000:3b:00.0"``; None where the vendor does not say."""
         cdef string address
         with nogil:
@@ -107,7 +114,7 @@ cdef class NativeDevice:
         return address.decode() or None
 
     @property
-    def memory_kinds(self):
+    def memory_kinds(self) -> frozenset[MemoryKind]:
         """The kinds that `allocate` takes."""
         cdef vector[CMemoryKind] kinds
         if self._memory_kinds is None:
@@ -117,7 +124,7 @@ cdef class NativeDevice:
         return self._memory_kinds
 
     @property
-    def can_lock(self):
+    def can_lock(self) -> bool:
         """Whether its driver can lock host memory."""
         cdef bint can
         if self._can_lock is None:
@@ -126,11 +133,11 @@ cdef class NativeDevice:
             self._can_lock = can
         return self._can_lock
 
-    def lock_limit(self):
+    def lock_limit(self) -> LockLimit | None:
         """None: of the vendors' drivers RLIMIT_MEMLOCK binds none, and they tell no limit of their own."""
         return None
 
-    def connection(self, other):
+    def connection(self, other: Device) -> MemoryConnection:
         """What the device `other` can do with DEVICE memory of this one; see `pinning.plugin.MemoryDevice`."""
         if not isinstance(other, NativeDevice):
             return MemoryConnection.NONE
@@ -140,7 +147,7 @@ cdef class NativeDevice:
             connection = self.native.connection(dereference(user))
         return _CONNECTIONS[<int>connection]
 
-    def link_to(self, other):
+    def link_to(self, other: Device) -> str | None:
         """What the vendor calls its own link to another device, such as ``"NVLink"``; None where there is none."""
         if not isinstance(other, NativeDevice):
             return None
@@ -151,7 +158,7 @@ cdef class NativeDevice:
         return link.decode() or None
 
     @property
-    def handle(self):
+    def handle(self) -> int:
         """The vendor's own handle of the device, such as a ``ur_device_handle_t``; 0 where there is none."""
         cdef uintptr_t handle
         with nogil:
@@ -159,7 +166,7 @@ cdef class NativeDevice:
         return handle
 
     @property
-    def context(self):
+    def context(self) -> int:
         """The vendor's handle of the context in which it locks and allocates, or the pool that it allocates from.
 
         0 where there is none.
@@ -170,7 +177,7 @@ cdef class NativeDevice:
         return context
 
     @property
-    def problems(self):
+    def problems(self) -> list[str]:
         """What is wrong with the vendor's installation although it works."""
         cdef vector[string] problems
         with nogil:
@@ -178,17 +185,17 @@ cdef class NativeDevice:
         return [problem.decode(errors="replace") for problem in problems]
 
     @property
-    def largest_lock(self):
+    def largest_lock(self) -> int:
         """Bytes that one `data_lock` can take."""
         return self.native.largest_lock()
 
     @property
-    def coherence(self):
+    def coherence(self) -> frozenset[bool]:
         """What locked memory can be: True for coherent, False for coarse-grained."""
         cdef CoherenceSupport support = self.native.coherence()
         return frozenset(([True] if support.fine else []) + ([False] if support.coarse else []))
 
-    def data_lock(self, uint64_t ptr, uint64_t size, read_only=None, coherent=True):
+    def data_lock(self, uint64_t ptr, uint64_t size, read_only: bool | None = None, coherent: bool = True) -> int:
         """Lock ``[ptr, ptr + size)`` and return its device pointer; see `pinning.plugin.Device`."""
         cdef LockOptions options
         cdef uint64_t device_ptr
@@ -204,12 +211,12 @@ cdef class NativeDevice:
             raise
         return device_ptr
 
-    def data_unlock(self, uint64_t ptr):
+    def data_unlock(self, uint64_t ptr) -> None:
         """Undo the `data_lock` of the range that starts at `ptr`. After an error it is still locked."""
         with nogil:
             self.native.unlock(ptr)
 
-    def is_pinned_ptr(self, uint64_t ptr):
+    def is_pinned_ptr(self, uint64_t ptr) -> PinnedInfo | None:
         """The pinned range around `ptr`, pinned by any owner, as far as the vendor can tell."""
         cdef optional[Pinned] pinned
         with nogil:
@@ -218,7 +225,7 @@ cdef class NativeDevice:
             return None
         return PinnedInfo(dereference(pinned).base, dereference(pinned).size, dereference(pinned).device_ptr)
 
-    def allocate(self, uint64_t size, kind=MemoryKind.DEVICE):
+    def allocate(self, uint64_t size, kind: MemoryKind = MemoryKind.DEVICE) -> int:
         """Exactly `size` bytes; see `pinning.plugin.MemoryDevice`."""
         cdef CMemoryKind asked = <CMemoryKind><int>_KINDS[kind]
         cdef uint64_t ptr
@@ -226,20 +233,20 @@ cdef class NativeDevice:
             ptr = self.native.allocate(size, asked, False)
         return ptr
 
-    def allocate_write_combined(self, uint64_t size):
+    def allocate_write_combined(self, uint64_t size) -> int:
         """As `allocate` of kind HOST, of memory that the host's caches do not hold where the vendor has that."""
         cdef uint64_t ptr
         with nogil:
             ptr = self.native.allocate(size, CMemoryKind.host, True)
         return ptr
 
-    def free(self, uint64_t ptr, kind=MemoryKind.DEVICE):
+    def free(self, uint64_t ptr, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         """Give back what `allocate` returned for this kind. After an error it is still allocated."""
         cdef CMemoryKind asked = <CMemoryKind><int>_KINDS[kind]
         with nogil:
             self.native.free(ptr, asked)
 
-    def memory_info(self, uint64_t ptr):
+    def memory_info(self, uint64_t ptr) -> MemoryInfo | None:
         """The allocation or registration around `ptr`, of any owner."""
         cdef optional[CMemoryInfo] info
         with nogil:
@@ -250,24 +257,24 @@ cdef class NativeDevice:
         kind = _KINDS_BY_NUMBER[<int>dereference(info).kind]
         return MemoryInfo(kind, dereference(info).base, dereference(info).size, None if device < 0 else device)
 
-    def copy(self, uint64_t dst, uint64_t src, uint64_t size):
+    def copy(self, uint64_t dst, uint64_t src, uint64_t size) -> None:
         """Copy `size` bytes in either direction, and wait until it is done."""
         with nogil:
             self.native.copy(dst, src, size)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Wait until all work submitted to this device is done."""
         with nogil:
             self.native.synchronize()
 
-    def make_queue(self):
+    def make_queue(self) -> NativeQueue:
         """A new in-order queue."""
         cdef unique_ptr[VendorQueue] queue
         with nogil:
             queue = self.native.make_queue()
         return wrap_queue(queue.release())
 
-    def adopt_queue(self, uintptr_t handle):
+    def adopt_queue(self, uintptr_t handle) -> NativeQueue:
         """An in-order queue of another owner, by the vendor's handle; closing it leaves that open."""
         cdef unique_ptr[VendorQueue] queue
         with nogil:
@@ -301,28 +308,29 @@ cdef class NativeQueue:
             del vendor
 
     @property
-    def handle(self):
+    def handle(self) -> int:
         return self.vendor.handle()
 
     @property
-    def waits_for_values(self):
+    def waits_for_values(self) -> bool:
         return self.vendor.waits_for_values()
 
     @property
-    def moves_parts(self):
+    def moves_parts(self) -> bool:
         """Whether the device has a kernel that copies many parts at once."""
         return self.vendor.moves_parts()
 
-    def copy(self, uint64_t dst, uint64_t src, uint64_t size):
+    def copy(self, uint64_t dst, uint64_t src, uint64_t size) -> None:
         with nogil:
             self.vendor.copy(dst, src, size)
 
-    def copy_2d(self, uint64_t dst, uint64_t dst_pitch, uint64_t src, uint64_t src_pitch, uint64_t width,
-                uint64_t height):
+    def copy_2d(
+        self, uint64_t dst, uint64_t dst_pitch, uint64_t src, uint64_t src_pitch, uint64_t width, uint64_t height
+    ) -> None:
         with nogil:
             self.vendor.copy_2d(dst, dst_pitch, src, src_pitch, width, height)
 
-    def fill(self, uint64_t ptr, bytes value not None, uint64_t count):
+    def fill(self, uint64_t ptr, bytes value not None, uint64_t count) -> None:
         cdef uint32_t word = int.from_bytes(value, "little")
         cdef unsigned size = len(value)
         if size not in (1, 2, 4):
@@ -330,24 +338,24 @@ cdef class NativeQueue:
         with nogil:
             self.vendor.fill(ptr, word, size, count)
 
-    def call(self, uintptr_t function, uintptr_t argument):
+    def call(self, uintptr_t function, uintptr_t argument) -> None:
         with nogil:
             self.vendor.call(<void (*)(void*) noexcept nogil>function, <void*>argument)
 
-    def wait_value(self, uint64_t address, uint32_t value):
+    def wait_value(self, uint64_t address, uint32_t value) -> None:
         with nogil:
             self.vendor.wait_value(address, value)
 
-    def write_value(self, uint64_t address, uint32_t value):
+    def write_value(self, uint64_t address, uint32_t value) -> None:
         with nogil:
             self.vendor.write_value(address, value)
 
-    def write_then_wait(self, uint64_t written, uint32_t value, uint64_t awaited, uint32_t reached):
+    def write_then_wait(self, uint64_t written, uint32_t value, uint64_t awaited, uint32_t reached) -> None:
         """`write_value` and then `wait_value`, by one call where the vendor has one for both."""
         with nogil:
             self.vendor.write_then_wait(written, value, awaited, reached)
 
-    def record(self):
+    def record(self) -> NativeEvent:
         cdef unique_ptr[VendorEvent] vendor_event
         with nogil:
             vendor_event = self.vendor.record()
@@ -355,20 +363,20 @@ cdef class NativeQueue:
         event.vendor = vendor_event.release()
         return event
 
-    def wait(self, event):
+    def wait(self, event: object) -> None:
         if not isinstance(event, NativeEvent):
             raise not_native(event)
         cdef VendorEvent* awaited = (<NativeEvent>event).vendor
         with nogil:
             self.vendor.wait(dereference(awaited))
 
-    def done(self):
+    def done(self) -> bool:
         cdef bint over
         with nogil:
             over = self.vendor.done()
         return over
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         cdef bint over = False
         cdef uint64_t until = 0
         while not over:
@@ -376,7 +384,7 @@ cdef class NativeQueue:
                 over = self.vendor.synchronize_a_while(until)
             PyErr_CheckSignals()
 
-    def close(self):
+    def close(self) -> None:
         with nogil:
             self.vendor.close()
 
@@ -400,20 +408,20 @@ cdef class NativeEvent:
         with nogil:
             del vendor
 
-    def done(self):
+    def done(self) -> bool:
         cdef bint over
         with nogil:
             over = self.vendor.done()
         return over
 
-    def wait(self):
+    def wait(self) -> None:
         cdef bint reached = False
         while not reached:
             with nogil:
                 reached = self.vendor.wait_a_while()
             PyErr_CheckSignals()
 
-    def seconds_since(self, earlier):
+    def seconds_since(self, earlier: object) -> float:
         if not isinstance(earlier, NativeEvent):
             raise not_native(earlier)
         cdef double seconds

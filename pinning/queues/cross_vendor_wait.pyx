@@ -7,9 +7,14 @@ from pinning.queues.event cimport Event
 from pinning.queues.lane cimport Lane, NONE
 from pinning.queues.order cimport Timeline
 
+from typing import TYPE_CHECKING
+
 from pinning.queues import pending
 from pinning.queues.staging import staging_of
 from pinning.runtime import process
+
+if TYPE_CHECKING:
+    from pinning.plugin import MemoryDevice, VendorQueue
 
 cdef enum:
     MOST = 4  # helpers of one device: beyond, signals wait for one another
@@ -23,12 +28,12 @@ cdef class CrossVendorWait:
     cdef object signal
     cdef object wait
 
-    def submit(self, queue, device):
+    def submit(self, queue: VendorQueue, device: MemoryDevice) -> None:
         """Have this queue wait. Raises what the vendor does."""
         self.wait = staging_of(device).wait(queue, self.signal)
 
 
-def cross_vendor_wait(Event event not None):
+def cross_vendor_wait(Event event not None) -> CrossVendorWait | None:
     """A wait to be submitted to a queue of another vendor than the event's; None if the event is over.
 
     Raises
@@ -72,7 +77,7 @@ cdef Lane helper_of(object device):
     return helper
 
 
-def close_idle_helpers():
+def close_idle_helpers() -> None:
     """Give back the queues whose signals are all given."""
     cdef Lane helper
     for all_of in list(helpers.values()):

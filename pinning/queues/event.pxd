@@ -18,12 +18,12 @@ cdef class Place:
 
 cdef class Event:
     cdef object __weakref__
-    cdef readonly object queue
+    cdef readonly object queue  # type: Any
     cdef Place place
     cdef Timeline timeline
     cdef uint64_t position
     cdef dict before  # what it comes after in other lines
-    cdef readonly object error
+    cdef readonly object error  # type: BaseException | None
     cdef object traceback
     cdef bint settled
     cdef tuple sources  # unsettled events of the wait list

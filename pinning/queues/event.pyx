@@ -7,8 +7,17 @@ cimport cython
 
 from pinning.queues.order cimport Timeline, TimelinePoint, covers, dependencies_of, key_of, merged, point_at
 
+from typing import TYPE_CHECKING
+
 from pinning.errors import PinningError
 from pinning.runtime.arguments import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from pinning.plugin import VendorEvent
+    from pinning.queues.order import Dependencies
 
 
 @cython.final
@@ -46,11 +55,11 @@ cdef class Event:
         self.sources = ()
         self.settled = True  # until it is submitted
 
-    def __init__(self):
+    def __init__(self) -> None:
         pass
 
     @classmethod
-    def over(cls, queue=None, error=None):
+    def over(cls, queue: Any = None, error: BaseException | None = None) -> Self:
         """An event that is over from the start, perhaps because of an error. No vendor event is behind it.
 
         Parameters
@@ -69,17 +78,17 @@ cdef class Event:
         return event
 
     @property
-    def point(self):
+    def point(self) -> TimelinePoint | None:
         """Where it stands; None for one that was over from the start."""
         return None if self.timeline is None else point_at(self.timeline, self.position)
 
     @property
-    def history(self):
+    def history(self) -> Dependencies:
         """All that it comes after, itself included."""
         return dependencies_of(self.positions())
 
     @property
-    def vendor_event(self):
+    def vendor_event(self) -> VendorEvent | None:
         """The vendor's event behind it, if there is one by now."""
         return None if self.place is None else self.place.vendor_event
 
@@ -93,7 +102,7 @@ cdef class Event:
     cdef bint known_over(self):
         return self.timeline is None or self.timeline.reached >= self.position
 
-    def comes_after(self, point):
+    def comes_after(self, point: TimelinePoint) -> bool:
         """Whether this operation starts only when the one at `point` is over, or is it; also if that is over by now."""
         if not isinstance(point, TimelinePoint):
             raise TypeError(f"point is {describe(point)}; it must be the `point` of an event")
@@ -105,7 +114,7 @@ cdef class Event:
             self.error = error
             self.traceback = error.__traceback__
 
-    def done(self):
+    def done(self) -> bool:
         """Whether the operation is over.
 
         Raises
@@ -120,13 +129,13 @@ cdef class Event:
         self.raise_error()
         return True
 
-    def wait(self):
+    def wait(self) -> None:
         """Block this thread until the operation is over; other threads run. Raises as `done`."""
         if not self.settled:
             self._ask(block=True)
         self.raise_error()
 
-    def elapsed(self, since):
+    def elapsed(self, since: Event) -> float:
         """Seconds between the end of the operation of `since` and the end of this one. Waits for both.
 
         The times are those of the vendor's events, which stand right after their operations in the queue, but are
@@ -235,7 +244,7 @@ cdef class Event:
         return f"<{type(self).__name__}{of}: {state}>"
 
 
-def joined(events):
+def joined(events: Iterable[Event]) -> Dependencies:
     """All that something comes after which waits for these."""
     cdef dict positions = {}
     cdef Event event

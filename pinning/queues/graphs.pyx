@@ -134,7 +134,7 @@ cdef keep_with_graph(VendorQueue* queue, object work, tuple kept):
         queue.keep_with_graph(recorded, &release_recorded)
 
 
-def graphs_alive():
+def graphs_alive() -> bool:
     """Whether any graph keeps something, as far as drivers have said."""
     return not graphs.poll()
 

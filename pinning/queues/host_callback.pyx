@@ -9,6 +9,10 @@ from libc.stdint cimport uintptr_t
 from pinning.queues.event cimport Event
 
 import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 cdef extern from *:
@@ -32,16 +36,16 @@ cdef class HostCallback:
     What the function raises goes to `event`, or where that is gone, to `sys.unraisablehook`.
     """
 
-    def __init__(self, function, event):
+    def __init__(self, function: Callable[[], object], event: Event) -> None:
         self.python = function
         self.event = weakref.ref(event)
 
     @property
-    def function(self):
+    def function(self) -> int:
         return <uintptr_t>&call_in_python
 
     @property
-    def argument(self):
+    def argument(self) -> int:
         return <uintptr_t><PyObject*>self
 
     def __call__(self):

@@ -4,6 +4,11 @@
 """What depends on what."""
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
 
 
 cdef class Timeline:
@@ -18,7 +23,7 @@ cdef class Timeline:
         and nothing may rely on it.
     """
 
-    def __init__(self, bint ordered):
+    def __init__(self, bint ordered) -> None:
         self.ordered = ordered
 
     def __repr__(self):
@@ -46,16 +51,16 @@ cdef class TimelinePoint:
         raise TypeError("a TimelinePoint is had from an Event")
 
     @property
-    def reached(self):
+    def reached(self) -> bool:
         """Whether the operation is known to be over. Does not poll: see `Queue.poll`."""
         return self.timeline.reached >= self.position
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, TimelinePoint):
             return NotImplemented
         return self.timeline is (<TimelinePoint>other).timeline and self.position == (<TimelinePoint>other).position
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((self.timeline, self.position))
 
     def __repr__(self):
@@ -69,17 +74,17 @@ cdef class Dependencies:
     to be over is in all of them.
     """
 
-    def __init__(self):
+    def __init__(self) -> NoReturn:
         raise TypeError("a Dependencies is had from an Event or a Queue")
 
-    def __contains__(self, TimelinePoint point not None):
+    def __contains__(self, TimelinePoint point not None) -> bool:
         return point.timeline.reached >= point.position or covers(self.latest, point.timeline, point.position)
 
     def __repr__(self):
         return f"<Dependencies of {len(self.latest)} points>"
 
     @property
-    def positions(self):
+    def positions(self) -> Mapping[object, int]:
         """What it is made of, to be looked at by tests: how much it has grown."""
         return MappingProxyType(self.latest)
 

@@ -10,13 +10,19 @@ from libcpp.memory cimport unique_ptr
 from pinning.map.adapters cimport native_queue, vendor_of
 from pinning.plugin.native cimport NativeQueue
 
+from typing import TYPE_CHECKING
+
 from pinning.runtime import process
+
+if TYPE_CHECKING:
+    import pinning.plugin
+    from pinning.plugin import MemoryDevice
 
 cdef dict stagings = {}  # by id of the device
 cdef list of_parents = []  # not destroyed in a fork
 
 
-def default_limits():
+def default_limits() -> dict[str, int]:
     """Those of `pinning.copies.Costs` that suit the processors that this process may run on, by name."""
     cdef CopyLimits limits
     return limits
@@ -40,7 +46,7 @@ cdef class Staged:
         with nogil:
             del staged
 
-    def give(self):
+    def give(self) -> None:
         """Of a signal: as if its queue had come to it."""
         self.staged.give()
 
@@ -49,8 +55,8 @@ cdef class Block:
     """Pinned memory of the host that is this object's until it is collected."""
 
     cdef CBlock* block
-    cdef readonly uint64_t ptr
-    cdef readonly uint64_t nbytes
+    cdef readonly uint64_t ptr  # type: int
+    cdef readonly uint64_t nbytes  # type: int
 
     def __dealloc__(self):
         del self.block
@@ -59,7 +65,7 @@ cdef class Block:
 cdef class Staging:
     """The rings of pinned memory of one device. One submission to a queue at a time, as everywhere."""
 
-    def __cinit__(self, device):
+    def __cinit__(self, device: MemoryDevice) -> None:
         self.device = device
         self.staging = &staging(dereference(vendor_of(device)))
 
@@ -75,7 +81,7 @@ cdef class Staging:
         face.staged = staged
         return face
 
-    def signal(self, queue):
+    def signal(self, queue: pinning.plugin.VendorQueue) -> Staged:
         """A signal that is given when the queue comes to it. Raises what the queue does."""
         cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
@@ -83,7 +89,7 @@ cdef class Staging:
             staged = self.staging.signal(dereference(native.vendor))
         return self.wrap(staged.release())
 
-    def wait(self, queue, Staged signal not None):
+    def wait(self, queue: pinning.plugin.VendorQueue, Staged signal not None) -> Staged | None:
         """Have later work wait for a signal in a queue of any device, once for each; None if it was given already."""
         cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
@@ -91,7 +97,7 @@ cdef class Staging:
             staged = self.staging.wait(dereference(native.vendor), dereference(signal.staged))
         return self.wrap(staged.release())
 
-    def borrow(self, uint64_t at_most, costs):
+    def borrow(self, uint64_t at_most, costs: object) -> Block | None:
         """Pinned memory of a ring, for whoever copies through it in its own way; None where there is none."""
         cdef CopyLimits limits = limits_of(costs)
         cdef unique_ptr[CBlock] got
@@ -105,18 +111,18 @@ cdef class Staging:
         return block
 
     @property
-    def empty(self):
+    def empty(self) -> bool:
         """Whether it has no pinned memory."""
         return self.staging.empty()
 
 
-def staging_of(device):
+def staging_of(device: MemoryDevice) -> Staging:
     """The one of this device."""
     face = stagings.get(id(device))
     return stagings.setdefault(id(device), Staging(device)) if face is None else face
 
 
-def trim_staging():
+def trim_staging() -> int:
     """Give the pinned memory of idle rings back, of all devices; returns how many bytes."""
     cdef uint64_t freed
     with nogil:

@@ -10,7 +10,7 @@ cpdef tuple events_of(object wait_for)  # a wait list, or a single event
 
 cdef class Submitter:
     cdef object __weakref__
-    cdef readonly object device
+    cdef readonly object device  # type: Any
     cdef readonly bint closed
     cdef bint ordered
     cdef str vendor_name

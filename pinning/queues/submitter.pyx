@@ -12,12 +12,24 @@ from pinning.queues.order cimport Timeline, covers, dependencies_of, merged
 from pinning.runtime.process cimport generation
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pinning.errors import GraphCaptureError, PinningError
 from pinning.queues import pending
 from pinning.queues.cross_vendor_wait import cross_vendor_wait
 from pinning.runtime.arguments import describe
 from pinning.runtime.process import Subsystem, at_exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeVar, overload
+
+    from pinning.plugin import MemoryDevice, VendorQueue
+    from pinning.queues.order import Dependencies
+
+    _E = TypeVar("_E", bound=Event)
+    _K = TypeVar("_K")
+    _V = TypeVar("_V")
 
 cdef enum:
     LANES = 4  # of the vendor's, at most, for an out-of-order queue
@@ -36,7 +48,7 @@ def _end():
 at_exit(Subsystem.QUEUES, _end)
 
 
-cpdef tuple events_of(object wait_for):
+cpdef tuple events_of(object wait_for):  # type: (Iterable[Event]) -> tuple[Event, ...]
     """The events of a wait list, or of a single event; can be gone through more than once."""
     if type(wait_for) is tuple:
         return <tuple>wait_for
@@ -69,7 +81,9 @@ cdef class Submitter:
         self.generation = generation()
         self.closed = True  # until it has what it needs
 
-    def __init__(self, device, bint ordered, vendor=None, stream=None):
+    def __init__(
+        self, device: MemoryDevice, bint ordered, vendor: VendorQueue | None = None, stream: object = None
+    ) -> None:
         """Of a device; over a vendor's queue that others use too, if one is given, with what keeps that valid."""
         self.device = device
         self.ordered = ordered
@@ -87,17 +101,17 @@ cdef class Submitter:
                 pending.retire(lane)
 
     @property
-    def order(self):
+    def order(self) -> str:
         """``"in_order"`` or ``"out_of_order"``."""
         return "in_order" if self.ordered else "out_of_order"
 
     @property
-    def moves_parts(self):
+    def moves_parts(self) -> bool:
         """Whether the vendor's queue has a kernel that copies many parts at once."""
         return getattr((<Lane>self.lanes[0]).vendor, "moves_parts", False)
 
     @property
-    def waits_for_values(self):
+    def waits_for_values(self) -> bool:
         """Whether the vendor's queues have `wait_value` and `write_value`, without which nothing can be staged."""
         cdef Lane lane = self.lanes[0]
         return lane.vendor.waits_for_values
@@ -107,6 +121,18 @@ cdef class Submitter:
         if self.closed:
             raise PinningError(f"{self!r} is closed; nothing can be submitted to it")
 
+    # @overload
+    # def submit(
+    #     self, work: Callable[[VendorQueue], object] | None, wait_for: Iterable[Event] = (), keep: Iterable[object] = ()
+    # ) -> Event: ...
+    # @overload
+    # def submit(
+    #     self,
+    #     work: Callable[[VendorQueue], object] | None,
+    #     wait_for: Iterable[Event],
+    #     keep: Iterable[object],
+    #     kind: Callable[[], _E],
+    # ) -> _E: ...
     def submit(self, work, wait_for=(), keep=(), kind=Event):
         """Have `work` make its calls of the vendor's queue, in its turn.
 
@@ -220,18 +246,18 @@ cdef class Submitter:
                                      "has no end of its own: wait for the stream in which the graph was launched"))
         return event
 
-    def check_uncaptured(self, what):
+    def check_uncaptured(self, what: str) -> None:
         """Raise GraphCaptureError while a queue's stream is being captured, when `what` holds."""
         cdef Lane lane = self.lanes[0]
         lane.check_uncaptured(what)
 
     @property
-    def is_capturing(self):
+    def is_capturing(self) -> bool:
         """Whether the vendor records what is submitted into a graph, which others have it capture, instead of doing it."""
         cdef Lane lane = self.lanes[0]
         return not self.closed and lane.capture() != 0
 
-    def record_to(self, list recorder):
+    def record_to(self, list recorder: list[object] | None) -> None:
         """Have a list keep what recorded operations use, instead of their graph; None for the graph again."""
         cdef Lane lane = self.lanes[0]
         lane.recorder = recorder
@@ -280,7 +306,7 @@ cdef class Submitter:
             return False
         return not (self.ordered and covers(self.before, event.timeline, event.position))
 
-    def wait_for(self, *events):
+    def wait_for(self, *events: Event) -> None:
         """Have all later work wait for these. If one fails, later work does not fail with it.
 
         Parameters
@@ -301,7 +327,7 @@ cdef class Submitter:
             longer = barrier + waits
         self.barrier = longer
 
-    def record(self):
+    def record(self) -> Event:
         """An event after all work so far, whose vendor event is made now: it tells exact times."""
         cdef Event event = self.submit(None, () if self.ordered else self.tails())
         event.recorded()
@@ -320,7 +346,7 @@ cdef class Submitter:
         event.before = {**self.past, lane.timeline: event.position}
         return event
 
-    def history(self, wait_for=()):
+    def history(self, wait_for: Iterable[Event] = ()) -> Dependencies:
         """All that an operation with this wait list would come after, if it were submitted now or later.
 
         Parameters
@@ -339,7 +365,7 @@ cdef class Submitter:
         return dependencies_of(positions)
 
     @property
-    def usable(self):
+    def usable(self) -> bool:
         """Neither closed nor of a parent process."""
         return self.is_usable()
 
@@ -361,7 +387,7 @@ cdef class Submitter:
                     return False
         return True
 
-    def share(self):
+    def share(self) -> int:
         """The vendor's handle of the first lane. From now on its events are made at once, for others submit there."""
         self.check()
         cdef Lane lane = self.lanes[0]
@@ -369,7 +395,7 @@ cdef class Submitter:
         lane.share()
         return handle
 
-    def poll(self):
+    def poll(self) -> bool:
         """Ask the vendor how far it has come, make that known, and let go of what is no longer needed.
 
         Returns whether all that was submitted is over. Costs no event, and raises nothing of what the vendor says.
@@ -380,7 +406,7 @@ cdef class Submitter:
             over = lane.poll() and over
         return over
 
-    def done(self):
+    def done(self) -> bool:
         """Whether all that was submitted is over.
 
         Raises
@@ -398,7 +424,7 @@ cdef class Submitter:
             lane.raise_error()
         return over
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Block this thread until all that was submitted by now is over; other threads run. Raises as `done`."""
         check_process(self.generation)
         first = None
@@ -410,7 +436,7 @@ cdef class Submitter:
         if first is not None:
             raise first
 
-    def close(self):
+    def close(self) -> None:
         """See `Queue.close`."""
         check_process(self.generation)
         cdef Lane lane
@@ -435,7 +461,7 @@ cdef class Submitter:
             raise first
 
 
-def replace(where not None, key, old, new):
+def replace(where not None: dict[_K, _V], key: _K, old: _V | None, new: _V) -> bool:
     """Set an entry if it is still `old`, None for none, in one step; whether it was."""
     if where.get(key) is not old:
         return False

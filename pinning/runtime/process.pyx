@@ -25,10 +25,13 @@ from contextlib import suppress
 from enum import IntEnum
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import ref
 
 from pinning.errors import PinningError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef unsigned long pthread_t
@@ -37,7 +40,8 @@ cdef extern from "<pthread.h>" nogil:
 
 T = TypeVar("T")
 
-SHORTEST, LONGEST = 0.005, 0.1  # seconds, before what is looked after is called
+SHORTEST: float = 0.005  # seconds, before what is looked after is called
+LONGEST: float = 0.1
 BEGIN_SECONDS = 5.0  # at most, for a thread to begin
 
 
@@ -56,13 +60,13 @@ class Subsystem(IntEnum):
 class WeakRegistry(Generic[T]):
     """A set that keeps nothing alive. Any thread, and any destructor, may change it while others go through it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._refs = set()
 
-    def add(self, thing):
+    def add(self, thing: T) -> None:
         self._refs.add(ref(thing, self._refs.discard))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[T]:
         return iter([thing for each in list(self._refs) if (thing := each()) is not None])
 
 
@@ -137,7 +141,7 @@ cdef class Service:
 cdef unsigned beginning = 0  # threads
 
 
-def start_thread(function, *arguments):
+def start_thread(function: Callable[..., object], *arguments: object) -> int:
     """Have a function called by a new daemon thread; what `_thread.start_new_thread` returns or raises.
 
     The exit waits until it has begun, since Python 3.11 crashes where it ends meanwhile.
@@ -176,7 +180,7 @@ cdef list fork_handlers = []
 cdef list exit_handlers = []
 
 
-def look_after(function, *arguments, double pause=SHORTEST):
+def look_after(function: Callable[..., object], *arguments: object, double pause=SHORTEST) -> None:
     """Have a function called by another thread after a pause in seconds, and again as long as it returns true.
 
     Never waits, and the function must not for long. Each pause is twice the last, up to `LONGEST`. Nothing is called once
@@ -187,7 +191,7 @@ def look_after(function, *arguments, double pause=SHORTEST):
         looks.call(function, arguments, pause)
 
 
-def defer(function, *arguments):
+def defer(function: Callable[..., object], *arguments: object) -> None:
     """Have a function called soon by another thread, which holds no lock; never waits, and no destructor must.
 
     It may be called twice, where Ctrl-C has ended `run_deferred`. A PinningError that it raises is dropped. Nothing is
@@ -201,7 +205,7 @@ def defer(function, *arguments):
     defers.call(run_deferred, (), 0.0)
 
 
-def run_deferred():
+def run_deferred() -> None:
     """Call here and now what was deferred. The caller holds no lock."""
     for serial, (function, arguments) in list(deferred.items()):
         if defers.ended or serial not in deferred:  # another thread was quicker
@@ -219,13 +223,13 @@ cdef report():
     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
 
-def at_fork(subsystem, function):
+def at_fork(subsystem: Subsystem, function: Callable[[], object]) -> None:
     """Have a function called in the child of each fork, after those of the subsystems below."""
     fork_handlers.append((subsystem, function))
     fork_handlers.sort(key=lambda handler: handler[0])
 
 
-def at_exit(subsystem, function):
+def at_exit(subsystem: Subsystem, function: Callable[[], object]) -> None:
     """Have a function called when the program exits, after those of the subsystems above."""
     exit_handlers.append((subsystem, function))
     exit_handlers.sort(key=lambda handler: -handler[0])

@@ -70,14 +70,19 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{name} = {target.format(module=module)}\n")
-        pinning.plugins.cache_clear()
+        look_again()
 
-    pinning.plugins.cache_clear()
+    look_again()
     yield make
     for module in set(sys.modules) - before:
         if module.startswith("announced_"):
             del sys.modules[module]
+    look_again()
+
+
+def look_again() -> None:
     pinning.plugins.cache_clear()
+    sys.modules["pinning.locking.devices"].loaded = {}  # type: ignore[attr-defined]
 
 
 def report_of(name: str) -> PluginReport:
@@ -111,6 +116,27 @@ def test_a_third_partys_plugin_is_found(install: Install) -> None:
         assert pinning.pinned_map("zebra:1").device is lock.device
         assert len(pinning.regions("zebra:1")) == 1
         assert pinning.regions("zebra:0") == []
+
+
+def test_to_ask_for_a_device_loads_no_other_plugin(install: Install) -> None:
+    install("ape", SOUND.format(name="ape", count=1))
+    install("zebra", SOUND.format(name="zebra", count=2))
+    first = pinning.device("zebra:1")
+    assert first.name == "zebra:1"
+    assert "announced_zebra" in sys.modules
+    assert "announced_ape" not in sys.modules
+    with pinning.lock(bytearray(10), device="zebra:1") as lock:
+        assert lock.device is first
+    assert "announced_ape" not in sys.modules
+    assert first in pinning.devices(), "the same, once all are loaded"
+    assert "announced_ape" in sys.modules
+
+
+def test_a_device_that_its_plugin_does_not_have_may_be_another_plugins(install: Install) -> None:
+    install("lion", SOUND.format(name="cat", count=1))
+    assert pinning.device("cat:0") is report_of("lion").devices[0]
+    with pytest.raises(PluginUnavailableError, match=r"those present are .*cat:0.*host:0"):
+        pinning.device("lion:0")
 
 
 BROKEN = {

@@ -1,9 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-from pinning.plugin import MemoryDevice, VendorQueue
-from pinning.queues.event import Event
-
-class CrossVendorWait:
-    def submit(self, queue: VendorQueue, device: MemoryDevice) -> None: ...
-
-def cross_vendor_wait(event: Event) -> CrossVendorWait | None: ...
-def close_idle_helpers() -> None: ...

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import pinning` leaves to the moment when it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import pinning
+
+HEAVY = {"asyncio", "importlib.metadata", "logging", "pinning.arena", "pinning.arrays", "pinning.files"}
+NAMES = sorted({"Arena", "ArenaAllocation", "FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"})
+
+
+def imported_by(program: str) -> set[str]:
+    program = f"import numpy, sys; before = set(sys.modules); {program}; print(*(set(sys.modules) - before))"
+    command = [sys.executable, "-P", "-c", program]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_import_brings_in_only_what_most_programs_need() -> None:
+    modules = imported_by("import pinning")
+    assert "pinning.locking.lock" in modules
+    assert not modules & HEAVY
+    assert not {module for module in modules if module.startswith("pinning_")}, "no plugin"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_comes_later_is_there_all_the_same(name: str) -> None:
+    modules = imported_by(f"import pinning; from pinning import {name}; assert pinning.{name} is {name}")
+    assert modules & {"pinning.arena", "pinning.files"}
+    assert name in pinning.__all__
+
+
+@pytest.mark.parametrize("name", ["arena", "arrays", "files"])
+def test_packages_are_attributes_of_the_package(name: str) -> None:
+    assert f"pinning.{name}" in imported_by(f"import pinning; assert pinning.{name}.__name__ == 'pinning.{name}'")
+
+
+def test_all_that_is_public_can_be_had_by_a_star() -> None:
+    assert {"pinning.arena", "pinning.files"} <= imported_by("from pinning import *; Arena; load_file")
+
+
+def test_a_device_by_its_name_brings_in_its_plugin_alone() -> None:
+    modules = imported_by("import pinning; pinning.lock(bytearray(9), device=pinning.device('host:0')).unlock()")
+    modules |= imported_by("import pinning; pinning.lock(bytearray(9), device='host').unlock()")
+    assert {module for module in modules if module.startswith("pinning_") and "." not in module} == {"pinning_host"}
