@@ -18,7 +18,6 @@ from pinning.map.pinned_map cimport PinnedMap, lock_options
 from pinning.plugin.native cimport LockOptions
 from pinning.runtime.process cimport generation
 
-import asyncio
 import time
 import warnings
 from collections import deque

@@ -25,7 +25,8 @@ char const* advice(int code) {
 /// or was under way in another thread.
 std::atomic<Started const*> first_start;
 
-int init_once(int (*init)(unsigned)) {
+template <class Init>
+int init_once(Init const& init) {
   auto start = std::make_unique<Started>("CUDA");
   Started const* first = nullptr;
   if (first_start.compare_exchange_strong(first, start.get())) {
