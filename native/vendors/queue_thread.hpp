@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <pinning/errors.hpp>
@@ -22,9 +21,11 @@ namespace pinning {
 /// The jobs of a queue, and the thread that does one after another until it is stopped and all are done.
 class QueueThread {
  public:
-  using Job = std::function<void()>;
-  /// One job, in a list, so that putting it needs no memory.
-  using Entry = std::list<Job>;
+  struct Job {
+    virtual ~Job() = default;
+    virtual void run() = 0;
+    std::unique_ptr<Job> next = nullptr;
+  };
 
   QueueThread() = default;
   QueueThread(QueueThread const&) = delete;
@@ -66,22 +67,31 @@ class QueueThread {
     pthread_detach(thread);
   }
 
+  template <class Work>
+  static std::unique_ptr<Job> job(Work work) {
+    struct Of : Job {
+      explicit Of(Work&& work) : work(std::move(work)) {}
+      void run() override { work(); }
+      Work work;
+    };
+    return std::make_unique<Of>(std::move(work));
+  }
+
   /// Puts a job behind all others, and calls `meanwhile` under the mutex: if that throws, there is no new job.
   template <class Meanwhile>
-  void put(Entry job, Meanwhile&& meanwhile) {
+  void put(std::unique_ptr<Job> job, Meanwhile&& meanwhile) {
     {
       std::lock_guard const guard(mutex_);
       meanwhile();
-      jobs_.splice(jobs_.end(), job);
+      Job* const added = job.get();
+      (first_ ? last_->next : first_) = std::move(job);
+      last_ = added;
     }
     news_.add_one();
   }
 
   void run() {
-    for (Entry job = next(); !job.empty(); job = next()) {
-      job.front()();
-      job.clear();
-    }
+    while (auto const job = next()) job->run();
   }
 
   std::mutex mutex_;
@@ -89,14 +99,16 @@ class QueueThread {
 
  private:
   /// The first job; none once the thread is stopped and all are done.
-  Entry next() {
+  std::unique_ptr<Job> next() {
     for (;;) {
       std::uint32_t const seen = news_.load();
       {
-        Entry first;
         std::lock_guard const guard(mutex_);
-        if (!jobs_.empty()) first.splice(first.end(), jobs_, jobs_.begin());
-        if (stopped_ || !first.empty()) return first;
+        if (auto first = std::move(first_)) {
+          first_ = std::move(first->next);
+          return first;
+        }
+        if (stopped_) return nullptr;
       }
       // Waking a thread takes longer than all else here, and the next job often comes at once.
       for (auto const until = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
@@ -107,7 +119,8 @@ class QueueThread {
     }
   }
 
-  Entry jobs_;
+  std::unique_ptr<Job> first_;
+  Job* last_ = nullptr;  // of these, if there is a first
   Futex news_;  // of jobs, and of the end
 };
 

@@ -33,28 +33,23 @@ class LockLimit(NamedTuple):
     remedy: str
 
 
-class Named(Protocol):
-    """What has a name."""
-
-    @property
-    def name(self) -> str: ...
-
-
 class NamedDevice:
-    """A base class for devices written in Python, which only give their `name`."""
+    """A base class for devices written in Python, which takes `vendor` and `index` from their ``name``."""
 
     @property
-    def vendor(self: Named) -> str:
+    def vendor(self: Device) -> str:
+        """The plugin's name, such as ``"cuda"``."""
         return self.name.partition(":")[0]
 
     @property
-    def index(self: Named) -> int:
+    def index(self: Device) -> int:
+        """Which of the vendor's devices it is."""
         return int(self.name.partition(":")[2] or 0)
 
 
 @runtime_checkable
 class Device(Protocol):
-    """One device; all a `PinnedMap` needs. Calls come from any thread, several at a time, never under a lock."""
+    """One device; a `PinnedMap` needs its methods alone. Calls come from any thread, several at once, under no lock."""
 
     @property
     def name(self) -> str:
@@ -62,11 +57,11 @@ class Device(Protocol):
 
     @property
     def vendor(self) -> str:
-        """The plugin's name, such as ``"cuda"``; `NamedDevice` takes it from `name`."""
+        """The plugin's name, such as ``"cuda"``."""
 
     @property
     def index(self) -> int:
-        """Which of the vendor's devices it is; `NamedDevice` takes it from `name`."""
+        """Which of the vendor's devices it is."""
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
         """Page-lock ``[ptr, ptr + size)`` and return its device-accessible pointer.

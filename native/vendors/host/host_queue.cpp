@@ -81,11 +81,11 @@ class HostQueueThread : public QueueThread {
   template <class Work>
   void put(Work work) {
     check_process(made_in_);
-    auto job = [this, work = std::move(work)] {
+    auto finishing = [this, work = std::move(work)] {
       work();
       finished_.add_one();
     };
-    QueueThread::put({std::move(job)}, [this] {
+    QueueThread::put(job(std::move(finishing)), [this] {
       check_open();
       submitted_.fetch_add(1, std::memory_order_relaxed);
     });

@@ -172,9 +172,8 @@ class HsaQueueThread : public QueueThread {
   }
 
   /// What the thread has to do for `work`: to start it when all before it is over, unless it has been, and to follow it.
-  Entry job_of(std::shared_ptr<Work> const& work, Start start = nullptr) {
-    Entry job;
-    job.emplace_back([this, work, start = std::move(start)]() mutable {
+  std::unique_ptr<Job> job_of(std::shared_ptr<Work> const& work, Start start = nullptr) {
+    return job([this, work, start = std::move(start)]() mutable {
       if (start) {
         work->start(start);
         start = nullptr;
@@ -184,11 +183,10 @@ class HsaQueueThread : public QueueThread {
       work->follow();
       followed_ = std::move(work);  // only now does no engine wait for the signal of the work before: it may be reused
     });
-    return job;
   }
 
   /// Puts the job of `work` at the end. Nothing can fail.
-  void put(std::shared_ptr<Work> const& work, Entry job, bool started) noexcept {
+  void put(std::shared_ptr<Work> const& work, std::unique_ptr<Job> job, bool started) noexcept {
     auto before = work;  // becomes the old tail, whose destructor calls the runtime
     QueueThread::put(std::move(job), [&] {
       work->batch = batch_;
