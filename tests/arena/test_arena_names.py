@@ -189,11 +189,13 @@ def test_whoever_makes_the_next_one_removes_what_is_left(name: str, device: Fake
         assert not file_of(name).exists()
 
 
-def test_many_come_and_go_at_once(name: str) -> None:
+@pytest.mark.parametrize("devices", [[], ["host"]], ids=["unlocked", "locked"])
+def test_many_come_and_go_at_once(name: str, devices: list[str]) -> None:
     program = f"""
 import pinning
 for turn in range(100):
-    with pinning.Arena({SIZE}, [], name={name!r}) as arena:
+    with pinning.Arena({SIZE}, {devices}, name={name!r}) as arena:
+        arena.wait()
         assert arena.asarray()[0] in (0, 1)
         arena.asarray()[0] = 1
 """

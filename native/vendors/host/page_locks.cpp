@@ -262,7 +262,12 @@ std::optional<bool> PageLocks::try_move(Address ptr, std::uint64_t size, Address
     return Moved{{to + (pages.start - ptr), to + (pages.end - ptr)}, grows || pages.end == end, ++moves_};
   };
   for (Moved& each : std::span(moved_).first(moved_count_)) {  // again, before it was unlocked
-    if (ptr <= each.pages.start && each.pages.end <= end) each = there(each.pages, each.grows);
+    Pages const part{std::max(ptr, each.pages.start), std::min(end, each.pages.end)};
+    if (part == each.pages) {
+      each = there(part, each.grows);
+    } else if (part.start < part.end && moved_count_ < moved_.size()) {
+      moved_[moved_count_++] = there(part, each.grows && part.end == each.pages.end);
+    }
   }
   for (auto run = next_run(ptr, end, locked); run; run = next_run(run->end, end, locked)) {
     if (moved_count_ == moved_.size()) break;
@@ -321,7 +326,8 @@ void PageLocks::drain_invalidations() {
   }
 }
 
-/// The kernel has locked what the move has added behind it as well.
+/// The kernel has locked what the move has added behind it as well. Locks that are still counted there are of what was there
+/// before the move: each later one has waited until nothing moved is left.
 void PageLocks::unlock_moved(Moved const& moved) {
   Pages pages = moved.pages;
   if (moved.grows) {
@@ -332,10 +338,12 @@ void PageLocks::unlock_moved(Moved const& moved) {
     }
   }
   Change const change(*this, pages);
-  each_run(pages, exactly(0), [](Pages run) {
-    unlock_pages(run.start, run.end);
-    return 0;
-  });
+  {
+    std::lock_guard const guard(mutex_);
+    auto const all = std::span(moved_).first(moved_count_);
+    if (std::ranges::find(all, moved) == all.end()) return;  // another thread was quicker, or it has moved on
+  }
+  unlock_pages(pages.start, pages.end);
 }
 
 PageLocks::Pages PageLocks::pages_of(Range range) {

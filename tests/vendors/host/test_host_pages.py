@@ -178,6 +178,34 @@ def test_memory_that_moves_is_unlocked_where_it_is() -> None:
     libc.munmap(other, SIZE)
 
 
+OVER = """
+import pinning
+from limits import locked_kib
+from test_host_pages import COUNT, MAYMOVE, MREMAP_FIXED, PAGE, SIZE, libc, mapped, mremap, settled_kib
+before = locked_kib()
+for number in range(ROUNDS):
+    old, new = mapped(None), mapped(None)
+    locks = [pinning.lock((old + page * PAGE, 10), device="host") for page in range(COUNT)]
+    locks.append(pinning.lock((new, SIZE), device="host"))
+    libc.munmap(old, SIZE)
+    assert mremap(new, SIZE, SIZE, MAYMOVE | MREMAP_FIXED, old) == old
+    there = old
+    if number % 2:  # a part moves on
+        there = libc.mmap(None, SIZE, 0, 0x22, -1, 0)
+        assert mremap(old + PAGE, PAGE, PAGE, MAYMOVE | MREMAP_FIXED, there) == there
+    assert not any(lock.held for lock in locks)
+    assert settled_kib() == before, number
+    libc.munmap(there, SIZE)
+    libc.munmap(old, PAGE)
+    libc.munmap(old + 2 * PAGE, SIZE - 2 * PAGE)
+"""
+
+
+@watched
+def test_memory_that_moves_to_where_other_memory_was_locked() -> None:
+    run(OVER.replace("ROUNDS", str(ROUNDS // 10)))
+
+
 AGAIN = """
 import pinning
 from limits import locked_kib
