@@ -153,10 +153,12 @@ def device(name: Device | str) -> Device:
         raise TypeError(f"{describe(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
     plugin_name, _, index = name.partition(":")
     wanted = f"{plugin_name}:{index or 0}"
-    found = _device_in(_reports_of(plugin_name), wanted)
-    found = _device_in(plugins(), wanted) if found is None else found
-    if found is not None:
-        return found
+    own = _device_in(_reports_of(plugin_name), wanted)
+    if own is not None:
+        return own
+    other = _device_in(plugins(), wanted)  # an entry point may have another name than its devices
+    if other is not None:
+        return other
     problem = next((report.problem for report in plugins() if report.name == plugin_name and report.problem), None)
     present = ", ".join(device.name for device in devices())
     raise PluginUnavailableError(f"there is no device {name!r}: {problem or f'those present are {present}'}")
