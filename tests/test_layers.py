@@ -68,6 +68,7 @@ NATIVE = (
     "copies",
     "capi",
     "openmp",
+    "preload",
 )
 
 Source = tuple[str, int, str]  # file, line, module or header

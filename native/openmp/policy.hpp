@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace pinning::omp {
@@ -18,6 +19,9 @@ struct Policy {
   std::string report;                      // PINNING_REPORT: "-" for standard error, or a file; empty for none
   std::string trace;                       // PINNING_TRACE: a file; empty for none
 };
+
+/// "4096", "64 KiB", "1m", "2GB": all units are powers of 1024.
+std::optional<std::size_t> bytes_of(std::string const& text);
 
 /// Where a variable has no value that there is, says so and locks nothing.
 Policy policy_of_environment();

@@ -68,6 +68,7 @@ std::string reason(std::string const& runtime) {
 void at_exit(int status, void*) {
   if (Tool::was_started() || !this_process.began || this_process.sandboxed || !(is_the_run || wanted)) return;
   std::string const loaded = runtime();
+  if (this_process.copies && loaded.empty() && !mandatory) return;
   // A shell, or another program that starts programs: these speak for themselves.
   if (loaded.empty() && (!is_the_run || has_had_children())) return;
   if (!wanted && process_watcher().was_asked()) return;  // it locks by itself, and is told here of memory that leaves
