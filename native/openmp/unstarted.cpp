@@ -57,7 +57,10 @@ std::string reason(std::string const& runtime) {
       first.dli_fbase != self.dli_fbase) {
     return std::string(first.dli_fname) + " has an OMPT tool of its own, and a runtime takes only one";
   }
-  if (runtime.empty()) return "no OpenMP runtime is loaded";
+  if (runtime.empty()) {
+    bool const cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) != nullptr && !this_process.copies;
+    return std::string("no OpenMP runtime is loaded") + (cuda ? ", and CUDA's copies were looked for in no way that is seen" : "");
+  }
   if (runtime.starts_with("libgomp")) {
     return runtime + ", GCC's OpenMP runtime, has no OMPT interface; compile with clang, or another compiler whose "
                      "runtime has it";

@@ -160,13 +160,13 @@ bool wait_until_moved(Staged& staged, Driver const& driver, std::uintptr_t strea
 }
 
 /// Which way the bytes go; `either` where it is not between pageable memory and a device, which `outcome` says more of.
-Request::Toward direction(Driver const& driver, Request const& request, Outcome& outcome) noexcept {
+Request::Toward direction(Driver const& driver, Request& request, Outcome& outcome) noexcept {
   std::uint64_t const to = request.extent(request.dst_pitch), from = request.extent(request.src_pitch);
   Memory const dst = memory_at(driver, request.dst), src = memory_at(driver, request.src);
-  auto toward = request.toward;
-  if (toward == Request::Toward::either) {
-    toward = dst == Memory::device ? Request::Toward::device : Request::Toward::host;
+  if (request.toward == Request::Toward::either) {
+    request.toward = dst == Memory::device ? Request::Toward::device : Request::Toward::host;
   }
+  auto const toward = request.toward;
   bool const to_device = toward == Request::Toward::device;
   Memory const host = to_device ? src : dst, device = to_device ? dst : src;
   Address const host_start = to_device ? request.src : request.dst, device_start = to_device ? request.dst : request.src;
@@ -271,7 +271,7 @@ std::set<Address> borders(Address start, std::uint64_t size) {
 
 }  // namespace
 
-Outcome stage(Request const& request) noexcept {
+Outcome stage(Request& request) noexcept {
   omp::Uncancelled const uncancelled;
   Driver const* const driver = Driver::get();
   if (driver == nullptr) return Outcome::old_driver;

@@ -41,8 +41,9 @@ enum class Outcome : std::uint8_t {
 };
 
 /// Copies by the threads of libpinning and through pinned blocks, and returns when the driver would: to the device once
-/// the source is read, to the host once all is copied. Any other outcome than `staged`: nothing is under way.
-Outcome stage(Request const& request) noexcept;
+/// the source is read, to the host once all is copied. Any other outcome than `staged`: nothing is under way. Of a request for
+/// either way it says which one it is.
+Outcome stage(Request& request) noexcept;
 
 /// Of a copy that the driver has refused: does it in parts where it crosses the border of a lock of our own, of which the
 /// program knows nothing. False where that is not the reason.

@@ -7,6 +7,7 @@
 
 #include "copies.hpp"
 #include "driver.hpp"
+#include "ledger.hpp"
 #include "settings.hpp"
 #include "symbols.hpp"
 
@@ -26,16 +27,21 @@ int call(Symbol symbol, Arguments... arguments) {
 
 /// `driver`: the driver's own copy.
 template <class Driver>
-[[gnu::noinline]] int copy_large(Request const& request, Driver const& driver) {
-  Outcome const outcome = stage(request);
-  if (outcome == Outcome::staged) return success;
-  int const code = driver();
-  return code == invalid_value && split(request) ? success : code;
+[[gnu::noinline]] int copy_watched(Request request, Driver const& driver) {
+  auto const began = settings.watches ? pinning::omp::now() : pinning::omp::Moment();
+  Outcome outcome = request.size() >= settings.min_bytes ? stage(request) : Outcome::small;
+  int code = success;
+  if (outcome != Outcome::staged) {
+    code = driver();
+    if (code == invalid_value && split(request)) outcome = Outcome::split, code = success;
+  }
+  if (settings.watches && code == success) note(request, outcome, began);
+  return code;
 }
 
 template <class MakeRequest, class Driver>
 inline int copy(std::size_t size, MakeRequest const& request, Driver const& driver) {
-  if (size >= settings.min_bytes) [[unlikely]] return copy_large(request(), driver);
+  if (size >= settings.min_bytes || settings.watches) [[unlikely]] return copy_watched(request(), driver);
   int const code = driver();
   if (code == invalid_value) [[unlikely]] return split(request()) ? success : code;
   return code;
@@ -124,7 +130,7 @@ template <class Driver>
 int copy_rows(Rows const* rows, std::uintptr_t stream, bool synchronous, Driver const& driver) {
   if (rows == nullptr || rows->WidthInBytes * rows->Height < settings.min_bytes) return driver();
   Request const request = request_of(*rows, stream, synchronous);
-  return request.width == 0 ? driver() : copy_large(request, driver);
+  return request.width == 0 ? driver() : copy_watched(request, driver);
 }
 
 template <Symbol symbol, std::uintptr_t null_stream>

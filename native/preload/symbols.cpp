@@ -17,6 +17,7 @@
 #include "../openmp/this_process.hpp"
 #include "driver.hpp"
 #include "entry.hpp"
+#include "ledger.hpp"
 #include "settings.hpp"
 
 namespace pinning::preload {
@@ -81,7 +82,11 @@ Entry const* exported_as(char const* name) noexcept {
 /// A driver may take its own functions by name, and so give ours.
 void* remembered(Entry const& entry, void* function) noexcept {
   if (function != entry.function) driver_functions[&entry - entries].store(function, std::memory_order_release);
-  if (!omp::this_process.copies.exchange(true, std::memory_order_relaxed)) complain_of_settings();
+  auto& process = omp::this_process;
+  if (process.began && !process.copies.exchange(true, std::memory_order_relaxed)) {
+    complain_of_settings();
+    if (settings.watches) begin_watching();
+  }
   return entry.function;
 }
 

@@ -6,10 +6,12 @@ By which calls a copy went is in the stand-in's log: of a staged one there is no
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,3 +204,43 @@ def test_a_wrong_setting_is_told_and_nothing_is_staged(run: Run, variable: str, 
     ran = run("proc", "sync", "pageable", **{variable: value})
     assert (ran.code, ran.out, ran.staged) == (0, "same\n", 0)
     assert ran.errors.startswith(f"pinning: {variable}={value} means nothing: ")
+
+
+def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driver], Path]) -> None:
+    try:
+        environment = DRIVER.environment(build(DRIVER), "", {**os.environ, "LD_PRELOAD": str(TOOL)})
+    except MissingError as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-P", Path(__file__).parent / "crossing_locks.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "40000 right 1\n8388608 right 1\n"), done.stderr
+
+
+@pytest.mark.parametrize("memory", ["pageable", "pinned", "small"])
+def test_the_report(run: Run, memory: str) -> None:
+    ran = run("proc", "async", memory, PINNING_REPORT="-")
+    assert ran.out == "same\n"
+    size = "4 KiB" if memory == "small" else "4 MiB"
+    how = {"pageable": " staged (", "pinned": " of pinned memory", "small": " too small to stage ("}[memory]
+    for direction in ("to", "from"):
+        assert f"pinning: copied {direction} devices: {size} in 1{how}" in ran.errors
+    if memory != "small":
+        assert "pinning: large copies by size: 4 MiB 2x\n" in ran.errors
+        assert "pinning: by opened: 8 MiB in 2 (" in ran.errors
+
+
+def test_the_report_says_why_copies_were_left_to_the_driver(run: Run) -> None:
+    report = run("proc", "async stream", "captured", PINNING_REPORT="-").errors
+    assert re.search(r"left to the driver: 4 MiB in 1 \(.*\): the stream is captured into a graph\n", report)
+    report = run("proc", "sync", "pageable", PINNING_REPORT="-", PINNING_COPIES="off").errors
+    assert re.search(r"left to the driver: 8 MiB in 2 \(.*\): PINNING_COPIES is off\n", report)
+    report = run("proc", "sync", "pageable", PINNING_REPORT="-", PINNING_COPIES_MIN_BYTES="4MiB").errors
+    assert re.search(r"left to the driver: 8 MiB in 2 \(.*\): too little was copied so far", report)
+
+
+def test_the_trace(run: Run, tmp_path: Path) -> None:
+    ran = run("proc", "either async", "pageable", PINNING_TRACE=str(tmp_path / "trace.json"))
+    assert ran.outcome == (0, "same\n", "")
+    bars = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "X"]
+    assert [bar["name"] for bar in bars] == ["copy to device", "copy from device"]
+    assert all(bar["args"]["memory"] == "staged" and bar["args"]["bytes"] == 4 << 20 for bar in bars)
