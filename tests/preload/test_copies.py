@@ -24,7 +24,7 @@ from standins.standin import Driver, MissingError
 
 TOOL = pinning.library_dirs()[0] / "libpinning_omp.so"
 SOURCE = Path(__file__).parent / "sources" / "copies.c"
-WAYS = ["linked", "dlsym", "default", "proc"]
+WAYS = ["linked", "dlsym", "default", "proc", "proc1"]
 FORMS = [
     f"{what}{call}{which}"
     for what in ("", "either ")
@@ -163,6 +163,13 @@ def test_threads_that_copy_at_once(run: Run, channels: int, form: str) -> None:
     ran = run("proc", form, "threads", f"channels={channels}")
     assert ran.outcome == (0, "same\n", "")
     assert ran.staged > 0
+
+
+def test_streams_that_come_and_go(run: Run) -> None:
+    ran = run("proc", "async", "many streams")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.calls["cuStreamCreate"]) == (0, 300)
+    assert ran.calls["cuMemHostAlloc"] <= 6  # blocks that are free go to the next stream
 
 
 @pytest.mark.parametrize("form", ["sync", "async"])

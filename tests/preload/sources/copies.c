@@ -16,6 +16,7 @@
 #undef cuMemcpy2DAsync
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,8 +68,10 @@ static void *function(char const *exported) {
         char *const end = strstr(name, "_");
         if (end != NULL) *end = 0;
         CUdriverProcAddressQueryResult status;
-        int (*get)(char const *, void **, int, cuuint64_t, void *) = dlsym(library, "cuGetProcAddress_v2");
-        for (int i = 0; i < 3; i++) MUST(get(name, &found, i == 0 ? 11060 : 13000, flags, &status));
+        bool const first = !strcmp(way, "proc1");
+        int (*get)(char const *, void **, int, cuuint64_t, void *) =
+            dlsym(library, first ? "cuGetProcAddress" : "cuGetProcAddress_v2");
+        for (int i = 0; i < 3; i++) MUST(get(name, &found, i == 0 ? 11060 : 13000, flags, first ? NULL : &status));
     }
     if (found == NULL) {
         printf("%s: not found\n", exported);
@@ -133,6 +136,22 @@ static void *in_thread(void *context) {
     return NULL;
 }
 
+// A staged one each way, of 256 KiB.
+static void small_copies(int seed) {
+    enum { SMALL = 256 << 10 };
+    static char there[SMALL], back[SMALL];
+    CUdeviceptr memory;
+    MUST(cuMemAlloc(&memory, SMALL));
+    memset(there, seed, SMALL);
+    MUST(copy("cuMemcpyHtoDAsync_v2", memory, (CUdeviceptr)there, SMALL));
+    memset(there, ~seed, SMALL);
+    MUST(copy("cuMemcpyDtoHAsync_v2", (CUdeviceptr)back, memory, SMALL));
+    for (int i = 0; i < SMALL; i++) {
+        if (back[i] != (char)seed) exit(5);
+    }
+    MUST(cuMemFree(memory));
+}
+
 int main(int count, char **arguments) {
     if (count < 4) return 2;
     way = arguments[1];
@@ -154,6 +173,17 @@ int main(int count, char **arguments) {
         pthread_t threads[4];
         for (int i = 0; i < 4; i++) MUST(pthread_create(&threads[i], NULL, in_thread, context));
         for (int i = 0; i < 4; i++) MUST(pthread_join(threads[i], NULL));
+        printf("same\n");
+        return 0;
+    }
+    if (!strcmp(kind, "many streams")) {
+        is_async = true;
+        for (int i = 0; i < 300; i++) {
+            MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+            if (i % 100 == 0) in_thread(context);
+            else small_copies(i);
+            MUST(cuStreamDestroy(stream));
+        }
         printf("same\n");
         return 0;
     }
