@@ -112,7 +112,8 @@ void* in_place_of(void* function, char const* name, int version, bool per_thread
   for (Entry const& entry : entries) {
     bool const by_name = std::strcmp(entry.name, name) == 0 && entry.first <= version && version <= entry.last &&
                          (entry.per_thread == per_thread || !entry.has_stream());
-    if (by_name || std::strcmp(entry.exported, name) == 0) return remembered(entry, function);
+    bool const by_version = std::strcmp(entry.exported, name) == 0 && std::strcmp(entry.exported, entry.name) != 0;
+    if (by_name || by_version) return remembered(entry, function);
   }
   return function;
 }

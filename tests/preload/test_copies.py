@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Ran:
     out: str
     errors: str
     calls: dict[str, int]
+    streams: set[str]  # of the copies that the engine submitted
 
     @property
     def outcome(self) -> tuple[int, str, str]:
@@ -92,11 +94,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path
             text=True,
             timeout=600,
         )
-        calls: dict[str, int] = {}
-        for line in log.read_text().splitlines():
-            call = line.split()[0]
-            calls[call] = calls.get(call, 0) + 1
-        return Ran(done.returncode, done.stdout, done.stderr, calls)
+        lines = [line.split() for line in log.read_text().splitlines()]
+        calls = Counter(line[0] for line in lines)
+        streams = {line[-1] for line in lines if line[0] == "cuMemcpyAsync"}
+        return Ran(done.returncode, done.stdout, done.stderr, calls, streams)
 
     return run
 
@@ -107,6 +108,8 @@ def test_a_copy_of_pageable_memory_is_staged(run: Run, way: str, form: str) -> N
     ran = run(way, form, "pageable")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
+    if "stream" not in form:  # the handle of the default stream that the form's null stands for
+        assert ran.streams == {"0x2" if "thread" in form else "0x1"}
 
 
 @pytest.mark.parametrize("form", ROWS)

@@ -71,6 +71,7 @@ static void *function(char const *exported) {
         bool const first = !strcmp(way, "proc1");
         int (*get)(char const *, void **, int, cuuint64_t, void *) =
             dlsym(library, first ? "cuGetProcAddress" : "cuGetProcAddress_v2");
+        if (!first) MUST(get("cuGetProcAddress", (void **)&get, 12000, 0, &status));  // which is that of five arguments
         for (int i = 0; i < 3; i++) MUST(get(name, &found, i == 0 ? 11060 : 13000, flags, first ? NULL : &status));
     }
     if (found == NULL) {
