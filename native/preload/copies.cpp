@@ -281,6 +281,7 @@ Outcome stage(Request& request) noexcept {
   if (toward == Request::Toward::either) return outcome;
   if (request.height > 1 && request.width < least_row) return Outcome::small;
   if (!settings.stages) return Outcome::off;
+  if (StagingLimits().threads < 2) return Outcome::one_processor;
   try {
     return stage_between(*driver, request, toward == Request::Toward::device);
   } catch (...) {  // out of memory, or the driver refused a question

@@ -36,6 +36,7 @@ enum class Outcome : std::uint8_t {
   no_room,        // there is no pinned memory to be had
   refused,        // the driver refused a part of it
   old_driver,
+  one_processor,  // the threads would take it from the program
   child,          // of a fork of a process that copied
   outcomes,
 };

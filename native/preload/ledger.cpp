@@ -54,6 +54,7 @@ char const* reason(Outcome outcome) noexcept {
     case Outcome::no_room: return "no pinned memory was to be had";
     case Outcome::refused: return "the driver refused to stage them";
     case Outcome::old_driver: return "the driver is older than 12.0";
+    case Outcome::one_processor: return "the process may use one processor only";
     case Outcome::child: return "the process is a fork of one that copied";
     default: return "";
   }

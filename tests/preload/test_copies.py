@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,8 @@ Run = Callable[..., Ran]
 def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path]) -> Run:
     """Runs the program with the stand-in, and this library before it unless `preload` says otherwise."""
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("needs two processors: with one nothing is staged")
     try:
         folders = [f"-isystem{folder}" for folder in includes()]
     except MissingError as error:
@@ -81,7 +83,15 @@ def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path
         command = [compiler, "-O1", *warnings, *folders, SOURCE, "-o", folder / name, *options, *library]
         subprocess.run(command, check=True)
 
-    def run(way: str, form: str, memory: str, configuration: str = "", preload: bool = True, **variables: str) -> Ran:
+    def run(
+        way: str,
+        form: str,
+        memory: str,
+        configuration: str = "",
+        preload: bool = True,
+        processors: Collection[int] = (),
+        **variables: str,
+    ) -> Ran:
         log = folder / "calls"
         log.write_bytes(b"")
         base = {**os.environ, "PINNING_COPIES_MIN_BYTES": "64KiB", **variables}
@@ -90,6 +100,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path
         done = subprocess.run(
             [folder / ("linked" if way == "linked" else "opened"), way, form, memory],
             env=DRIVER.environment(standin, f"log={log};{configuration}", base),
+            preexec_fn=lambda: os.sched_setaffinity(0, processors or os.sched_getaffinity(0)),
             capture_output=True,
             text=True,
             timeout=600,
@@ -204,6 +215,13 @@ def test_nothing_is_staged_where_that_is_off(run: Run) -> None:
     ran = run("proc", "sync", "pageable", PINNING_COPIES="off")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.staged) == (2, 0)
+
+
+def test_nor_where_there_is_one_processor(run: Run) -> None:
+    one = [next(iter(os.sched_getaffinity(0)))]
+    ran = run("proc", "sync", "pageable", processors=one, PINNING_REPORT="-")
+    assert (ran.code, ran.out, ran.by_driver, ran.staged) == (0, "same\n", 2, 0)
+    assert "the process may use one processor only" in ran.errors
 
 
 @pytest.mark.parametrize(
