@@ -8,6 +8,9 @@
 
 namespace pinning::omp {
 
+/// "4096", "64 KiB", "1m", "2GB": all units are powers of 1024.
+std::optional<std::size_t> bytes_of(std::string const& text);
+
 enum class Mode { off, on, mandatory };
 
 struct Policy {
@@ -19,9 +22,6 @@ struct Policy {
   std::string report;                      // PINNING_REPORT: "-" for standard error, or a file; empty for none
   std::string trace;                       // PINNING_TRACE: a file; empty for none
 };
-
-/// "4096", "64 KiB", "1m", "2GB": all units are powers of 1024.
-std::optional<std::size_t> bytes_of(std::string const& text);
 
 /// Where a variable has no value that there is, says so and locks nothing.
 Policy policy_of_environment();
