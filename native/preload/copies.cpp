@@ -100,7 +100,7 @@ class Context {
 
   Staging& staging() noexcept { return *staging_; }
 
-  /// Those of streams that nobody copies in are forgotten when there are many.
+  /// Those of streams in which no copy is being submitted are forgotten when they are many.
   std::shared_ptr<Stream> stream(std::uintptr_t handle, std::uint64_t stream_number) {
     constexpr std::size_t many = 256;
     {
@@ -109,7 +109,7 @@ class Context {
     }
     auto adopted = std::make_shared<Stream>(device_->adopt_queue(handle));
     std::lock_guard const guard(mutex_);
-    if (streams_.size() >= many) std::erase_if(streams_, [](auto const& each) { return each.second.use_count() == 1; });
+    if (streams_.size() >= many) std::erase_if(streams_, [](auto const& stream) { return stream.second.use_count() == 1; });
     return streams_.try_emplace(stream_number, std::move(adopted)).first->second;
   }
 
@@ -126,7 +126,7 @@ struct Contexts {
   GrowingList<std::unique_ptr<Context>> list;
 
   Context& get(void* handle, std::uint64_t number) {
-    auto const same = [&](std::unique_ptr<Context> const& each) { return each->number == number; };
+    auto const same = [&](std::unique_ptr<Context> const& context) { return context->number == number; };
     if (auto* const known = list.find(same)) return **known;
     return *list.add(std::make_unique<Context>(handle, number), same);
   }
@@ -143,11 +143,11 @@ bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
 /// Until no thread reads or writes the host's memory any more; false where the device has failed before.
 bool wait_until_moved(Staged& staged, Driver const& driver, std::uintptr_t stream) noexcept {
   auto const began = Clock::now();
-  for (auto look = began + looks_every; !staged.moved();) {
+  for (auto next_look = began + looks_every; !staged.moved();) {
     auto const now = Clock::now();
-    if (now >= look) {
+    if (now >= next_look) {
       if (!is_alive(driver, stream)) return staged.moved();
-      look = now + looks_every;
+      next_look = now + looks_every;
     }
     if (now - began < yields_for) {
       sched_yield();
@@ -247,26 +247,29 @@ Outcome stage_between(Driver const& driver, Request const& request, bool to_devi
 
 /// Where our own locks of the range begin and end, and their pieces.
 std::set<Address> borders(Address start, std::uint64_t size) {
-  std::set<Address> found;
+  std::set<Address> cuts;
   for (unsigned i = 0, count = device_count("cuda"); i < count; ++i) {
     pinning_map* map = nullptr;
     if (pinning_map_open(&map, ("cuda:" + std::to_string(i)).c_str()) != PINNING_OK) continue;
     std::vector<pinning_region> regions;
-    std::size_t there = 0;
+    std::size_t count_of_regions = 0;
     do {
-      regions.resize(there);
-      if (pinning_regions(map, regions.data(), regions.size(), &there) != PINNING_OK) return {};
-    } while (there > regions.size());
-    regions.resize(there);
+      regions.resize(count_of_regions);
+      if (pinning_regions(map, regions.data(), regions.size(), &count_of_regions) != PINNING_OK) return {};
+    } while (count_of_regions > regions.size());
+    regions.resize(count_of_regions);
     for (pinning_region const& region : regions) {
       auto const first = reinterpret_cast<Address>(region.start);
-      for (Address at = first; at < first + region.size; at += region.piece) found.insert(at);
-      found.insert(first + region.size);
+      std::size_t const piece = region.piece != 0 ? region.piece : region.size;
+      for (Address start_of_piece = first; start_of_piece < first + region.size; start_of_piece += piece) {
+        cuts.insert(start_of_piece);
+      }
+      cuts.insert(first + region.size);
     }
   }
-  found.erase(found.begin(), found.upper_bound(start));
-  found.erase(found.lower_bound(start + size), found.end());
-  return found;
+  cuts.erase(cuts.begin(), cuts.upper_bound(start));
+  cuts.erase(cuts.lower_bound(start + size), cuts.end());
+  return cuts;
 }
 
 }  // namespace

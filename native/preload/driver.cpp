@@ -23,16 +23,11 @@ Driver const* Driver::get() noexcept {
   static constinit Driver driver{};
   Known state = known.load(std::memory_order_acquire);
   if (state == Known::nothing) {
-    Driver found;
-    bool const all = find("cuPointerGetAttributes", found.cuPointerGetAttributes) &&
-                     find("cuCtxGetCurrent", found.cuCtxGetCurrent) && find("cuCtxGetId", found.cuCtxGetId) &&
-                     find("cuStreamGetCtx", found.cuStreamGetCtx) && find("cuStreamGetId", found.cuStreamGetId) &&
-                     find("cuStreamIsCapturing", found.cuStreamIsCapturing) &&
-                     find("cuStreamQuery", found.cuStreamQuery) &&
-                     find("cuStreamSynchronize", found.cuStreamSynchronize) &&
-                     find("cuThreadExchangeStreamCaptureMode", found.cuThreadExchangeStreamCaptureMode) &&
-                     find("cuMemcpyAsync", found.cuMemcpyAsync);
-    if (all) driver = found;
+    Driver loaded;
+#define PINNING_FIND(name, ...) find(#name, loaded.name) &&
+    bool const all = PINNING_PRELOAD_FUNCTIONS(PINNING_FIND) true;
+#undef PINNING_FIND
+    if (all) driver = loaded;
     state = all ? Known::all : Known::lacks_some;
     known.store(state, std::memory_order_release);
   }

@@ -10,22 +10,27 @@ namespace pinning::preload {
 /// A function of libcuda by its exported name, found by libc's own dlsym; null where the program has not loaded it.
 void* driver_symbol(char const* name) noexcept;
 
-/// What is asked of it. Each function is the one whose null stream is the legacy default stream.
+// FUNCTION(name, arguments...): what is asked of it. Each is the one whose null stream is the legacy default stream.
+#define PINNING_PRELOAD_FUNCTIONS(FUNCTION)                                      \
+  FUNCTION(cuPointerGetAttributes, unsigned, int*, void**, unsigned long long)   \
+  FUNCTION(cuCtxGetCurrent, void**)                                              \
+  FUNCTION(cuCtxGetId, void*, unsigned long long*)                               \
+  FUNCTION(cuStreamGetCtx, void*, void**)                                        \
+  FUNCTION(cuStreamGetId, void*, unsigned long long*)                            \
+  FUNCTION(cuStreamIsCapturing, void*, int*)                                     \
+  FUNCTION(cuStreamQuery, void*)                                                 \
+  FUNCTION(cuStreamSynchronize, void*)                                           \
+  FUNCTION(cuThreadExchangeStreamCaptureMode, int*)                              \
+  FUNCTION(cuMemcpyAsync, unsigned long long, unsigned long long, std::size_t, void*)
+
+#define PINNING_POINTER(name, ...) int (*name)(__VA_ARGS__);
 struct Driver {
-  int (*cuPointerGetAttributes)(unsigned, int*, void**, unsigned long long);
-  int (*cuCtxGetCurrent)(void**);
-  int (*cuCtxGetId)(void*, unsigned long long*);
-  int (*cuStreamGetCtx)(void*, void**);
-  int (*cuStreamGetId)(void*, unsigned long long*);
-  int (*cuStreamIsCapturing)(void*, int*);
-  int (*cuStreamQuery)(void*);
-  int (*cuStreamSynchronize)(void*);
-  int (*cuThreadExchangeStreamCaptureMode)(int*);
-  int (*cuMemcpyAsync)(unsigned long long, unsigned long long, std::size_t, void*);
+  PINNING_PRELOAD_FUNCTIONS(PINNING_POINTER)
 
   /// Null where it lacks one of them, as those before 12.0 do.
   static Driver const* get() noexcept;
 };
+#undef PINNING_POINTER
 
 enum : int { success = 0, invalid_value = 1, not_initialized = 3, not_ready = 600 };
 

@@ -69,7 +69,7 @@ bool is_between(std::string_view module) noexcept {
 std::string caller() {
   struct Search {
     int depth = 0;
-    std::string found;
+    std::string name;
   } search;
   auto const look = [](_Unwind_Context* frame, void* into) {
     auto& search = *static_cast<Search*>(into);
@@ -79,17 +79,17 @@ std::string caller() {
     if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return _URC_NO_REASON;
     std::string_view const path(info.dli_fname), module = path.substr(path.find_last_of('/') + 1);
     if (is_between(module)) return _URC_NO_REASON;
-    search.found = std::string(module);
+    search.name = std::string(module);
     if (info.dli_sname == nullptr) return _URC_END_OF_STACK;
     int status = 0;
     std::unique_ptr<char, decltype(&std::free)> const plain(
         abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
     std::string_view const name(status == 0 ? plain.get() : info.dli_sname);
-    search.found += ": " + std::string(name.substr(0, name.find('(')));
+    search.name += ": " + std::string(name.substr(0, name.find('(')));
     return _URC_END_OF_STACK;
   };
   _Unwind_Backtrace(look, &search);
-  return search.found.empty() ? "unknown" : search.found;
+  return search.name.empty() ? "unknown" : search.name;
 }
 
 class Ledger {
@@ -117,34 +117,34 @@ class Ledger {
 
   std::string text() {
     std::lock_guard const guard(mutex_);
-    std::string made;
+    std::string text;
     char const* const directions[] = {"to devices", "from devices", "either way"};
-    for (int way = 0; way < 3; ++way) made += text(directions[way], traffic_[way]);
-    if (made.empty()) made = "pinning: no copies by CUDA's driver were seen\n";
+    for (int way = 0; way < 3; ++way) text += line(directions[way], traffic_[way]);
+    if (text.empty()) text = "pinning: no copies by CUDA's driver were seen\n";
     for (int outcome = 0; outcome < static_cast<int>(Outcome::outcomes); ++outcome) {
       std::string_view const why = reason(static_cast<Outcome>(outcome));
       Traffic all;
-      for (auto const& each : traffic_) {
-        all.copies += each[outcome].copies, all.bytes += each[outcome].bytes, all.seconds += each[outcome].seconds;
+      for (auto const& traffic : traffic_) {
+        all.copies += traffic[outcome].copies, all.bytes += traffic[outcome].bytes, all.seconds += traffic[outcome].seconds;
       }
       if (all.copies == 0 || why.empty()) continue;
-      made += "pinning: left to the driver: " + all.text() + " (" + all.rate() + "): " + std::string(why) + "\n";
+      text += "pinning: left to the driver: " + all.text() + " (" + all.rate() + "): " + std::string(why) + "\n";
     }
     if (!sizes_.empty()) {
-      made += "pinning: large copies by size:";
-      for (auto const& [size, count] : sizes_) made += " " + omp::in_units(size) + " " + std::to_string(count) + "x";
-      made += "\n";
+      text += "pinning: large copies by size:";
+      for (auto const& [size, count] : sizes_) text += " " + omp::in_units(size) + " " + std::to_string(count) + "x";
+      text += "\n";
     }
     if (again_.copies > 0) {
-      made += "pinning: copied again from or to the same ordinary memory: " + again_.text() +
+      text += "pinning: copied again from or to the same ordinary memory: " + again_.text() +
               ": memory that is locked is copied without processor time\n";
     }
     std::vector<std::pair<std::string, Traffic>> most(callers_.begin(), callers_.end());
     std::ranges::sort(most, [](auto const& one, auto const& other) { return one.second.bytes > other.second.bytes; });
     for (std::size_t i = 0; i < std::min(most.size(), shown_callers); ++i) {
-      made += "pinning: by " + most[i].first + ": " + most[i].second.text() + " (" + most[i].second.rate() + ")\n";
+      text += "pinning: by " + most[i].first + ": " + most[i].second.text() + " (" + most[i].second.rate() + ")\n";
     }
-    return made;
+    return text;
   }
 
   /// Where the tool runs it has one for both.
@@ -159,18 +159,18 @@ class Ledger {
  private:
   using ByOutcome = Traffic[static_cast<int>(Outcome::outcomes)];
 
-  static std::string text(char const* direction, ByOutcome const& traffic) {
+  static std::string line(char const* direction, ByOutcome const& traffic) {
     auto const of = [&](Outcome outcome) -> Traffic const& { return traffic[static_cast<int>(outcome)]; };
-    std::string made;
+    std::string text;
     auto const say = [&](Outcome outcome, char const* what, bool timed) {
       if (of(outcome).copies == 0) return;
-      made += (made.empty() ? "" : "; ") + of(outcome).text() + what + (timed ? " (" + of(outcome).rate() + ")" : "");
+      text += (text.empty() ? "" : "; ") + of(outcome).text() + what + (timed ? " (" + of(outcome).rate() + ")" : "");
     };
     say(Outcome::staged, " staged", true);
     say(Outcome::split, " across a lock", true);
     say(Outcome::direct, " of pinned memory", false);
     say(Outcome::small, " too small to stage", true);
-    return made.empty() ? "" : std::string("pinning: copied ") + direction + ": " + made + "\n";
+    return text.empty() ? "" : std::string("pinning: copied ") + direction + ": " + text + "\n";
   }
 
   void trace(Request const& request, Outcome outcome, omp::Moment began, omp::Moment ended) {

@@ -136,13 +136,13 @@ extern "C" [[gnu::visibility("hidden"), gnu::used]] Answer pinning_answer_dlsym(
   void* const drivers = driver_symbol(name);
   if (drivers == nullptr) {
     // Without the driver these names are as unknown as if this library did not have them.
-    void* const found = handle == RTLD_NEXT ? nullptr : libc_dlsym()(handle, name);
-    if (handle != RTLD_NEXT && object_of(found) != object_of(entries)) return libcs;
+    void* const function = handle == RTLD_NEXT ? nullptr : libc_dlsym()(handle, name);
+    if (handle != RTLD_NEXT && object_of(function) != object_of(entries)) return libcs;
     return {libc_dlsym()(RTLD_NEXT, name), 1};
   }
   if (handle == RTLD_NEXT) return libcs;
-  void* const found = libc_dlsym()(handle, name);
-  if (found == drivers || object_of(found) == object_of(entries)) return {remembered(*entry, drivers), 1};
+  void* const function = libc_dlsym()(handle, name);
+  if (function == drivers || object_of(function) == object_of(entries)) return {remembered(*entry, drivers), 1};
   return libcs;
 }
 

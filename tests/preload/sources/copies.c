@@ -123,15 +123,15 @@ static void *in_thread(void *context) {
     CUdeviceptr memory;
     MUST(cuMemAlloc(&memory, SIZE));
     for (int turn = 0; turn < 8; turn++) {
-        char *const there = host_memory("pageable"), *const back = malloc(SIZE);
-        there[turn] ^= 1;
-        MUST(copy(is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2", memory, (CUdeviceptr)there, SIZE));
-        char const kept = there[turn];
-        memset(there, 9, SIZE);  // which the driver has read
-        MUST(copy(is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2", (CUdeviceptr)back, memory, SIZE));
-        if (back[turn] != kept || back[SIZE - 1] == 9) exit(5);
-        free(there);
-        free(back);
+        char *const source = host_memory("pageable"), *const result = malloc(SIZE);
+        source[turn] ^= 1;
+        MUST(copy(is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2", memory, (CUdeviceptr)source, SIZE));
+        char const kept = source[turn];
+        memset(source, 9, SIZE);  // which the driver has read
+        MUST(copy(is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2", (CUdeviceptr)result, memory, SIZE));
+        if (result[turn] != kept || result[SIZE - 1] == 9) exit(5);
+        free(source);
+        free(result);
     }
     MUST(cuMemFree(memory));
     return NULL;
@@ -140,15 +140,15 @@ static void *in_thread(void *context) {
 // A staged one each way, of 256 KiB.
 static void small_copies(int seed) {
     enum { SMALL = 256 << 10 };
-    static char there[SMALL], back[SMALL];
+    static char source[SMALL], result[SMALL];
     CUdeviceptr memory;
     MUST(cuMemAlloc(&memory, SMALL));
-    memset(there, seed, SMALL);
-    MUST(copy("cuMemcpyHtoDAsync_v2", memory, (CUdeviceptr)there, SMALL));
-    memset(there, ~seed, SMALL);
-    MUST(copy("cuMemcpyDtoHAsync_v2", (CUdeviceptr)back, memory, SMALL));
+    memset(source, seed, SMALL);
+    MUST(copy("cuMemcpyHtoDAsync_v2", memory, (CUdeviceptr)source, SMALL));
+    memset(source, ~seed, SMALL);
+    MUST(copy("cuMemcpyDtoHAsync_v2", (CUdeviceptr)result, memory, SMALL));
     for (int i = 0; i < SMALL; i++) {
-        if (back[i] != (char)seed) exit(5);
+        if (result[i] != (char)seed) exit(5);
     }
     MUST(cuMemFree(memory));
 }
@@ -190,14 +190,14 @@ int main(int count, char **arguments) {
     }
     CUdeviceptr device;
     MUST(cuMemAlloc(&device, device_size));
-    char *const there = host_memory(kind), *const back = host_memory(kind), *const pattern = malloc(SIZE);
-    memcpy(pattern, there, SIZE);
-    memset(back, 0, SIZE);
+    char *const source = host_memory(kind), *const result = host_memory(kind), *const pattern = malloc(SIZE);
+    memcpy(pattern, source, SIZE);
+    memset(result, 0, SIZE);
     if (!strcmp(kind, "registered")) {
-        MUST(cuMemHostRegister(there, SIZE, 0));
-        MUST(cuMemHostRegister(back, SIZE, 0));
+        MUST(cuMemHostRegister(source, SIZE, 0));
+        MUST(cuMemHostRegister(result, SIZE, 0));
     }
-    if (!strcmp(kind, "registered part")) MUST(cuMemHostRegister(there, 4096, 0));
+    if (!strcmp(kind, "registered part")) MUST(cuMemHostRegister(source, 4096, 0));
     if (!strcmp(kind, "captured")) MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     if (!strcmp(kind, "beside capture")) {
         CUstream other;
@@ -206,7 +206,7 @@ int main(int count, char **arguments) {
     }
     if (!strcmp(kind, "fork")) {
         pid_t const child = fork();
-        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)there, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
+        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
         int status;
         waitpid(child, &status, 0);
         printf("child %d\n", WEXITSTATUS(status));
@@ -214,7 +214,7 @@ int main(int count, char **arguments) {
     char const *const to_device = is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2";
     char const *const to_host = is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2";
     size_t const size = !strcmp(kind, "small") ? 4096 : SIZE, past = !strcmp(kind, "past the end") ? MIB : 0;
-    int const code = copy(to_device, device + past, (CUdeviceptr)there, size);
+    int const code = copy(to_device, device + past, (CUdeviceptr)source, size);
     if (code != 0) {
         printf("error %d\n", code);
         return 0;
@@ -224,26 +224,26 @@ int main(int count, char **arguments) {
         printf("capture %d\n", (int)cuStreamEndCapture(stream, &graph));
         return 0;
     }
-    if (strcmp(kind, "pinned") != 0 && strcmp(kind, "registered") != 0) memset(there, 9, size);  // which has been read
+    if (strcmp(kind, "pinned") != 0 && strcmp(kind, "registered") != 0) memset(source, 9, size);  // which has been read
     if (!strcmp(kind, "exit")) exit(0);
-    MUST(copy(to_host, (CUdeviceptr)back, device, size));
+    MUST(copy(to_host, (CUdeviceptr)result, device, size));
     if (!is_rows) MUST(cuCtxSynchronize());
     if (!strcmp(kind, "fork")) {
         pid_t const child = fork();
-        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)there, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
+        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
         int status;
         waitpid(child, &status, 0);
         printf("child %d\n", WEXITSTATUS(status));
     }
-    printf("%s\n", memcmp(back, pattern, size) == 0 ? "same" : "different");
+    printf("%s\n", memcmp(result, pattern, size) == 0 ? "same" : "different");
     if (!strcmp(kind, "own context")) {  // and another one at the same address, with pinned memory of its own
         MUST(cuCtxDestroy(context));
         MUST(cuCtxCreate(&context, NULL, 0, 0));
         MUST(cuMemAlloc(&device, SIZE));
-        memcpy(there, pattern, SIZE), memset(back, 0, SIZE);
-        MUST(copy(to_device, device, (CUdeviceptr)there, SIZE));
-        MUST(copy(to_host, (CUdeviceptr)back, device, SIZE));
-        printf("%s\n", memcmp(back, pattern, SIZE) == 0 ? "same" : "different");
+        memcpy(source, pattern, SIZE), memset(result, 0, SIZE);
+        MUST(copy(to_device, device, (CUdeviceptr)source, SIZE));
+        MUST(copy(to_host, (CUdeviceptr)result, device, SIZE));
+        printf("%s\n", memcmp(result, pattern, SIZE) == 0 ? "same" : "different");
     }
     return 0;
 }
