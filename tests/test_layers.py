@@ -69,6 +69,7 @@ NATIVE = (
     "copies",
     "capi",
     "openmp",
+    "preload",
 )
 
 Source = tuple[str, int, str]  # file, line, module or header

@@ -134,6 +134,11 @@ void CopyThreads::abandon(Transfer& transfer) noexcept {
   }
 }
 
+bool CopyThreads::moved(Transfer const& transfer) noexcept {
+  std::lock_guard const guard(lock_);
+  return transfer.moved >= transfer.chunks.size();
+}
+
 bool CopyThreads::wait_for(Transfer& signal, std::shared_ptr<Transfer> const& waiter) noexcept {
   std::lock_guard const guard(lock_);
   if (signal.next == 1) return false;

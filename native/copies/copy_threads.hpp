@@ -32,6 +32,9 @@ class CopyThreads {
   /// slices are done that threads are at.
   void abandon(Transfer& transfer) noexcept;
 
+  /// Whether all its chunks are.
+  bool moved(Transfer const& transfer) noexcept;
+
   /// Has a transfer wait for a signal; false where that was given already.
   bool wait_for(Transfer& signal, std::shared_ptr<Transfer> const& waiter) noexcept;
   void give(Transfer& signal) noexcept;

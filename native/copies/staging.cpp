@@ -196,6 +196,7 @@ class Handle : public Staged {
   ~Handle() override {
     if (here()) threads.abandon(*transfer);
   }
+  bool moved() const noexcept override { return threads.moved(*transfer); }
   void give() noexcept override {
     if (here() && transfer->way == Way::signal) threads.give(*transfer);
   }

@@ -5,7 +5,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <optional>
 #include <string_view>
 
 #include "output.hpp"
@@ -25,24 +24,6 @@ std::string lower(std::string text) {
     if ('A' <= each && each <= 'Z') each = static_cast<char>(each - 'A' + 'a');
   }
   return text;
-}
-
-/// "4096", "64 KiB", "1m", "2GB": all units are powers of 1024.
-std::optional<std::size_t> bytes(std::string const& text) {
-  std::size_t value = 0;
-  auto const [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc()) return std::nullopt;
-  std::string unit = lower(std::string(stopped, text.data() + text.size()));
-  std::erase(unit, ' ');
-  int shift = 0;
-  if (!unit.empty() && unit != "b") {
-    std::size_t const place = std::string_view("kmgt").find(unit[0]);
-    std::string_view const rest = std::string_view(unit).substr(1);
-    if (place == std::string_view::npos || !(rest.empty() || rest == "b" || rest == "ib")) return std::nullopt;
-    shift = 10 * (static_cast<int>(place) + 1);
-  }
-  if (value > (~std::size_t{0} >> shift)) return std::nullopt;
-  return value << shift;
 }
 
 /// Half of the machine's memory.
@@ -72,7 +53,7 @@ class Reader {
   void number(char const* name, std::size_t& value, std::size_t least) {
     std::string const text = variable(name);
     if (text.empty()) return;
-    auto const read = bytes(text);
+    auto const read = bytes_of(text);
     if (read && *read >= least) value = *read;
     else refuse(name, "give a number of at least " + std::to_string(least) + ", such as 64KiB");
   }
@@ -87,6 +68,23 @@ class Reader {
 };
 
 }  // namespace
+
+std::optional<std::size_t> bytes_of(std::string const& text) {
+  std::size_t value = 0;
+  auto const [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return std::nullopt;
+  std::string unit = lower(std::string(stopped, text.data() + text.size()));
+  std::erase(unit, ' ');
+  int shift = 0;
+  if (!unit.empty() && unit != "b") {
+    std::size_t const place = std::string_view("kmgt").find(unit[0]);
+    std::string_view const rest = std::string_view(unit).substr(1);
+    if (place == std::string_view::npos || !(rest.empty() || rest == "b" || rest == "ib")) return std::nullopt;
+    shift = 10 * (static_cast<int>(place) + 1);
+  }
+  if (value > (~std::size_t{0} >> shift)) return std::nullopt;
+  return value << shift;
+}
 
 Policy policy_of_environment() {
   Policy policy;

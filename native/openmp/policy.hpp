@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace pinning::omp {
+
+/// "4096", "64 KiB", "1m", "2GB": all units are powers of 1024.
+std::optional<std::size_t> bytes_of(std::string const& text);
 
 enum class Mode { off, on, mandatory };
 

@@ -2,9 +2,11 @@
 #include "report.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 #include <ranges>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
@@ -112,6 +114,18 @@ std::string Report::text(Moment until) {
     made.insert(made.size() - 1, why);  // which may be long
   }
   return made;
+}
+
+void write_report(std::string const& where, std::string const& text) {
+  if (where == "-") {
+    Output::standard_error().write(text);
+    return;
+  }
+  try {
+    if (!Output::create(where).write(text)) throw std::system_error(errno, std::generic_category());
+  } catch (std::system_error const& error) {
+    say("the report " + where + " cannot be written: " + error.code().message());
+  }
 }
 
 }  // namespace pinning::omp

@@ -46,4 +46,10 @@ class Report {
   std::size_t now_locked_ = 0, most_ = 0;
 };
 
+/// To standard error for "-", else to a file that is not there yet.
+void write_report(std::string const& where, std::string const& text);
+
+/// What the report says of CUDA's copies, which ../preload counts.
+inline std::string (*text_of_copies)() = nullptr;
+
 }  // namespace pinning::omp

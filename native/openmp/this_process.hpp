@@ -24,6 +24,7 @@ inline constexpr std::size_t largest_page = 65536;
 struct alignas(largest_page) ThisProcess {
   std::atomic<Tool*> tool;  // while it runs
   std::atomic<bool> began;  // here, and not as a fork
+  std::atomic<bool> copies;  // it has looked for the driver's copies, which ../preload answers
   std::atomic<bool> sandboxed;  // it has forbidden itself system calls, and ends where it makes one of them
 
   struct Stacks {

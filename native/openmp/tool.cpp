@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tool.hpp"
 
-#include <cerrno>
 #include <fstream>
-#include <system_error>
 
 #include "output.hpp"
 
@@ -49,17 +47,7 @@ void Tool::finish() {
   this_process.tool = nullptr;  // drivers end now, so nothing can be unlocked
   if (context.journal.trace) context.journal.trace->finish();
   auto const& report = context.journal.report;
-  if (!report) return;
-  std::string const text = report->text(now());
-  if (context.policy.report == "-") {
-    Output::standard_error().write(text);
-    return;
-  }
-  try {
-    if (!Output::create(context.policy.report).write(text)) throw std::system_error(errno, std::generic_category());
-  } catch (std::system_error const& error) {
-    say("the report " + context.policy.report + " cannot be written: " + error.code().message());
-  }
+  if (report) write_report(context.policy.report, report->text(now()) + text_of_copies());
 }
 
 }  // namespace pinning::omp

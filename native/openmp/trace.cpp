@@ -66,7 +66,7 @@ std::unique_ptr<Trace> Trace::open(std::string const& file) {
 
 Trace::Trace(Output file) : file_(std::move(file)) {
   write("[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + std::to_string(getpid()) +
-        ",\"args\":{\"name\":\"OpenMP transfers\"}}");
+        ",\"args\":{\"name\":\"transfers\"}}");
 }
 
 void Trace::finish() {

@@ -57,7 +57,10 @@ std::string reason(std::string const& runtime) {
       first.dli_fbase != self.dli_fbase) {
     return std::string(first.dli_fname) + " has an OMPT tool of its own, and a runtime takes only one";
   }
-  if (runtime.empty()) return "no OpenMP runtime is loaded";
+  if (runtime.empty()) {
+    bool const cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) != nullptr && !this_process.copies;
+    return std::string("no OpenMP runtime is loaded") + (cuda ? ", and CUDA's copies were looked for in no way that is seen" : "");
+  }
   if (runtime.starts_with("libgomp")) {
     return runtime + ", GCC's OpenMP runtime, has no OMPT interface; compile with clang, or another compiler whose "
                      "runtime has it";
@@ -68,6 +71,7 @@ std::string reason(std::string const& runtime) {
 void at_exit(int status, void*) {
   if (Tool::was_started() || !this_process.began || this_process.sandboxed || !(is_the_run || wanted)) return;
   std::string const loaded = runtime();
+  if (this_process.copies && loaded.empty() && !mandatory) return;
   // A shell, or another program that starts programs: these speak for themselves.
   if (loaded.empty() && (!is_the_run || has_had_children())) return;
   if (!wanted && process_watcher().was_asked()) return;  // it locks by itself, and is told here of memory that leaves

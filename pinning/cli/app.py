@@ -91,7 +91,11 @@ def run(
     lock_mapped: Annotated[
         running.LockMapped | None, typer.Option(help="Instead of PINNING_LOCK_MAPPED; on where neither is given.")
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Say at its exit what was locked and moved.")] = False,
+    copies: Annotated[
+        running.Copies | None,
+        typer.Option(help="Instead of PINNING_COPIES; off only watches. on where neither is given."),
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Say at its exit what was locked and copied.")] = False,
     report_file: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="The report goes there, not to standard error.")
     ] = None,
@@ -99,11 +103,12 @@ def run(
         Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="A timeline for Perfetto.")
     ] = None,
 ) -> None:
-    """Run an OpenMP program and lock the host buffers that it maps to devices."""
+    """Run a program: stage its CUDA copies of ordinary memory, and lock the buffers that OpenMP maps to devices."""
     with _failures(as_json=False):
         file = report_file or (Path("-") if report else None)
         try:
-            running.become(program, running.environment(os.environ, lock_mapped, file, trace), [report_file, trace])
+            variables = running.environment(os.environ, lock_mapped, file, trace, copies)
+            running.become(program, variables, [report_file, trace])
         except running.CannotRunError as error:
             say_error(str(error), as_json=False)
             raise typer.Exit(error.code) from None

@@ -31,9 +31,7 @@ def show(report: BenchReport, to: Console) -> None:
         heading(to, "Copying: pageable memory, by the driver alone and by pinning.copy; locked memory")
         to.print(Padding(_copies(report), (0, 0, 0, 2), expand=False))
     if report.batches:
-        heading(
-            to, "Copying many blocks of locked memory: one by one, or a batch by ..."
-        )
+        heading(to, "Copying many blocks of locked memory: one by one, or a batch by ...")
         to.print(Padding(_batches(report), (0, 0, 0, 2), expand=False))
 
 

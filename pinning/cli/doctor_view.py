@@ -115,6 +115,9 @@ def _machine(report: DoctorReport) -> Table:
     shown.add_row("budget", escape(_budget(report)))
     shown.add_row("NUMA", f"{report.numa_nodes} nodes" if report.numa_nodes > 1 else "one node")
     shown.add_row("memory freed while locked", escape(_seen(report)))
+    if any(row.name.startswith("cuda:") for row in report.devices):
+        other = "the driver's; start programs with `pinning run` to have theirs staged"
+        shown.add_row("CUDA copies of programs", "staged (preloaded)" if report.preloaded else other)
     shown.add_row("huge pages", f"{_HUGE_PAGES.get(report.huge_pages, '')} ({report.huge_pages})")
     return shown
 

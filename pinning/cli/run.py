@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pinning run``: becomes an OpenMP program whose mapped buffers are locked."""
+"""``pinning run``: becomes a program whose mapped buffers are locked, and whose CUDA copies are staged."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ class LockMapped(StrEnum):
     MANDATORY = "mandatory"
 
 
+class Copies(StrEnum):
+    """What `PINNING_COPIES` can be."""
+
+    OFF = "off"
+    ON = "on"
+
+
 def library() -> Path:
     """The tool that is loaded into the program.
 
@@ -45,12 +52,17 @@ def library() -> Path:
 
 
 def environment(
-    base: Mapping[str, str], lock_mapped: LockMapped | None, report: Path | None, trace: Path | None
+    base: Mapping[str, str],
+    lock_mapped: LockMapped | None = None,
+    report: Path | None = None,
+    trace: Path | None = None,
+    copies: Copies | None = None,
 ) -> dict[str, str]:
     """The variables of a program that the tool watches: those of `base`, and what is not None."""
     preload = [str(library()), *filter(None, [base.get("LD_PRELOAD")])]
     more = {
         "PINNING_LOCK_MAPPED": lock_mapped,
+        "PINNING_COPIES": copies,
         "PINNING_REPORT": report and str(report),
         "PINNING_TRACE": trace and str(trace),
         "PINNING_RUN": str(os.getpid()),  # which the program keeps: that it is the one that was to be watched

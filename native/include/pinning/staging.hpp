@@ -43,6 +43,8 @@ struct StagingLimits {
 class Staged {
  public:
   virtual ~Staged() = default;
+  /// Of a copy to or from a device: whether no thread reads or writes the host's memory any more.
+  virtual bool moved() const noexcept = 0;
   /// Of a signal: as if its queue had come to it.
   virtual void give() noexcept {}
 };

@@ -62,7 +62,9 @@ std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigne
 
 class CudaDevice : public VendorDevice {
  public:
-  explicit CudaDevice(unsigned index) : name_("cuda:" + std::to_string(index)), driver_(Driver::get()) {
+  /// In its primary context, or in one that others keep.
+  explicit CudaDevice(unsigned index, Where context = 0)
+      : name_("cuda:" + std::to_string(index)), driver_(Driver::get()), is_primary_(context == 0), context_(context) {
     driver_.check(driver_.cuDeviceGet, &device_, static_cast<int>(index));
     registers_read_only_ = attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
     capability_ = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
@@ -272,8 +274,8 @@ class CudaDevice : public VendorDevice {
     return value;
   }
 
-  /// The kernel is compiled for capability 7.0.
-  bool moves_parts() const noexcept { return capability_ >= 7; }
+  /// The kernel is compiled for capability 7.0. A module of ours is loaded into no context of others.
+  bool moves_parts() const noexcept { return is_primary_ && capability_ >= 7; }
 
   /// An allocation or a registration of anyone in this process. `base` is the host's address of host memory.
   struct Range {
@@ -353,12 +355,23 @@ class CudaDevice : public VendorDevice {
   std::string const name_;
   Driver const& driver_;
   int device_ = 0, registers_read_only_ = 0, capability_ = 0;
-  std::atomic<Where> context_ = 0;
+  bool const is_primary_;
+  std::atomic<Where> context_;
   std::mutex mutex_;
   std::shared_ptr<SpareEvents> spare_events_;  // of the primary context
 };
 
 }  // namespace
+
+std::unique_ptr<VendorDevice> cuda_device_of_context(std::uintptr_t context) {
+  Driver const& driver = Driver::get();
+  int index = 0;
+  {
+    Current const current(driver, context);
+    driver.check(driver.cuCtxGetDevice, &index);
+  }
+  return std::make_unique<CudaDevice>(static_cast<unsigned>(index), context);
+}
 
 Vendor const cuda_vendor{
     "cuda",

@@ -29,7 +29,9 @@ static struct CUctx_st {
     _Atomic int retained;
     CUstream streams[2];  // the default streams
     bool reaches[MAX_DEVICES];
-} primary[MAX_DEVICES];
+    unsigned long long id;
+} primary[2 * MAX_DEVICES];  // and behind them one of the program's own for each device
+static unsigned long long ids;  // given to contexts and streams so far
 
 static _Thread_local CUcontext stack[MAX_DEPTH];
 static _Thread_local int depth;
@@ -77,7 +79,7 @@ static CUcontext current(void) {
     return depth && stack[depth - 1] && stack[depth - 1]->retained ? stack[depth - 1] : NULL;
 }
 
-static int ordinal(void) { return (int)(current() - primary); }
+static int ordinal(void) { return (int)(current() - primary) % MAX_DEVICES; }
 
 static bool lose(const char *function) {
     size_t length = strlen(loss.function);
@@ -188,7 +190,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
     ENTER(DRIVER, "%d", dev);
     REQUIRE(dev >= 0 && dev < device_count, CUDA_ERROR_INVALID_DEVICE);
     pthread_mutex_lock(&mutex);
-    ++primary[dev].retained;
+    if (!primary[dev].retained++) primary[dev].id = ++ids;
     pthread_mutex_unlock(&mutex);
     *pctx = &primary[dev];
     return CUDA_SUCCESS;
@@ -237,6 +239,48 @@ CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx) {
 CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx) {
     ENTER(DRIVER, "");
     *pctx = depth ? stack[depth - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxCreate(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev) {
+    ENTER(DRIVER, "%u %d", flags, dev);
+    REQUIRE(dev >= 0 && dev < device_count && !ctxCreateParams, CUDA_ERROR_INVALID_VALUE);
+    CUcontext made = &primary[MAX_DEVICES + dev];
+    REQUIRE(!made->retained && depth < MAX_DEPTH, CUDA_ERROR_OUT_OF_MEMORY);
+    pthread_mutex_lock(&mutex);
+    *made = (struct CUctx_st){.retained = 1, .id = ++ids};
+    pthread_mutex_unlock(&mutex);
+    *pctx = stack[depth++] = made;
+    return CUDA_SUCCESS;
+}
+
+// Its pinned memory goes with it; a stream of it stays a thread here.
+CUresult CUDAAPI cuCtxDestroy(CUcontext ctx) {
+    ENTER(DRIVER, "%p", (void *)ctx);
+    REQUIRE(ctx >= primary + MAX_DEVICES && ctx->retained, CUDA_ERROR_INVALID_CONTEXT);
+    if (current() == ctx) --depth;
+    drain();
+    pthread_mutex_lock(&mutex);
+    for (struct range **link = &ranges; *link;) {
+        struct range *r = *link;
+        if (r->kind != HOST_ALLOCATION || r->flags != (unsigned)(ctx - primary)) {
+            link = &r->next;
+            continue;
+        }
+        *link = r->next;
+        unlock_pages(r->host, r->size);
+        mprotect((void *)r->host, page_end(r->size), PROT_NONE);  // whoever still uses it ends
+        free(r);
+    }
+    pthread_mutex_unlock(&mutex);
+    ctx->retained = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxGetId(CUcontext ctx, unsigned long long *ctxId) {
+    ENTER(DRIVER, "%p", (void *)ctx);
+    REQUIRE(ctx && ctx->retained, CUDA_ERROR_INVALID_CONTEXT);
+    *ctxId = ctx->id;
     return CUDA_SUCCESS;
 }
 
@@ -330,6 +374,9 @@ CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags) 
     ENTER(CONTEXT, "%zu %u", bytesize, Flags);
     REQUIRE(bytesize, CUDA_ERROR_INVALID_VALUE);
     *pp = (void *)allocate(HOST_ALLOCATION, 0, bytesize);
+    pthread_mutex_lock(&mutex);
+    if (*pp) holding((uintptr_t)*pp)->flags = (unsigned)(current() - primary);
+    pthread_mutex_unlock(&mutex);
     return *pp ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -445,6 +492,7 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_at
 }
 
 #include "stream_calls.h"
+#include "copy_calls.h"
 #include "batch_calls.h"
 #include "graph_calls.h"
 
@@ -477,12 +525,26 @@ CUresult CUDAAPI cuGetErrorString(CUresult error, const char **pStr) { return cu
 
 // ---- the one export that cuda.bindings looks up ----
 
-#define FUNCTION(name, since) {#name, (void *)name, since}
+#define FUNCTION(name, since) {#name, (void *)name, (void *)name, since}
+#define IN_TWO_FORMS(name, exported, suffix, since) {#name, (void *)exported, (void *)exported##suffix, since}
 
 CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
                                   CUdriverProcAddressQueryResult *symbolStatus) {
-    (void)flags;
-    static const struct { const char *name; void *function; int since; } functions[] = {
+    static const struct { const char *name; void *function, *per_thread; int since; } functions[] = {
+        IN_TWO_FORMS(cuMemcpyHtoD, cuMemcpyHtoD_v2, _ptds, 3020),
+        IN_TWO_FORMS(cuMemcpyDtoH, cuMemcpyDtoH_v2, _ptds, 3020),
+        IN_TWO_FORMS(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, _ptsz, 3020),
+        IN_TWO_FORMS(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, _ptsz, 3020),
+        IN_TWO_FORMS(cuMemcpy2D, cuMemcpy2D_v2, _ptds, 3020),
+        IN_TWO_FORMS(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2, _ptds, 3020),
+        FUNCTION(cuCtxCreate, 3020),
+        FUNCTION(cuCtxDestroy, 4000),
+        FUNCTION(cuCtxGetId, 12000),
+        FUNCTION(cuStreamGetId, 12000),
+        FUNCTION(cuStreamIsCapturing, 10000),
+        FUNCTION(cuStreamBeginCapture, 10010),
+        FUNCTION(cuStreamEndCapture, 10000),
+        FUNCTION(cuThreadExchangeStreamCaptureMode, 10010),
         FUNCTION(cuInit, 2000),
         FUNCTION(cuDriverGetVersion, 2020),
         FUNCTION(cuDeviceGetCount, 2000),
@@ -520,8 +582,8 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
         FUNCTION(cuEventRecord, 2000),
         FUNCTION(cuEventSynchronize, 2000),
         FUNCTION(cuLaunchHostFunc, 10000),
-        FUNCTION(cuMemcpyAsync, 4000),
-        FUNCTION(cuMemcpy2DAsync, 3020),
+        IN_TWO_FORMS(cuMemcpyAsync, cuMemcpyAsync, _ptsz, 4000),
+        IN_TWO_FORMS(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, _ptsz, 3020),
         FUNCTION(cuMemsetD8Async, 3020),
         FUNCTION(cuMemsetD16Async, 3020),
         FUNCTION(cuMemsetD32Async, 3020),
@@ -533,7 +595,7 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
         FUNCTION(cuMemAlloc, 3020),
         FUNCTION(cuMemAllocManaged, 6000),
         FUNCTION(cuMemFree, 3020),
-        FUNCTION(cuMemcpy, 4000),
+        IN_TWO_FORMS(cuMemcpy, cuMemcpy, _ptds, 4000),
         FUNCTION(cuPointerGetAttribute, 4000),
         FUNCTION(cuPointerGetAttributes, 7000),
         FUNCTION(cuGetErrorName, 6000),
@@ -542,11 +604,18 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
     };
     for (size_t i = 0; i < sizeof functions / sizeof *functions; ++i) {
         if (strcmp(functions[i].name, symbol) || cudaVersion < functions[i].since) continue;
-        *pfn = functions[i].function;
+        *pfn = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? functions[i].per_thread : functions[i].function;
         if (symbolStatus) *symbolStatus = CU_GET_PROC_ADDRESS_SUCCESS;
         return CUDA_SUCCESS;
     }
     *pfn = NULL;
     if (symbolStatus) *symbolStatus = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return CUDA_ERROR_NOT_FOUND;
+}
+
+// Its first version.
+#undef cuGetProcAddress
+CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags);
+CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags) {
+    return cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, NULL);
 }

@@ -51,6 +51,13 @@ CUresult CUDAAPI cuStreamGetCtx(CUstream hStream, CUcontext *pctx) {
     return leave(CUDA_SUCCESS);
 }
 
+CUresult CUDAAPI cuStreamGetId(CUstream hStream, unsigned long long *streamId) {
+    ENTER(WORKING, "%p", (void *)hStream);
+    IN_STREAM(hStream, stream);
+    *streamId = stream->id;
+    return leave(CUDA_SUCCESS);
+}
+
 CUresult CUDAAPI cuStreamQuery(CUstream hStream) {
     ENTER(WORKING, "%p", (void *)hStream);
     IN_STREAM(hStream, stream);
@@ -231,14 +238,19 @@ CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCoun
     return move_work(hStream, (struct work){.kind = COPY, .to = dst, .from = src, .width = ByteCount, .height = 1});
 }
 
+static struct work rows_of(const CUDA_MEMCPY2D *p) {
+    CUdeviceptr dst = p->dstMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)p->dstHost : p->dstDevice;
+    CUdeviceptr src = p->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)p->srcHost : p->srcDevice;
+    return (struct work){.kind = COPY, .to = dst + p->dstY * p->dstPitch + p->dstXInBytes,
+                         .from = src + p->srcY * p->srcPitch + p->srcXInBytes, .to_pitch = p->dstPitch,
+                         .from_pitch = p->srcPitch, .width = p->WidthInBytes, .height = p->Height};
+}
+
 CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D *p, CUstream hStream) {
     ENTER(WORKING, "%#llx %#llx %zu %zu %p", p->dstDevice, p->srcDevice, p->WidthInBytes, p->Height, (void *)hStream);
-    REQUIRE(p->srcMemoryType == CU_MEMORYTYPE_UNIFIED && p->dstMemoryType == CU_MEMORYTYPE_UNIFIED, CUDA_ERROR_NOT_SUPPORTED);
     REQUIRE(p->WidthInBytes <= p->srcPitch && p->WidthInBytes <= p->dstPitch, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(p->WidthInBytes && p->Height, CUDA_SUCCESS);
-    struct work work = {.kind = COPY, .to = p->dstDevice, .from = p->srcDevice, .to_pitch = p->dstPitch,
-                        .from_pitch = p->srcPitch, .width = p->WidthInBytes, .height = p->Height};
-    return move_work(hStream, work);
+    return move_work(hStream, rows_of(p));
 }
 
 static CUresult fill_work(CUstream stream, CUdeviceptr to, unsigned value, unsigned unit, size_t count) {

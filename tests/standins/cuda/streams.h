@@ -58,6 +58,7 @@ struct capture {
 struct CUstream_st {
     CUcontext context;
     unsigned flags;
+    unsigned long long id;
     bool closing;
     struct capture *capture;  // NULL: what is submitted is done
     struct channel *channel;  // NULL: one of its own
@@ -177,7 +178,7 @@ static void *run(void *argument) {
 
 static CUstream start_stream(CUcontext context, unsigned flags) {  // (mutex)
     CUstream stream = calloc(1, sizeof *stream);
-    *stream = (struct CUstream_st){.context = context, .flags = flags, .last = &stream->first, .next = streams};
+    *stream = (struct CUstream_st){.context = context, .flags = flags, .id = ++ids, .last = &stream->first, .next = streams};
     if (channel_count) stream->channel = &channels[next_channel++ % channel_count];
     streams = stream;
     pthread_t thread;

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// Large copies of pageable memory, by the staging engine of libpinning. Where anything stands against it, the copy is the
+// driver's own, with whatever error that has.
+//
+// Pinned blocks belong to a context, and so there is a device of libpinning for each context that copies: the primary one
+// is neither made nor kept for it. Contexts and streams are told apart by the numbers that the driver gives them, for the
+// handle of one that is gone may be that of another.
+//
+// Locks: one for a stream, while a copy is put into it; its calls of the driver end by what other threads of libpinning do
+// without any lock (docs/design/staging.md). One for the streams of a context, for some instructions.
+#include "copies.hpp"
+
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <pinning/generation.hpp>
+#include <pinning/pinning.h>
+#include <pinning/staging.hpp>
+#include <set>
+#include <vector>
+
+#include "../base/process.hpp"
+#include "../openmp/uncancelled.hpp"
+#include "../vendors/devices.hpp"
+#include "driver.hpp"
+#include "settings.hpp"
+
+namespace pinning::preload {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t ring_bytes_of_context = 256 << 20;
+/// Of a range, memory that others have pinned is looked for at both ends and so far apart.
+constexpr std::uint64_t probe_every = 4 << 20;
+/// Shorter rows are the driver's.
+constexpr std::uint64_t least_row = 64 << 10;
+/// Pinned blocks take 20 ms to make: they are made when so many thresholds have been copied.
+constexpr std::uint64_t thresholds_before_rings = 8;
+/// After so many failures no more is tried in a context.
+constexpr unsigned most_failures = 3;
+
+constexpr std::chrono::microseconds yields_for = 2ms, nap = 50us, looks_every = 20ms;
+
+enum class Memory : std::uint8_t { pageable, pinned, managed, device };
+
+Memory memory_at(Driver const& driver, Address address) noexcept {
+  constexpr int type_and_managed[] = {2, 8};  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED
+  int asked[2] = {type_and_managed[0], type_and_managed[1]};
+  std::uint64_t type = 0, managed = 0;
+  void* answers[] = {&type, &managed};
+  if (driver.cuPointerGetAttributes(2, asked, answers, address) != success || type == 0) return Memory::pageable;
+  if (managed != 0) return Memory::managed;
+  return type == 1 ? Memory::pinned : Memory::device;  // CU_MEMORYTYPE_HOST
+}
+
+/// While it lives, calls of this thread break no capture.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(Driver const& driver) noexcept : driver_(driver) { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(BesideCaptures const&) = delete;
+
+ private:
+  void exchange() noexcept { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+
+  Driver const& driver_;
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+};
+
+bool is_captured(Driver const& driver, std::uintptr_t stream) noexcept {
+  int status = 0;
+  return driver.cuStreamIsCapturing(reinterpret_cast<void*>(stream), &status) != success || status != 0;
+}
+
+/// Submissions to one stream, one at a time.
+struct Stream {
+  explicit Stream(std::unique_ptr<VendorQueue> adopted) : queue(std::move(adopted)) {}
+
+  std::mutex mutex;
+  std::unique_ptr<VendorQueue> const queue;
+};
+
+class Context {
+ public:
+  Context(void* handle, std::uint64_t number)
+      : number(number), device_(cuda_device_of_context(reinterpret_cast<std::uintptr_t>(handle))),
+        staging_(make_staging(*device_)) {}
+
+  std::uint64_t const number;
+  std::atomic<std::uint64_t> asked_for = 0;  // bytes that could have been staged
+  std::atomic<unsigned> failures = 0;        // one after the other
+
+  Staging& staging() noexcept { return *staging_; }
+
+  /// Those of streams in which no copy is being submitted are forgotten when they are many.
+  std::shared_ptr<Stream> stream(std::uintptr_t handle, std::uint64_t stream_number) {
+    constexpr std::size_t many = 256;
+    {
+      std::lock_guard const guard(mutex_);
+      if (auto const known = streams_.find(stream_number); known != streams_.end()) return known->second;
+    }
+    auto adopted = std::make_shared<Stream>(device_->adopt_queue(handle));
+    std::lock_guard const guard(mutex_);
+    if (streams_.size() >= many) std::erase_if(streams_, [](auto const& stream) { return stream.second.use_count() == 1; });
+    return streams_.try_emplace(stream_number, std::move(adopted)).first->second;
+  }
+
+ private:
+  std::unique_ptr<VendorDevice> const device_;
+  std::unique_ptr<Staging> const staging_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::shared_ptr<Stream>> streams_;  // by their numbers
+};
+
+/// Never destroyed: programs copy until the end.
+struct Contexts {
+  unsigned const made_in = generation();
+  GrowingList<std::unique_ptr<Context>> list;
+
+  Context& get(void* handle, std::uint64_t number) {
+    auto const same = [&](std::unique_ptr<Context> const& context) { return context->number == number; };
+    if (auto* const known = list.find(same)) return **known;
+    return *list.add(std::make_unique<Context>(handle, number), same);
+  }
+};
+Only<Contexts> contexts;
+
+/// Whether the stream may still get to what was put into it.
+bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
+  BesideCaptures const beside(driver);
+  int const code = driver.cuStreamQuery(reinterpret_cast<void*>(stream));
+  return code == success || code == not_ready || (code >= 900 && code <= 910);  // of captures that have begun meanwhile
+}
+
+/// Until no thread reads or writes the host's memory any more; false where the device has failed before.
+bool wait_until_moved(Staged& staged, Driver const& driver, std::uintptr_t stream) noexcept {
+  auto const began = Clock::now();
+  for (auto next_look = began + looks_every; !staged.moved();) {
+    auto const now = Clock::now();
+    if (now >= next_look) {
+      if (!is_alive(driver, stream)) return staged.moved();
+      next_look = now + looks_every;
+    }
+    if (now - began < yields_for) {
+      sched_yield();
+    } else {
+      timespec const pause{0, std::chrono::nanoseconds(nap).count()};
+      nanosleep(&pause, nullptr);
+    }
+  }
+  return true;
+}
+
+/// Which way the bytes go; `either` where it is not between pageable memory and a device, which `outcome` says more of.
+Request::Toward direction(Driver const& driver, Request& request, Outcome& outcome) noexcept {
+  std::uint64_t const to = request.extent(request.dst_pitch), from = request.extent(request.src_pitch);
+  Memory const dst = memory_at(driver, request.dst), src = memory_at(driver, request.src);
+  if (request.toward == Request::Toward::either) {
+    request.toward = dst == Memory::device ? Request::Toward::device : Request::Toward::host;
+  }
+  auto const toward = request.toward;
+  bool const to_device = toward == Request::Toward::device;
+  Memory const host = to_device ? src : dst, device = to_device ? dst : src;
+  Address const host_start = to_device ? request.src : request.dst, device_start = to_device ? request.dst : request.src;
+  std::uint64_t const host_size = to_device ? from : to, device_size = to_device ? to : from;
+  outcome = Outcome::other_memory;
+  if (device != Memory::device || memory_at(driver, device_start + device_size - 1) != Memory::device) {
+    return Request::Toward::either;
+  }
+  if (host == Memory::pinned && memory_at(driver, host_start + host_size - 1) == Memory::pinned) outcome = Outcome::direct;
+  if (host != Memory::pageable && host != Memory::pinned) return Request::Toward::either;
+  if (outcome == Outcome::direct) return Request::Toward::either;
+  outcome = Outcome::pinned_in_part;
+  if (host == Memory::pinned) return Request::Toward::either;
+  for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
+    if (memory_at(driver, host_start + at) != Memory::pageable) return Request::Toward::either;
+  }
+  if (memory_at(driver, host_start + host_size - 1) != Memory::pageable) return Request::Toward::either;
+  return toward;
+}
+
+std::vector<Part> rows(Request const& request) {
+  std::vector<Part> parts(request.height);
+  for (std::uint64_t i = 0; i < request.height; ++i) {
+    parts[i] = {request.dst + i * request.dst_pitch, request.src + i * request.src_pitch, request.width};
+  }
+  return parts;
+}
+
+std::unique_ptr<Staged> submit(Context& context, Stream& stream, Request const& request, bool to_device) {
+  StagingLimits limits;
+  limits.staging_bytes = ring_bytes_of_context;
+  auto const toward = to_device ? Staging::Toward::device : Staging::Toward::host;
+  std::lock_guard const guard(stream.mutex);
+  // Not before its turn: what is in the stream already may write the source.
+  return context.staging().copy(*stream.queue, toward, rows(request), false, limits);
+}
+
+Outcome stage_between(Driver const& driver, Request const& request, bool to_device) {
+  auto* const stream = reinterpret_cast<void*>(request.stream);
+  void* context_handle = nullptr;
+  unsigned long long context_number = 0, stream_number = 0;
+  int const code = request.stream <= per_thread_stream ? driver.cuCtxGetCurrent(&context_handle)
+                                                       : driver.cuStreamGetCtx(stream, &context_handle);
+  if (code != success || context_handle == nullptr || driver.cuCtxGetId(context_handle, &context_number) != success ||
+      driver.cuStreamGetId(stream, &stream_number) != success) {
+    return Outcome::refused;
+  }
+  // What waits for the stream is forbidden while another one is captured; the driver's copy says so.
+  if (request.synchronous) {
+    int const waits = driver.cuStreamQuery(stream);
+    if (waits != success && waits != not_ready) return Outcome::refused;
+  }
+  Contexts& all = contexts.get([] { return std::make_unique<Contexts>(); });
+  if (all.made_in != generation()) return Outcome::child;
+  Context& context = all.get(context_handle, context_number);
+  if (context.failures >= most_failures) return Outcome::refused;
+  if (context.asked_for.fetch_add(request.size()) + request.size() < thresholds_before_rings * settings.min_bytes) {
+    return Outcome::few;
+  }
+  try {
+    auto const into = context.stream(request.stream, stream_number);
+    auto const staged = submit(context, *into, request, to_device);
+    if (staged == nullptr) return Outcome::no_room;
+    if (!wait_until_moved(*staged, driver, request.stream)) return Outcome::refused;
+    context.failures = 0;
+    return Outcome::staged;
+  } catch (...) {
+    ++context.failures;
+    return Outcome::refused;
+  }
+}
+
+/// Where our own locks of the range begin and end, and their pieces.
+std::set<Address> borders(Address start, std::uint64_t size) {
+  std::set<Address> cuts;
+  for (unsigned i = 0, count = device_count("cuda"); i < count; ++i) {
+    pinning_map* map = nullptr;
+    if (pinning_map_open(&map, ("cuda:" + std::to_string(i)).c_str()) != PINNING_OK) continue;
+    std::vector<pinning_region> regions;
+    std::size_t count_of_regions = 0;
+    do {
+      regions.resize(count_of_regions);
+      if (pinning_regions(map, regions.data(), regions.size(), &count_of_regions) != PINNING_OK) return {};
+    } while (count_of_regions > regions.size());
+    regions.resize(count_of_regions);
+    for (pinning_region const& region : regions) {
+      auto const first = reinterpret_cast<Address>(region.start);
+      std::size_t const piece = region.piece != 0 ? region.piece : region.size;
+      for (Address start_of_piece = first; start_of_piece < first + region.size; start_of_piece += piece) {
+        cuts.insert(start_of_piece);
+      }
+      cuts.insert(first + region.size);
+    }
+  }
+  cuts.erase(cuts.begin(), cuts.upper_bound(start));
+  cuts.erase(cuts.lower_bound(start + size), cuts.end());
+  return cuts;
+}
+
+}  // namespace
+
+Outcome stage(Request& request) noexcept {
+  omp::Uncancelled const uncancelled;
+  Driver const* const driver = Driver::get();
+  if (driver == nullptr) return Outcome::old_driver;
+  if (is_captured(*driver, request.stream)) return Outcome::captured;
+  Outcome outcome;
+  auto const toward = direction(*driver, request, outcome);
+  if (toward == Request::Toward::either) return outcome;
+  if (request.height > 1 && request.width < least_row) return Outcome::small;
+  if (!settings.stages) return Outcome::off;
+  if (StagingLimits().threads < 2) return Outcome::one_processor;
+  try {
+    return stage_between(*driver, request, toward == Request::Toward::device);
+  } catch (...) {  // out of memory, or the driver refused a question
+    return Outcome::refused;
+  }
+}
+
+bool split(Request const& request) noexcept {
+  omp::Uncancelled const uncancelled;
+  Driver const* const driver = Driver::get();
+  if (driver == nullptr || request.height > 1) return false;
+  if (is_captured(*driver, request.stream)) return false;
+  try {
+    bool const from_host = memory_at(*driver, request.dst) == Memory::device;
+    Address const host = from_host ? request.src : request.dst;
+    auto const cuts = borders(host, request.width);
+    if (cuts.empty()) return false;
+    std::vector<Address> ends(cuts.begin(), cuts.end());
+    ends.push_back(host + request.width);
+    int code = success;
+    Address at = host;
+    for (Address const end : ends) {
+      Request part = request;
+      part.dst += at - host, part.src += at - host, part.width = end - at;
+      if (part.width < settings.min_bytes || stage(part) != Outcome::staged) {
+        code = driver->cuMemcpyAsync(part.dst, part.src, part.width, reinterpret_cast<void*>(part.stream));
+      }
+      if (code != success) break;
+      at = end;
+    }
+    int const ended = driver->cuStreamSynchronize(reinterpret_cast<void*>(request.stream));
+    return code == success && ended == success;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace pinning::preload

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ledger.hpp"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <unwind.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../openmp/output.hpp"
+#include "../openmp/this_process.hpp"
+#include "../openmp/tool.hpp"
+#include "../openmp/uncancelled.hpp"
+#include "settings.hpp"
+
+namespace pinning::preload {
+
+namespace {
+
+constexpr std::size_t shown_callers = 8, most_callers = 1000, most_buffers = 10000;
+constexpr int deepest = 48;  // frames that are looked at for the caller
+
+struct Traffic {
+  std::size_t copies = 0, bytes = 0;
+  double seconds = 0;
+
+  void add(std::size_t size, double took) {
+    ++copies;
+    bytes += size;
+    seconds += took;
+  }
+  std::string text() const { return omp::in_units(bytes) + " in " + std::to_string(copies); }
+  std::string rate() const {
+    double const per_second = seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0;
+    return omp::decimal(seconds, 3) + " s, " + omp::decimal(per_second, 1) + " GB/s";
+  }
+};
+
+char const* reason(Outcome outcome) noexcept {
+  switch (outcome) {
+    case Outcome::off: return "PINNING_COPIES is off";
+    case Outcome::captured: return "the stream is captured into a graph";
+    case Outcome::other_memory: return "not between ordinary memory and a device";
+    case Outcome::pinned_in_part: return "a part of the memory is pinned";
+    case Outcome::few: return "too little was copied so far for pinned blocks to be worth it";
+    case Outcome::no_room: return "no pinned memory was to be had";
+    case Outcome::refused: return "the driver refused to stage them";
+    case Outcome::old_driver: return "the driver is older than 12.0";
+    case Outcome::one_processor: return "the process may use one processor only";
+    case Outcome::child: return "the process is a fork of one that copied";
+    default: return "";
+  }
+}
+
+/// Libraries that stand between a program and the driver.
+bool is_between(std::string_view module) noexcept {
+  return module.starts_with("libpinning") || module.starts_with("libcuda.so") || module.starts_with("libcudart");
+}
+
+/// "libtorch_cuda.so: at::native::copy_"
+std::string caller() {
+  struct Search {
+    int depth = 0;
+    std::string name;
+  } search;
+  auto const look = [](_Unwind_Context* frame, void* into) {
+    auto& search = *static_cast<Search*>(into);
+    Dl_info info;
+    auto* const address = reinterpret_cast<void*>(_Unwind_GetIP(frame) - 1);
+    if (++search.depth > deepest) return _URC_END_OF_STACK;
+    if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return _URC_NO_REASON;
+    std::string_view const path(info.dli_fname), module = path.substr(path.find_last_of('/') + 1);
+    if (is_between(module)) return _URC_NO_REASON;
+    search.name = std::string(module);
+    if (info.dli_sname == nullptr) return _URC_END_OF_STACK;
+    int status = 0;
+    std::unique_ptr<char, decltype(&std::free)> const plain(
+        abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
+    std::string_view const name(status == 0 ? plain.get() : info.dli_sname);
+    search.name += ": " + std::string(name.substr(0, name.find('(')));
+    return _URC_END_OF_STACK;
+  };
+  _Unwind_Backtrace(look, &search);
+  return search.name.empty() ? "unknown" : search.name;
+}
+
+class Ledger {
+ public:
+  void add(Request const& request, Outcome outcome, omp::Moment began) {
+    auto const ended = omp::now();
+    double const seconds = std::chrono::duration<double>(ended - began).count();
+    bool const large = outcome != Outcome::small;
+    std::string const by = large ? caller() : "";
+    if (large) trace(request, outcome, began, ended);
+    std::lock_guard const guard(mutex_);
+    traffic_[static_cast<int>(request.toward)][static_cast<int>(outcome)].add(request.size(), seconds);
+    if (!large) return;
+    ++sizes_[std::bit_floor(request.size())];
+    if (callers_.size() < most_callers || callers_.contains(by)) callers_[by].add(request.size(), seconds);
+    if (outcome != Outcome::staged && outcome != Outcome::off) return;
+    Address const host = request.toward == Request::Toward::device ? request.src : request.dst;
+    auto const buffer = std::pair(host, request.size());
+    if (!buffers_.contains(buffer)) {
+      if (buffers_.size() < most_buffers) buffers_[buffer] = 1;
+    } else if (++buffers_[buffer] > 1) {
+      again_.add(request.size(), seconds);
+    }
+  }
+
+  std::string text() {
+    std::lock_guard const guard(mutex_);
+    std::string text;
+    char const* const directions[] = {"to devices", "from devices", "either way"};
+    for (int way = 0; way < 3; ++way) text += line(directions[way], traffic_[way]);
+    if (text.empty()) text = "pinning: no copies by CUDA's driver were seen\n";
+    for (int outcome = 0; outcome < static_cast<int>(Outcome::outcomes); ++outcome) {
+      std::string_view const why = reason(static_cast<Outcome>(outcome));
+      Traffic all;
+      for (auto const& traffic : traffic_) {
+        all.copies += traffic[outcome].copies, all.bytes += traffic[outcome].bytes, all.seconds += traffic[outcome].seconds;
+      }
+      if (all.copies == 0 || why.empty()) continue;
+      text += "pinning: left to the driver: " + all.text() + " (" + all.rate() + "): " + std::string(why) + "\n";
+    }
+    if (!sizes_.empty()) {
+      text += "pinning: large copies by size:";
+      for (auto const& [size, count] : sizes_) text += " " + omp::in_units(size) + " " + std::to_string(count) + "x";
+      text += "\n";
+    }
+    if (again_.copies > 0) {
+      text += "pinning: copied again from or to the same ordinary memory: " + again_.text() +
+              ": memory that is locked is copied without processor time\n";
+    }
+    std::vector<std::pair<std::string, Traffic>> most(callers_.begin(), callers_.end());
+    std::ranges::sort(most, [](auto const& one, auto const& other) { return one.second.bytes > other.second.bytes; });
+    for (std::size_t i = 0; i < std::min(most.size(), shown_callers); ++i) {
+      text += "pinning: by " + most[i].first + ": " + most[i].second.text() + " (" + most[i].second.rate() + ")\n";
+    }
+    return text;
+  }
+
+  /// Where the tool runs it has one for both.
+  void open_trace() {
+    char const* const file = std::getenv("PINNING_TRACE");
+    if (file != nullptr && *file != 0 && omp::Tool::running() == nullptr) own_trace_ = omp::Trace::open(file);
+  }
+  void finish_trace() {
+    if (own_trace_) own_trace_->finish();
+  }
+
+ private:
+  using ByOutcome = Traffic[static_cast<int>(Outcome::outcomes)];
+
+  static std::string line(char const* direction, ByOutcome const& traffic) {
+    auto const of = [&](Outcome outcome) -> Traffic const& { return traffic[static_cast<int>(outcome)]; };
+    std::string text;
+    auto const say = [&](Outcome outcome, char const* what, bool timed) {
+      if (of(outcome).copies == 0) return;
+      text += (text.empty() ? "" : "; ") + of(outcome).text() + what + (timed ? " (" + of(outcome).rate() + ")" : "");
+    };
+    say(Outcome::staged, " staged", true);
+    say(Outcome::split, " across a lock", true);
+    say(Outcome::direct, " of pinned memory", false);
+    say(Outcome::small, " too small to stage", true);
+    return text.empty() ? "" : std::string("pinning: copied ") + direction + ": " + text + "\n";
+  }
+
+  void trace(Request const& request, Outcome outcome, omp::Moment began, omp::Moment ended) {
+    omp::Tool* const tool = omp::Tool::running();
+    omp::Trace* const into = own_trace_ || tool == nullptr ? own_trace_.get() : tool->context.journal.trace.get();
+    if (into == nullptr) return;
+    bool const to_device = request.toward == Request::Toward::device;
+    Address const host = to_device ? request.src : request.dst;
+    char const* const memory = outcome == Outcome::staged  ? "staged"
+                               : outcome == Outcome::split  ? "split"
+                               : outcome == Outcome::direct ? "pinned"
+                                                            : reason(outcome);
+    into->span(to_device ? "copy to device" : "copy from device", began, ended, {host, host + request.size()}, "cuda", memory);
+  }
+
+  std::mutex mutex_;
+  ByOutcome traffic_[3];  // to devices, to the host, either
+  std::map<std::size_t, std::size_t> sizes_;
+  std::map<std::string, Traffic> callers_;
+  std::map<std::pair<Address, std::size_t>, unsigned> buffers_;
+  Traffic again_;
+  std::unique_ptr<omp::Trace> own_trace_;
+};
+
+/// Never destroyed: programs copy until the end.
+Ledger& ledger() {
+  static Ledger& only = *new Ledger;
+  return only;
+}
+
+/// Of a program in which the tool, that writes one report for both, was never started.
+void at_exit(int, void*) {
+  if (!omp::this_process.began || omp::this_process.sandboxed || !omp::this_process.copies) return;
+  ledger().finish_trace();
+  char const* const report = std::getenv("PINNING_REPORT");
+  if (!omp::Tool::was_started() && report != nullptr && *report != 0) omp::write_report(report, ledger().text());
+}
+
+[[gnu::constructor]] void begin() {
+  omp::text_of_copies = [] { return omp::this_process.copies ? ledger().text() : std::string(); };
+  if (std::getenv("PINNING_REPORT") != nullptr || std::getenv("PINNING_TRACE") != nullptr) on_exit(at_exit, nullptr);
+}
+
+}  // namespace
+
+void begin_watching() noexcept {
+  try {
+    ledger().open_trace();
+  } catch (...) {  // out of memory: there is no trace
+  }
+}
+
+void note(Request const& request, Outcome outcome, omp::Moment began) noexcept {
+  if (!omp::this_process.began) return;
+  omp::Uncancelled const uncancelled;
+  try {
+    ledger().add(request, outcome, began);
+  } catch (...) {  // out of memory: the report lacks one
+  }
+}
+
+}  // namespace pinning::preload

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "../openmp/output.hpp"
+#include "../openmp/policy.hpp"
+
+namespace pinning::preload {
+
+constinit Settings settings;
+
+namespace {
+
+char const *wrong_name, *wrong_value, *remedy;  // of a variable, which stays in the environment
+
+char const* variable(char const* name) noexcept {
+  char const* const value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+void refuse(char const* name, char const* way_out) noexcept {
+  settings.stages = false;
+  wrong_name = name, wrong_value = variable(name), remedy = way_out;
+}
+
+[[gnu::constructor]] void read() {
+  settings.watches = *variable("PINNING_REPORT") != 0 || *variable("PINNING_TRACE") != 0;
+  char const* const copies = variable("PINNING_COPIES");
+  if (strcasecmp(copies, "off") == 0) {
+    settings.stages = false;
+  } else if (*copies != 0 && strcasecmp(copies, "on") != 0) {
+    refuse("PINNING_COPIES", "give one of off, on");
+  }
+  settings.min_bytes = std::size_t{4} << 20;  // below, the driver's copies are as quick
+  if (char const* const given = variable("PINNING_COPIES_MIN_BYTES"); *given != 0) {
+    auto const bytes = omp::bytes_of(given);
+    if (bytes && *bytes > 0) settings.min_bytes = *bytes;
+    else refuse("PINNING_COPIES_MIN_BYTES", "give a number of at least 1, such as 64KiB");
+  }
+  if (!settings.stages && !settings.watches) settings.min_bytes = ~std::size_t{0};
+}
+
+}  // namespace
+
+void complain_of_settings() {
+  if (wrong_name == nullptr) return;
+  omp::say(std::string(wrong_name) + "=" + wrong_value + " means nothing: " + remedy + "; copies are left to the driver");
+}
+
+}  // namespace pinning::preload

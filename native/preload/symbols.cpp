@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a program comes to the functions of entry.cpp: `dlsym` is answered here, and so programs that open libcuda at run
+// time get them; direct calls find them by name, because this library is loaded first.
+//
+// Nothing else about dlsym may change, for every program calls it. So it is a few instructions that jump to libc's own, as
+// if the caller had called that: what RTLD_NEXT and RTLD_DEFAULT mean depends on the address of the call. Only for the names
+// in symbols.hpp a question is asked first.
+#include "symbols.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstring>
+#include <iterator>
+#include <pinning/staging.hpp>
+
+#include "../openmp/this_process.hpp"
+#include "driver.hpp"
+#include "entry.hpp"
+#include "ledger.hpp"
+#include "settings.hpp"
+
+namespace pinning::preload {
+
+std::atomic<void*> driver_functions[symbols];
+
+namespace {
+
+struct Entry {
+  char const* exported;
+  char const* name;
+  int first, last;
+  bool per_thread;
+  void* function;
+
+  bool has_stream() const noexcept { return std::strcmp(name, "cuGetProcAddress") != 0; }
+};
+constexpr int newest = 1 << 30;
+#define PINNING_ENTRY(exported, ...) {#exported, __VA_ARGS__, reinterpret_cast<void*>(&::exported)},
+// Not filled in by a constructor: other libraries' constructors may call dlsym before.
+Entry const entries[] = {PINNING_COPY_SYMBOLS(PINNING_ENTRY)};
+#undef PINNING_ENTRY
+static_assert(std::size(entries) == symbols);
+
+using Dlsym = void*(void*, char const*);
+
+/// libc's dlsym, or that of another library which answers in its place. The version is the oldest, which each libc has.
+Dlsym* libc_dlsym() noexcept {
+#if defined(__x86_64__)
+  constexpr char version[] = "GLIBC_2.2.5";
+#else
+  constexpr char version[] = "GLIBC_2.17";
+#endif
+  static constinit std::atomic<Dlsym*> known = nullptr;
+  Dlsym* next = known.load(std::memory_order_relaxed);
+  if (next == nullptr) {
+    next = reinterpret_cast<Dlsym*>(dlvsym(RTLD_NEXT, "dlsym", version));
+    known.store(next, std::memory_order_relaxed);
+  }
+  return next;
+}
+
+/// The object that an address is in.
+void const* object_of(void const* address) noexcept {
+  Dl_info info;
+  return address != nullptr && dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
+}
+
+/// Whether an address is in this library, or in libpinning: these call the driver itself.
+bool is_ours(void const* address) noexcept {
+  void const* const object = object_of(address);
+  return object == object_of(entries) || object == object_of(reinterpret_cast<void*>(&make_staging));
+}
+
+Entry const* exported_as(char const* name) noexcept {
+  for (Entry const& entry : entries) {
+    if (std::strcmp(entry.exported, name) == 0) return &entry;
+  }
+  return nullptr;
+}
+
+/// A driver may take its own functions by name, and so give ours.
+void* remembered(Entry const& entry, void* function) noexcept {
+  if (function != entry.function) driver_functions[&entry - entries].store(function, std::memory_order_release);
+  auto& process = omp::this_process;
+  if (process.began && !process.copies.exchange(true, std::memory_order_relaxed)) {
+    complain_of_settings();
+    if (settings.watches) begin_watching();
+  }
+  return entry.function;
+}
+
+}  // namespace
+
+void* driver_symbol(char const* name) noexcept {
+  void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  void* const function = libc_dlsym()(library, name);
+  dlclose(library);
+  return function;
+}
+
+void* driver_function(Symbol symbol) noexcept {
+  void* function = driver_functions[symbol].load(std::memory_order_acquire);
+  if (function == nullptr && (function = driver_symbol(entries[symbol].exported)) != nullptr) {
+    remembered(entries[symbol], function);
+  }
+  return function;
+}
+
+void* in_place_of(void* function, char const* name, int version, bool per_thread) noexcept {
+  for (Entry const& entry : entries) {
+    bool const by_name = std::strcmp(entry.name, name) == 0 && entry.first <= version && version <= entry.last &&
+                         (entry.per_thread == per_thread || !entry.has_stream());
+    bool const by_version = std::strcmp(entry.exported, name) == 0 && std::strcmp(entry.exported, entry.name) != 0;
+    if (by_name || by_version) return remembered(entry, function);
+  }
+  return function;
+}
+
+namespace {
+
+/// What dlsym is to return; or that libc's is to be called, by a jump.
+struct Answer {
+  void* function;
+  std::uintptr_t is_answered;
+};
+
+/// `caller`: the address that dlsym returns to.
+extern "C" [[gnu::visibility("hidden"), gnu::used]] Answer pinning_answer_dlsym(void* handle, char const* name,
+                                                                                 void const* caller) noexcept {
+  constexpr Answer libcs{};
+  if (name == nullptr || name[0] != 'c' || name[1] != 'u') return libcs;
+  Entry const* const entry = exported_as(name);
+  if (entry == nullptr || is_ours(caller)) return libcs;
+  void* const drivers = driver_symbol(name);
+  if (drivers == nullptr) {
+    // Without the driver these names are as unknown as if this library did not have them.
+    void* const function = handle == RTLD_NEXT ? nullptr : libc_dlsym()(handle, name);
+    if (handle != RTLD_NEXT && object_of(function) != object_of(entries)) return libcs;
+    return {libc_dlsym()(RTLD_NEXT, name), 1};
+  }
+  if (handle == RTLD_NEXT) return libcs;
+  void* const function = libc_dlsym()(handle, name);
+  if (function == drivers || object_of(function) == object_of(entries)) return {remembered(*entry, drivers), 1};
+  return libcs;
+}
+
+extern "C" [[gnu::visibility("hidden"), gnu::used]] Dlsym* pinning_libc_dlsym() noexcept { return libc_dlsym(); }
+
+}  // namespace
+
+}  // namespace pinning::preload
+
+// Where there is no CUDA, dlsym is left alone.
+#if defined(__x86_64__)
+asm(R"(
+  .text
+  .globl dlsym
+  .type dlsym, @function
+dlsym:
+  .cfi_startproc
+  endbr64
+  movq (%rsp), %rdx
+  pushq %rdi
+  .cfi_adjust_cfa_offset 8
+  pushq %rsi
+  .cfi_adjust_cfa_offset 8
+  subq $8, %rsp
+  .cfi_adjust_cfa_offset 8
+  call pinning_answer_dlsym
+  testq %rdx, %rdx
+  jne 1f
+  call pinning_libc_dlsym
+  movq %rax, %r11
+  addq $8, %rsp
+  .cfi_adjust_cfa_offset -8
+  popq %rsi
+  .cfi_adjust_cfa_offset -8
+  popq %rdi
+  .cfi_adjust_cfa_offset -8
+  jmp *%r11
+  .cfi_adjust_cfa_offset 24
+1:
+  addq $24, %rsp
+  .cfi_adjust_cfa_offset -24
+  ret
+  .cfi_endproc
+  .size dlsym, .-dlsym
+)");
+#elif defined(__aarch64__)
+asm(R"(
+  .text
+  .globl dlsym
+  .type dlsym, %function
+dlsym:
+  .cfi_startproc
+  hint #34
+  stp x29, x30, [sp, #-32]!
+  .cfi_adjust_cfa_offset 32
+  .cfi_rel_offset x29, 0
+  .cfi_rel_offset x30, 8
+  stp x0, x1, [sp, #16]
+  mov x2, x30
+  bl pinning_answer_dlsym
+  cbnz x1, 1f
+  bl pinning_libc_dlsym
+  mov x16, x0
+  ldp x0, x1, [sp, #16]
+  ldp x29, x30, [sp], #32
+  br x16
+1:
+  ldp x29, x30, [sp], #32
+  ret
+  .cfi_endproc
+  .size dlsym, .-dlsym
+)");
+#endif

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies with the driver's own calls, of memory that has locks of pinning's in it: the driver would refuse each.
+
+Run by test_copies.py, on the stand-in and with the library loaded first. Prints one line for each size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy
+
+import pinning
+
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.cuMemcpyHtoD_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]
+cuda.cuMemcpyDtoHAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+PRIMARY = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(PRIMARY), 0) == 0
+assert cuda.cuCtxPushCurrent_v2(PRIMARY) == 0
+
+for size in (40_000, 8 << 20):
+    array = (numpy.arange(size) % 251).astype(numpy.uint8)
+    back = numpy.zeros_like(array)
+    with pinning.alloc(size, device="cuda:0") as memory:
+        for first, last in ((0, 5000), (size // 2, size), (10_000, 20_000)):
+            with pinning.lock(array[first:last], device="cuda:0"), pinning.lock(back[first:last], device="cuda:0"):
+                back[:] = 0
+                codes = cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size)
+                codes += cuda.cuMemcpyDtoHAsync_v2(back.ctypes.data, memory.ptr, size, None)
+                assert codes == 0, codes
+                assert (back == array).all()
+        past_the_end = cuda.cuMemcpyHtoD_v2(memory.ptr + 4096, array.ctypes.data, size)
+    print(size, "right", past_the_end)

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies a buffer to the device and back by one pair of the driver's functions, found in one way, and compares:
+//
+//     copies WAY FORM MEMORY
+//
+// WAY: linked, dlsym, default (dlsym of RTLD_DEFAULT), proc, proc1 (cuGetProcAddress, its first version). FORM and MEMORY:
+// see below. Prints what came of it; the standin's log says by which calls.
+#define _GNU_SOURCE
+#include <cuda.h>
+#undef cuMemcpyHtoD
+#undef cuMemcpyDtoH
+#undef cuMemcpyHtoDAsync
+#undef cuMemcpyDtoHAsync
+#undef cuMemcpy2D
+#undef cuMemcpy2DUnaligned
+#undef cuMemcpy2DAsync
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20, SIZE = 4 * MIB };
+
+#define MUST(call)                                              \
+    do {                                                        \
+        int const code = (int)(call);                           \
+        if (code != 0) {                                        \
+            printf("%s: %d\n", #call, code);                    \
+            exit(3);                                            \
+        }                                                       \
+    } while (0)
+
+static char const *way;
+
+#ifdef LINKED
+extern int cuMemcpyHtoD_v2_ptds(), cuMemcpyDtoH_v2_ptds(), cuMemcpyHtoDAsync_v2_ptsz(), cuMemcpyDtoHAsync_v2_ptsz(),
+    cuMemcpy_ptds(), cuMemcpyAsync_ptsz();
+#define LISTED(name) {#name, (void *)name}
+static struct { char const *name; void *function; } const linked[] = {
+    LISTED(cuMemcpyHtoD_v2), LISTED(cuMemcpyHtoD_v2_ptds), LISTED(cuMemcpyDtoH_v2), LISTED(cuMemcpyDtoH_v2_ptds),
+    LISTED(cuMemcpyHtoDAsync_v2), LISTED(cuMemcpyHtoDAsync_v2_ptsz), LISTED(cuMemcpyDtoHAsync_v2),
+    LISTED(cuMemcpyDtoHAsync_v2_ptsz), LISTED(cuMemcpy), LISTED(cuMemcpy_ptds), LISTED(cuMemcpyAsync),
+    LISTED(cuMemcpyAsync_ptsz),
+};
+#endif
+
+// A function by its exported name, such as cuMemcpyHtoD_v2_ptds; by cuGetProcAddress its base name is asked for.
+static void *function(char const *exported) {
+    void *found = NULL;
+#ifdef LINKED
+    for (size_t i = 0; i < sizeof linked / sizeof *linked; i++) {
+        if (!strcmp(linked[i].name, exported)) return linked[i].function;
+    }
+#endif
+    void *const library = dlopen("libcuda.so.1", RTLD_NOW | (!strcmp(way, "default") ? RTLD_GLOBAL : RTLD_LOCAL));
+    if (library == NULL) exit(4);
+    if (strncmp(way, "proc", 4) != 0) {
+        found = dlsym(!strcmp(way, "default") ? RTLD_DEFAULT : library, exported);
+    } else {
+        char name[64];
+        snprintf(name, sizeof name, "%s", exported);
+        cuuint64_t const flags = strstr(name, "_pt") != NULL ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
+        char *const end = strstr(name, "_");
+        if (end != NULL) *end = 0;
+        CUdriverProcAddressQueryResult status;
+        bool const first = !strcmp(way, "proc1");
+        int (*get)(char const *, void **, int, cuuint64_t, void *) =
+            dlsym(library, first ? "cuGetProcAddress" : "cuGetProcAddress_v2");
+        if (!first) MUST(get("cuGetProcAddress", (void **)&get, 12000, 0, &status));  // which is that of five arguments
+        for (int i = 0; i < 3; i++) MUST(get(name, &found, i == 0 ? 11060 : 13000, flags, first ? NULL : &status));
+    }
+    if (found == NULL) {
+        printf("%s: not found\n", exported);
+        exit(4);
+    }
+    return found;
+}
+
+typedef int Copy(CUdeviceptr, CUdeviceptr, size_t);
+typedef int CopyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);
+typedef int Rows(CUDA_MEMCPY2D const *);
+typedef int RowsAsync(CUDA_MEMCPY2D const *, CUstream);
+
+static char suffix[8];
+static size_t rows = 1, pitch;
+static int is_async, is_rows, is_either;
+static CUstream stream;
+
+static int copy(char const *name, CUdeviceptr dst, CUdeviceptr src, size_t size) {
+    char exported[64];
+    int const to_device = strstr(name, "HtoD") != NULL;
+    snprintf(exported, sizeof exported, "%s%s", name, suffix);
+    if (is_rows) {
+        CUDA_MEMCPY2D p = {.WidthInBytes = size / rows, .Height = rows};
+        p.dstPitch = p.srcPitch = p.WidthInBytes;
+        p.srcMemoryType = to_device ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        p.dstMemoryType = to_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+        if (to_device) p.srcHost = (void *)src, p.dstDevice = dst, p.dstPitch += pitch;
+        else p.dstHost = (void *)dst, p.srcDevice = src, p.srcPitch += pitch;
+        snprintf(exported, sizeof exported, "cuMemcpy2D%s_v2%s", is_async ? "Async" : "", suffix);
+        return is_async ? ((RowsAsync *)function(exported))(&p, stream) : ((Rows *)function(exported))(&p);
+    }
+    if (is_either) snprintf(exported, sizeof exported, "cuMemcpy%s%s", is_async ? "Async" : "", suffix);
+    return is_async ? ((CopyAsync *)function(exported))(dst, src, size, stream) : ((Copy *)function(exported))(dst, src, size);
+}
+
+static char *host_memory(char const *kind) {
+    char *memory = NULL;
+    if (!strcmp(kind, "pinned")) MUST(cuMemHostAlloc((void **)&memory, SIZE, 0));
+    else if (!strcmp(kind, "managed")) MUST(cuMemAllocManaged((CUdeviceptr *)&memory, SIZE, CU_MEM_ATTACH_GLOBAL));
+    else memory = aligned_alloc(4096, SIZE);
+    for (size_t i = 0; i < SIZE; i++) memory[i] = (char)(i * 7 + i / 4099);
+    return memory;
+}
+
+static void *in_thread(void *context) {
+    MUST(cuCtxSetCurrent(context));
+    CUdeviceptr memory;
+    MUST(cuMemAlloc(&memory, SIZE));
+    for (int turn = 0; turn < 8; turn++) {
+        char *const source = host_memory("pageable"), *const result = malloc(SIZE);
+        source[turn] ^= 1;
+        MUST(copy(is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2", memory, (CUdeviceptr)source, SIZE));
+        char const kept = source[turn];
+        memset(source, 9, SIZE);  // which the driver has read
+        MUST(copy(is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2", (CUdeviceptr)result, memory, SIZE));
+        if (result[turn] != kept || result[SIZE - 1] == 9) exit(5);
+        free(source);
+        free(result);
+    }
+    MUST(cuMemFree(memory));
+    return NULL;
+}
+
+// A staged one each way, of 256 KiB.
+static void small_copies(int seed) {
+    enum { SMALL = 256 << 10 };
+    static char source[SMALL], result[SMALL];
+    CUdeviceptr memory;
+    MUST(cuMemAlloc(&memory, SMALL));
+    memset(source, seed, SMALL);
+    MUST(copy("cuMemcpyHtoDAsync_v2", memory, (CUdeviceptr)source, SMALL));
+    memset(source, ~seed, SMALL);
+    MUST(copy("cuMemcpyDtoHAsync_v2", (CUdeviceptr)result, memory, SMALL));
+    for (int i = 0; i < SMALL; i++) {
+        if (result[i] != (char)seed) exit(5);
+    }
+    MUST(cuMemFree(memory));
+}
+
+int main(int count, char **arguments) {
+    if (count < 4) return 2;
+    way = arguments[1];
+    char const *const form = arguments[2], *const kind = arguments[3];
+    is_async = strstr(form, "async") != NULL;
+    is_rows = strstr(form, "rows") != NULL;
+    is_either = strstr(form, "either") != NULL;
+    if (strstr(form, "thread") != NULL) strcpy(suffix, is_async ? "_ptsz" : "_ptds");
+    if (is_rows) rows = 8;
+    if (strstr(form, "pitched") != NULL) pitch = 512;
+    size_t const device_size = SIZE + 8 * pitch;
+    MUST(cuInit(0));
+    CUcontext context;
+    if (!strcmp(kind, "own context")) MUST(cuCtxCreate(&context, NULL, 0, 0));
+    else MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxSetCurrent(context));
+    if (strstr(form, "stream") != NULL) MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    if (!strcmp(kind, "threads")) {
+        pthread_t threads[4];
+        for (int i = 0; i < 4; i++) MUST(pthread_create(&threads[i], NULL, in_thread, context));
+        for (int i = 0; i < 4; i++) MUST(pthread_join(threads[i], NULL));
+        printf("same\n");
+        return 0;
+    }
+    if (!strcmp(kind, "many streams")) {
+        is_async = true;
+        for (int i = 0; i < 300; i++) {
+            MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+            if (i % 100 == 0) in_thread(context);
+            else small_copies(i);
+            MUST(cuStreamDestroy(stream));
+        }
+        printf("same\n");
+        return 0;
+    }
+    CUdeviceptr device;
+    MUST(cuMemAlloc(&device, device_size));
+    char *const source = host_memory(kind), *const result = host_memory(kind), *const pattern = malloc(SIZE);
+    memcpy(pattern, source, SIZE);
+    memset(result, 0, SIZE);
+    if (!strcmp(kind, "registered")) {
+        MUST(cuMemHostRegister(source, SIZE, 0));
+        MUST(cuMemHostRegister(result, SIZE, 0));
+    }
+    if (!strcmp(kind, "registered part")) MUST(cuMemHostRegister(source, 4096, 0));
+    if (!strcmp(kind, "captured")) MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    if (!strcmp(kind, "beside capture")) {
+        CUstream other;
+        MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+        MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    }
+    if (!strcmp(kind, "fork")) {
+        pid_t const child = fork();
+        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
+        int status;
+        waitpid(child, &status, 0);
+        printf("child %d\n", WEXITSTATUS(status));
+    }
+    char const *const to_device = is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2";
+    char const *const to_host = is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2";
+    size_t const size = !strcmp(kind, "small") ? 4096 : SIZE, past = !strcmp(kind, "past the end") ? MIB : 0;
+    int const code = copy(to_device, device + past, (CUdeviceptr)source, size);
+    if (code != 0) {
+        printf("error %d\n", code);
+        return 0;
+    }
+    if (!strcmp(kind, "captured")) {
+        CUgraph graph;
+        printf("capture %d\n", (int)cuStreamEndCapture(stream, &graph));
+        return 0;
+    }
+    if (strcmp(kind, "pinned") != 0 && strcmp(kind, "registered") != 0) memset(source, 9, size);  // which has been read
+    if (!strcmp(kind, "exit")) exit(0);
+    MUST(copy(to_host, (CUdeviceptr)result, device, size));
+    if (!is_rows) MUST(cuCtxSynchronize());
+    if (!strcmp(kind, "fork")) {
+        pid_t const child = fork();
+        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
+        int status;
+        waitpid(child, &status, 0);
+        printf("child %d\n", WEXITSTATUS(status));
+    }
+    printf("%s\n", memcmp(result, pattern, size) == 0 ? "same" : "different");
+    if (!strcmp(kind, "own context")) {  // and another one at the same address, with pinned memory of its own
+        MUST(cuCtxDestroy(context));
+        MUST(cuCtxCreate(&context, NULL, 0, 0));
+        MUST(cuMemAlloc(&device, SIZE));
+        memcpy(source, pattern, SIZE), memset(result, 0, SIZE);
+        MUST(copy(to_device, device, (CUdeviceptr)source, SIZE));
+        MUST(copy(to_host, (CUdeviceptr)result, device, SIZE));
+        printf("%s\n", memcmp(result, pattern, SIZE) == 0 ? "same" : "different");
+    }
+    return 0;
+}

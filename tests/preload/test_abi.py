@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that native/preload/entry.hpp takes the driver's place in, against the driver's header."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from folders import ROOT
+from standins import abi, libcuda
+from standins.standin import MissingError
+
+PRELOAD = ROOT / "native" / "preload"
+
+
+def test_functions_are_those_of_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = re.findall(r"^int (cu\w+)\(", (PRELOAD / "entry.hpp").read_text(), re.MULTILINE)
+    assert len(names) == 20
+    assert sorted(names) == sorted(re.findall(r"SYMBOL\((cu\w+),", (PRELOAD / "symbols.hpp").read_text()))
+    declared = [name for name in names if not name.endswith(("_ptds", "_ptsz", "Address"))]  # what the header has
+    try:
+        (folder,) = libcuda.includes()
+    except MissingError as error:
+        pytest.skip(str(error))
+    header = (folder / "cuda.h").read_text()
+    assert [name for name in declared if name not in header] == []
+    # Ours go by another name in this program.
+    ours = "\n".join([*(f"#define {name} our_{name}" for name in declared), f'#include "{PRELOAD / "entry.hpp"}"'])
+    ours += "\n" + "\n".join(f"#undef {name}" for name in declared)
+    checks = "\n".join(
+        f"static_assert(same_function<decltype(&::{name}), decltype(&::our_{name})>);" for name in declared
+    )
+    program = abi.PROGRAM.replace('#include "@ABI@"', "").replace("@HEADERS@", f"{ours}\n#include <cuda.h>")
+    monkeypatch.setattr(abi, "PROGRAM", program.replace("@LISTS@", checks))
+    abi.check(libcuda.DRIVER, "cuda", [], [], tmp_path)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA programs whose copies of pageable memory go through our threads, on the stand-in driver: they do the same.
+
+By which calls a copy went is in the stand-in's log: of a staged one there is no call of the program's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import pinning
+from standins.libcuda import DRIVER, includes
+from standins.standin import Driver, MissingError
+
+TOOL = pinning.library_dirs()[0] / "libpinning_omp.so"
+SOURCE = Path(__file__).parent / "sources" / "copies.c"
+WAYS = ["linked", "dlsym", "default", "proc", "proc1"]
+FORMS = [
+    f"{what}{call}{which}"
+    for what in ("", "either ")
+    for call in ("sync", "async")
+    for which in ("", " thread", *([" stream"] if call == "async" else []))
+]
+ROWS = ["rows sync", "rows sync thread", "rows async", "rows async thread", "rows sync pitched", "rows async pitched"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    errors: str
+    calls: dict[str, int]
+    streams: set[str]  # of the copies that the engine submitted
+
+    @property
+    def outcome(self) -> tuple[int, str, str]:
+        return self.code, self.out, self.errors
+
+    @property
+    def by_driver(self) -> int:
+        """Copies that were the driver's own."""
+        return sum(count for call, count in self.calls.items() if re.fullmatch(r"cuMemcpy(HtoD|DtoH|2D).*", call))
+
+    @property
+    def staged(self) -> int:
+        """Chunks that the device waited for, and which it copied."""
+        return sum(self.calls.get(call, 0) for call in ("cuStreamBatchMemOp", "cuStreamWaitValue32"))
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path]) -> Run:
+    """Runs the program with the stand-in, and this library before it unless `preload` says otherwise."""
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("needs two processors: with one nothing is staged")
+    try:
+        folders = [f"-isystem{folder}" for folder in includes()]
+    except MissingError as error:
+        pytest.skip(str(error))
+    standin, folder = build(DRIVER), tmp_path_factory.mktemp("copies")
+    for name, options in {"linked": ["-DLINKED"], "opened": []}.items():
+        warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-builtin-declaration-mismatch"]
+        library = [
+            f"-L{standin}",
+            "-l:libcuda.so.1",
+            "-pthread",
+            "-ldl",
+        ]  # how they come to the copies is another matter
+        command = [compiler, "-O1", *warnings, *folders, SOURCE, "-o", folder / name, *options, *library]
+        subprocess.run(command, check=True)
+
+    def run(
+        way: str,
+        form: str,
+        memory: str,
+        configuration: str = "",
+        preload: bool = True,
+        processors: Collection[int] = (),
+        **variables: str,
+    ) -> Ran:
+        log = folder / "calls"
+        log.write_bytes(b"")
+        base = {**os.environ, "PINNING_COPIES_MIN_BYTES": "64KiB", **variables}
+        if preload:
+            base["LD_PRELOAD"] = str(TOOL)
+        done = subprocess.run(
+            [folder / ("linked" if way == "linked" else "opened"), way, form, memory],
+            env=DRIVER.environment(standin, f"log={log};{configuration}", base),
+            preexec_fn=lambda: os.sched_setaffinity(0, processors or os.sched_getaffinity(0)),
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        lines = [line.split() for line in log.read_text().splitlines()]
+        calls = Counter(line[0] for line in lines)
+        streams = {line[-1] for line in lines if line[0] == "cuMemcpyAsync"}
+        return Ran(done.returncode, done.stdout, done.stderr, calls, streams)
+
+    return run
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_pageable_memory_is_staged(run: Run, way: str, form: str) -> None:
+    ran = run(way, form, "pageable")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
+    if "stream" not in form:  # the handle of the default stream that the form's null stands for
+        assert ran.streams == {"0x2" if "thread" in form else "0x1"}
+
+
+@pytest.mark.parametrize("form", ROWS)
+@pytest.mark.parametrize("way", ["dlsym", "proc"])
+def test_so_are_rows(run: Run, way: str, form: str) -> None:
+    ran = run(way, form, "pageable")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
+
+
+@pytest.mark.parametrize("form", ["sync", "async", "async stream"])
+@pytest.mark.parametrize("memory", ["pinned", "registered", "registered part", "managed", "small", "past the end"])
+def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
+    plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
+    if not (memory == "managed" and form != "sync"):  # written on by the program, after which anything may be read
+        assert ran.outcome == plain.outcome
+    assert ran.calls.get("cuMemHostAlloc") == plain.calls.get("cuMemHostAlloc")
+    assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
+
+
+def test_below_the_threshold_the_driver_is_asked_nothing(run: Run) -> None:
+    plain, ran = run("proc", "sync", "small", preload=False), run("proc", "sync", "small")
+    assert ran.calls == plain.calls
+
+
+def test_captures_are_left_alone(run: Run) -> None:
+    ran = run("proc", "async stream", "captured")
+    assert ran.outcome == (0, "capture 0\n", "")
+    assert ran.staged == 0
+    assert run("proc", "sync", "beside capture").out == "error 900\n"  # as the driver says
+
+
+@pytest.mark.parametrize("form", ["sync", "async", "async stream"])
+def test_a_context_of_the_programs_own(run: Run, form: str) -> None:
+    ran = run("proc", form, "own context")
+    assert ran.outcome == (0, "same\nsame\n", "")
+    assert (ran.by_driver, ran.calls["cuMemHostAlloc"]) == (0, 2)
+    assert "cuDevicePrimaryCtxRetain" not in ran.calls
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_a_child_of_fork_gets_what_the_driver_says(run: Run, form: str) -> None:
+    assert run("proc", form, "fork").outcome == (0, "child 6\nchild 6\nsame\n", "")
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_exit_while_a_copy_is_under_way(run: Run, form: str) -> None:
+    assert run("proc", form, "exit").outcome == (0, "", "")
+
+
+@pytest.mark.parametrize("form", ["sync", "sync thread", "async"])
+@pytest.mark.parametrize("channels", [1, 2, 8])
+def test_threads_that_copy_at_once(run: Run, channels: int, form: str) -> None:
+    ran = run("proc", form, "threads", f"channels={channels}")
+    assert ran.outcome == (0, "same\n", "")
+    assert ran.staged > 0
+
+
+def test_streams_that_come_and_go(run: Run) -> None:
+    ran = run("proc", "async", "many streams")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.calls["cuStreamCreate"]) == (0, 300)
+    assert ran.calls["cuMemHostAlloc"] <= 6  # blocks that are free go to the next stream
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemHostAlloc:1:2",
+        "cuMemcpyAsync:3:999",
+        "cuStreamBatchMemOp:1:801",
+        "cuStreamIsCapturing:1:999",
+        "cuStreamGetId:1:999",
+        "cuCtxGetId:1:999",
+        "cuCtxGetDevice:1:999",
+        "cuPointerGetAttributes:1:999",
+    ],
+)
+def test_what_the_driver_refuses_to_stage_it_copies(run: Run, call: str, form: str) -> None:
+    assert run("proc", form, "pageable", f"fail={call}").outcome == (0, "same\n", "")
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+@pytest.mark.parametrize("call", ["work:2:719", "cuMemcpyAsync:3:700"])
+def test_of_a_lost_device_the_driver_says_why(run: Run, call: str, form: str) -> None:
+    ran = run("proc", form, "pageable", f"lost={call}")
+    assert (ran.out.split()[-1], ran.errors) == (call.rpartition(":")[2], "")  # of this copy or the next one
+
+
+def test_nothing_is_staged_where_that_is_off(run: Run) -> None:
+    ran = run("proc", "sync", "pageable", PINNING_COPIES="off")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.staged) == (2, 0)
+
+
+def test_nor_where_there_is_one_processor(run: Run) -> None:
+    one = [next(iter(os.sched_getaffinity(0)))]
+    ran = run("proc", "sync", "pageable", processors=one, PINNING_REPORT="-")
+    assert (ran.code, ran.out, ran.by_driver, ran.staged) == (0, "same\n", 2, 0)
+    assert "the process may use one processor only" in ran.errors
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("PINNING_COPIES", "fast"), ("PINNING_COPIES_MIN_BYTES", "0"), ("PINNING_COPIES_MIN_BYTES", "x")],
+)
+def test_a_wrong_setting_is_told_and_nothing_is_staged(run: Run, variable: str, value: str) -> None:
+    ran = run("proc", "sync", "pageable", **{variable: value})
+    assert (ran.code, ran.out, ran.staged) == (0, "same\n", 0)
+    assert ran.errors.startswith(f"pinning: {variable}={value} means nothing: ")
+
+
+def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driver], Path]) -> None:
+    try:
+        environment = DRIVER.environment(build(DRIVER), "", {**os.environ, "LD_PRELOAD": str(TOOL)})
+    except MissingError as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-P", Path(__file__).parent / "crossing_locks.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "40000 right 1\n8388608 right 1\n"), done.stderr
+
+
+@pytest.mark.parametrize("memory", ["pageable", "pinned", "small"])
+def test_the_report(run: Run, memory: str) -> None:
+    ran = run("proc", "async", memory, PINNING_REPORT="-")
+    assert ran.out == "same\n"
+    size = "4 KiB" if memory == "small" else "4 MiB"
+    how = {"pageable": " staged (", "pinned": " of pinned memory", "small": " too small to stage ("}[memory]
+    for direction in ("to", "from"):
+        assert f"pinning: copied {direction} devices: {size} in 1{how}" in ran.errors
+    if memory != "small":
+        assert "pinning: large copies by size: 4 MiB 2x\n" in ran.errors
+        assert "pinning: by opened: 8 MiB in 2 (" in ran.errors
+
+
+def test_the_report_says_why_copies_were_left_to_the_driver(run: Run) -> None:
+    report = run("proc", "async stream", "captured", PINNING_REPORT="-").errors
+    assert re.search(r"left to the driver: 4 MiB in 1 \(.*\): the stream is captured into a graph\n", report)
+    report = run("proc", "sync", "pageable", PINNING_REPORT="-", PINNING_COPIES="off").errors
+    assert re.search(r"left to the driver: 8 MiB in 2 \(.*\): PINNING_COPIES is off\n", report)
+    report = run("proc", "sync", "pageable", PINNING_REPORT="-", PINNING_COPIES_MIN_BYTES="4MiB").errors
+    assert re.search(r"left to the driver: 8 MiB in 2 \(.*\): too little was copied so far", report)
+
+
+def test_the_trace(run: Run, tmp_path: Path) -> None:
+    ran = run("proc", "either async", "pageable", PINNING_TRACE=str(tmp_path / "trace.json"))
+    assert ran.outcome == (0, "same\n", "")
+    bars = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "X"]
+    assert [bar["name"] for bar in bars] == ["copy to device", "copy from device"]
+    assert all(bar["args"]["memory"] == "staged" and bar["args"]["bytes"] == 4 << 20 for bar in bars)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dlsym, which every program calls, means what it means without this library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pinning
+from standins.libcuda import DRIVER
+from standins.standin import Driver, MissingError
+
+TOOL = pinning.library_dirs()[0] / "libpinning_omp.so"
+SOURCE = Path(__file__).parent / "sources" / "lookups.c"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Linked to two libraries that define the same function."""
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    folder = tmp_path_factory.mktemp("lookups")
+    for name in ("first", "second"):
+        made = ["-shared", "-fPIC", f'-DLIBRARY="{name}"', "-o", folder / f"lib{name}.so"]
+        subprocess.run([compiler, "-O2", "-Wall", "-Werror", SOURCE, *made, "-ldl"], check=True)
+    libraries = [f"-L{folder}", "-Wl,--no-as-needed", "-lfirst", "-lsecond", f"-Wl,-rpath,{folder}", "-ldl"]
+    subprocess.run([compiler, "-O2", "-Wall", "-Werror", SOURCE, "-o", folder / "program", *libraries], check=True)
+    return folder / "program"
+
+
+def outcome(program: Path, preload: str, environment: dict[str, str]) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [program], env={**environment, "LD_PRELOAD": preload}, capture_output=True, text=True, timeout=300
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_names_are_found_as_without_it(program: Path) -> None:
+    plain = outcome(program, "", dict(os.environ))
+    assert plain[0] == 0
+    assert plain[1].startswith("first, then second, then nothing\n")
+    assert "cuMemcpy\ndefault: not found, an error\n" in plain[1]
+    assert outcome(program, str(TOOL), dict(os.environ)) == plain
+
+
+def test_and_beside_the_driver(program: Path, build: Callable[[Driver], Path]) -> None:
+    try:
+        folder = build(DRIVER)
+    except MissingError as error:
+        pytest.skip(str(error))
+    environment, driver = DRIVER.environment(folder), str(folder / "libcuda.so.1")
+    plain = outcome(program, driver, environment)
+    assert "cuMemcpy\ndefault: found, no error\nnext: found, no error\n" in plain[1]
+    assert outcome(program, f"{TOOL}:{driver}", environment) == plain
+    assert outcome(program, f"{driver}:{TOOL}", environment) == plain

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of the stand-in libcuda.c by which programs copy, rather than pinning: those without a stream, which wait, and
+// those whose name says which way. Each has a form in which the null stream is the calling thread's default stream; the
+// log has that form's name.
+
+// The bytes are copied in their turn in a default stream, and the call waits for that.
+static CUresult copy_in_turn(CUstream stream, struct work work) {
+    CUresult code = move_work(stream, work);
+    if (code) return code;
+    IN_STREAM(stream, in);
+    if (!in->capture) wait_until(in, in->submitted);
+    return leave(lost);
+}
+
+static struct work bytes(CUdeviceptr dst, CUdeviceptr src, size_t size) {
+    return (struct work){.kind = COPY, .to = dst, .from = src, .width = size, .height = 1};
+}
+
+// While a stream is captured, a call that waits is forbidden, as cuStreamSynchronize is.
+#define WAITING_COPY(name, Dst, Src, stream)                                                         \
+    CUresult CUDAAPI name(Dst dst, Src src, size_t ByteCount);                                       \
+    CUresult CUDAAPI name(Dst dst, Src src, size_t ByteCount) {                                      \
+        ENTER(CONTEXT, "%#llx %#llx %zu", (CUdeviceptr)dst, (CUdeviceptr)src, ByteCount);            \
+        CUresult forbidden = beside_captures("cuStreamSynchronize");                                 \
+        REQUIRE(!forbidden, forbidden);                                                              \
+        REQUIRE(ByteCount, CUDA_SUCCESS);                                                            \
+        return copy_in_turn(stream, bytes((CUdeviceptr)dst, (CUdeviceptr)src, ByteCount));           \
+    }
+
+#define COPY_IN_STREAM(name, Dst, Src, null)                                                                          \
+    CUresult CUDAAPI name(Dst dst, Src src, size_t ByteCount, CUstream hStream);                                      \
+    CUresult CUDAAPI name(Dst dst, Src src, size_t ByteCount, CUstream hStream) {                                     \
+        ENTER(WORKING, "%#llx %#llx %zu %p", (CUdeviceptr)dst, (CUdeviceptr)src, ByteCount, (void *)hStream);         \
+        REQUIRE(ByteCount, CUDA_SUCCESS);                                                                             \
+        return move_work(hStream ? hStream : null, bytes((CUdeviceptr)dst, (CUdeviceptr)src, ByteCount));             \
+    }
+
+WAITING_COPY(cuMemcpyHtoD_v2, CUdeviceptr, const void *, CU_STREAM_LEGACY)
+WAITING_COPY(cuMemcpyHtoD_v2_ptds, CUdeviceptr, const void *, CU_STREAM_PER_THREAD)
+WAITING_COPY(cuMemcpyDtoH_v2, void *, CUdeviceptr, CU_STREAM_LEGACY)
+WAITING_COPY(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr, CU_STREAM_PER_THREAD)
+WAITING_COPY(cuMemcpy_ptds, CUdeviceptr, CUdeviceptr, CU_STREAM_PER_THREAD)
+COPY_IN_STREAM(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, CU_STREAM_LEGACY)
+COPY_IN_STREAM(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void *, CU_STREAM_PER_THREAD)
+COPY_IN_STREAM(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, CU_STREAM_LEGACY)
+COPY_IN_STREAM(cuMemcpyDtoHAsync_v2_ptsz, void *, CUdeviceptr, CU_STREAM_PER_THREAD)
+COPY_IN_STREAM(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr, CU_STREAM_PER_THREAD)
+
+#define WAITING_ROWS(name, stream)                                        \
+    CUresult CUDAAPI name(const CUDA_MEMCPY2D *pCopy);                    \
+    CUresult CUDAAPI name(const CUDA_MEMCPY2D *pCopy) {                   \
+        ENTER(CONTEXT, "%zu %zu", pCopy->WidthInBytes, pCopy->Height);    \
+        return copy_in_turn(stream, rows_of(pCopy));                      \
+    }
+
+WAITING_ROWS(cuMemcpy2D_v2, CU_STREAM_LEGACY)
+WAITING_ROWS(cuMemcpy2D_v2_ptds, CU_STREAM_PER_THREAD)
+WAITING_ROWS(cuMemcpy2DUnaligned_v2, CU_STREAM_LEGACY)
+WAITING_ROWS(cuMemcpy2DUnaligned_v2_ptds, CU_STREAM_PER_THREAD)
+
+CUresult CUDAAPI cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *pCopy, CUstream hStream);
+CUresult CUDAAPI cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D *pCopy, CUstream hStream) {
+    ENTER(WORKING, "%zu %zu %p", pCopy->WidthInBytes, pCopy->Height, (void *)hStream);
+    return move_work(hStream ? hStream : CU_STREAM_PER_THREAD, rows_of(pCopy));
+}
