@@ -255,7 +255,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
   static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // no vendor takes less by one call
-  static constexpr Address largest_page = 65536;  // of the system's, not of the pool of huge ones
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
 

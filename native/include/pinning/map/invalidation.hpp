@@ -2,6 +2,8 @@
 // Memory that is unmapped, discarded or replaced while it is in a map. A part of pinned_map.hpp, which includes it.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -123,7 +125,8 @@ inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Reg
 /// counts the locks of each page would count what is locked anew there together with a lock that has gone.
 inline bool PinnedMap::drain_beside(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
   if (invalidated_count_.load(std::memory_order_relaxed) == 0) return true;
-  Address const start = std::max(ptr & -largest_page, Address{1}), last = (ptr + (size - 1)) | (largest_page - 1);
+  static Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
+  Address const start = std::max(ptr & -page, Address{1}), last = (ptr + (size - 1)) | (page - 1);
   for (auto const& region : table_.overlapping(start, last - start + 1)) {
     Record const& record = table_.value(region.id);
     if (record.is_invalidated() && record.state.load(std::memory_order_relaxed) == State::leaving) {
