@@ -59,6 +59,8 @@ class Module:
         self.text: dict[str, list[str]] = {}
         self.imports = {name: f"from typing import {name}" for name in ("Self", "final")}
         self.for_annotations: dict[str, Any] = {}
+        self.cimports: dict[str, str] = {}  # the module of each name
+        self.root = path.parents[name.count(".")]
         self.own: set[str] = set()
         declared = path.with_suffix(".pxd")
         self.declared = {
@@ -99,6 +101,7 @@ class Module:
         match node:
             case Nodes.FromCImportStatNode():
                 for _, name, alias in node.imported_names:
+                    self.cimports[alias or name] = str(node.module_name)
                     self.imports.setdefault(alias or name, import_line(node.module_name, name, alias or name))
             case Nodes.FromImportStatNode():
                 for name, target in node.items:
@@ -143,13 +146,20 @@ class Module:
         if is_native and not any(self.is_annotated(each) for each in body):
             return
         self.own.add(name)
-        bases = ", ".join(text_of(base) for base in (node.bases.args if node.bases else ()))
+        all_bases = [text_of(base) for base in (node.bases.args if node.bases else ())]
+        bases = ", ".join(base for base in all_bases if not self.is_hidden(base))
         if any(text_of(each.decorator) == "cython.final" for each in node.decorators or ()):
             yield node, "@final"
         yield node, f"class {name}({bases}):" if bases else f"class {name}:"
         members = [line for each in body for line in self.member(each, node)]
         for each, line in members or [(node, "...")]:
             yield each, textwrap.indent(line, "    ")
+
+    def is_hidden(self, base: str) -> bool:
+        """Whether a base class is of a module that has no stub."""
+        module = self.cimports.get(base, "")
+        path = self.root / (module.replace(".", "/") + ".pyx")
+        return path.exists() and not Module(path, module).stub()
 
     def is_annotated(self, node: Any) -> bool:
         return bool(getattr(node, "return_type_annotation", None) or self.type_comment(node) or self.overloads(node))

@@ -26,7 +26,6 @@
 
 #include "../base/process.hpp"
 #include "../openmp/uncancelled.hpp"
-#include "../vendors/devices.hpp"
 #include "driver.hpp"
 #include "settings.hpp"
 

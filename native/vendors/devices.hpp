@@ -21,8 +21,4 @@ struct Vendor {
 };
 extern Vendor const cuda_vendor, hip_vendor, host_vendor, hsa_vendor, ur_vendor;
 
-/// An NVIDIA GPU as one of the program's contexts has it, for copies: its memory and streams are of that context, which the
-/// caller keeps, and the primary one is left alone. Throws Unavailable, and VendorError.
-PINNING_API std::unique_ptr<VendorDevice> cuda_device_of_context(std::uintptr_t context);
-
 }  // namespace pinning

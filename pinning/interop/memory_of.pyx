@@ -6,6 +6,7 @@
 cimport cython
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.object cimport PyObject
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from pinning.interop.dlpack cimport DLPackExchangeAPI, DLTensor, exchange_api_of
@@ -405,8 +406,8 @@ cdef inline bint on_host(int32_t device_type) noexcept:
 
 
 cdef inline bint is_range(uint64_t ptr, uint64_t size) noexcept:
-    """Whether these are bytes of memory: some, not at null, and below the top of the address space."""
-    return ptr != 0 and size != 0 and ptr + (size - 1) >= ptr
+    """Whether these are bytes of memory: some, not at null, below the top of the address space, and not half of it."""
+    return ptr != 0 and 0 < size <= <uint64_t>PY_SSIZE_T_MAX and ptr + (size - 1) >= ptr
 
 
 cdef int set_range(Bytes* memory, object ptr, object size) except -1:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -528,12 +527,12 @@ def test_an_arena_that_is_closed_at_once_has_begun_one_thread(monkeypatch: pytes
     """Which it waits for; another one that is only beginning when the interpreter ends may crash it."""
     begun: list[threading.Timer] = []
 
-    def begin(run: Callable[[], None], arguments: tuple[()]) -> int:
+    def begin(run: Callable[[], None]) -> int:
         begun.append(threading.Timer(0.1, run))
         begun[-1].start()
         return len(begun)
 
-    monkeypatch.setattr("pinning.arena.ready._thread", SimpleNamespace(start_new_thread=begin))
+    monkeypatch.setattr("pinning.arena.ready.start_thread", begin)
     Arena(SIZE, []).close()
     for each in begun:
         each.join()

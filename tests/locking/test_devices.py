@@ -264,7 +264,9 @@ def test_a_device_of_three_methods_is_enough() -> None:
         assert "namespace" in repr(lock)
 
 
-@pytest.mark.parametrize(("device", "index"), [(pinning.device("host"), 0), (FakeDevice("host:3"), 3)], ids=["native", "Python"])
+@pytest.mark.parametrize(
+    ("device", "index"), [(pinning.device("host"), 0), (FakeDevice("host:3"), 3)], ids=["native", "Python"]
+)
 def test_vendor_and_index_are_the_parts_of_a_name(device: Device, index: int) -> None:
     assert (device.vendor, device.index) == ("host", index)
 

@@ -289,6 +289,12 @@ def test_attributes_are_those_that_the_pxd_declares(package: Package) -> None:
     )
 
 
+def test_a_base_that_is_internal_is_left_out(package: Package) -> None:
+    (package.folder / "work.pyx").write_text("cdef class Work: pass\n")
+    stub = package.stub("from package.work cimport Work\ncdef class A(Work):\n    def f(self) -> None: pass\n")
+    assert ast.unparse(ast.parse(stub)) == "class A:\n\n    def f(self) -> None:\n        ..."
+
+
 def test_an_error_that_mypy_is_to_ignore_stays_so(package: Package) -> None:
     stub = package.stub("cdef class A:\n    def f(self) -> None:  # type: ignore[override]  # why\n        pass\n")
     assert "def f(self) -> None: ...  # type: ignore[override]\n" in stub

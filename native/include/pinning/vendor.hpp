@@ -200,6 +200,9 @@ class VendorDevice : public Locker {
 
 /// The device of this full name, such as "cuda:0", the same one each time. Throws Unavailable, which says what is missing.
 PINNING_API VendorDevice& vendor_device(std::string const& name);
+/// An NVIDIA GPU as one of the program's contexts has it, for copies: its memory and streams are of that context, which the
+/// caller keeps, and the primary one is left alone. Throws Unavailable, and VendorError.
+PINNING_API std::unique_ptr<VendorDevice> cuda_device_of_context(std::uintptr_t context);
 
 /// Number of devices of the vendor of this name, such as "cuda", at least 1. Throws Unavailable.
 PINNING_API unsigned device_count(std::string const& vendor);
