@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -52,6 +53,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
     except Exception as error:
         limit = lock_limit()
         if limit and limit[0] < USUAL_LIMIT and _is_the_limits(error):
+            traceback.clear_frames(error.__traceback__)  # what the test had goes, as at its end
             pytest.skip(f"needs to lock more than the {limit[0] >> 10} KiB of RLIMIT_MEMLOCK (ulimit -l)")
         raise
 
@@ -70,4 +72,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _is_the_limits(error: BaseException | None) -> bool:
     """Whether it comes of that limit, here or in a program that a test has run."""
+    if isinstance(error, BaseExceptionGroup):  # hypothesis, of an example that fails once
+        return any(map(_is_the_limits, error.exceptions))
     return error is not None and ("RLIMIT_MEMLOCK" in str(error) or _is_the_limits(error.__context__))
