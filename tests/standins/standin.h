@@ -33,6 +33,7 @@
 //
 // A configuration is entries separated by ';':
 //   log=PATH              append one line for each call: the function and its arguments, before the call takes effect
+//   newlog=PATH           the same, of an empty file
 //   fail=FUNCTION:N:CODE  the N-th call of FUNCTION, or of any function for '*', returns CODE and has no effect
 //   delay=FUNCTION:MS     each call of FUNCTION takes MS longer, or until the next standin_configure
 //   and the vendor's own
@@ -101,9 +102,10 @@ void standin_configure(const char *text) {
     ++configuration;
     while ((entry = strsep(&rest, ";"))) {
         struct rule rule = {0};
-        if (!strncmp(entry, "log=", 4)) {
+        bool anew = !strncmp(entry, "newlog=", 7);  // empty, in one step with the rules: other threads may call meanwhile
+        if (anew || !strncmp(entry, "log=", 4)) {
             if (log_file >= 0) close(log_file);
-            log_file = open(entry + 4, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+            log_file = open(strchr(entry, '=') + 1, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0600);
         } else if (sscanf(entry, "fail=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3 ||
                    sscanf(entry, "delay=%63[^:]:%d", rule.function, &rule.milliseconds) == 2) {
             if (rule_count < MAX_RULES) rules[rule_count++] = rule;

@@ -42,8 +42,7 @@ class StandIn:
 
     def configure(self, text: str = "") -> None:
         """Begin anew: an empty log, no failures or delays but those in `text`; whoever is being delayed goes on."""
-        self._log.write_bytes(b"")
-        self._library.standin_configure(f"log={self._log};{text}".encode())
+        self._library.standin_configure(f"newlog={self._log};{text}".encode())
 
     def calls(self, function: str = "") -> list[str]:
         """The calls since `configure`, or those of one function: its name and arguments, parted by spaces."""
