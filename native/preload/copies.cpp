@@ -174,15 +174,14 @@ Request::Toward direction(Driver const& driver, Request& request, Outcome& outco
   if (device != Memory::device || memory_at(driver, device_start + device_size - 1) != Memory::device) {
     return Request::Toward::either;
   }
-  if (host == Memory::pinned && memory_at(driver, host_start + host_size - 1) == Memory::pinned) outcome = Outcome::direct;
   if (host != Memory::pageable && host != Memory::pinned) return Request::Toward::either;
-  if (outcome == Outcome::direct) return Request::Toward::either;
   outcome = Outcome::pinned_in_part;
-  if (host == Memory::pinned) return Request::Toward::either;
+  Memory const last = memory_at(driver, host_start + host_size - 1);
+  if (host == Memory::pinned && last == Memory::pinned) outcome = Outcome::direct;
+  if (host == Memory::pinned || last != Memory::pageable) return Request::Toward::either;
   for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
     if (memory_at(driver, host_start + at) != Memory::pageable) return Request::Toward::either;
   }
-  if (memory_at(driver, host_start + host_size - 1) != Memory::pageable) return Request::Toward::either;
   return toward;
 }
 

@@ -181,14 +181,14 @@ cdef class Submitter:
             for wait in waits:
                 before = merged(before, wait.positions())
             barrier = self.barrier
+            left, over = [], []
             for wait in barrier:
                 before = merged(before, wait.positions())
-            left = tuple([wait for wait in barrier if not wait.known_over()])
-            if self.barrier is barrier:  # else another thread has added to it
-                self.barrier = left
-                for wait in barrier if len(left) < len(barrier) else ():
-                    if wait.known_over():  # what it came after is over, but need not be known to be
-                        self.before = merged(self.before, wait.positions())
+                (over if wait.known_over() else left).append(wait)
+            if over and self.barrier is barrier:  # else another thread has added to it
+                self.barrier = tuple(left)
+                for wait in over:  # what it came after is over, but need not be known to be
+                    self.before = merged(self.before, wait.positions())
         lane = self.lane_for(waits)
         for wait in waits + self.barrier if self.barrier else waits:
             if self.needs_waiting(wait, lane):

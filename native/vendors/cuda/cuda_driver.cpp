@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_driver.hpp"
 
-#include <atomic>
-#include <memory>
-
 namespace pinning::cuda {
 
 namespace {
@@ -23,19 +20,7 @@ char const* advice(int code) {
 
 /// The process whose cuInit was the first. In a fork of it a second one may crash (driver 580), also where the first has failed
 /// or was under way in another thread.
-std::atomic<Started const*> first_start;
-
-template <class Init>
-int init_once(Init const& init) {
-  auto start = std::make_unique<Started>("CUDA");
-  Started const* first = nullptr;
-  if (first_start.compare_exchange_strong(first, start.get())) {
-    start.release();
-  } else {
-    first->check();
-  }
-  return init(0);
-}
+Only<Started const> first_start;
 
 }  // namespace
 
@@ -63,7 +48,8 @@ Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the
       .stream_is_capturing = cuStreamIsCapturing,
       .thread_exchange_capture_mode = cuThreadExchangeStreamCaptureMode,
   };
-  int const code = init_once(cuInit);
+  first_start.get([] { return std::make_unique<Started const>("CUDA"); }).check();
+  int const code = cuInit(0);
   if (code != 0) {
     throw Unavailable("the NVIDIA driver does not start: " + failed("cuInit", code).text() + "; " + advice(code));
   }

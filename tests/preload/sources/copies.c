@@ -153,6 +153,14 @@ static void small_copies(int seed) {
     MUST(cuMemFree(memory));
 }
 
+static void copy_in_a_fork(CUdeviceptr device, char const *source) {
+    pid_t const child = fork();
+    if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
+    int status;
+    waitpid(child, &status, 0);
+    printf("child %d\n", WEXITSTATUS(status));
+}
+
 int main(int count, char **arguments) {
     if (count < 4) return 2;
     way = arguments[1];
@@ -204,13 +212,7 @@ int main(int count, char **arguments) {
         MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
         MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
     }
-    if (!strcmp(kind, "fork")) {
-        pid_t const child = fork();
-        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
-        int status;
-        waitpid(child, &status, 0);
-        printf("child %d\n", WEXITSTATUS(status));
-    }
+    if (!strcmp(kind, "fork")) copy_in_a_fork(device, source);
     char const *const to_device = is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2";
     char const *const to_host = is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2";
     size_t const size = !strcmp(kind, "small") ? 4096 : SIZE, past = !strcmp(kind, "past the end") ? MIB : 0;
@@ -228,13 +230,7 @@ int main(int count, char **arguments) {
     if (!strcmp(kind, "exit")) exit(0);
     MUST(copy(to_host, (CUdeviceptr)result, device, size));
     if (!is_rows) MUST(cuCtxSynchronize());
-    if (!strcmp(kind, "fork")) {
-        pid_t const child = fork();
-        if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
-        int status;
-        waitpid(child, &status, 0);
-        printf("child %d\n", WEXITSTATUS(status));
-    }
+    if (!strcmp(kind, "fork")) copy_in_a_fork(device, source);
     printf("%s\n", memcmp(result, pattern, size) == 0 ? "same" : "different");
     if (!strcmp(kind, "own context")) {  // and another one at the same address, with pinned memory of its own
         MUST(cuCtxDestroy(context));
