@@ -293,7 +293,7 @@ void moved_to_where_other_memory_was() {
   munmap(at, 3 * page);
   munmap(pointer(address(at)) + 9 * page, size - 9 * page);
   while (!watcher.settled()) std::this_thread::yield();
-  expect(listener.moves == before, "a move of what nobody watches is told");
+  expect(listener.moves == before, "a move of memory that is not watched is told");
   watcher.remove(listener);
 }
 

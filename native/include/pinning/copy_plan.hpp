@@ -50,7 +50,8 @@ struct CopyRequest {
   std::uint64_t size;
   Direction direction;
   bool early = false;  // the source may be read before the copy's turn: nothing that is submitted already writes it
-  std::uint64_t ask_from = ~std::uint64_t{0};  // of less memory, or less than is staged, no vendor is asked who has pinned it
+  /// Of fewer bytes, or fewer than are staged, the vendor is not asked whether others have pinned them.
+  std::uint64_t ask_from = ~std::uint64_t{0};
 
   bool to_device() const noexcept { return direction == Direction::to_device; }
   bool has_host_end() const noexcept { return to_device() || direction == Direction::to_host; }
