@@ -12,6 +12,7 @@
 #include <mutex>
 #include <new>
 #include <pinning/status_page.hpp>
+#include <string_view>
 #include <utility>
 
 #include "../base/file_identity.hpp"
@@ -115,6 +116,7 @@ struct Book {
     lock.slot->size = size;
     lock.slot->since = now();
     put(lock.slot->device, sizeof lock.slot->device, device);
+    lock.slot->idle = false;
     lock.slot->owner[0] = lock.slot->site[0] = 0;
     lock.slot->start = start;
   }
@@ -178,6 +180,20 @@ Address ListedLocker::lock(Address ptr, std::uint64_t size, LockOptions options)
 void ListedLocker::unlock(Address ptr) {
   calls_.unlock(ptr);
   leave(ptr);
+}
+
+/// The slots of all devices of the vendor, which share registrations.
+void ListedLocker::note_idle(Address ptr, std::uint64_t size, bool idle) noexcept {
+  std::string_view const vendor(device_, std::strcspn(device_, ":"));
+  Book& ours = book();
+  std::lock_guard const guard(ours.mutex);
+  for (auto at = ours.locks.lower_bound({ptr, nullptr}); at != ours.locks.end(); ++at) {
+    auto const& [start, device] = at->first;
+    if (start - ptr >= size) break;
+    if (at->second.slot != nullptr && std::string_view(device, std::strcspn(device, ":")) == vendor) {
+      at->second.slot->idle = idle;
+    }
+  }
 }
 
 void ListedLocker::forget(Address ptr, Span gone) {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from contextlib import suppress
@@ -14,7 +15,7 @@ _NAME = "/memfd:pinning-status"
 _MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 1
 _HEAD = struct.Struct("=QIIQq4QQQQ5Q")
 _NO_LIMIT = 2**64 - 1
-_SLOT = struct.Struct("=QQq24s48s160s")
+_SLOT = struct.Struct("=QQq23s?48s160s")
 _SLOTS_AT = 256
 PATHS = ("direct", "staged", "lock", "plain")
 
@@ -31,8 +32,10 @@ class Locked(NamedTuple):
     device : str
     start, size : int
         Address and bytes.
-    locks : int
-        In how many registrations: pieces, or ranges side by side.
+    idle : bool
+        Whether it is a cached registration, with no lock.
+    registrations : int
+        How many it consists of: pieces, or ranges side by side.
     since : float
         Seconds since 1970.
     owner : str
@@ -44,7 +47,8 @@ class Locked(NamedTuple):
     device: str
     start: int
     size: int
-    locks: int
+    idle: bool
+    registrations: int
     since: float
     owner: str
     site: str
@@ -156,7 +160,7 @@ def _descriptor(pid: int) -> Path:
     except (FileNotFoundError, ProcessLookupError):
         raise NoStatusError(f"there is no process {pid}") from None
     except PermissionError:
-        raise NoStatusError(f"process {pid} is another user's: run this as that user, or as root") from None
+        raise _hidden(pid) from None
     raise NoStatusError(
         f"process {pid} has locked nothing by pinning so far, has closed its descriptors, or runs with PINNING_STATUS=0"
     )
@@ -169,7 +173,17 @@ def _page_of(pid: int) -> bytes:
     except FileNotFoundError:
         raise NoStatusError(f"process {pid} has ended") from None
     except PermissionError:
-        raise NoStatusError(f"process {pid} is another user's: run this as that user, or as root") from None
+        raise _hidden(pid) from None
+
+
+def _hidden(pid: int) -> NoStatusError:
+    """Why the kernel does not show the descriptors of a process."""
+    if os.geteuid() != 0:
+        return NoStatusError(f"process {pid} is another user's, or is not dumpable: run this as that user, or as root")
+    return NoStatusError(
+        f"the kernel does not show root the descriptors of process {pid}: this needs CAP_SYS_PTRACE "
+        "(for a container: --cap-add SYS_PTRACE) in the process's user namespace, or a kernel policy forbids it"
+    )
 
 
 def _command(pid: int) -> str:
@@ -187,8 +201,8 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="replace")
 
 
-def _locked(start: int, size: int, since: int, device: bytes, owner: bytes, site: bytes) -> Locked:
-    return Locked(_text(device), start, size, 1, since / 1e9, _text(owner), _text(site))
+def _locked(start: int, size: int, since: int, device: bytes, idle: bool, owner: bytes, site: bytes) -> Locked:
+    return Locked(_text(device), start, size, idle, 1, since / 1e9, _text(owner), _text(site))
 
 
 def _joined(ranges: list[Locked]) -> list[Locked]:
@@ -198,12 +212,12 @@ def _joined(ranges: list[Locked]) -> list[Locked]:
     for each in ranges:
         if joined and _belongs(each, joined[-1]):
             last = joined[-1]
-            joined[-1] = last._replace(size=last.size + each.size, locks=last.locks + 1)
+            joined[-1] = last._replace(size=last.size + each.size, registrations=last.registrations + 1)
         else:
             joined.append(each)
     return joined
 
 
 def _belongs(piece: Locked, to: Locked) -> bool:
-    same = (piece.device, piece.owner, piece.site) == (to.device, to.owner, to.site)
+    same = (piece.device, piece.idle, piece.owner, piece.site) == (to.device, to.idle, to.owner, to.site)
     return same and piece.start == to.start + to.size

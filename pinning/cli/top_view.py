@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import termios
 import time
-from collections.abc import Callable, Sequence
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
+from rich.layout import Layout
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
@@ -24,14 +31,49 @@ def show(processes: Sequence[Status], details: bool, to: Console) -> None:
 
 
 def watch(look: Callable[[], Sequence[Status]], details: bool, seconds: float, to: Console) -> None:
-    """Print again and again, in place, until Ctrl-C or the end of the process watched."""
+    """Print again and again, in place, until `q`, Ctrl-C or the end of the process watched."""
     before: Status | None = None
-    with Live(console=to, auto_refresh=False, screen=to.is_terminal) as live:
+    footer = Text(f"every {seconds:g} s; q quits", style="dim")
+    with _keys() as key, Live(console=to, auto_refresh=False, screen=to.is_terminal) as live:
         while True:
             now = look()
-            live.update(_details(now[0], before) if details else _overview(now), refresh=True)
+            body = _details(now[0], before) if details else _overview(now)
+            live.update(_screen(body, footer) if to.is_terminal else body, refresh=True)
             before = now[0] if details else None
+            if key(seconds) == "q":
+                return
+
+
+def _screen(body: RenderableType, footer: RenderableType) -> Layout:
+    """All of a terminal, with the footer in its last line however long the body is."""
+    screen = Layout()
+    screen.split_column(Layout(body), Layout(footer, size=1))
+    return screen
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """The key that is pressed within some seconds, or ""; Ctrl-C and Ctrl-Z remain signals."""
+    if not sys.stdin.isatty():
+
+        def no_key(seconds: float) -> str:
             time.sleep(seconds)
+            return ""
+
+        yield no_key
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+
+    def key(seconds: float) -> str:
+        ready, _, _ = select.select([keyboard], [], [], seconds)
+        return os.read(keyboard, 1).decode(errors="replace") if ready else ""
+
+    try:
+        yield key
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _overview(processes: Sequence[Status]) -> RenderableType:
@@ -57,11 +99,14 @@ def _details(status: Status, before: Status | None) -> RenderableType:
     for path in PATHS:
         rate = "" if before is None else f"{size(_rate(status, before, path))}/s"
         copies.add_row(path, size(status.moved[path]), rate)
-    ranges = table("Device", "Address", "Bytes", "Pieces", "For", "Owner", "Where")
+    ranges = table("Device", "Address", "Bytes", "Pieces", "State", "For")
+    for column in ("Owner", "Where"):
+        ranges.add_column(column)  # these two give way where the terminal is narrow
     for each in sorted(status.ranges, key=lambda one: -one.size)[:_SHOWN]:
-        pieces = "" if each.locks == 1 else str(each.locks)
-        ago, where = _ago(status.time - each.since), Text(each.site.rpartition("/")[2], overflow="ellipsis")
-        ranges.add_row(each.device, f"{each.start:#x}", size(each.size), pieces, ago, escape(each.owner), where)
+        pieces = "" if each.registrations == 1 else str(each.registrations)
+        state, ago = "idle" if each.idle else "locked", _ago(status.time - each.since)
+        words = (Text(word, no_wrap=True, overflow="ellipsis") for word in (each.owner, each.site.rpartition("/")[2]))
+        ranges.add_row(each.device, f"{each.start:#x}", size(each.size), pieces, state, ago, *words)
     left = len(status.ranges) + status.unlisted - min(len(status.ranges), _SHOWN)
     more = [Text(f"and {left} more")] if left else []
     return Group(head, Text(), copies, Text(), ranges, *more)

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pinning.cli.status import NoStatusError, status_of
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -61,10 +65,12 @@ def program() -> Iterator[Program]:
         yield program
 
 
-def top(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "top"]
-    environment = {**os.environ, "COLUMNS": "100", "PYTHONSAFEPATH": "1"}
-    command += map(str, arguments)
+TOP = [sys.executable, "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "top"]
+
+
+def top(*arguments: object, columns: int = 100) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": str(columns), "PYTHONSAFEPATH": "1"}
+    command = TOP + list(map(str, arguments))
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -89,7 +95,7 @@ def test_locks_come_and_go(program: Program) -> None:
 def test_pieces_are_one_range(program: Program) -> None:
     program(f"held.append(pinning.lock(array, device='host', piece=2 * {PAGE}))")
     (range_,) = seen(program.pid)["ranges"]
-    assert (range_["size"], range_["locks"]) == (8 * PAGE, 4)
+    assert (range_["size"], range_["registrations"]) == (8 * PAGE, 4)
 
 
 def test_where_it_was_locked_is_told_on_request() -> None:
@@ -138,7 +144,11 @@ def test_the_budget_and_what_is_idle(program: Program) -> None:
     assert (now["budget"]["used"], now["budget"]["idle"]) == (now["locked"], 3 << 12) == (4 << 12, 3 << 12)
     shown = top(program.pid, "--once").stdout
     assert ": 16 KiB used, 12 KiB of it idle" in shown, shown
-    program("pinning.give_back_idle()")
+    assert sorted((each["size"], each["idle"]) for each in now["ranges"]) == [(4096, False), (3 << 12, True)]
+    assert re.search(r" 12 KiB +idle ", shown) and re.search(r" 4 KiB +locked ", shown), shown
+    program("held.append(pinning.lock(kept[:100], device='host'))")
+    assert not any(each["idle"] for each in seen(program.pid)["ranges"]), "a lock in it makes it locked again"
+    program("held.pop().unlock(); pinning.give_back_idle()")
     assert seen(program.pid)["budget"]["idle"] == 0
     program("pinning.pinned_map('host').register(1 << 40, 4096, 1 << 40)")
     assert seen(program.pid)["budget"]["external"] == 4096
@@ -173,3 +183,42 @@ def test_what_cannot_be_seen_is_said_in_a_line() -> None:
         program("held.append(pinning.lock(array[:100], device='host'))")
         done = top(program.pid, "--once")
         assert done.returncode == 1 and "PINNING_STATUS=0" in " ".join(done.stderr.split())
+
+
+def test_figures_are_whole_in_80_columns(program: Program) -> None:
+    program("class AnOwnerWithAVeryLongNameThatLeavesNoRoom(mmap.mmap): pass")
+    program("other = AnOwnerWithAVeryLongNameThatLeavesNoRoom(-1, 1200 << 10)")
+    program("held.append(pinning.lock(other, device='host', piece=4096))")
+    shown = top(program.pid, "--once", columns=80).stdout
+    assert re.search(r"^host:0 +0x[0-9a-f]{8,} +1\.2 MiB +300 +locked +\d+ s +AnOwner", shown, re.MULTILINE), shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(rf"^ *{program.pid} +1\.2 MiB ", top("--once", columns=80).stdout, re.MULTILINE)
+
+
+def test_q_quits(program: Program) -> None:
+    program("[held.append(pinning.lock(array[i * 4096 :][:4096], device='host', piece=4096)) for i in range(8)]")
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(TOP[0], [*TOP, str(program.pid)], {**os.environ, "COLUMNS": "80", "LINES": "16", "TERM": "xterm"})
+    try:
+        shown = b""
+        while b"q quits" not in shown:  # in the last line of the terminal, though the ranges have no room above it
+            shown += os.read(terminal, 1 << 16)
+        os.write(terminal, b"q")
+        with suppress(OSError):  # the terminal ends with its last process
+            while os.read(terminal, 1 << 16):
+                pass
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+
+
+def test_root_is_told_why_it_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> Iterator[Path]:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    for user, reason in ((0, "CAP_SYS_PTRACE"), (1000, "or as root")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with pytest.raises(NoStatusError, match=reason):
+            status_of(1)

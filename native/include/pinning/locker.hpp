@@ -70,6 +70,10 @@ class Locker {
   /// anything, stays as it is.
   virtual void forget(Address ptr, [[maybe_unused]] Span gone) { unlock(ptr); }
 
+  /// What is registered in [ptr, ptr + size) has become idle, or is so no longer. Called with the map's mutex held.
+  virtual void note_idle([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size,
+                         [[maybe_unused]] bool idle) noexcept {}
+
   /// Unlocks what the locker itself knows to be invalidated: memory that took its lock along as it moved.
   virtual void drain_invalidations() {}
 

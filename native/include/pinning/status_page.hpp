@@ -24,7 +24,8 @@ struct StatusPage {
     std::atomic<std::uint64_t> start;  // 0: empty
     std::atomic<std::uint64_t> size;   // bytes
     std::int64_t since;                // nanoseconds since 1970
-    char device[24];
+    char device[23];
+    std::atomic<bool> idle;  // registered, with no lock
     char owner[48];  // the type of what was locked; empty where it was not given
     char site[160];  // where in the program
   };
@@ -64,6 +65,7 @@ class PINNING_API ListedLocker : public Locker {
   Address lock(Address ptr, std::uint64_t size, LockOptions options) override;
   void unlock(Address ptr) override;
   void forget(Address ptr, Span gone) override;
+  void note_idle(Address ptr, std::uint64_t size, bool idle) noexcept override;
   void drain_invalidations() override { calls_.drain_invalidations(); }
   std::optional<Pinned> is_pinned(Address ptr) override { return calls_.is_pinned(ptr); }
   CoherenceSupport coherence() const noexcept override { return calls_.coherence(); }

@@ -33,6 +33,7 @@ inline bool PinnedMap::remember_idle(Address start, Record& record, std::uint64_
   }
   record.serial.store(serial, std::memory_order_release);
   budget_.enter_idle(bytes);
+  locker_.note_idle(start, bytes, true);
   oldest_idle_ = idle_.begin()->first;
   return true;
 }
@@ -41,6 +42,7 @@ inline void PinnedMap::forget_idle(Record const& record) noexcept {
   auto const entry = idle_.find(record.serial.load(std::memory_order_relaxed));
   if (entry == idle_.end()) return;
   budget_.leave_idle(entry->second.bytes);
+  locker_.note_idle(entry->second.start, entry->second.bytes, false);
   idle_.erase(entry);
   oldest_idle_ = idle_.empty() ? Budget::unlimited : idle_.begin()->first;
 }
