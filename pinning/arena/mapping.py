@@ -83,7 +83,7 @@ def _of_hugetlb(size: int, maximum: int, name: str | None, shared: bool) -> Memo
 
 def _hugetlb_pool(file: Path = Path("/proc/meminfo")) -> tuple[int, int]:
     """Bytes in the pool, and bytes free there."""
-    figures = dict(line.split(":", 1) for line in file.read_text().splitlines())
+    figures = dict(line.split(":", 1) for line in file.read_text("utf-8").splitlines())
     if figures.get("Hugepagesize", "").split()[:1] != ["2048"]:
         return 0, 0
     pages = [int(figures[f"HugePages_{kind}"]) for kind in ("Total", "Free", "Rsvd")]
@@ -92,7 +92,7 @@ def _hugetlb_pool(file: Path = Path("/proc/meminfo")) -> tuple[int, int]:
 
 def _require_huge_pages(name: str | None, shared: bool) -> None:
     if name is not None:
-        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        mounts = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
         options = [option for mount in mounts if mount[1] == str(FOLDER) for option in mount[3].split(",")]
         had = bool({"huge=always", "huge=advise", "huge=within_size"}.intersection(options))
         way = f"sudo mount -o remount,huge=advise {FOLDER}"

@@ -20,7 +20,7 @@ Bytes = NDArray[numpy.uint8]
 
 def locked_by_kernel() -> int:
     """Bytes that the kernel counts as locked by mlock for this process: VmLck of /proc/self/status."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text("utf-8")
     return int(status.partition("VmLck:")[2].split(maxsplit=1)[0]) * 1024
 
 

@@ -51,7 +51,7 @@ def way_between(first: str | None, second: str | None) -> str | None:
         return None
     try:
         ways = [(PCI_DEVICES / address).resolve(strict=True).parts for address in (first, second)]
-        nodes = [(PCI_DEVICES / address / "numa_node").read_text().strip() for address in (first, second)]
+        nodes = [(PCI_DEVICES / address / "numa_node").read_text("utf-8").strip() for address in (first, second)]
     except OSError:
         return None
     shared = [ours for ours, theirs in zip(*(parts[:-1] for parts in ways), strict=False) if ours == theirs]
@@ -64,11 +64,11 @@ def way_between(first: str | None, second: str | None) -> str | None:
 
 def _lanes(file: Path) -> int | None:
     with suppress(OSError, ValueError):
-        return lanes if 0 < (lanes := int(file.read_text())) <= _MOST_LANES else None
+        return lanes if 0 < (lanes := int(file.read_text("utf-8"))) <= _MOST_LANES else None
     return None
 
 
 def _generation(file: Path) -> int | None:
     with suppress(OSError):
-        return _GENERATIONS.get(file.read_text().partition(" ")[0].strip())
+        return _GENERATIONS.get(file.read_text("utf-8").partition(" ")[0].strip())
     return None

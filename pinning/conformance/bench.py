@@ -61,7 +61,7 @@ class Bench:
     def _locked_pages(self) -> set[int]:
         """The numbers of the pages that the kernel has locked: ``lo`` in smaps."""
         pages, found, low, high = self.pages, set[int](), 0, 0
-        for line in Path("/proc/self/smaps").read_text().splitlines():
+        for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
             first = line.split(" ", 1)[0]
             if "-" in first and not first.endswith(":"):
                 low, high = (int(address, 16) for address in first.split("-"))

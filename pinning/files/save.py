@@ -122,7 +122,8 @@ def _source(name: Any, tensor: Any) -> _Source:
     if dtype is None or is_contiguous is None:
         raise TypeError(f"{named} is a {type(tensor).__name__}, which is no array that can be saved")
     shape = tuple(int(length) for length in tensor.shape)
-    name = NAMES_OF_NUMPY.get(numpy.dtype(dtype))
+    # ml_dtypes gives NumPy the types that torch has beside NumPy's, by the same names.
+    name = NAMES_OF_NUMPY.get(numpy.dtype(dtype)) or NAMES_OF_TORCH.get(f"torch.{dtype}")
     if name is None:
         raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(DTYPES)}")
     if not is_contiguous:

@@ -278,7 +278,7 @@ def _views(parts: Sequence[object], user: _User) -> list[object]:
 def _is_mapped(start: int, size: int, name: str) -> bool:
     """Whether memory lies in a shared mapping of a file of such a name. Locks may divide it into many mappings."""
     at = start
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
         addresses, permissions, *_, file = line.split(maxsplit=5)
         first, end = (int(each, 16) for each in addresses.split("-"))
         if first <= at < end:

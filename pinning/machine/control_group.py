@@ -18,7 +18,7 @@ def memory_group(root: Path) -> tuple[Path, PurePosixPath, _Names]:
     mount = root / "sys/fs/cgroup"
     unified = PurePosixPath("/")
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
         lines = []
     for line in lines:

@@ -27,7 +27,7 @@ def nodes(root: Path = Path("/sys/devices/system/node")) -> dict[int, frozenset[
     found = {}
     for folder in root.glob("node[0-9]*"):
         with suppress(OSError, ValueError):
-            found[int(folder.name[4:])] = frozenset(_numbers((folder / "cpulist").read_text()))
+            found[int(folder.name[4:])] = frozenset(_numbers((folder / "cpulist").read_text("utf-8")))
     return dict(sorted(found.items()))
 
 
@@ -40,7 +40,7 @@ def usable_cpus(node: int | None) -> frozenset[int]:
 def usable_memory(status: Path = Path("/proc/self/status")) -> frozenset[int] | None:
     """The nodes from which this process may have memory (its cpuset); None where the system does not tell."""
     with suppress(OSError, ValueError, IndexError):
-        return frozenset(_numbers(status.read_text().partition("Mems_allowed_list:")[2].split()[0]))
+        return frozenset(_numbers(status.read_text("utf-8").partition("Mems_allowed_list:")[2].split()[0]))
     return None
 
 
@@ -48,7 +48,7 @@ def node_of(device: Device, root: Path = Path("/sys/bus/pci/devices")) -> int | 
     """The node that a device is near, where it says where it is (a `LocatedDevice`); None where that is unknown."""
     address: str | None = getattr(device, "pci_address", None)
     with suppress(OSError, ValueError):
-        if address is not None and (node := int((root / address / "numa_node").read_text())) >= 0:
+        if address is not None and (node := int((root / address / "numa_node").read_text("utf-8"))) >= 0:
             return node
     return None
 

@@ -214,7 +214,7 @@ def is_resident(ptr: int, size: int) -> bool:
 def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
     """When the kernel gives huge pages to ordinary memory: ``"always"``, ``"madvise"`` (if asked to) or ``"never"``."""
     try:
-        modes = setting.read_text()
+        modes = setting.read_text("utf-8")
     except OSError:
         return "never"
     return modes.partition("[")[2].partition("]")[0]

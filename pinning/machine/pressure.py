@@ -49,7 +49,7 @@ def pressure_files(root: Path = Path("/")) -> Iterator[Path]:
 def _stalled(path: Path) -> int | None:
     """Microseconds in all in which some task has waited for memory; None where the kernel does not report it."""
     try:
-        some = path.read_text().partition("\n")[0]
+        some = path.read_text("utf-8").partition("\n")[0]
         return int(some.rpartition("total=")[2])
     except (OSError, ValueError):
         return None

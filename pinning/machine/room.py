@@ -42,7 +42,7 @@ def system_memory(root: Path = Path("/")) -> Room:
     root : Path, optional
         Where ``proc`` is mounted.
     """
-    lines = (root / "proc/meminfo").read_text().splitlines()
+    lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
     kib = {name: int(figure.split()[0]) for name, _, figure in (line.partition(":") for line in lines)}
     total, available = (kib[name] << 10 for name in ("MemTotal", "MemAvailable"))
     return Room("the machine's memory", total, available, "end what else uses it, or lock less at a time")
@@ -67,11 +67,11 @@ def cgroup_memory(root: Path = Path("/")) -> Iterator[Room]:
     for path in (group, *group.parents):
         folder = mount.joinpath(*path.parts[1:])
         try:
-            limit = (folder / names.limit).read_text().strip()
+            limit = (folder / names.limit).read_text("utf-8").strip()
             if limit == "max" or int(limit) >= _NO_LIMIT:
                 continue
-            used = int((folder / names.used).read_text())
-            usage = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            used = int((folder / names.used).read_text("utf-8"))
+            usage = dict(line.split() for line in (folder / "memory.stat").read_text("utf-8").splitlines())
         except OSError:
             continue  # The root group has no limit, and a container may not see the groups around its own.
         # Files that are cached count as used, but give way.

@@ -66,7 +66,7 @@ def _load() -> ctypes.CDLL:
 
 def _hardware() -> str | None:
     makers = (_CARDS / node.name / "device" / "vendor" for node in _NODES.glob("renderD*"))
-    found = any(maker.is_file() and maker.read_text().strip() == _INTEL for maker in makers)
+    found = any(maker.is_file() and maker.read_text("utf-8").strip() == _INTEL for maker in makers)
     return "an Intel GPU" if found else None
 
 

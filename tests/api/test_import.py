@@ -27,6 +27,13 @@ def test_import_brings_in_only_what_most_programs_need() -> None:
     assert not {module for module in modules if module.startswith("pinning_")}, "no plugin"
 
 
+def test_no_text_is_read_in_an_encoding_that_depends_on_the_locale() -> None:
+    program = "import pinning; pinning.lock(bytearray(1 << 20)).unlock()"
+    command = [sys.executable, "-P", "-X", "warn_default_encoding", "-c", program]
+    warned = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "pinning" not in warned
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_comes_later_is_there_all_the_same(name: str) -> None:
     modules = imported_by(f"import pinning; from pinning import {name}; assert pinning.{name} is {name}")

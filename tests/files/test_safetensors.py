@@ -444,6 +444,18 @@ def test_beside_the_library(tmp_path: Path) -> None:
         }
 
 
+def test_types_that_numpy_has_from_ml_dtypes(tmp_path: Path) -> None:
+    extra = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
+    types = {"BF16": extra.bfloat16, "F8_E4M3": extra.float8_e4m3fn, "F8_E5M2": extra.float8_e5m2}
+    arrays = {name: numpy.arange(6).reshape(2, 3).astype(dtype) for name, dtype in types.items()}
+    pinning.save_file(arrays, tmp_path / "a")
+    found = load(tmp_path / "a", framework="dlpack")
+    assert {name: (each.dtype, each.shape) for name, each in found.items()} == {name: (name, (2, 3)) for name in types}
+    assert (tmp_path / "a").read_bytes().endswith(b"".join(array.tobytes() for array in arrays.values()))
+    with pytest.raises(TypeError, match="'a' is of dtype int4"):
+        pinning.save_file({"a": numpy.zeros(4, extra.int4)}, tmp_path / "a")
+
+
 def test_tensors_of_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     tensors = {

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python tools/peer_suites NAME PATH``: another project's tests, bare and with ours in place.
+
+PATH is a clone of that project, with or without a work tree; nothing is written there. For each way to have ours in
+place one row is printed, and entered in the table of docs/compatibility.md, which says what each suite needs. The
+status is 1 if a case fails by ours.
+
+A suite is a module in `suites`: `WAYS` names the ways to have ours in place, `EXPLAINED` the differences that the
+documentation tells of, and ``run(checkout, work, way, only)`` has the results of its cases. There `way` is "bare" for
+none of ours, and `only` has the cases that matter, or is None for all. Where the path is no clone, `version(path)`
+stands for the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from results import Row, compare, enter
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITES = sorted(path.stem for path in (Path(__file__).parent / "suites").glob("[a-z]*.py"))
+
+
+def checkout(path: Path, work: Path) -> tuple[Path, str]:
+    """The files of the newest commit of a clone, in a folder of ours, and that commit."""
+    commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    name = commit.stdout.strip()[:8]
+    files = work / name
+    if not files.exists():
+        files.mkdir(parents=True)
+        archive = subprocess.Popen(["git", "-C", path, "archive", "HEAD"], stdout=subprocess.PIPE)
+        subprocess.run(["tar", "x", "-C", files], stdin=archive.stdout, check=True)
+        if archive.wait() != 0:
+            raise SystemExit(f"{path}: git archive HEAD failed")
+    return files, name
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run another project's tests, bare and with ours in place.")
+    parser.add_argument("name", choices=SUITES)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--way", action="append", help="only this way to have ours in place; may be repeated")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "compatibility.md", help="where the table is")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peer_suites", help="what is built goes here")
+    asked = parser.parse_args(arguments)
+    suite = import_module(f"suites.{asked.name}")
+    work = asked.work.absolute() / asked.name
+    work.mkdir(parents=True, exist_ok=True)
+    os.nice(5)
+    if hasattr(suite, "version"):
+        files, commit = asked.path.absolute(), suite.version(asked.path)
+    else:
+        files, commit = checkout(asked.path, work)
+    bare = suite.run(files, work, "bare", None)
+    if not bare:
+        raise SystemExit(f"no case of {asked.name} was found in {asked.path}")
+    failed = False
+    for way in asked.way or suite.WAYS:
+        row = Row(asked.name.replace("_", " "), way, datetime.date.today().isoformat(), commit)
+        compare(
+            bare,
+            suite.run(files, work, way, None),
+            lambda only, way=way: (suite.run(files, work, "bare", only), suite.run(files, work, way, only)),
+            suite.EXPLAINED,
+            row,
+        )
+        print(row, *(f"  {case}: {why}" for case, why in row.ours.items()), sep="\n", flush=True)
+        if asked.page.exists():
+            enter(row, asked.page)
+        failed |= bool(row.ours)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

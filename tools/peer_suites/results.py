@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a suite's cases came to, and what ours changes in that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+
+
+class Result(NamedTuple):
+    """Of one case. Ours must leave its state, unless that becomes better, and its output; its reason is told."""
+
+    state: str
+    output: str = ""
+    reason: str = ""
+
+    def is_as(self, bare: Result) -> bool:
+        mended = self.state == PASSED != bare.state
+        return mended or (self.state, self.output) == (bare.state, bare.output)
+
+
+NOT_RUN = Result(FAILED, reason="did not run")
+Results = Mapping[str, Result]
+
+
+def of_junit(*files: Path) -> dict[str, Result]:
+    """The cases of JUnit files, as pytest, regrtest and googletest write them; a file that is missing has none."""
+    results: dict[str, Result] = {}
+    for file in files:
+        if not file.exists():
+            continue
+        for case in ElementTree.parse(file).iter("testcase"):
+            # googletest and regrtest have no element for a case that is disabled, or names its class twice.
+            owner, name = case.get("classname") or "", case.get("name") or ""
+            result = Result(SKIPPED if case.get("status") == "notrun" else PASSED)
+            for element in case:
+                if element.tag in ("failure", "error"):
+                    said = element.get("message") or element.text or element.tag
+                    result = Result(FAILED, reason=_one_line(said))
+                    break
+                if element.tag == "skipped":
+                    result = Result(SKIPPED, reason=_one_line(element.get("message") or ""))
+            results[name if name.startswith(owner) else f"{owner}.{name}"] = result
+    return results
+
+
+def _one_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1 if lines and lines[0].startswith("Traceback") else 0][:100] if lines else ""
+
+
+@dataclass
+class Row:
+    """One line of the table: a suite, and one way to have ours in it."""
+
+    suite: str
+    way: str
+    date: str
+    commit: str
+    passed: list[str] = field(default_factory=list)
+    alike: list[str] = field(default_factory=list)  # not passed, as bare
+    explained: dict[str, str] = field(default_factory=dict)  # a difference that the documentation tells of
+    ours: dict[str, str] = field(default_factory=dict)  # failed by us, and the reason
+
+    @property
+    def cases(self) -> int:
+        return len(self.passed) + len(self.alike) + len(self.explained) + len(self.ours)
+
+    def __str__(self) -> str:
+        reasons: dict[str, list[str]] = {}
+        for case, reason in (self.ours | self.explained).items():
+            reasons.setdefault(reason, []).append(case)
+        told = "; ".join(f"{len(cases)}: {reason}" for reason, cases in reasons.items()).replace("|", "\\|")
+        figures = [self.cases, len(self.passed), len(self.alike), len(self.explained), len(self.ours)]
+        return "| " + " | ".join([self.suite, self.way, self.date, self.commit, *map(str, figures), told]) + " |"
+
+
+def compare(
+    bare: Results,
+    ours: Results,
+    again: Callable[[Collection[str]], tuple[Results, Results]],
+    explained: Mapping[str, str],
+    row: Row,
+) -> Row:
+    """Sorts the cases into `row`. Those that differ are run again, bare and ours, so that chance is not taken for ours.
+
+    `explained` has the reason for cases by regular expressions.
+    """
+    differ = {case for case in bare if not ours.get(case, NOT_RUN).is_as(bare[case])}
+    for _ in range(2):
+        if differ:
+            bare_again, ours_again = again(differ)
+            bare = {**bare, **{case: bare_again.get(case, NOT_RUN) for case in differ}}
+            ours = {**ours, **{case: ours_again.get(case, NOT_RUN) for case in differ}}
+            differ = {case for case in differ if not ours[case].is_as(bare[case])}
+    for case in sorted(bare):
+        found = ours.get(case, NOT_RUN)
+        if found.state == PASSED and case not in differ:
+            row.passed.append(case)
+        elif case not in differ:
+            row.alike.append(case)
+        elif known := next((why for pattern, why in explained.items() if re.search(pattern, case)), None):
+            row.explained[case] = known
+        else:
+            row.ours[case] = (
+                f"{found.state}, with another output"
+                if found.state == bare[case].state
+                else (found.reason or found.state)
+            )
+    return row
+
+
+def enter(row: Row, page: Path) -> None:
+    """Puts the row into the first table of a page, in the place of the one of the same suite and way."""
+    lines = page.read_text().splitlines()
+    rule = next(number for number, line in enumerate(lines) if line.startswith("|--"))
+    end = next((number for number in range(rule, len(lines)) if not lines[number].startswith("|")), len(lines))
+    others = [line for line in lines[rule + 1 : end] if not line.startswith(f"| {row.suite} | {row.way} |")]
+    lines[rule + 1 : end] = sorted([*others, str(row)])
+    page.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""safetensors: the tests of its Python package, whose load_file and save_file for torch and NumPy are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from commands import pytest
+from results import Result
+
+WAYS = ["load_file", "save_file"]
+_ERRORS = "refused as there, by another class of error: TypeError, LayoutError"
+EXPLAINED = {
+    "test_cannot_serialize_shared|test_bogus|test_meta_tensor|test_sparse|TorchModelTestCase.test_failure": _ERRORS
+}
+
+
+def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
+    return pytest(checkout / "bindings" / "python", work, way, only, "--continue-on-collection-errors", "tests")
