@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs as they are, and with the library loaded first that stages their copies; and `pinning.copy`, in one go.
 
-python benchmarks/any_program/run.py [--json FILE] [cudart cudart-shared torch cupy numba jax cuda]
+python benchmarks/any_program/run.py [--json FILE] [cudart cudart-shared torch cupy numba jax cuda loader model]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from pinning.cli.run import library
 
 HERE = Path(__file__).parent
-EVERYTHING = ["cudart", "cudart-shared", "torch", "cupy", "numba", "jax", "cuda"]
+EVERYTHING = ["cudart", "cudart-shared", "torch", "cupy", "numba", "jax", "cuda", "loader", "model"]
 Figures = dict[str, float]
 
 
@@ -51,7 +51,12 @@ def main(
     script = [sys.executable, "-P", str(HERE / "library.py")]
     with tempfile.TemporaryDirectory() as folder:
         for name in programs or EVERYTHING:
-            command = [str(built(name, Path(folder))), "time"] if name.startswith("cudart") else [*script, name]
+            if name.startswith("cudart"):
+                command = [str(built(name, Path(folder))), "time"]
+            elif name in ("loader", "model"):
+                command = [sys.executable, "-P", str(HERE / "programs.py"), name]
+            else:
+                command = [*script, name]
             measured[name] = {"bare": figures(command, ""), "preloaded": figures(command, str(library()))}
     measured["pinning.copy"] = {"bare": figures([*script, "pinning"], ""), "preloaded": {}}
     table = Table("program", "copy", "bare", "preloaded", "ratio")

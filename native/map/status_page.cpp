@@ -78,7 +78,7 @@ struct Book {
       for (std::uint32_t i = 0; i < StatusPage::paths; ++i) moved[i] = page->moved[i];
       if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED) {
         for (std::uint32_t i = 0; i < StatusPage::paths; ++i) page->moved[i] += moved[i];
-        page->version = 1;
+        page->version = 2;
         process_budget().show();
         page->slot_count = StatusPage::slots;
         page->process = static_cast<std::uint64_t>(getpid());
@@ -152,6 +152,12 @@ Book& book() noexcept {
 }  // namespace
 
 StatusPage& status_page() noexcept { return *book().page; }
+
+void show_status() noexcept {
+  Book& ours = book();
+  std::lock_guard const guard(ours.mutex);
+  ours.show();
+}
 
 void describe_in_status(Address start, std::uint64_t size, char const* owner, char const* site) noexcept {
   Book& ours = book();

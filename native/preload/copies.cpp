@@ -158,51 +158,57 @@ bool wait_until_moved(Staged& staged, Driver const& driver, std::uintptr_t strea
   return true;
 }
 
-/// Which way the bytes go; `either` where it is not between pageable memory and a device, which `outcome` says more of.
-Request::Toward direction(Driver const& driver, Request& request, Outcome& outcome) noexcept {
+/// `staged` of large pageable memory and a device, of which it then says which way the bytes go; else why not.
+Outcome could_be(Driver const& driver, Request& request) noexcept {
   std::uint64_t const to = request.extent(request.dst_pitch), from = request.extent(request.src_pitch);
   Memory const dst = memory_at(driver, request.dst), src = memory_at(driver, request.src);
   if (request.toward == Request::Toward::either) {
     request.toward = dst == Memory::device ? Request::Toward::device : Request::Toward::host;
   }
-  auto const toward = request.toward;
-  bool const to_device = toward == Request::Toward::device;
+  bool const to_device = request.toward == Request::Toward::device;
   Memory const host = to_device ? src : dst, device = to_device ? dst : src;
   Address const host_start = to_device ? request.src : request.dst, device_start = to_device ? request.dst : request.src;
   std::uint64_t const host_size = to_device ? from : to, device_size = to_device ? to : from;
-  outcome = Outcome::other_memory;
-  if (device != Memory::device || memory_at(driver, device_start + device_size - 1) != Memory::device) {
-    return Request::Toward::either;
-  }
-  if (host != Memory::pageable && host != Memory::pinned) return Request::Toward::either;
-  outcome = Outcome::pinned_in_part;
+  if (device != Memory::device || (host != Memory::pageable && host != Memory::pinned)) return Outcome::other_memory;
   Memory const last = memory_at(driver, host_start + host_size - 1);
-  if (host == Memory::pinned && last == Memory::pinned) outcome = Outcome::direct;
-  if (host == Memory::pinned || last != Memory::pageable) return Request::Toward::either;
+  if (host == Memory::pinned) return last == Memory::pinned ? Outcome::direct : Outcome::pinned_in_part;
+  if (last != Memory::pageable) return Outcome::pinned_in_part;
   for (std::uint64_t at = probe_every; at < host_size; at += probe_every) {
-    if (memory_at(driver, host_start + at) != Memory::pageable) return Request::Toward::either;
+    if (memory_at(driver, host_start + at) != Memory::pageable) return Outcome::pinned_in_part;
   }
-  return toward;
+  if (memory_at(driver, device_start + device_size - 1) != Memory::device) return Outcome::other_memory;
+  if (request.height > 1 && request.width < least_row) return Outcome::small;
+  if (!settings.stages) return Outcome::off;
+  return StagingLimits().threads < 2 ? Outcome::one_processor : Outcome::staged;
 }
 
-std::vector<Part> rows(Request const& request) {
-  std::vector<Part> parts(request.height);
-  for (std::uint64_t i = 0; i < request.height; ++i) {
-    parts[i] = {request.dst + i * request.dst_pitch, request.src + i * request.src_pitch, request.width};
-  }
-  return parts;
-}
+/// Requests that differ in nothing but addresses, and are copied as one.
+struct Group {
+  Request any;
+  std::vector<Part> parts;
+  std::uint64_t bytes = 0;
 
-std::unique_ptr<Staged> submit(Context& context, Stream& stream, Request const& request, bool to_device) {
+  void add(Request const& request) {
+    any = request;
+    for (std::uint64_t i = 0; i < request.height; ++i) {
+      parts.push_back({request.dst + i * request.dst_pitch, request.src + i * request.src_pitch, request.width});
+    }
+    bytes += request.size();
+  }
+};
+
+std::unique_ptr<Staged> submit(Context& context, Stream& stream, Group const& group) {
   StagingLimits limits;
   limits.staging_bytes = ring_bytes_of_context;
+  bool const to_device = group.any.toward == Request::Toward::device;
   auto const toward = to_device ? Staging::Toward::device : Staging::Toward::host;
   std::lock_guard const guard(stream.mutex);
-  // Not before its turn: what is in the stream already may write the source.
-  return context.staging().copy(*stream.queue, toward, rows(request), false, limits);
+  // Not before its turn, unless that is allowed: what is in the stream already may write the source.
+  return context.staging().copy(*stream.queue, toward, group.parts, to_device && group.any.early, limits);
 }
 
-Outcome stage_between(Driver const& driver, Request const& request, bool to_device) {
+Outcome stage_group(Driver const& driver, Group const& group) {
+  Request const& request = group.any;
   auto* const stream = reinterpret_cast<void*>(request.stream);
   void* context_handle = nullptr;
   unsigned long long context_number = 0, stream_number = 0;
@@ -221,12 +227,12 @@ Outcome stage_between(Driver const& driver, Request const& request, bool to_devi
   if (all.made_in != generation()) return Outcome::child;
   Context& context = all.get(context_handle, context_number);
   if (context.failures >= most_failures) return Outcome::refused;
-  if (context.asked_for.fetch_add(request.size()) + request.size() < thresholds_before_rings * settings.min_bytes) {
+  if (context.asked_for.fetch_add(group.bytes) + group.bytes < thresholds_before_rings * settings.min_bytes) {
     return Outcome::few;
   }
   try {
     auto const into = context.stream(request.stream, stream_number);
-    auto const staged = submit(context, *into, request, to_device);
+    auto const staged = submit(context, *into, group);
     if (staged == nullptr) return Outcome::no_room;
     if (!wait_until_moved(*staged, driver, request.stream)) return Outcome::refused;
     context.failures = 0;
@@ -266,21 +272,33 @@ std::set<Address> borders(Address start, std::uint64_t size) {
 
 }  // namespace
 
-Outcome stage(Request& request) noexcept {
+void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
   omp::Uncancelled const uncancelled;
   Driver const* const driver = Driver::get();
-  if (driver == nullptr) return Outcome::old_driver;
-  if (is_captured(*driver, request.stream)) return Outcome::captured;
-  Outcome outcome;
-  auto const toward = direction(*driver, request, outcome);
-  if (toward == Request::Toward::either) return outcome;
-  if (request.height > 1 && request.width < least_row) return Outcome::small;
-  if (!settings.stages) return Outcome::off;
-  if (StagingLimits().threads < 2) return Outcome::one_processor;
-  try {
-    return stage_between(*driver, request, toward == Request::Toward::device);
-  } catch (...) {  // out of memory, or the driver refused a question
-    return Outcome::refused;
+  auto const each = [&](auto&& outcome_of) {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (outcomes[i] == Outcome::staged) outcomes[i] = outcome_of(requests[i]);
+    }
+  };
+  if (driver == nullptr) return each([](Request const&) { return Outcome::old_driver; });
+  if (is_captured(*driver, requests[0].stream)) return each([](Request const&) { return Outcome::captured; });
+  each([&](Request& request) { return could_be(*driver, request); });
+  for (int kind = 0; kind < 4; ++kind) {
+    auto const toward = (kind & 1) != 0 ? Request::Toward::device : Request::Toward::host;
+    bool const early = (kind & 2) != 0;
+    auto const is_of_it = [&](Request const& request) { return request.toward == toward && request.early == early; };
+    auto outcome = Outcome::refused;  // also where memory runs out, or the driver refuses a question
+    try {
+      Group group;
+      each([&](Request const& request) {
+        if (is_of_it(request)) group.add(request);
+        return Outcome::staged;
+      });
+      if (group.parts.empty()) continue;
+      outcome = stage_group(*driver, group);
+    } catch (...) {
+    }
+    each([&](Request const& request) { return is_of_it(request) ? outcome : Outcome::staged; });
   }
 }
 
@@ -301,7 +319,9 @@ bool split(Request const& request) noexcept {
     for (Address const end : ends) {
       Request part = request;
       part.dst += at - host, part.src += at - host, part.width = end - at;
-      if (part.width < settings.min_bytes || stage(part) != Outcome::staged) {
+      auto outcome = part.width < settings.min_bytes ? Outcome::small : Outcome::staged;
+      stage({&part, 1}, &outcome);
+      if (outcome != Outcome::staged) {
         code = driver->cuMemcpyAsync(part.dst, part.src, part.width, reinterpret_cast<void*>(part.stream));
       }
       if (code != success) break;

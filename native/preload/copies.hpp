@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <pinning/locker.hpp>
+#include <span>
 
 namespace pinning::preload {
 
@@ -16,6 +17,7 @@ struct Request {
   std::uintptr_t stream;      // never 0: a default stream by its own handle
   bool synchronous = false;   // of a call without a stream
   std::uint64_t height = 1, dst_pitch = 0, src_pitch = 0;
+  bool early = false;         // the source may be read before the stream comes to it
 
   std::uint64_t size() const noexcept { return width * height; }
   /// From the first byte to the last one of an end.
@@ -43,8 +45,9 @@ enum class Outcome : std::uint8_t {
 
 /// Copies by the threads of libpinning and through pinned blocks, and returns when the driver would: to the device once
 /// the source is read, to the host once all is copied. Any other outcome than `staged`: nothing is under way. Of a request for
-/// either way it says which one it is.
-Outcome stage(Request& request) noexcept;
+/// either way it says which one it is. All are of one stream, and may be done in any order. Those whose outcome is not `staged`
+/// before are left alone.
+void stage(std::span<Request> requests, Outcome* outcomes) noexcept;
 
 /// Of a copy that the driver has refused: does it in parts where it crosses the border of a lock of our own, of which the
 /// program knows nothing. False where that is not the reason.

@@ -3,7 +3,9 @@
 // comparison.
 #include "entry.hpp"
 
-#include <algorithm>
+#include <new>
+#include <pinning/status_page.hpp>
+#include <vector>
 
 #include "copies.hpp"
 #include "driver.hpp"
@@ -15,6 +17,9 @@ namespace {
 
 using namespace pinning::preload;
 using pinning::Address;
+using pinning::CopyPath;
+using pinning::count_moved;
+using pinning::cuda::CopyAttributes;
 using pinning::cuda::Rows;
 
 template <class... Arguments>
@@ -29,21 +34,23 @@ int call(Symbol symbol, Arguments... arguments) {
 template <class Driver>
 [[gnu::noinline]] int copy_watched(Request request, Driver const& driver) {
   auto const began = settings.watches ? pinning::omp::now() : pinning::omp::Moment();
-  Outcome outcome = request.size() >= settings.min_bytes ? stage(request) : Outcome::small;
+  Outcome outcome = Outcome::small;
+  if (request.size() >= settings.min_bytes) outcome = Outcome::staged, stage({&request, 1}, &outcome);
   int code = success;
   if (outcome != Outcome::staged) {
     code = driver();
     if (code == invalid_value && split(request)) outcome = Outcome::split, code = success;
   }
-  if (settings.watches && code == success) note(request, outcome, began);
+  if (code == success) note({&request, 1}, &outcome, began);
   return code;
 }
 
 template <class MakeRequest, class Driver>
 inline int copy(std::size_t size, MakeRequest const& request, Driver const& driver) {
   if (size >= settings.min_bytes || settings.watches) [[unlikely]] return copy_watched(request(), driver);
-  int const code = driver();
-  if (code == invalid_value) [[unlikely]] return split(request()) ? success : code;
+  int code = driver();
+  if (code == invalid_value && split(request())) [[unlikely]] code = success;
+  if (code == success) count_moved(CopyPath::small, size);
   return code;
 }
 
@@ -143,6 +150,126 @@ int in_rows_async(Rows const* rows, void* stream) {
   return copy_rows(rows, handle(stream, null_stream), false, [&] { return call(symbol, rows, stream); });
 }
 
+// ---- with attributes; and in batches, of which the copies may be done in any order ----
+
+enum : int { stream_order = 1, any_order = 3 };  // CUmemcpySrcAccessOrder
+bool is_valid(CopyAttributes const& attributes) noexcept {
+  return attributes.srcAccessOrder >= stream_order && attributes.srcAccessOrder <= any_order;
+}
+
+Request request_of(unsigned long long dst, unsigned long long src, std::size_t size, std::uintptr_t stream,
+                   CopyAttributes const& attributes) {
+  Request request{Request::Toward::either, dst, src, size, stream};
+  request.early = attributes.srcAccessOrder != stream_order;
+  return request;
+}
+
+template <Symbol symbol, std::uintptr_t null_stream>
+int with_attributes(unsigned long long dst, unsigned long long src, std::size_t size, CopyAttributes* attributes, void* stream) {
+  auto const driver = [&] { return call(symbol, dst, src, size, attributes, stream); };
+  if (attributes == nullptr || !is_valid(*attributes)) return driver();  // with its error
+  return copy(size, [&] { return request_of(dst, src, size, handle(stream, null_stream), *attributes); }, driver);
+}
+
+struct Batch {
+  unsigned long long *dsts, *srcs;
+  std::size_t *sizes, count;
+  CopyAttributes* attributes;
+  std::size_t *firsts, kinds;  // the first copy that each of the attributes is for
+
+  bool is_valid() const noexcept {
+    if (count == 0 || kinds == 0 || kinds > count || !dsts || !srcs || !sizes || !attributes || !firsts) return false;
+    for (std::size_t i = 0; i < kinds; ++i) {
+      bool const ascends = i == 0 ? firsts[0] == 0 : firsts[i] > firsts[i - 1] && firsts[i] < count;
+      if (!ascends || !::is_valid(attributes[i])) return false;
+    }
+    return true;
+  }
+};
+
+/// Smaller copies of a batch are the driver's, of which nothing is asked.
+constexpr std::size_t least_of_batch = 256 << 10;
+
+/// What is left of a batch for the driver.
+struct Rest {
+  std::vector<unsigned long long> dsts, srcs;
+  std::vector<std::size_t> sizes, firsts, places;  // places: in the batch
+  std::vector<CopyAttributes> attributes;
+  std::size_t kind = ~std::size_t{0};
+
+  void add(Batch const& batch, std::size_t place, std::size_t its_kind) {
+    if (its_kind != kind) attributes.push_back(batch.attributes[kind = its_kind]), firsts.push_back(places.size());
+    dsts.push_back(batch.dsts[place]), srcs.push_back(batch.srcs[place]), sizes.push_back(batch.sizes[place]);
+    places.push_back(place);
+  }
+  Batch batch() {
+    return {dsts.data(), srcs.data(), sizes.data(), places.size(), attributes.data(), firsts.data(), firsts.size()};
+  }
+};
+
+template <class Driver>
+[[gnu::noinline]] int copy_batch_watched(Batch const& batch, std::uintptr_t stream, std::size_t* failed,
+                                         Driver const& driver, bool stages) {
+  auto const began = settings.watches ? pinning::omp::now() : pinning::omp::Moment();
+  std::vector<Request> requests;
+  std::vector<Outcome> outcomes(batch.count, Outcome::small);
+  std::vector<std::size_t> kinds;
+  for (std::size_t i = 0, kind = 0; i < batch.count; ++i) {
+    if (kind + 1 < batch.kinds && batch.firsts[kind + 1] == i) ++kind;
+    kinds.push_back(kind);
+    requests.push_back(request_of(batch.dsts[i], batch.srcs[i], batch.sizes[i], stream, batch.attributes[kind]));
+    if (stages && batch.sizes[i] >= least_of_batch) outcomes[i] = Outcome::staged;
+  }
+  if (stages) stage(requests, outcomes.data());
+  Rest rest;
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    if (outcomes[i] != Outcome::staged) rest.add(batch, i, kinds[i]);
+  }
+  int const code = rest.places.empty() ? success : driver(rest.batch());
+  if (code == success) note(requests, outcomes.data(), began);
+  else if (failed != nullptr && *failed < rest.places.size()) *failed = rest.places[*failed];
+  return code;
+}
+
+/// What the driver would refuse before it looks at the memory is its own.
+template <class Driver>
+int copy_batch(Batch const& batch, std::uintptr_t stream, std::size_t* failed, Driver const& driver) {
+  if (stream == legacy_stream || !batch.is_valid()) return driver(batch);
+  std::size_t all = 0, large = 0;
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    all += batch.sizes[i];
+    if (batch.sizes[i] >= least_of_batch) large += batch.sizes[i];
+  }
+  bool const stages = large >= settings.min_bytes;
+  if (stages || settings.watches) [[unlikely]] {
+    try {
+      return copy_batch_watched(batch, stream, failed, driver, stages);
+    } catch (std::bad_alloc const&) {
+    }
+  }
+  int const code = driver(batch);
+  if (code == success) count_moved(CopyPath::small, all);
+  return code;
+}
+
+template <Symbol symbol, std::uintptr_t null_stream>
+int in_batch(unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+             CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds, void* stream) {
+  auto const driver = [&](Batch const& some) {
+    return call(symbol, some.dsts, some.srcs, some.sizes, some.count, some.attributes, some.firsts, some.kinds, stream);
+  };
+  return copy_batch({dsts, srcs, sizes, count, attributes, firsts, kinds}, handle(stream, null_stream), nullptr, driver);
+}
+
+template <Symbol symbol, std::uintptr_t null_stream>
+int in_first_batch(unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+                   CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds, std::size_t* failed, void* stream) {
+  auto const driver = [&](Batch const& some) {
+    return call(symbol, some.dsts, some.srcs, some.sizes, some.count, some.attributes, some.firsts, some.kinds, failed, stream);
+  };
+  return copy_batch({dsts, srcs, sizes, count, attributes, firsts, kinds}, handle(stream, null_stream), failed, driver);
+}
+
 constexpr std::uint64_t per_thread_flag = 2;  // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 
 void answer(int code, char const* symbol, void** function, int version, std::uint64_t flags) {
@@ -170,6 +297,18 @@ PINNING_FORMS(cuMemcpyAsync, either_async,
 PINNING_FORMS(cuMemcpy2D_v2, in_rows, (Rows const* rows), (rows), _ptds)
 PINNING_FORMS(cuMemcpy2DUnaligned_v2, in_rows, (Rows const* rows), (rows), _ptds)
 PINNING_FORMS(cuMemcpy2DAsync_v2, in_rows_async, (Rows const* rows, void* stream), (rows, stream), _ptsz)
+
+PINNING_FORMS(cuMemcpyWithAttributesAsync, with_attributes,
+              (unsigned long long dst, unsigned long long src, std::size_t size, CopyAttributes* attributes, void* stream),
+              (dst, src, size, attributes, stream), _ptsz)
+PINNING_FORMS(cuMemcpyBatchAsync, in_first_batch,
+              (unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+               CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds, std::size_t* failed, void* stream),
+              (dsts, srcs, sizes, count, attributes, firsts, kinds, failed, stream), _ptsz)
+PINNING_FORMS(cuMemcpyBatchAsync_v2, in_batch,
+              (unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+               CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds, void* stream),
+              (dsts, srcs, sizes, count, attributes, firsts, kinds, stream), _ptsz)
 
 int cuGetProcAddress(char const* symbol, void** function, int version, std::uint64_t flags) {
   int const code = call(cuGetProcAddress_symbol, symbol, function, version, flags);

@@ -28,6 +28,21 @@ int cuMemcpy2DUnaligned_v2(pinning::cuda::Rows const* rows);
 int cuMemcpy2DUnaligned_v2_ptds(pinning::cuda::Rows const* rows);
 int cuMemcpy2DAsync_v2(pinning::cuda::Rows const* rows, void* stream);
 int cuMemcpy2DAsync_v2_ptsz(pinning::cuda::Rows const* rows, void* stream);
+int cuMemcpyWithAttributesAsync(unsigned long long dst, unsigned long long src, std::size_t size,
+                                pinning::cuda::CopyAttributes* attributes, void* stream);
+int cuMemcpyWithAttributesAsync_ptsz(unsigned long long dst, unsigned long long src, std::size_t size,
+                                     pinning::cuda::CopyAttributes* attributes, void* stream);
+int cuMemcpyBatchAsync(unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+                       pinning::cuda::CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds,
+                       std::size_t* failed, void* stream);
+int cuMemcpyBatchAsync_ptsz(unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+                            pinning::cuda::CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds,
+                            std::size_t* failed, void* stream);
+int cuMemcpyBatchAsync_v2(unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+                          pinning::cuda::CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds, void* stream);
+int cuMemcpyBatchAsync_v2_ptsz(unsigned long long* dsts, unsigned long long* srcs, std::size_t* sizes, std::size_t count,
+                               pinning::cuda::CopyAttributes* attributes, std::size_t* firsts, std::size_t kinds,
+                               void* stream);
 int cuGetProcAddress(char const* symbol, void** function, int version, std::uint64_t flags);
 int cuGetProcAddress_v2(char const* symbol, void** function, int version, std::uint64_t flags, int* status);
 

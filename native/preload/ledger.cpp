@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <pinning/status_page.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "../openmp/this_process.hpp"
 #include "../openmp/tool.hpp"
 #include "../openmp/uncancelled.hpp"
+#include "python.hpp"
 #include "settings.hpp"
 
 namespace pinning::preload {
@@ -65,8 +67,8 @@ bool is_between(std::string_view module) noexcept {
   return module.starts_with("libpinning") || module.starts_with("libcuda.so") || module.starts_with("libcudart");
 }
 
-/// "libtorch_cuda.so: at::native::copy_"
-std::string caller() {
+/// Such as "libtorch_cuda.so: at::native::copy_"
+std::string native_caller() {
   struct Search {
     int depth = 0;
     std::string name;
@@ -92,26 +94,38 @@ std::string caller() {
   return search.name.empty() ? "unknown" : search.name;
 }
 
+/// "train.py:42 in step, libtorch_cuda.so: at::native::copy_"
+std::string caller() {
+  std::string const line = python_line();
+  return line + (line.empty() ? "" : ", ") + native_caller();
+}
+
+CopyPath path_of(Outcome outcome) noexcept {
+  switch (outcome) {
+    case Outcome::staged:
+    case Outcome::split: return CopyPath::staged;
+    case Outcome::direct: return CopyPath::direct;
+    case Outcome::small: return CopyPath::small;
+    default: return CopyPath::plain;
+  }
+}
+
 class Ledger {
  public:
-  void add(Request const& request, Outcome outcome, omp::Moment began) {
+  void add(std::span<Request const> requests, Outcome const* outcomes, omp::Moment began) {
     auto const ended = omp::now();
-    double const seconds = std::chrono::duration<double>(ended - began).count();
-    bool const large = outcome != Outcome::small;
-    std::string const by = large ? caller() : "";
-    if (large) trace(request, outcome, began, ended);
-    std::lock_guard const guard(mutex_);
-    traffic_[static_cast<int>(request.toward)][static_cast<int>(outcome)].add(request.size(), seconds);
-    if (!large) return;
-    ++sizes_[std::bit_floor(request.size())];
-    if (callers_.size() < most_callers || callers_.contains(by)) callers_[by].add(request.size(), seconds);
-    if (outcome != Outcome::staged && outcome != Outcome::off) return;
-    Address const host = request.toward == Request::Toward::device ? request.src : request.dst;
-    auto const buffer = std::pair(host, request.size());
-    if (!buffers_.contains(buffer)) {
-      if (buffers_.size() < most_buffers) buffers_[buffer] = 1;
-    } else if (++buffers_[buffer] > 1) {
-      again_.add(request.size(), seconds);
+    double all = 0;
+    bool any_large = false;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      all += static_cast<double>(requests[i].size());
+      any_large |= outcomes[i] != Outcome::small;
+    }
+    std::string const by = any_large ? caller() : "";
+    for (std::size_t i = 0; i < requests.size(); ++i) {  // each its share of the time
+      double const share = all > 0 ? static_cast<double>(requests[i].size()) / all : 0;
+      auto const until = began + std::chrono::duration_cast<omp::Moment::duration>((ended - began) * share);
+      if (outcomes[i] != Outcome::small) trace(requests[i], outcomes[i], began, until);
+      add(requests[i], outcomes[i], std::chrono::duration<double>(until - began).count(), by);
     }
   }
 
@@ -137,7 +151,7 @@ class Ledger {
     }
     if (again_.copies > 0) {
       text += "pinning: copied again from or to the same ordinary memory: " + again_.text() +
-              ": memory that is locked is copied without processor time\n";
+              ": locked by the program (pinning.lock, pin_memory), it would be copied without processor time\n";
     }
     std::vector<std::pair<std::string, Traffic>> most(callers_.begin(), callers_.end());
     std::ranges::sort(most, [](auto const& one, auto const& other) { return one.second.bytes > other.second.bytes; });
@@ -157,6 +171,22 @@ class Ledger {
   }
 
  private:
+  void add(Request const& request, Outcome outcome, double seconds, std::string const& by) {
+    std::lock_guard const guard(mutex_);
+    traffic_[static_cast<int>(request.toward)][static_cast<int>(outcome)].add(request.size(), seconds);
+    if (outcome == Outcome::small) return;
+    ++sizes_[std::bit_floor(request.size())];
+    if (callers_.size() < most_callers || callers_.contains(by)) callers_[by].add(request.size(), seconds);
+    if (outcome != Outcome::staged && outcome != Outcome::off) return;
+    Address const host = request.toward == Request::Toward::device ? request.src : request.dst;
+    auto const buffer = std::pair(host, request.size());
+    if (!buffers_.contains(buffer)) {
+      if (buffers_.size() < most_buffers) buffers_[buffer] = 1;
+    } else if (++buffers_[buffer] > 1) {
+      again_.add(request.size(), seconds);
+    }
+  }
+
   using ByOutcome = Traffic[static_cast<int>(Outcome::outcomes)];
 
   static std::string line(char const* direction, ByOutcome const& traffic) {
@@ -217,17 +247,21 @@ void at_exit(int, void*) {
 }  // namespace
 
 void begin_watching() noexcept {
+  if (!omp::this_process.sandboxed) show_status();
+  if (!settings.watches) return;
   try {
     ledger().open_trace();
   } catch (...) {  // out of memory: there is no trace
   }
 }
 
-void note(Request const& request, Outcome outcome, omp::Moment began) noexcept {
+void note(std::span<Request const> requests, Outcome const* outcomes, omp::Moment began) noexcept {
   if (!omp::this_process.began) return;
+  for (std::size_t i = 0; i < requests.size(); ++i) count_moved(path_of(outcomes[i]), requests[i].size());
+  if (!settings.watches) return;
   omp::Uncancelled const uncancelled;
   try {
-    ledger().add(request, outcome, began);
+    ledger().add(requests, outcomes, began);
   } catch (...) {  // out of memory: the report lacks one
   }
 }

@@ -85,7 +85,7 @@ void* remembered(Entry const& entry, void* function) noexcept {
   auto& process = omp::this_process;
   if (process.began && !process.copies.exchange(true, std::memory_order_relaxed)) {
     complain_of_settings();
-    if (settings.watches) begin_watching();
+    begin_watching();
   }
   return entry.function;
 }

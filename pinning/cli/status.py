@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 _NAME = "/memfd:pinning-status"
-_MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 1
-_HEAD = struct.Struct("=QIIQq4QQQQ5Q")
+_MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 2
+_HEAD = struct.Struct("=QIIQq5QQQQ5Q")
 _NO_LIMIT = 2**64 - 1
 _SLOT = struct.Struct("=QQq23s?48s160s")
 _SLOTS_AT = 256
-PATHS = ("direct", "staged", "lock", "plain")
+PATHS = ("direct", "staged", "lock", "plain", "small")
 
 
 class NoStatusError(Exception):
@@ -125,7 +125,7 @@ def status_of(pid: int) -> Status:
     magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
     if magic != _MAGIC or version != _VERSION:
         raise NoStatusError(f"process {pid} runs a version of pinning whose page this one does not know")
-    locked, registrations, unlisted, limit, used, idle, external, idle_limit = figures[4:]
+    locked, registrations, unlisted, limit, used, idle, external, idle_limit = figures[len(PATHS) :]
     listed = page[_SLOTS_AT : _SLOTS_AT + slots * _SLOT.size]
     locks = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
     return Status(
@@ -137,7 +137,7 @@ def status_of(pid: int) -> Status:
         Used(_limit(limit), used, idle, external, _limit(idle_limit)),
         registrations,
         unlisted,
-        dict(zip(PATHS, figures[:4], strict=True)),
+        dict(zip(PATHS, figures[: len(PATHS)], strict=True)),
         _joined(sorted(locks)),
     )
 

@@ -43,7 +43,7 @@ cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
         uint64_t add "fetch_add" (uint64_t, int order) noexcept
         uint64_t load() noexcept
     cppclass StatusPage:
-        Counter moved[4]
+        Counter moved[5]
     StatusPage& status_page() noexcept
 
 cdef extern from "<atomic>" nogil:

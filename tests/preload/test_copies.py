@@ -32,6 +32,12 @@ FORMS = [
     for call in ("sync", "async")
     for which in ("", " thread", *([" stream"] if call == "async" else []))
 ]
+# Batches take no legacy default stream, and the first version of cuGetProcAddress gives it no stream either.
+BATCHES = [
+    f"{what} async {which}"
+    for what in ("batch", "batch any", "batch1", "attributes", "attributes any")
+    for which in ("thread", "stream")
+]
 ROWS = ["rows sync", "rows sync thread", "rows async", "rows async thread", "rows sync pitched", "rows async pitched"]
 
 
@@ -50,7 +56,8 @@ class Ran:
     @property
     def by_driver(self) -> int:
         """Copies that were the driver's own."""
-        return sum(count for call, count in self.calls.items() if re.fullmatch(r"cuMemcpy(HtoD|DtoH|2D).*", call))
+        copies = r"cuMemcpy(HtoD|DtoH|2D|Batch|With).*"
+        return sum(count for call, count in self.calls.items() if re.fullmatch(copies, call))
 
     @property
     def staged(self) -> int:
@@ -129,6 +136,50 @@ def test_so_are_rows(run: Run, way: str, form: str) -> None:
     ran = run(way, form, "pageable")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
+
+
+@pytest.mark.parametrize("form", BATCHES)
+@pytest.mark.parametrize("way", ["dlsym", "proc"])
+def test_so_are_the_large_copies_of_a_batch(run: Run, way: str, form: str) -> None:
+    ran = run(way, form, "pageable", PINNING_COPIES_MIN_BYTES="256KiB", PINNING_REPORT="-")
+    assert (ran.code, ran.out) == (0, "same\n")
+    alone = "attributes" in form
+    assert (ran.by_driver, ran.staged > 0) == (0 if alone else 2, True), ran.calls  # the small one of each batch
+    assert f"copied to devices: {'4 MiB in 1' if alone else '4.0 MiB in 2'} staged" in ran.errors
+    assert ("copied either way: 8 KiB in 2 too small to stage" in ran.errors) == (not alone)
+
+
+@pytest.mark.parametrize("form", ["batch async stream", "batch1 async stream"])
+def test_pinned_memory_in_a_batch_is_the_drivers(run: Run, form: str) -> None:
+    ran = run("proc", form, "half registered", PINNING_COPIES_MIN_BYTES="256KiB", PINNING_REPORT="-")
+    assert (ran.code, ran.out, ran.by_driver) == (0, "same\n", 2)
+    for direction in ("to", "from"):
+        report = rf"copied {direction} devices: 2 MiB in 1 staged \(.*\); 2.0 MiB in 1 of pinned memory"
+        assert re.search(report, ran.errors)
+
+
+@pytest.mark.parametrize(
+    ("form", "memory"),
+    [
+        ("batch async", "pageable"),  # in the legacy default stream
+        ("batch async wrong stream", "pageable"),
+        ("attributes async wrong stream", "pageable"),
+        ("batch async stream", "pinned"),
+        ("batch async stream", "past the end"),
+        ("batch1 async stream", "past the end"),
+        ("batch async stream", "small"),
+        ("attributes async stream", "small"),
+    ],
+)
+def test_other_batches_are_the_drivers(run: Run, form: str, memory: str) -> None:
+    plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
+    assert ran.outcome == plain.outcome
+    assert (ran.by_driver, memory != "past the end" and ran.staged > 0) == (plain.by_driver, False)
+
+
+def test_a_batch_that_is_captured(run: Run) -> None:
+    plain = run("proc", "batch async stream", "captured", preload=False)
+    assert run("proc", "batch async stream", "captured").outcome == plain.outcome
 
 
 @pytest.mark.parametrize("form", ["sync", "async", "async stream"])

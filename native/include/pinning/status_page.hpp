@@ -18,7 +18,7 @@ namespace pinning {
 /// pinning/cli/status.py reads it by these offsets.
 struct StatusPage {
   static constexpr std::uint64_t the_magic = 0x0031'4e49'5049'4e50;  // "PNIPIN1"
-  static constexpr std::uint32_t slots = 4096, paths = 4;
+  static constexpr std::uint32_t slots = 4096, paths = 5;
 
   struct Slot {
     std::atomic<std::uint64_t> start;  // 0: empty
@@ -35,19 +35,20 @@ struct StatusPage {
   std::uint32_t version, slot_count;
   std::uint64_t process;
   std::int64_t begun;                       // nanoseconds since 1970
-  std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, lock, plain
+  std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, lock, plain, small
   std::atomic<std::uint64_t> locked, calls, unlisted;  // bytes locked; locks of vendors so far; locks without a slot
   Budget::Shown budget;                                // that of the process
-  std::uint64_t reserved[16];
+  std::uint64_t reserved[15];
   Slot slot[slots];
 };
-static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 88 && offsetof(StatusPage, slot) == 256);
+static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 96 && offsetof(StatusPage, slot) == 256);
 
-/// This process's. Before its first lock it is in private memory.
+/// This process's. Before its first lock it is in private memory, unless others are to see it sooner.
 PINNING_API StatusPage& status_page() noexcept;
+PINNING_API void show_status() noexcept;
 
 /// How bytes travel, in the order of `moved`.
-enum class CopyPath : std::uint8_t { direct, staged, lock, plain };
+enum class CopyPath : std::uint8_t { direct, staged, lock, plain, small };  // the last is the driver's too
 
 inline void count_moved(CopyPath path, std::uint64_t size) noexcept {
   status_page().moved[static_cast<int>(path)].fetch_add(size, std::memory_order_relaxed);

@@ -14,6 +14,8 @@
 #undef cuMemcpy2D
 #undef cuMemcpy2DUnaligned
 #undef cuMemcpy2DAsync
+#undef cuMemcpyBatchAsync
+#undef cuMemcpyWithAttributesAsync
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -72,7 +74,12 @@ static void *function(char const *exported) {
         int (*get)(char const *, void **, int, cuuint64_t, void *) =
             dlsym(library, first ? "cuGetProcAddress" : "cuGetProcAddress_v2");
         if (!first) MUST(get("cuGetProcAddress", (void **)&get, 12000, 0, &status));  // which is that of five arguments
-        for (int i = 0; i < 3; i++) MUST(get(name, &found, i == 0 ? 11060 : 13000, flags, first ? NULL : &status));
+        bool const is_first_batch = strstr(exported, "Batch") != NULL && strstr(exported, "_v2") == NULL;
+        int const version = is_first_batch ? 12090 : 13020;
+        for (int i = 0; i < 3; i++) {
+            int const answer = get(name, &found, i == 0 ? 11060 : version, flags, first ? NULL : &status);
+            if (i > 0) MUST(answer);
+        }
     }
     if (found == NULL) {
         printf("%s: not found\n", exported);
@@ -85,11 +92,29 @@ typedef int Copy(CUdeviceptr, CUdeviceptr, size_t);
 typedef int CopyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 typedef int Rows(CUDA_MEMCPY2D const *);
 typedef int RowsAsync(CUDA_MEMCPY2D const *, CUstream);
+typedef int Attributed(CUdeviceptr, CUdeviceptr, size_t, CUmemcpyAttributes *, CUstream);
+typedef int Batch(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, CUstream);
+typedef int FirstBatch(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *,
+                       CUstream);
 
 static char suffix[8];
 static size_t rows = 1, pitch;
-static int is_async, is_rows, is_either;
+static int is_async, is_rows, is_either, is_batch, is_first_batch, is_attributed;
+static CUmemcpyAttributes attributes[2] = {{.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM},
+                                           {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL}};
 static CUstream stream;
+
+// Two large parts and a small one, of which the first has other attributes than those after it.
+static int copy_batch(char const *exported, CUdeviceptr dst, CUdeviceptr src, size_t size) {
+    size_t const half = size / 2, small = size < 8192 ? 0 : 4096;
+    size_t sizes[] = {half, half - small, small}, firsts[] = {0, 1}, failed = 99, count = small != 0 ? 3 : 2;
+    CUdeviceptr dsts[] = {dst, dst + half, dst + size - small}, srcs[] = {src, src + half, src + size - small};
+    if (!is_first_batch) return ((Batch *)function(exported))(dsts, srcs, sizes, count, attributes, firsts, 2, stream);
+    int const code =
+        ((FirstBatch *)function(exported))(dsts, srcs, sizes, count, attributes, firsts, 2, &failed, stream);
+    if (code != 0) printf("at %d: ", (int)failed);
+    return code;
+}
 
 static int copy(char const *name, CUdeviceptr dst, CUdeviceptr src, size_t size) {
     char exported[64];
@@ -104,6 +129,14 @@ static int copy(char const *name, CUdeviceptr dst, CUdeviceptr src, size_t size)
         else p.dstHost = (void *)dst, p.srcDevice = src, p.srcPitch += pitch;
         snprintf(exported, sizeof exported, "cuMemcpy2D%s_v2%s", is_async ? "Async" : "", suffix);
         return is_async ? ((RowsAsync *)function(exported))(&p, stream) : ((Rows *)function(exported))(&p);
+    }
+    if (is_batch) {
+        snprintf(exported, sizeof exported, "cuMemcpyBatchAsync%s%s", is_first_batch ? "" : "_v2", suffix);
+        return copy_batch(exported, dst, src, size);
+    }
+    if (is_attributed) {
+        snprintf(exported, sizeof exported, "cuMemcpyWithAttributesAsync%s", suffix);
+        return ((Attributed *)function(exported))(dst, src, size, attributes, stream);
     }
     if (is_either) snprintf(exported, sizeof exported, "cuMemcpy%s%s", is_async ? "Async" : "", suffix);
     return is_async ? ((CopyAsync *)function(exported))(dst, src, size, stream) : ((Copy *)function(exported))(dst, src, size);
@@ -168,6 +201,11 @@ int main(int count, char **arguments) {
     is_async = strstr(form, "async") != NULL;
     is_rows = strstr(form, "rows") != NULL;
     is_either = strstr(form, "either") != NULL;
+    is_first_batch = strstr(form, "batch1") != NULL;
+    is_batch = strstr(form, "batch") != NULL;
+    is_attributed = strstr(form, "attributes") != NULL;
+    if (strstr(form, "any") != NULL) attributes[0].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_ANY;
+    if (strstr(form, "wrong") != NULL) attributes[0].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_INVALID;
     if (strstr(form, "thread") != NULL) strcpy(suffix, is_async ? "_ptsz" : "_ptds");
     if (is_rows) rows = 8;
     if (strstr(form, "pitched") != NULL) pitch = 512;
@@ -205,6 +243,10 @@ int main(int count, char **arguments) {
         MUST(cuMemHostRegister(source, SIZE, 0));
         MUST(cuMemHostRegister(result, SIZE, 0));
     }
+    if (!strcmp(kind, "half registered")) {
+        MUST(cuMemHostRegister(source + SIZE / 2, SIZE / 2, 0));
+        MUST(cuMemHostRegister(result + SIZE / 2, SIZE / 2, 0));
+    }
     if (!strcmp(kind, "registered part")) MUST(cuMemHostRegister(source, 4096, 0));
     if (!strcmp(kind, "captured")) MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     if (!strcmp(kind, "beside capture")) {
@@ -226,7 +268,7 @@ int main(int count, char **arguments) {
         printf("capture %d\n", (int)cuStreamEndCapture(stream, &graph));
         return 0;
     }
-    if (strcmp(kind, "pinned") != 0 && strcmp(kind, "registered") != 0) memset(source, 9, size);  // which has been read
+    if (strcmp(kind, "pinned") != 0 && strstr(kind, "registered") == NULL) memset(source, 9, size);  // which has been read
     if (!strcmp(kind, "exit")) exit(0);
     MUST(copy(to_host, (CUdeviceptr)result, device, size));
     if (!is_rows) MUST(cuCtxSynchronize());

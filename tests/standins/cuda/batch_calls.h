@@ -78,18 +78,53 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned in
 }
 
 // In order here, which callers may not rely on.
-CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
-                                    CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream) {
-    ENTER(WORKING, "%zu %p", count, (void *)hStream);
-    REQUIRE((uintptr_t)hStream > 2 && count && numAttrs == 1 && attrsIdxs[0] == 0, CUDA_ERROR_INVALID_VALUE);
+static CUresult copy_batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
+                           size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream) {
+    if (failIdx) *failIdx = SIZE_MAX;
+    REQUIRE((uintptr_t)hStream > 1 && count && numAttrs && numAttrs <= count, CUDA_ERROR_INVALID_VALUE);
     CUstreamCaptureStatus status;
     CUresult known = cuStreamIsCapturing(hStream, &status);
     if (known || status) return known ? known : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    REQUIRE(attrs->srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < numAttrs; ++i) {
+        REQUIRE(i ? attrsIdxs[i] > attrsIdxs[i - 1] && attrsIdxs[i] < count : attrsIdxs[i] == 0, CUDA_ERROR_INVALID_VALUE);
+        REQUIRE(attrs[i].srcAccessOrder >= CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
+                    attrs[i].srcAccessOrder <= CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
+                CUDA_ERROR_INVALID_VALUE);
+    }
     for (size_t i = 0; i < count; ++i) {
         CUresult code = move_work(
             hStream, (struct work){.kind = COPY, .to = dsts[i], .from = srcs[i], .width = sizes[i], .height = 1});
+        if (code && failIdx) *failIdx = i;
         if (code) return code;
     }
     return CUDA_SUCCESS;
 }
+
+#define BATCH(name, null, FAIL, failIdx)                                                                              \
+    CUresult CUDAAPI name(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,                          \
+                          CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs FAIL, CUstream hStream);      \
+    CUresult CUDAAPI name(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,                          \
+                          CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs FAIL, CUstream hStream) {     \
+        ENTER(WORKING, "%zu %p", count, (void *)hStream);                                                             \
+        CUstream stream = hStream ? hStream : null;                                                                   \
+        return copy_batch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, stream);                     \
+    }
+
+#define NO_MORE
+#define AND_FAILED , size_t *failed
+BATCH(cuMemcpyBatchAsync_v2, CU_STREAM_LEGACY, NO_MORE, NULL)
+BATCH(cuMemcpyBatchAsync_v2_ptsz, CU_STREAM_PER_THREAD, NO_MORE, NULL)
+#undef cuMemcpyBatchAsync
+BATCH(cuMemcpyBatchAsync, CU_STREAM_LEGACY, AND_FAILED, failed)
+BATCH(cuMemcpyBatchAsync_ptsz, CU_STREAM_PER_THREAD, AND_FAILED, failed)
+
+#define WITH_ATTRIBUTES(name, null)                                                                                   \
+    CUresult CUDAAPI name(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream hStream); \
+    CUresult CUDAAPI name(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream hStream) { \
+        ENTER(WORKING, "%zu %p", size, (void *)hStream);                                                              \
+        size_t first = 0;                                                                                             \
+        return copy_batch(&dst, &src, &size, 1, attr, &first, attr != NULL, NULL, hStream ? hStream : null);          \
+    }
+
+WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync, CU_STREAM_LEGACY)
+WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync_ptsz, CU_STREAM_PER_THREAD)

@@ -537,6 +537,9 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
         IN_TWO_FORMS(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, _ptsz, 3020),
         IN_TWO_FORMS(cuMemcpy2D, cuMemcpy2D_v2, _ptds, 3020),
         IN_TWO_FORMS(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2, _ptds, 3020),
+        IN_TWO_FORMS(cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2, _ptsz, 13000),  // the first one that is not too new
+        IN_TWO_FORMS(cuMemcpyBatchAsync, cuMemcpyBatchAsync, _ptsz, 12080),
+        IN_TWO_FORMS(cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync, _ptsz, 13020),
         FUNCTION(cuCtxCreate, 3020),
         FUNCTION(cuCtxDestroy, 4000),
         FUNCTION(cuCtxGetId, 12000),
