@@ -75,6 +75,11 @@ void Report::moved(Range const& buffer, std::size_t bytes, bool to_device, bool 
   entry->second.fast.bytes += bytes;
 }
 
+bool Report::empty() {
+  std::lock_guard const guard(mutex_);
+  return buffers_.empty() && refusals_.empty() && !has_moved();
+}
+
 std::string Report::text(Moment until) {
   std::lock_guard const guard(mutex_);
   std::chrono::nanoseconds locking{}, unlocking{};
@@ -95,7 +100,7 @@ std::string Report::text(Moment until) {
                  to_device ? "to devices" : "from devices", in_units(fast.bytes).c_str(), fast.transfers,
                  in_units(plain.bytes).c_str(), plain.transfers);
   }
-  if (moved_[0][0].transfers + moved_[0][1].transfers + moved_[1][0].transfers + moved_[1][1].transfers == 0) {
+  if (!has_moved()) {
     made += line("the runtime has told of no transfer; if there were some, libomptarget does not find the tools' "
                  "interface, which it looks for by the name libomp.so");
   }

@@ -21,6 +21,8 @@ class Report {
   void refused(Range const& range, std::string const& why);
   /// `buffer` is the lock that the bytes lay in, or else the bytes themselves.
   void moved(Range const& buffer, std::size_t bytes, bool to_device, bool locked);
+  /// Whether there was nothing to report.
+  bool empty();
   std::string text(Moment until);
 
  private:
@@ -38,6 +40,10 @@ class Report {
   struct Refusal {
     std::size_t times = 0, largest = 0;
   };
+
+  bool has_moved() const noexcept {
+    return moved_[0][0].transfers + moved_[0][1].transfers + moved_[1][0].transfers + moved_[1][1].transfers != 0;
+  }
 
   std::mutex mutex_;
   std::map<Address, Buffer> buffers_;

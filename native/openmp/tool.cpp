@@ -47,7 +47,10 @@ void Tool::finish() {
   this_process.tool = nullptr;  // drivers end now, so nothing can be unlocked
   if (context.journal.trace) context.journal.trace->finish();
   auto const& report = context.journal.report;
-  if (report) write_report(context.policy.report, report->text(now()) + text_of_copies());
+  if (!report) return;
+  std::string const copies = text_of_copies();
+  bool const is_of_openmp = copies.empty() || !report->empty() || may_offload(runtime());
+  write_report(context.policy.report, (is_of_openmp ? report->text(now()) : "") + copies);
 }
 
 }  // namespace pinning::omp

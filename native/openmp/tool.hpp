@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <string>
 
 #include "devices.hpp"
 #include "locks.hpp"
@@ -55,5 +56,9 @@ class Inside {
 
 /// Whether the functions of hooks.cpp are those that the program calls.
 bool frees_are_seen() noexcept;
+
+/// The OpenMP runtime that is loaded, or nothing: the one that offloads, if there is one.
+std::string runtime();
+bool may_offload(std::string const& runtime);
 
 }  // namespace pinning::omp

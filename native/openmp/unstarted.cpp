@@ -18,6 +18,23 @@
 
 namespace pinning::omp {
 
+std::string runtime() {
+  std::string found;
+  auto const look = [](dl_phdr_info* object, std::size_t, void* into) {
+    std::string const file(object->dlpi_name);
+    std::string const name = file.substr(file.find_last_of('/') + 1);
+    auto& best = *static_cast<std::string*>(into);
+    for (char const* const known : {"libgomp.so", "libomp.so", "libomp-", "libiomp5.so", "libomptarget.so"}) {
+      if (name.starts_with(known) && !may_offload(best)) best = name;
+    }
+    return 0;
+  };
+  dl_iterate_phdr(look, &found);
+  return found;
+}
+
+bool may_offload(std::string const& runtime) { return runtime.starts_with("libomptarget"); }
+
 namespace {
 
 // As the environment was at the beginning.
@@ -27,21 +44,6 @@ bool wanted, mandatory;  // there should be a report or a trace; there must be l
 char const* variable(char const* name) {
   char const* const value = std::getenv(name);
   return value != nullptr ? value : "";
-}
-
-/// The OpenMP runtime that is loaded, or nothing.
-std::string runtime() {
-  std::string found;
-  auto const look = [](dl_phdr_info* object, std::size_t, void* into) {
-    std::string const file(object->dlpi_name);
-    std::string const name = file.substr(file.find_last_of('/') + 1);
-    for (char const* const known : {"libgomp.so", "libomp.so", "libomp-", "libiomp5.so", "libomptarget.so"}) {
-      if (name.starts_with(known)) *static_cast<std::string*>(into) = name;
-    }
-    return 0;
-  };
-  dl_iterate_phdr(look, &found);
-  return found;
 }
 
 bool has_had_children() {
@@ -71,7 +73,7 @@ std::string reason(std::string const& runtime) {
 void at_exit(int status, void*) {
   if (Tool::was_started() || !this_process.began || this_process.sandboxed || !(is_the_run || wanted)) return;
   std::string const loaded = runtime();
-  if (this_process.copies && loaded.empty() && !mandatory) return;
+  if (this_process.copies && !mandatory && !may_offload(loaded)) return;  // of CUDA, and so the report is
   // A shell, or another program that starts programs: these speak for themselves.
   if (loaded.empty() && (!is_the_run || has_had_children())) return;
   if (!wanted && process_watcher().was_asked()) return;  // it locks by itself, and is told here of memory that leaves

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "../base/process.hpp"
+#include "../openmp/this_process.hpp"
 #include "../openmp/uncancelled.hpp"
 #include "driver.hpp"
 #include "settings.hpp"
@@ -280,6 +281,7 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
       if (outcomes[i] == Outcome::staged) outcomes[i] = outcome_of(requests[i]);
     }
   };
+  if (omp::this_process.sandboxed) return each([](Request const&) { return Outcome::sandboxed; });
   if (driver == nullptr) return each([](Request const&) { return Outcome::old_driver; });
   if (is_captured(*driver, requests[0].stream)) return each([](Request const&) { return Outcome::captured; });
   each([&](Request& request) { return could_be(*driver, request); });

@@ -40,6 +40,7 @@ enum class Outcome : std::uint8_t {
   old_driver,
   one_processor,  // the threads would take it from the program
   child,          // of a fork of a process that copied
+  sandboxed,      // the process has forbidden itself system calls, of which staging needs some
   outcomes,
 };
 

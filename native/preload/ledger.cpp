@@ -58,6 +58,7 @@ char const* reason(Outcome outcome) noexcept {
     case Outcome::old_driver: return "the driver is older than 12.0";
     case Outcome::one_processor: return "the process may use one processor only";
     case Outcome::child: return "the process is a fork of one that copied";
+    case Outcome::sandboxed: return "the process has forbidden itself system calls";
     default: return "";
   }
 }

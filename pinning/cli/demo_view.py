@@ -36,6 +36,8 @@ def show(report: DemoReport, to: Console) -> None:
     for title, shown, check in parts:
         heading(to, f"{title} {_mark(report.checks[check])}" if check else title)
         to.print(Padding(shown, (0, 0, 0, 2), expand=False))
+    if report.device.startswith("cuda"):
+        to.print("\nA program that knows nothing of this copies faster too: [bold]pinning run --report -- PROGRAM[/]")
     to.print()
     wrong = [check for check, passed in report.checks.items() if not passed]
     if wrong:

@@ -23,6 +23,7 @@ from pinning.cli.status import PATHS, Status, Used
 from pinning.cli.units import size
 
 _SHOWN = 30  # ranges, the largest
+_PATH_NAMES = {"plain": "left to the driver", "small": "too small"}
 
 
 def show(processes: Sequence[Status], details: bool, to: Console) -> None:
@@ -84,7 +85,9 @@ def _overview(processes: Sequence[Status]) -> RenderableType:
         command, since = Text(each.command), _ago(each.time - each.since)
         figures = size(each.locked), size(each.budget.idle), _limit(each.budget), size(sum(each.moved.values()))
         shown.add_row(str(each.pid), *figures, since, command)
-    return shown if processes else Text("No process of yours has locked anything by pinning.")
+    if processes:
+        return shown
+    return Text("No process of yours has locked anything by pinning, or copies under `pinning run`.")
 
 
 def _details(status: Status, before: Status | None) -> RenderableType:
@@ -95,10 +98,10 @@ def _details(status: Status, before: Status | None) -> RenderableType:
         f"budget {_limit(status.budget)}: {size(status.budget.used)} used, "
         f"[bold]{size(status.budget.idle)}[/] of it idle{_external(status.budget)}"
     )
-    copies = table("Copied", "Bytes", "Now")
+    copies = table("Copied", "Bytes", "Now")  # of any CUDA program too, under `pinning run`
     for path in PATHS:
         rate = "" if before is None else f"{size(_rate(status, before, path))}/s"
-        copies.add_row(path, size(status.moved[path]), rate)
+        copies.add_row(_PATH_NAMES.get(path, path), size(status.moved[path]), rate)
     ranges = table("Device", "Address", "Bytes", "Pieces", "State", "For")
     for column in ("Owner", "Where"):
         ranges.add_column(column)  # these two give way where the terminal is narrow

@@ -233,8 +233,32 @@ def test_threads_that_copy_at_once(run: Run, channels: int, form: str) -> None:
 def test_streams_that_come_and_go(run: Run) -> None:
     ran = run("proc", "async", "many streams")
     assert ran.outcome == (0, "same\n", "")
-    assert (ran.by_driver, ran.calls["cuStreamCreate"]) == (0, 300)
+    assert (ran.by_driver, ran.calls["cuStreamCreate"]) == (0, 1000)
     assert ran.calls["cuMemHostAlloc"] <= 6  # blocks that are free go to the next stream
+
+
+def test_many_streams_at_once(run: Run) -> None:
+    ran = run("dlsym", "async", "streams at once")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.staged > 64) == (1, True)  # the first, of too little
+
+
+def test_a_process_that_has_forbidden_itself_system_calls(run: Run) -> None:
+    plain = run("proc", "sync", "sandboxed", preload=False)
+    ran = run("proc", "sync", "sandboxed", PINNING_REPORT="-")
+    assert (ran.outcome, ran.by_driver, ran.staged) == (plain.outcome, 2, 0)
+    assert plain.outcome == (0, "same\n", "")
+
+
+@pytest.mark.parametrize("library", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"])
+def test_with_an_allocator_of_the_programs_own(run: Run, library: str) -> None:
+    alone = subprocess.run(["true"], env={**os.environ, "LD_PRELOAD": library}, capture_output=True, check=True)
+    if alone.stderr:  # dlopen is no question: some can only be loaded first
+        pytest.skip(f"needs an allocator: {library}")
+    for first in (f"{TOOL}:{library}", f"{library}:{TOOL}"):
+        ran = run("proc", "async", "threads", preload=False, LD_PRELOAD=first)
+        assert ran.outcome == (0, "same\n", "")
+        assert ran.staged > 0
 
 
 @pytest.mark.parametrize("form", ["sync", "async"])
