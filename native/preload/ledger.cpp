@@ -20,7 +20,7 @@
 #include "../openmp/this_process.hpp"
 #include "../openmp/tool.hpp"
 #include "../openmp/uncancelled.hpp"
-#include "python.hpp"
+#include "script_line.hpp"
 #include "settings.hpp"
 
 namespace pinning::preload {

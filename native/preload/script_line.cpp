@@ -2,7 +2,7 @@
 // Libraries give the interpreter away before they copy, and to wait for it here could hang the program. So the stack is
 // written as faulthandler does it: by a function that takes no lock, counts no reference and allocates nothing, and of which
 // the frames stay as they are, for this is the thread that runs them. CPython 3.11 and 3.12 export it.
-#include "python.hpp"
+#include "script_line.hpp"
 
 #include <dlfcn.h>
 #include <fcntl.h>
