@@ -19,7 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <pinning/generation.hpp>
-#include <pinning/pinning.h>
+#include <pinning/shared_map.hpp>
 #include <pinning/staging.hpp>
 #include <set>
 #include <vector>
@@ -244,26 +244,16 @@ Outcome stage_group(Driver const& driver, Group const& group) {
   }
 }
 
-/// Where our own locks of the range begin and end, and their pieces.
+/// Where our own registrations of the range begin and end, and their pieces; those that are idle are the driver's too.
 std::set<Address> borders(Address start, std::uint64_t size) {
   std::set<Address> cuts;
   for (unsigned i = 0, count = device_count("cuda"); i < count; ++i) {
-    pinning_map* map = nullptr;
-    if (pinning_map_open(&map, ("cuda:" + std::to_string(i)).c_str()) != PINNING_OK) continue;
-    std::vector<pinning_region> regions;
-    std::size_t count_of_regions = 0;
-    do {
-      regions.resize(count_of_regions);
-      if (pinning_regions(map, regions.data(), regions.size(), &count_of_regions) != PINNING_OK) return {};
-    } while (count_of_regions > regions.size());
-    regions.resize(count_of_regions);
-    for (pinning_region const& region : regions) {
-      auto const first = reinterpret_cast<Address>(region.start);
-      std::size_t const piece = region.piece != 0 ? region.piece : region.size;
-      for (Address start_of_piece = first; start_of_piece < first + region.size; start_of_piece += piece) {
-        cuts.insert(start_of_piece);
-      }
-      cuts.insert(first + region.size);
+    PinnedMap const* const map = shared_map(vendor_device("cuda:" + std::to_string(i))).map;
+    if (map == nullptr) continue;
+    for (Region const& region : map->overlapping(start, size, true)) {
+      Address const end = region.start + region.size;
+      for (Address piece = region.start; piece < end; piece += region.piece) cuts.insert(piece);
+      cuts.insert(end);
     }
   }
   cuts.erase(cuts.begin(), cuts.upper_bound(start));

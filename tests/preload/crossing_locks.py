@@ -31,5 +31,9 @@ for size in (40_000, 8 << 20):
                 codes += cuda.cuMemcpyDtoHAsync_v2(back.ctypes.data, memory.ptr, size, None)
                 assert codes == 0, codes
                 assert (back == array).all()
+        pinning.budget(idle=True)
+        pinning.lock(array[10_000:20_000], device="cuda:0").unlock()  # idle: registered all the same
+        assert cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size) == 0
+        pinning.budget(idle=False)
         past_the_end = cuda.cuMemcpyHtoD_v2(memory.ptr + 4096, array.ctypes.data, size)
     print(size, "right", past_the_end)
