@@ -130,6 +130,18 @@ def test_a_copy_of_pageable_memory_is_staged(run: Run, way: str, form: str) -> N
         assert ran.streams == {"0x2" if "thread" in form else "0x1"}
 
 
+@pytest.mark.parametrize("form", ["sync", "async stream"])
+def test_so_are_those_of_openmps_runtime(run: Run, build: Callable[[Driver], Path], tmp_path: Path, form: str) -> None:
+    """By the functions of LLVM by which libomptarget's plugin finds the driver's."""
+    llvm = Path("/usr/lib/llvm-19/lib")
+    if not (llvm / "libLLVM.so.19.1").exists():
+        pytest.skip("needs LLVM: apt-get install libomp-19-dev")
+    (tmp_path / "libcuda.so").symlink_to(build(DRIVER) / "libcuda.so.1")
+    ran = run("llvm", form, "pageable", LD_LIBRARY_PATH=f"{tmp_path}:{llvm}")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
+
+
 @pytest.mark.parametrize("form", ROWS)
 @pytest.mark.parametrize("way", ["dlsym", "proc"])
 def test_so_are_rows(run: Run, way: str, form: str) -> None:
@@ -190,6 +202,15 @@ def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
         assert ran.outcome == plain.outcome
     assert ran.calls.get("cuMemHostAlloc") == plain.calls.get("cuMemHostAlloc")
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
+
+
+@pytest.mark.parametrize("form", ["either sync", "either async", "batch async stream", "attributes async stream"])
+@pytest.mark.parametrize("memory", ["on the device", "in the host", "no context"])
+def test_copies_that_are_not_between_the_two(run: Run, memory: str, form: str) -> None:
+    plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
+    assert ran.outcome == plain.outcome
+    if memory != "no context":  # a stream has one
+        assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
 
 
 def test_below_the_threshold_the_driver_is_asked_nothing(run: Run) -> None:

@@ -3,7 +3,8 @@
 //
 //     copies WAY FORM MEMORY
 //
-// WAY: linked, dlsym, default (dlsym of RTLD_DEFAULT), proc, proc1 (cuGetProcAddress, its first version). FORM and MEMORY:
+// WAY: linked, dlsym, default (dlsym of RTLD_DEFAULT), proc, proc1 (cuGetProcAddress, its first version), llvm (as the CUDA
+// plugin of LLVM's OpenMP runtime does it). FORM and MEMORY:
 // see below. Prints what came of it; the standin's log says by which calls.
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -56,6 +57,19 @@ static struct { char const *name; void *function; } const linked[] = {
 };
 #endif
 
+// A function as LLVM's DynamicLibrary finds it, of which this has neither header nor library.
+static void *by_llvm(char const *exported) {
+    void *const llvm = dlopen("libLLVM.so.19.1", RTLD_NOW);
+    void *(*const open)(char const *, void *) =
+        dlsym(llvm, "_ZN4llvm3sys14DynamicLibrary19getPermanentLibraryEPKcPNSt7__cxx1112basic_stringIcSt11char_traits"
+                    "IcESaIcEEE");
+    void *(*const address)(void **, char const *) =
+        dlsym(llvm, "_ZN4llvm3sys14DynamicLibrary18getAddressOfSymbolEPKc");
+    static void *library;
+    if (library == NULL) library = open("libcuda.so", NULL);  // which libomptarget opens
+    return address(&library, exported);
+}
+
 // A function by its exported name, such as cuMemcpyHtoD_v2_ptds; by cuGetProcAddress its base name is asked for.
 static void *function(char const *exported) {
     void *found = NULL;
@@ -64,6 +78,7 @@ static void *function(char const *exported) {
         if (!strcmp(linked[i].name, exported)) return linked[i].function;
     }
 #endif
+    if (!strcmp(way, "llvm")) return by_llvm(exported);
     void *const library = dlopen("libcuda.so.1", RTLD_NOW | (!strcmp(way, "default") ? RTLD_GLOBAL : RTLD_LOCAL));
     if (library == NULL) exit(4);
     if (strncmp(way, "proc", 4) != 0) {
@@ -268,6 +283,16 @@ int main(int count, char **arguments) {
     char *const source = host_memory(kind), *const result = host_memory(kind), *const pattern = malloc(SIZE);
     memcpy(pattern, source, SIZE);
     memset(result, 0, SIZE);
+    if (!strcmp(kind, "on the device") || !strcmp(kind, "in the host")) {
+        CUdeviceptr other;
+        MUST(cuMemAlloc(&other, device_size));
+        bool const is_host = kind[0] == 'i';
+        int const answer = copy("", is_host ? (CUdeviceptr)result : other, is_host ? (CUdeviceptr)source : device, SIZE);
+        MUST(cuCtxSynchronize());
+        printf("%d %s\n", answer, !is_host || memcmp(result, pattern, SIZE) == 0 ? "same" : "different");
+        return 0;
+    }
+    if (!strcmp(kind, "no context")) MUST(cuCtxSetCurrent(NULL));
     if (!strcmp(kind, "registered")) {
         MUST(cuMemHostRegister(source, SIZE, 0));
         MUST(cuMemHostRegister(result, SIZE, 0));
