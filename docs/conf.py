@@ -6,7 +6,7 @@ from importlib.metadata import version as version_of
 
 project = "pinning"
 version = release = version_of("pinning")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutton"]
 
 default_role = "py:obj"
 myst_enable_extensions = ["colon_fence"]
@@ -17,19 +17,17 @@ autodoc_default_options = {
     "member-order": "groupwise",
     "inherited-members": "Exception,tuple,Enum,ndarray",
 }
-autodoc_mock_imports = ["cuda.core", "cupy", "distributed", "nixl", "numba", "ray", "torch"]
-autodoc_typehints = "none"
+autodoc_mock_imports = ["cuda", "cupy", "distributed", "nixl", "numba", "ray", "torch"]
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 80
 numpydoc_show_class_members = False
 
-html_theme = "alabaster"
-html_show_copyright = False
-html_theme_options = {
-    "description": "Page-locked host memory for devices",
-    "page_width": "96%",
-    "body_max_width": "1080px",  # a line of code
-    "code_font_size": "0.85em",
-}
-html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+html_theme = "furo"
+html_title = f"pinning {version}"
+html_show_copyright = html_show_sphinx = html_copy_source = False
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. |\$ ", True
 
 
 def name_files(app, docname, source):

@@ -74,6 +74,14 @@ from pinning.plugin import (
 from pinning.queues import Event, Queue
 
 if TYPE_CHECKING:
+    from pinning import arrays as arrays
+    from pinning import cuda_core as cuda_core
+    from pinning import cupy as cupy
+    from pinning import dask as dask
+    from pinning import nixl as nixl
+    from pinning import numba as numba
+    from pinning import ray as ray
+    from pinning import torch as torch
     from pinning.arena import Arena, ArenaAllocation
     from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
 
@@ -167,23 +175,34 @@ __all__ = [
 
 # Each is imported when it is first asked for: with the library that it is for, or since many programs need none of it.
 _ON_DEMAND = {"arena", "arrays", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
+_PARTS = ("copies", "errors", "memory", "plugin", "queues")  # of the public interface
 _MODULE_OF = {
     **dict.fromkeys(("Arena", "ArenaAllocation"), "pinning.arena"),
     **dict.fromkeys(("FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"), "pinning.files"),
 }
 
 
-def __getattr__(name: str) -> object:
-    if name in _ON_DEMAND:
-        return import_module(f"pinning.{name}")
-    if name in _MODULE_OF:
-        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-        return value
-    if name == "__version__":
-        from importlib.metadata import version
+__version__: str
 
-        return version("pinning")
-    raise AttributeError(f"module 'pinning' has no attribute {name!r}")
+
+if not TYPE_CHECKING:  # else a checker would take any name for one of this module's
+
+    def __getattr__(name: str) -> object:
+        if name in _ON_DEMAND:
+            return import_module(f"pinning.{name}")
+        if name in _MODULE_OF:
+            value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+            return value
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("pinning")
+        raise AttributeError(f"module 'pinning' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    own = ("__all__", "__doc__", "__file__", "__name__", "__path__", "__version__")
+    return sorted({*__all__, *_ON_DEMAND, *_PARTS, *own})
 
 
 def _installed() -> Path:

@@ -72,6 +72,9 @@ NATIVE = (
     "preload",
 )
 
+# What checkers of types import for annotations, though it stands above.
+FOR_TYPES = {"pinning/__init__.py": tuple(INTEGRATIONS), "pinning/queues/queue.py": ("pinning.memory",)}
+
 Source = tuple[str, int, str]  # file, line, module or header
 
 
@@ -84,8 +87,10 @@ def imports(folder: Path) -> Iterator[Source]:
             found = _cimported(path.read_text(), folder.name)
         else:
             continue
+        name = f"{folder.name}/{path.relative_to(folder)}"
         for line, module in found:
-            yield f"{folder.name}/{path.relative_to(folder)}", line, module
+            if not module.startswith(FOR_TYPES.get(name, ())):
+                yield name, line, module
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:

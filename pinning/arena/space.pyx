@@ -119,9 +119,9 @@ cdef class Space:
     def _claim(self) -> None:
         """Have nothing begin any more; raises StillInUseError."""
         if self.allocations:
-            raise StillInUseError(f"{self!r} has {self.allocations} allocations, of {self.taken} bytes: free them first")
+            raise StillInUseError(f"{self!r} has {self.allocations} {"allocation" if self.allocations == 1 else "allocations"}, of {self.taken} bytes: free them first")
         if self.exports:
-            raise StillInUseError(f"{self!r} has {self.exports} buffers out, such as memoryviews and NumPy arrays of its "
+            raise StillInUseError(f"{self!r} has {self.exports} {"buffer" if self.exports == 1 else "buffers"} out, such as memoryviews and NumPy arrays of its "
                                   "bytes: let go of them first, with `del` or release()")
         self.shut = True
 

@@ -20,7 +20,6 @@ from pinning.cli import demo as demonstrating
 from pinning.cli import doctor as examining
 from pinning.cli import run as running
 from pinning.cli.answers import ANSWERS
-from pinning.cli.machine import for_the_shell
 from pinning.cli.output import console, print_json, progress_bar, say_error
 from pinning.plugin import Device
 
@@ -162,7 +161,7 @@ def _failures(as_json: bool) -> Iterator[None]:
     try:
         yield
     except (pinning.PinningError, OSError, MemoryError, ImportError) as error:
-        say_error(for_the_shell(str(error)) or type(error).__name__, as_json)
+        say_error(str(error) or type(error).__name__, as_json)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         say_error("interrupted; nothing stays locked", as_json)

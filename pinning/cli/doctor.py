@@ -16,7 +16,7 @@ from itertools import combinations
 import pinning
 from pinning.arena.names import abandoned, path_of
 from pinning.cli import topology
-from pinning.cli.machine import description, for_the_shell, lock_limit, tightest_memory
+from pinning.cli.machine import description, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import is_host, unused
@@ -158,7 +158,7 @@ def _device(device: Device, default: bool) -> DeviceRow:
             if device.is_pinned_ptr(host_buffer(page).ptr) is None:
                 problem = "it locked a page without an error, and then says that the page is not pinned"
     except Exception as error:  # of any type: third parties write plugins
-        problem = for_the_shell(str(error)) or type(error).__name__
+        problem = str(error) or type(error).__name__
     address: str | None = getattr(device, "pci_address", None)
     return DeviceRow(
         device.name,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,17 +26,8 @@ def locked_by_kernel() -> int:
 
 def lock_limit(device: Device) -> LockLimit | None:
     """The vendor's limit for this process, if it has one."""
-    ask = getattr(device, "lock_limit", None)
-    limit: LockLimit | None = ask() if ask else None
-    if limit is None:
-        return None
-    return limit._replace(remedy=for_the_shell(limit.remedy))
-
-
-def for_the_shell(text: str) -> str:
-    """A text with commands for this process, as commands for the shell that it was started from."""
-    # This process ends with its command: it is the shell's limits that the next one inherits.
-    return text.replace(f"--pid {os.getpid()}", "--pid $$")
+    ask: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
+    return ask() if ask else None
 
 
 class Bound(NamedTuple):

@@ -139,7 +139,8 @@ def become(program: Sequence[str], variables: Mapping[str, str], files: Sequence
     name = program[0]
     found = shutil.which(name)
     if found is None and not ("/" in name and Path(name).exists()):
-        raise CannotRunError(f"there is no program {name}: give its path, such as ./{Path(name).name}", 127)
+        remedy = "check the path" if "/" in name else f"it is not on PATH; give its path, such as ./{name}"
+        raise CannotRunError(f"there is no program {name}: {remedy}", 127)
     if why := cannot_load(Path(found or name)):
         text = f"the tool cannot be loaded into {found or name}, and nothing is locked: {why}"
         if variables.get("PINNING_LOCK_MAPPED", "").lower() == LockMapped.MANDATORY:

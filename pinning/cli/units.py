@@ -3,16 +3,7 @@
 
 from __future__ import annotations
 
-
-def size(count: int) -> str:
-    """Bytes: ``1 GiB``, ``1.5 MiB``, ``100 B``."""
-    if count < 1 << 10:
-        return f"{count} B"
-    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 1 << shift:
-            value = count / (1 << shift)
-            return f"{value:.0f} {unit}" if value == int(value) or value >= 100 else f"{value:.1f} {unit}"
-    raise AssertionError(count)
+from pinning.runtime.units import size as size
 
 
 def duration(seconds: float) -> str:

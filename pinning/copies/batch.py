@@ -203,7 +203,7 @@ class _Batch(NamedTuple):
 
 def _check_engine(engine: Engine) -> None:
     if not is_one_of(engine, "auto", "copy", "kernel"):
-        raise PinningError(f"there is no engine {describe(engine)}; give 'auto', 'copy' or 'kernel'")
+        raise ValueError(f"engine is {describe(engine)}; it must be 'auto', 'copy' or 'kernel'")
 
 
 def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:

@@ -11,15 +11,17 @@ from typing import NamedTuple
 from pinning.copies.bounce import bounce
 from pinning.copies.costs import costs
 from pinning.copies.ends import End, end_of
-from pinning.copies.plan import CopyPath, Reason
+from pinning.copies.plan import CopyPath, Plan, Reason
 from pinning.copies.repeats import lock_if_repeated
 from pinning.copies.work import Copy, RangeCopy, count_moved, submit_native, submit_rows
 from pinning.errors import InvalidRangeError, VendorError
 from pinning.locking.devices import pinned_map
-from pinning.plugin import MemoryDevice, VendorQueue
+from pinning.plugin import LockLimit, MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, as_queue, default_queue
+from pinning.queues.staging import staging_of
 from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import integer
+from pinning.runtime.units import exact_size
 
 _TRIES = 100  # of plans that a thread that locks and unlocks makes useless; then the vendor says whether it is locked
 
@@ -86,8 +88,29 @@ def _copy_planned(
     copy.path, copy.reason = plan.path, plan.reason
     if work.reason_code is Reason.NO_ROOM:
         copy.path = work.path
-        copy.reason += f", but all {costs.staging_bytes} bytes for staging are in use, or refused"
+        refusal = staging_refusal(queue.device)
+        copy.reason += f", but {refusal or 'the pinned memory for staging is in use, or the vendor refused more of it'}"
     return copy
+
+
+def explain_copy(to: End, origin: End, size: int, queue: Queue) -> Plan:
+    """How a copy would be planned, and go, if it were submitted now."""
+    plan = plan_copy(to, origin, size, queue).plan()
+    refusal = staging_refusal(queue.device) if plan.reason_code is Reason.LARGE else None
+    return plan if refusal is None else plan.as_refused(refusal)
+
+
+def staging_refusal(device: MemoryDevice) -> str | None:
+    """Which limit leaves no room for a ring to stage through; None where there is a ring, or no such limit."""
+    ask: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
+    limit = ask() if ask and staging_of(device).empty else None
+    free = costs.ring_bytes if limit is None else limit.limit - limit.used
+    if limit is None or free >= costs.ring_bytes:
+        return None
+    return (
+        f"{limit.name} leaves {exact_size(max(free, 0))} to lock, and staging needs {exact_size(costs.ring_bytes)}; "
+        f"to raise it: {limit.remedy}"
+    )
 
 
 def plan_copy(to: End, origin: End, size: int, queue: Queue, early: bool = False) -> RangeCopy:

@@ -28,11 +28,11 @@ from pinning.queues.submitter cimport Submitter, events_of
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from pinning.copies.copy import copy_planned, plan_copy
+from pinning.copies.copy import copy_planned, explain_copy
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath, too_small
 from pinning.errors import InvalidRangeError, VendorError
-from pinning.locking.devices import default_memory_device
+from pinning.locking.devices import default_device
 from pinning.plugin import host_work
 from pinning.queues import Queue, default_queue
 from pinning.queues.queue import default_queues
@@ -159,7 +159,7 @@ def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | 
         raise read_only(to)
     if submitter is None:
         submitter = default_of(to, origin)
-    return plan_copy(to, origin, size, submitter).plan()
+    return explain_copy(to, origin, size, submitter)
 
 
 cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter submitter, tuple wait_for) except -1:
@@ -339,7 +339,7 @@ cdef Submitter default_of(End to, End origin):
     """`default_queue`, without asking whether the device has queues every time."""
     device = to.device if to.device is not None else origin.device
     if device is None:
-        device = default_memory_device()
+        device = default_device()
     cdef PyObject* queue = PyDict_GetItem(defaults, <uint64_t><void*>device)
     if queue is not NULL:
         queue = PyWeakref_GetObject(<object>queue)

@@ -86,6 +86,13 @@ class Plan:
         reason = "the host's memory is copied often and now locked for good"
         return replace(self, path=CopyPath.LOCK, reason=reason, reason_code=Reason.REPEATED)
 
+    def as_refused(self, refusal: str) -> Plan:
+        """The same copy where there is no pinned memory to stage through."""
+        plain = {CopyPath.STAGED: CopyPath.PLAIN}
+        steps = tuple(each._replace(path=plain.get(each.path, each.path)) for each in self.steps)
+        reason = f"{self.reason}, but {refusal}"
+        return replace(self, path=CopyPath.PLAIN, reason=reason, reason_code=Reason.NO_ROOM, steps=steps)
+
     def __str__(self) -> str:
         size = sum(step.size for step in self.steps)
         head = f"{self.path}, {size} bytes: {self.reason}"

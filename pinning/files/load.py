@@ -14,7 +14,7 @@ from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import Framework, framework_of
 from pinning.files.header import TensorInfo, length_of, parse
 from pinning.files.shards import AnyPaths, find_shards
-from pinning.locking.devices import default_memory_device
+from pinning.locking.devices import default_device
 from pinning.locking.devices import device as device_of_name
 from pinning.plugin import Device, MemoryDevice
 from pinning.queues import Queue, as_queue, default_queue
@@ -207,7 +207,7 @@ def _ranges(tensors: list[TensorInfo], places: list[int], base: int) -> Iterator
 def _device(device: Any, queue: Queue | None) -> MemoryDevice:
     chosen: Any = device
     if device is None:
-        chosen = default_memory_device() if queue is None else queue.device
+        chosen = default_device() if queue is None else queue.device
     elif not isinstance(device, Device):
         name = str(device)  # torch.device too
         chosen = device_of_name("host" if name.partition(":")[0] == "cpu" else name)

@@ -67,8 +67,9 @@ def save_file(
     target = _target(path)
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata is {describe(metadata)}; it must be a dict of strings to strings")
-    if metadata is not None and not all(isinstance(each, str) for pair in metadata.items() for each in pair):
-        raise TypeError("metadata must be a mapping of strings to strings")
+    for pair in (metadata or {}).items():
+        if not all(isinstance(each, str) for each in pair):
+            raise TypeError(f"metadata has {pair[0]!r}: {describe(pair[1])}; both must be strings, such as str(value)")
     if not hasattr(tensors, "items"):
         raise TypeError(f"tensors is {describe(tensors)}; it must be a dict of names and tensors")
     sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
@@ -82,9 +83,11 @@ def save_file(
             if fsync:
                 os.fsync(file.fileno())
         beside.replace(target)
-    except BaseException:  # Ctrl-C too
+    except BaseException as error:  # Ctrl-C too
         with suppress(OSError):
             beside.unlink()
+        if isinstance(error, OSError) and str(error.filename) == str(beside):
+            error.filename = str(target)  # what the caller has named
         raise
     if fsync:
         _sync_folder(target.parent)
@@ -109,7 +112,7 @@ def _target(path: AnyPath) -> Path:
 
 def _source(name: Any, tensor: Any) -> _Source:
     if not isinstance(name, str) or name == "__metadata__":
-        raise TypeError(f"a tensor has the name {name!r}; it must be a string other than '__metadata__'")
+        raise TypeError(f"a tensor has the name {describe(name)}; it must be a string other than '__metadata__'")
     named = f"the tensor {name!r}"
     if isinstance(tensor, DLPackTensor):
         return _Source(tensor.dtype, tensor.shape, _end_of_ours(tensor._bytes), tensor)
@@ -120,7 +123,7 @@ def _source(name: Any, tensor: Any) -> _Source:
     if hasattr(tensor, "is_c_contiguous"):
         is_contiguous = tensor.is_c_contiguous()
     if dtype is None or is_contiguous is None:
-        raise TypeError(f"{named} is a {type(tensor).__name__}, which is no array that can be saved")
+        raise TypeError(f"{named} is {describe(tensor)}; it must be an array or a tensor, such as numpy.asarray of it")
     shape = tuple(int(length) for length in tensor.shape)
     # ml_dtypes gives NumPy the types that torch has beside NumPy's, by the same names.
     name = NAMES_OF_NUMPY.get(numpy.dtype(dtype)) or NAMES_OF_TORCH.get(f"torch.{dtype}")

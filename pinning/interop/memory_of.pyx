@@ -315,7 +315,10 @@ cdef object by_other_protocols(object buffer, object size, bint any_device, Byte
         return of_capsule(buffer, any_device, memory)
     if hasattr(buffer, "__cuda_array_interface__"):
         raise on_a_device(buffer, "it has __cuda_array_interface__")
-    raise TypeError(f"{type(buffer).__name__} is no buffer; pass {ACCEPTED}")
+    name = type(buffer).__name__
+    if hasattr(buffer, "__array__"):
+        raise TypeError(f"{name} is no buffer; pass its array, such as to_numpy() of a Series or numpy.asarray of it")
+    raise TypeError(f"{name} is no buffer; pass {ACCEPTED}")
 
 
 cdef Export checked_export(object buffer, object exporter, Bytes* memory):

@@ -172,16 +172,12 @@ def _device_in(reports: Iterable[PluginReport], name: str) -> Device | None:
     return None
 
 
-def default_device() -> Device:
-    """The first device that is not the host and can lock memory, or else the host."""
-    present = devices()
-    # isinstance(each, UncertainDevice) would take longer than all else here.
-    return next((each for each in present if getattr(each, "can_lock", True)), present[-1])
-
-
-def default_memory_device() -> MemoryDevice:
-    """The first device that is not the host, can lock memory and has queues, or else the host."""
+def default_device() -> MemoryDevice:
+    """The device of locks, queues and memory for which none is named: the first that is not the host, can lock memory
+    and has queues, or else the host.
+    """
     found: list[Any] = devices()
+    # isinstance(each, UncertainDevice) would take longer than all else here.
     able = (each for each in found if getattr(each, "can_lock", True) and hasattr(each, "make_queue"))
     return next(able, found[-1])  # type: ignore[no-any-return]
 

@@ -263,6 +263,8 @@ cdef class Lock(Hold):
             self.serial = 0
 
     def __enter__(self) -> Self:
+        if not self.is_held():
+            raise NotLockedError(f"{self!r} is not held, so nothing would be locked: `with pinning.lock(buffer)` locks anew")
         return self
 
     def __exit__(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pinning.errors import LockLimitError
 from pinning.machine.control_group import memory_group
+from pinning.runtime.units import exact_size
 
 # Version 1 of cgroups says "no limit" by the largest number that is a whole count of pages.
 _NO_LIMIT = 1 << 62
@@ -84,10 +85,6 @@ def check(size: int, room: Room) -> None:
     """Refuse `size` bytes where there are not so many left. Raises as `check_room`."""
     if size > room.free:
         raise LockLimitError(
-            f"locking {_bytes(size)} is more than {room.name} allows: {_bytes(room.limit)}, of which "
-            f"{_bytes(max(room.free, 0))} are free; to raise it: {room.remedy}"
+            f"locking {exact_size(size)} is more than {room.name} allows: {exact_size(room.limit)}, of which "
+            f"{exact_size(max(room.free, 0))} are free; to raise it: {room.remedy}"
         )
-
-
-def _bytes(count: int) -> str:
-    return f"{count} bytes ({count / 2**20:.1f} MiB)"

@@ -130,7 +130,8 @@ cdef class Region:
     def __repr__(self):
         return (
             f"Region(start={self.start:#x}, size={self.size}, device_ptr={self.device_ptr:#x}, "
-            f"references={self.references}, external={bool(self.external)}, "
+            f"references={self.references}, "
+            f"{'registered=True' if self.registered else f'external={bool(self.external)}'}, "
             f"coherent={self.coherent})"
         )
 
@@ -401,7 +402,7 @@ cdef class PinnedMap:
         ------
         InvalidRangeError
             Null, empty, negative or past the top of the address space.
-        PinningError
+        ValueError
             There is no such policy.
 
         With the policy "mandatory" also what `lock` raises.
@@ -409,7 +410,7 @@ cdef class PinnedMap:
         cdef uint64_t start = word(ptr, "address")
         cdef uint64_t nbytes = word(size, "size")
         if not is_one_of(policy, *_POLICIES):
-            raise PinningError(f"the policy {describe(policy)} is none; give one of {', '.join(map(repr, _POLICIES))}")
+            raise ValueError(f"policy is {describe(policy)}; it must be one of {', '.join(map(repr, _POLICIES))}")
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
         self.begin_anew()
         if self.closed:
@@ -782,6 +783,9 @@ cdef class PinnedMap:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can be neither copied nor pickled: use pinning.pinned_map(device) where it is needed")
 
     def __repr__(self):
         name = getattr(self.device, "name", self.device)

@@ -86,11 +86,12 @@ cdef CMemoryKind number_of(object kind) except *:
 
 
 def kind_named(kind: object) -> MemoryKind:
-    """The kind that is given by itself or by its value, such as ``"host"``. Raises ValueError."""
+    """The kind that is given by itself or by its value, such as ``"host"``. Raises ValueError, or TypeError."""
     try:
         return MemoryKind(kind)
     except ValueError:
-        raise ValueError(
+        wrong = ValueError if isinstance(kind, str) else TypeError
+        raise wrong(
             f"kind is {describe(kind)}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device "
             "is named by device="
         ) from None
@@ -319,7 +320,7 @@ cdef class Allocation:
 
     cdef int check_unexported(self) except -1:
         if self.exports > 0:
-            raise StillInUseError(f"{self!r} has {self.exports} buffers out, such as memoryviews and NumPy arrays of "
+            raise StillInUseError(f"{self!r} has {self.exports} {"buffer" if self.exports == 1 else "buffers"} out, such as memoryviews and NumPy arrays of "
                                   "its bytes: let go of them first, with `del` or release()")
         return 0
 
@@ -359,6 +360,10 @@ cdef class Allocation:
     def __dealloc__(self):
         if self.state != FREED and self.generation == generation():  # the vendor did not take it back: it is lost
             owners.leave(self.extent.ptr, <void*>self)
+
+    def __array__(self, dtype=None, copy=None):
+        # Only asked where there is no buffer of the host's to give; else NumPy makes an array of one object.
+        raise TypeError(f"{self!r} is no memory that NumPy can read: copy it into an array with pinning.copy(array, memory)")
 
     def __reduce__(self):
         raise TypeError(f"{self!r} can be neither copied nor pickled: it would have two owners")

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from pinning.budget.cache import give_back_for
 from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking.devices import pinned_map
-from pinning.plugin import MemoryKind, WriteCombiningDevice
+from pinning.plugin import MemoryKind, MemoryKindLike, WriteCombiningDevice
 from pinning.runtime.arguments import alignment as alignment_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ cdef class Backing:
     # ---- for its owner ----
 
     def allocate(
-        self, device: Device, nbytes: int, kind: MemoryKind, alignment: int | None = None, write_combined: bool = False
+        self, device: Device, nbytes: int, kind: MemoryKindLike, alignment: int | None = None, write_combined: bool = False
     ) -> Allocation:
         """Allocate on one of these devices.
 

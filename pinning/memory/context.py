@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Self
 
 from pinning.errors import InvalidRangeError, PinningError
-from pinning.locking.devices import default_memory_device
+from pinning.locking.devices import default_device
 from pinning.locking.devices import device as device_of_name
 from pinning.memory.allocation import Allocation, find
 from pinning.memory.backing import Backing
-from pinning.plugin import Device, MemoryDevice, MemoryKind
+from pinning.plugin import Device, MemoryDevice, MemoryKind, MemoryKindLike
 from pinning.runtime.arguments import integer
 from pinning.runtime.per_device import PerDevice
 
@@ -55,7 +55,7 @@ class Context(Backing):
     def alloc(
         self,
         nbytes: int,
-        kind: MemoryKind = MemoryKind.DEVICE,
+        kind: MemoryKindLike = MemoryKind.DEVICE,
         *,
         device: Device | str | None = None,
         alignment: int | None = None,
@@ -125,7 +125,7 @@ class Context(Backing):
 
 def alloc(
     nbytes: int,
-    kind: MemoryKind = MemoryKind.DEVICE,
+    kind: MemoryKindLike = MemoryKind.DEVICE,
     *,
     context: Context | Device | str | None = None,
     device: Device | str | None = None,
@@ -138,7 +138,7 @@ def alloc(
     ----------
     nbytes : int
         At least 1; exactly so many are allocated.
-    kind : MemoryKind
+    kind : MemoryKind or str
         HOST: pinned memory of the host, which all devices of the context reach. DEVICE: memory of one device. SHARED:
         moves between the host and the devices as it is used.
     context : Context, or Device or str, optional
@@ -206,7 +206,7 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
 
 def default_context(device: Device | str | None = None) -> Context:
     """The context of one device alone, the same each time; of the default device when None."""
-    found = default_memory_device() if device is None else device_of_name(device)
+    found = default_device() if device is None else device_of_name(device)
     return _default_contexts.get(found)
 
 

@@ -13,7 +13,7 @@ from pinning.errors import PinningError
 from pinning.memory.allocation import Allocation, kind_named
 from pinning.memory.context import Context, default_context
 from pinning.memory.pool_store import Store
-from pinning.plugin import Device, MemoryKind
+from pinning.plugin import Device, MemoryKind, MemoryKindLike
 from pinning.queues import Event
 from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
@@ -57,7 +57,7 @@ class Pool(Store):
     def __init__(
         self,
         context: Context | Device | str,
-        kind: MemoryKind = MemoryKind.DEVICE,
+        kind: MemoryKindLike = MemoryKind.DEVICE,
         *,
         release_threshold: int | None = None,
         maximum_size: int | None = None,
@@ -107,7 +107,7 @@ _default_pools = {id(kind): PerDevice(partial(_DefaultPool, kind)) for kind in M
 
 
 def alloc_in(
-    queue: Queue, nbytes: int, kind: MemoryKind | None, pool: Pool | None, wait_for: Iterable[Event]
+    queue: Queue, nbytes: int, kind: MemoryKindLike | None, pool: Pool | None, wait_for: Iterable[Event]
 ) -> tuple[Allocation, Event]:
     """Allocate in the order of a queue; see `Queue.alloc`.
 

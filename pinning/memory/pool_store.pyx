@@ -33,7 +33,7 @@ from pinning.errors import (
     StillInUseError,
     VendorError,
 )
-from pinning.plugin import MemoryKind
+from pinning.plugin import MemoryKind, MemoryKindLike
 from pinning.queues.pending import uses
 
 if TYPE_CHECKING:
@@ -128,14 +128,17 @@ def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[E
     ------
     InvalidRangeError
         It is freed already, or was not allocated in a queue.
+    TypeError
+        It is no allocation.
     StillLockedError
         There is a lock in it.
     StillInUseError
         A buffer of its bytes is out.
     """
     if not isinstance(given, PoolAllocation):
-        name = given if isinstance(given, Allocation) else describe(given)
-        raise InvalidRangeError(f"{name} was not allocated in a queue: use its free(), once its work is over")
+        if not isinstance(given, Allocation):
+            raise TypeError(f"memory is {describe(given)}; it must be what `Queue.alloc` has returned")
+        raise InvalidRangeError(f"{given} was not allocated in a queue: use its free(), once its work is over")
     cdef PoolAllocation allocation = given
     if allocation.error is not None:
         return Event.over(queue, allocation.error)
@@ -159,7 +162,7 @@ cdef class Store:
     def __init__(
         self,
         Backing context not None: Context,
-        kind: MemoryKind,
+        kind: MemoryKindLike,
         release_threshold: int | None,
         maximum_size: int | None,
         bint zero_initialize,

@@ -29,6 +29,7 @@ from pinning.plugin.memory import (
     MemoryDevice,
     MemoryInfo,
     MemoryKind,
+    MemoryKindLike,
     WriteCombiningDevice,
 )
 from pinning.plugin.queues import VendorEvent, VendorQueue
@@ -51,6 +52,7 @@ __all__ = [
     "MemoryDevice",
     "MemoryInfo",
     "MemoryKind",
+    "MemoryKindLike",
     "NamedDevice",
     "PinnedInfo",
     "Plugin",

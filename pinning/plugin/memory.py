@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from pinning.plugin.locking import Device
 from pinning.plugin.queues import VendorQueue
@@ -16,6 +16,9 @@ class MemoryKind(Enum):
     HOST = "host"  #: pinned host memory, which devices reach over the bus
     DEVICE = "device"  #: memory of one device
     SHARED = "shared"  #: moves between host and devices as it is used
+
+
+MemoryKindLike = MemoryKind | Literal["host", "device", "shared"]  # what users may give for a kind
 
 
 class MemoryConnection(Enum):

@@ -92,6 +92,9 @@ cdef class NativeDevice:
         self.vendor, _, index = name.partition(":")
         self.index = int(index)
 
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can be neither copied nor pickled: pass its name, and use pinning.device({self.name!r})")
+
     def __repr__(self):
         return f"<{self.name} {self.description}>"
 

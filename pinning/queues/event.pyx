@@ -7,13 +7,14 @@ cimport cython
 
 from pinning.queues.order cimport Timeline, TimelinePoint, covers, dependencies_of, key_of, merged, point_at
 
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pinning.errors import PinningError
 from pinning.runtime.arguments import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
     from typing import Any
 
     from pinning.plugin import VendorEvent
@@ -42,6 +43,9 @@ cdef class Event:
 
     An `Event` that is made by calling the class is over already; see `over`. That of an operation which was recorded
     into a graph has no end of its own: `done` and `wait` raise `GraphCaptureError`.
+
+    ``await event`` in a task of asyncio is `wait` without blocking the loop. A task that is cancelled leaves the
+    operation as it is.
 
     Attributes
     ----------
@@ -231,6 +235,12 @@ cdef class Event:
         if self.error is not None:
             raise self.error.with_traceback(self.traceback)
 
+    def __await__(self) -> Generator[Any, None, None]:
+        return _wait_for(self).__await__()
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can be neither copied nor pickled: it is of this process; wait for it first")
+
     def __repr__(self):
         if self.capture:
             state = "recorded into a graph"
@@ -242,6 +252,15 @@ cdef class Event:
             state = "pending"
         of = "" if self.queue is None else f" of {self.queue!r}"
         return f"<{type(self).__name__}{of}: {state}>"
+
+
+async def _wait_for(Event event):
+    """Asks from time to time, each time after a tenth of the time so far: no thread waits, and no loop is blocked."""
+    import asyncio  # whose loop runs this
+
+    begin = monotonic()
+    while not event.done():
+        await asyncio.sleep(min(0.1 * (monotonic() - begin), 0.01))
 
 
 def joined(events: Iterable[Event]) -> Dependencies:

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, Self
 from weakref import WeakValueDictionary, ref
 
 from pinning.errors import InvalidRangeError, PinningError
 from pinning.locking import devices
-from pinning.plugin import Device, MemoryDevice, MemoryKind, VendorQueue
+from pinning.plugin import Device, MemoryDevice, MemoryKindLike, VendorQueue
 from pinning.queues.event import Event
 from pinning.queues.host_callback import HostCallback
 from pinning.queues.submitter import Submitter, replace
 from pinning.runtime.arguments import describe, is_one_of
 from pinning.runtime.per_device import device_slots
+
+if TYPE_CHECKING:
+    from pinning.memory import Allocation, Pool
 
 Order = Literal["in_order", "out_of_order"]
 
@@ -26,10 +29,10 @@ class Pools(Protocol):
     """What allocates in a queue's turn: `pinning.memory`, which this package does not know."""
 
     def alloc_in(
-        self, queue: Queue, nbytes: int, kind: MemoryKind | None, pool: Any, wait_for: Iterable[Event]
-    ) -> tuple[Any, Event]: ...
+        self, queue: Queue, nbytes: int, kind: MemoryKindLike | None, pool: Pool | None, wait_for: Iterable[Event]
+    ) -> tuple[Allocation, Event]: ...
 
-    def free_in(self, queue: Queue, allocation: Any, wait_for: Iterable[Event]) -> Event: ...
+    def free_in(self, queue: Queue, allocation: Allocation, wait_for: Iterable[Event]) -> Event: ...
 
 
 class Queue(Submitter):
@@ -49,7 +52,9 @@ class Queue(Submitter):
     Raises
     ------
     PinningError
-        The device has no queues, or there is no such order.
+        The device has no queues.
+    ValueError
+        There is no such order.
     VendorError
         The vendor refused.
     """
@@ -60,7 +65,7 @@ class Queue(Submitter):
 
     def __init__(self, device: Device | str | None = None, order: Order = "in_order") -> None:
         if not is_one_of(order, "in_order", "out_of_order"):
-            raise PinningError(f"there is no order {describe(order)}; give 'in_order' or 'out_of_order'")
+            raise ValueError(f"order is {describe(order)}; it must be 'in_order' or 'out_of_order'")
         super().__init__(_memory_device(device), order == "in_order")
 
     @classmethod
@@ -125,15 +130,19 @@ class Queue(Submitter):
         return lambda: (0, self.handle)
 
     def alloc(
-        self, nbytes: int, kind: MemoryKind | None = None, pool: Any = None, wait_for: Iterable[Event] = ()
-    ) -> tuple[Any, Event]:
+        self,
+        nbytes: int,
+        kind: MemoryKindLike | None = None,
+        pool: Pool | None = None,
+        wait_for: Iterable[Event] = (),
+    ) -> tuple[Allocation, Event]:
         """Memory, usable by whatever comes after the event, such as later work in this in-order queue.
 
         Parameters
         ----------
         nbytes : int
             Bytes, at least one.
-        kind : MemoryKind
+        kind : MemoryKind or str
             Which devices can reach it; by default as `pool`, or else DEVICE.
         pool : Pool, optional
             Where it comes from; by default the pool of this kind of the device's default context.
@@ -149,7 +158,7 @@ class Queue(Submitter):
         self.check_uncaptured("memory is allocated once")
         return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
 
-    def free(self, allocation: Any, wait_for: Iterable[Event] = ()) -> Event:
+    def free(self, allocation: Allocation, wait_for: Iterable[Event] = ()) -> Event:
         """Give memory back to its pool, once all before this is over.
 
         Parameters
@@ -203,6 +212,9 @@ class Queue(Submitter):
             queue.call(callback.function, callback.argument)
 
         return self.submit(work, wait_for, (callback,), lambda: event)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} can be neither copied nor pickled: use pinning.Queue(device) where it is needed")
 
     def __enter__(self) -> Self:
         return self
@@ -266,7 +278,7 @@ def as_queue(queue: object, device: Device | str | None = None) -> Queue:
 
 
 def _memory_device(device: Device | str | None) -> MemoryDevice:
-    found: Any = devices.default_memory_device() if device is None else devices.device(device)
+    found: Any = devices.default_device() if device is None else devices.device(device)
     if not callable(getattr(found, "make_queue", None)):
         raise PinningError(f"{getattr(found, 'name', found)} has no queues; its plugin offers locks only")
     return found  # type: ignore[no-any-return]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 from pinning.plugin import AutomaticLocking, LockLimit
 from pinning.plugin.native import NativeDevice
 from pinning_host import kernel
@@ -22,8 +20,9 @@ class HostDevice(NativeDevice, AutomaticLocking):
         if limit is None:
             return None
         soft, hard, used = limit
+        # This process may have ended when it is read: commands for the shell that starts the next one.
         if hard == soft:
-            remedy = f"sudo prlimit --memlock=unlimited --pid {os.getpid()}"
+            remedy = "sudo prlimit --memlock=unlimited --pid $$"
         else:
             remedy = "ulimit -l unlimited" if hard < 0 else f"ulimit -l {hard // 1024}"
         return LockLimit("RLIMIT_MEMLOCK", soft, used, remedy)

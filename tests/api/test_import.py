@@ -54,3 +54,10 @@ def test_a_device_by_its_name_brings_in_its_plugin_alone() -> None:
     modules = imported_by("import pinning; pinning.lock(bytearray(9), device=pinning.device('host:0')).unlock()")
     modules |= imported_by("import pinning; pinning.lock(bytearray(9), device='host').unlock()")
     assert {module for module in modules if module.startswith("pinning_") and "." not in module} == {"pinning_host"}
+
+
+def test_dir_has_the_public_names_and_no_others() -> None:
+    names = {name for name in dir(pinning) if not name.startswith("__")}
+    assert {*pinning.__all__, "torch", "ray", "dask", "arrays", "errors", "plugin"} <= names
+    assert not names & {"Path", "import_module", "TYPE_CHECKING", "runtime", "machine"}
+    assert not any(name.startswith("_") for name in names)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,15 @@ OBJECTS = numpy.array([None] * 512, dtype=object)
 HOST = pinning.device("host")
 TABLE = PageTable()
 MAP = pinning.PinnedMap(HOST)
+
+
+
+class Series:
+    """As one of a library whose objects make arrays of themselves."""
+
+    def __array__(self) -> object:
+        return A
+
 
 CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     # A device, or several buffers, where the size goes.
@@ -106,25 +116,33 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Queue("host").alloc(4096, "x"), ValueError, "kind is 'x'"),
     (lambda: Queue("host").alloc(4096, pool="x"), TypeError, "pool is 'x'"),
     (lambda: Queue("host").alloc(4096, wait_for=5), TypeError, "wait_for is 5"),
-    (lambda: Queue("host").free(A), InvalidRangeError, "a ndarray was not allocated in a queue"),
+    (lambda: Queue("host").free(A), TypeError, "memory is a ndarray; it must be what"),
     (lambda: Pool("host").alloc(A, 4096), TypeError, "queue is a ndarray"),
     (lambda: pinning.copy(A, B, queue=A), TypeError, "a ndarray is no queue"),
     (lambda: pinning.copy_batch(None, [B]), TypeError, "dsts is None"),
     (lambda: pinning.load_file(5), TypeError, "path is 5"),
     (lambda: pinning.save_file(5, "x"), TypeError, "tensors is 5"),
-    (lambda: Queue(order=A), pinning.PinningError, "no order a ndarray; give 'in_order'"),
+    (lambda: Queue(order=A), ValueError, "order is a ndarray; it must be 'in_order'"),
     (lambda: Queue.adopt(-1, "host"), InvalidRangeError, "-0x1 is no handle"),
     (lambda: Queue.adopt(1 << 80, "host"), InvalidRangeError, "is no handle"),
     (lambda: Queue("host").call(print, wait_for=A), TypeError, "wait_for takes a list of events"),
     (lambda: Queue("host").record().elapsed(3), TypeError, "since is 3; it must be the event"),
     (lambda: Queue("host").record().comes_after(None), TypeError, "point is None; it must be the `point`"),
     (lambda: Event.over(error="x"), TypeError, "error is 'x'; it must be an exception"),
-    (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), pinning.PinningError, "no engine a ndarray"),
+    (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), ValueError, "engine is a ndarray; it must be"),
     (lambda: pinning.memory_info(int), TypeError, "type is no buffer"),
     # What has bytes that are not to be copied.
     (lambda: pinning.copy(OBJECTS, A), TypeError, "holds Python objects.* astype"),
     (lambda: pinning.copy(A, memoryview(OBJECTS)), TypeError, "holds Python objects"),
     (lambda: pinning.fill(OBJECTS, 1), TypeError, "holds Python objects"),
+    (lambda: pinning.lock(Series()), TypeError, "Series is no buffer; pass its array, such as to_numpy"),
+    (lambda: numpy.asarray(Queue("host").alloc(8)[0]), TypeError, r"no memory that NumPy can read: .*pinning.copy\("),
+    (lambda: pinning.alloc(8, 5), TypeError, "kind is 5; it must be a MemoryKind"),
+    # What stands for something of this process.
+    *(
+        (lambda made=made: pickle.dumps(made()), TypeError, "can be neither copied nor pickled: .*")  # type: ignore[misc]
+        for made in (lambda: Queue("host"), lambda: Queue("host").record(), lambda: HOST, lambda: MAP)
+    ),
     # Times and paths.
     (lambda: waited(timeout="x"), TypeError, "timeout is 'x'; it must be a number of seconds"),
     (lambda: waited(timeout=float("nan")), TypeError, "timeout is nan"),
@@ -135,6 +153,9 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.load_file([1]), TypeError, "path is 1; it must be a path"),
     (lambda: pinning.save_file({"a": A}, 5), TypeError, "path is 5; it must be a path"),
     (lambda: pinning.save_file({"a": A}, "x", metadata="y"), TypeError, "metadata is 'y'; it must be a dict"),
+    (lambda: pinning.save_file({"a": A}, "x", metadata={"b": 1}), TypeError, "metadata has 'b': 1; both must"),
+    (lambda: pinning.save_file({"a": 5}, "x"), TypeError, "the tensor 'a' is 5; it must be an array"),
+    (lambda: pinning.save_file({"a": A}, "/no/such/x"), FileNotFoundError, "'/no/such/x'$"),
     # Page tables and maps.
     *(
         (call, TypeError, f"{name} is 'x'; it must be an integer")
@@ -151,7 +172,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: TABLE.contains_many([1], [1, 2]), RangeError, r"shape \(2,\); give one size, or one for each of 1"),
     (lambda: MAP.add_registrar(print, 5), TypeError, "unregister is 5; it must be a function"),
     (lambda: MAP.add_registrar(print, print, name=5), TypeError, "name is 5; it must be a string"),
-    (lambda: MAP.lock_mapped(8, 8, []), pinning.PinningError, "the policy a list is none; give one of 'off'"),
+    (lambda: MAP.lock_mapped(8, 8, []), ValueError, "policy is a list; it must be one of 'off'"),
     (lambda: region_of_a().device_ptr_of(1.5), TypeError, "address is 1.5"),
     (lambda: region_of_a().in_one_piece("x", 8), TypeError, "address is 'x'"),
     (lambda: "x" in region_of_a(), TypeError, "address is 'x'"),

@@ -121,7 +121,7 @@ class Handle:
 
 
 def test_deepspeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    accelerator = SimpleNamespace(pin_memory=None, is_pinned=None)
+    accelerator = SimpleNamespace(pin_memory=None, is_pinned=None, unpin_memory=None)
     library = {"deepspeed": {}, "deepspeed.accelerator": {"get_accelerator": lambda: accelerator}}
     names = run(monkeypatch, "deepspeed.md", library)
 
@@ -131,6 +131,10 @@ def test_deepspeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert pinned.data_ptr() == partition.data_ptr()
     assert accelerator.is_pinned(pinned) and accelerator.is_pinned(partition.narrow(0, 500, 100))
     at = partition.data_ptr()
+    accelerator.unpin_memory(pinned)
+    assert not accelerator.is_pinned(partition)
+    accelerator.unpin_memory(pinned)
+    assert accelerator.pin_memory(partition.view(100, 100), make_copy=False, match_shape=False).shape == (10_000,)
     del partition, pinned
     soon_nothing_is_locked(at)
 

@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 
 @pytest.mark.slow
 def test_the_site_is_made_without_a_warning(tmp_path: Path) -> None:
-    for needed in ("sphinx", "numpydoc", "myst_parser"):
+    for needed in ("sphinx", "numpydoc", "myst_parser", "furo", "sphinx_copybutton"):
         if find_spec(needed) is None:
             pytest.skip("needs Sphinx: pip install 'pinning[docs]'")
     site = tmp_path / "site"

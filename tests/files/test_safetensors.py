@@ -371,7 +371,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         ({1: array}, None, TypeError, "must be a string"),
         ({"__metadata__": array}, None, TypeError, "must be a string"),
         ({"a": array}, {"a": 1}, TypeError, "metadata"),
-        ({"a": Series()}, None, TypeError, "'a' is a Series, which is no array that can be saved"),
+        ({"a": Series()}, None, TypeError, "'a' is a Series; it must be an array"),
         ({"\ud800": array}, None, pinning.FileFormatError, r"a name of a tensor.* '\\ud800'.* half a letter"),
         ({"a": array}, {"a": "\udfff"}, pinning.FileFormatError, "the metadata.* half a letter"),
     ]:

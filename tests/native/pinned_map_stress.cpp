@@ -711,7 +711,7 @@ void the_budget_is_for_all_maps() {
   expect(other.unlocks == 0 && budget.figures().locked == 0x4000, "more went than the budget asked for");
   std::string const said =
       refusal<pinning::LockLimit>([&] { first.lock(0x9000, 0x2000); }, "locked beyond the budget");
-  expect(said.find("locking 8192 bytes (0.0 MiB) is more than the budget of this process allows: 16384 bytes") !=
+  expect(said.find("locking 8192 bytes (8 KiB) is more than the budget of this process allows: 16384 bytes") !=
              std::string::npos, "a refusal without figures");
   expect(second.find_registered(0x1000) && one.locks == 2, "a lock that cannot fit has cost something");
   first.lock(0x9000, 0x1000);

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -85,6 +86,33 @@ def test_done_and_wait(device: FakeMemoryDevice) -> None:
         waiter.result()
         assert event.done()
         assert event.error is None
+
+
+def test_await(device: FakeMemoryDevice) -> None:
+    async def wait(queue: Queue) -> None:
+        event = queue.submit(work)
+        waiter = asyncio.create_task(_finished(event))
+        for _ in range(10):
+            await asyncio.sleep(0)
+            assert not waiter.done(), "the loop goes on meanwhile"
+        device.release()
+        await waiter
+        failed = Event.over(queue, MemoryError("too much"))
+        with pytest.raises(MemoryError, match="too much"):
+            await failed
+        cancelled = asyncio.create_task(_finished(queue.submit(work)))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        device.let_go()
+
+    with Queue(device) as queue:
+        asyncio.run(wait(queue))
+
+
+async def _finished(event: Event) -> None:
+    await event
 
 
 def test_an_event_made_by_itself_is_over() -> None:

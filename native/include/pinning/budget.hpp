@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -320,10 +322,12 @@ class Budget {
                     "; unlock some, or raise it: pinning.budget(BYTES), in C pinning_set_budget");
   }
   static std::string bytes(std::uint64_t count) {
-    char text[64];
-    std::snprintf(text, sizeof text, "%llu bytes (%.1f MiB)", static_cast<unsigned long long>(count),
-                  static_cast<double>(count) / (1 << 20));
-    return text;
+    char text[64] = "";
+    int const unit = (std::bit_width(count) - 1) / 10;
+    double const value = std::ldexp(static_cast<double>(count), -10 * unit);
+    int const digits = value == std::floor(value) || value >= 100 ? 0 : 1;
+    if (unit > 0) std::snprintf(text, sizeof text, " (%.*f %ciB)", digits, value, "KMGTPE"[unit - 1]);
+    return std::to_string(count) + " bytes" + text;
   }
 
   Shown* shown_;

@@ -84,13 +84,13 @@ void check_limit(std::uint64_t size, std::string const& where, int code) {
   std::uint64_t const used = kilobytes * 1024;
   if (used + size <= limit.rlim_cur) return;
   std::string const remedy = limit.rlim_max == limit.rlim_cur
-                                 ? "sudo prlimit --memlock=unlimited --pid " + std::to_string(getpid())
+                                 ? "sudo prlimit --memlock=unlimited --pid $$"
                              : limit.rlim_max == RLIM_INFINITY ? "ulimit -l unlimited"
                                                                : "ulimit -l " + std::to_string(limit.rlim_max / 1024);
   throw LockLimit(failed_call("mlock", code,
                               "RLIMIT_MEMLOCK allows " + std::to_string(limit.rlim_cur) + " bytes, " +
                                   std::to_string(used) + " are locked, and " + where +
-                                  " is more than what is left; raise it with `" + remedy + "`")
+                                  " is more than what is left; raise it with `" + remedy + "` in the shell that starts the program")
                       .text());
 }
 

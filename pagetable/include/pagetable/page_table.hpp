@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if __cplusplus < 202002L
+#error "pagetable needs C++20: compile with -std=c++20"
+#endif
+
 #include <mutex>
 #include <optional>
 #include <stdexcept>

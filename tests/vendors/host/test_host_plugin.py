@@ -204,7 +204,7 @@ class TestLimit:
             limit = device.lock_limit()
             assert limit is not None
             assert limit[:3] == ("RLIMIT_MEMLOCK", 8 << 20, 3 * PAGE)
-            assert f"prlimit --memlock=unlimited --pid {os.getpid()}" in limit.remedy
+            assert "prlimit --memlock=unlimited --pid $$" in limit.remedy
             big = map_apart(9 << 20)
             with pytest.raises(LockLimitError, match="mlock failed: ENOMEM") as failure:
                 device.data_lock(big, 9 << 20, None)

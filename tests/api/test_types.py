@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's program under mypy --strict: what is public has its types, and what is not there is an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypy", reason="needs mypy: pip install mypy")
+
+PROGRAM = """
+import asyncio
+
+import numpy
+
+import pinning
+
+
+async def copied(memory: pinning.Allocation, array: object) -> None:
+    copy = pinning.copy_async(memory, array)
+    await copy
+    await pinning.Queue().record()
+
+
+array = numpy.zeros(1000)
+with pinning.Queue() as queue, pinning.lock(array) as lock:
+    memory, ready = queue.alloc(array.nbytes)
+    there: int = memory.ptr + lock.device_ptr
+    ready.wait()
+    asyncio.run(copied(memory, array))
+    queue.free(memory)
+host: pinning.Allocation = pinning.alloc(1000, "host")
+shared, _ = queue.alloc(1000, "host", pinning.Pool("host", "host"))
+pin: pinning.torch.Pin = pinning.torch.pin([])
+pinning.ray.setup("cuda:0")
+version: str = pinning.__version__
+"""
+
+
+def findings(folder: Path, program: str) -> list[str]:
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", folder / "cache"]
+    done = subprocess.run([*command, "program.py"], cwd=folder, capture_output=True, text=True, timeout=900)
+    assert not done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(1800)
+def test_a_users_program_is_typed(tmp_path: Path) -> None:
+    assert findings(tmp_path, PROGRAM) == []
+    wrong = (
+        'import pinning\npinning.typo\npinning.torch.typo\npinning.alloc(8, "hots")\n'
+        'pinning.ray.setup(smallest="x")\nmemory: int = pinning.Queue().alloc(8)[0]\n'
+    )
+    found = findings(tmp_path, wrong)
+    assert [line.split(":")[1] for line in found] == ["2", "3", "4", "5", "6"], found
