@@ -322,18 +322,8 @@ cdef class Segment:
 cdef class Memory:
     """Address space, and memory for the first bytes of it; with the locks of these, which go first.
 
-    Parameters
-    ----------
-    maximum : int
-        Bytes of address space, a multiple of `page`.
-    aligned : int
-        A power of two, of which its address is a multiple.
-    segment : Segment or None
-        Whose bytes it maps. Without one they are this process's alone, and a fork's child has none of them.
-    page : int
-        Bytes; of more than the system's pages for the pool of huge pages.
-    advice : int
-        For the kernel (madvise), or -1.
+    Without a `segment` the bytes are this process's alone, and a fork's child has none of them. `page` is larger than
+    the system's pages for the pool of huge pages; `advice` is for madvise, or -1.
     """
 
     cdef Mapped mapped

@@ -23,13 +23,7 @@ _LONGEST = 200  # bytes; names of files have 255
 
 
 def path_of(name: str) -> Path:
-    """The file of a name.
-
-    Raises
-    ------
-    InvalidRangeError
-        It is empty, too long, or has a character that no file's name has.
-    """
+    """The file of a name. Raises InvalidRangeError where no file can have it."""
     if not isinstance(name, str):
         raise TypeError(f"name is {describe(name)}; it must be a string")
     if not name or "/" in name or "\0" in name or len(os.fsencode(name)) > _LONGEST:

@@ -22,20 +22,8 @@ _THREADS = 16
 class Ready:
     """A part of an arena on its way to be locked for some devices: for all of them or, after an error, for none.
 
-    Parameters
-    ----------
-    memory : Memory
-        Kept until it is done.
-    start, size : int
-        Which bytes, counted from the first of the memory.
-    devices : iterable of Device
-        For which; one after the other, for those of one vendor share what the first one locks.
-    unit : int or None
-        Bytes of which a piece has a whole number; None for one piece.
-    cpus : collection of int
-        The processors that bring the pages in, and so whose node they come from.
-    huge_pages : bool
-        Whether to ask for huge pages.
+    The devices follow one another, for those of one vendor share what the first one locks. The pages are brought in by
+    the processors `cpus`, and so come from their node.
     """
 
     def __init__(

@@ -41,14 +41,8 @@ class _Memory:
 class Buffer:
     """Memory that one array or several views of it share. Once unreferenced it is given back at the next `tidy`.
 
-    Attributes
-    ----------
-    device : MemoryDevice
-        Whose arrays these are.
-    place : MemoryDevice or None
-        Whose memory it is; None for the host's.
-    shared : bool
-        Whether others know the address, so that they may use it in queues that are not known here.
+    `place` is the device whose memory it is, None for the host's; `shared`: others know the address, and may use it in
+    queues that are not known here.
     """
 
     __slots__ = ("__weakref__", "_memory", "_uses", "allocation", "device", "owner", "place")
@@ -144,10 +138,7 @@ def allocate(
 def run(
     act: Callable[[Queue, list[Event]], Iterable[Event]], device: MemoryDevice, stream: Stream, *buffers: Buffer
 ) -> None:
-    """Have `act` submit work that uses these buffers: in `stream` without waiting, or else after all that is under way.
-
-    `act` is given the queue and what to wait for, and returns the events of its work.
-    """
+    """Have `act(queue, wait_for)` submit work, in `stream` without waiting or else after all under way; its events."""
     if stream is not None:
         queue = queue_of(stream, device)
         try:

@@ -58,16 +58,7 @@ class Plan(NamedTuple):
 
 
 def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: str = "C") -> Plan:
-    """What `device_array` and its like are asked for.
-
-    Raises
-    ------
-    TypeError
-        No dtype, or one with Python objects.
-    LayoutError
-        A length or a stride is negative, there are not as many strides as dimensions, it is larger than any memory, or
-        there is no such order.
-    """
+    """What `device_array` and its like are asked for. Raises TypeError for a dtype, LayoutError for all else."""
     lengths = _integers(shape, "shape")
     steps = None if strides is None else _integers(strides, "strides")
     if not is_one_of(order, "C", "F"):

@@ -52,13 +52,7 @@ class _Axis(NamedTuple):
 
 
 def move(to: Side, origin: Side, queue: Queue, wait_for: Iterable[Event] = ()) -> list[Copy]:
-    """Copy between arrays of one shape and itemsize, in a queue.
-
-    Raises
-    ------
-    LayoutError
-        Elements of the destination share memory.
-    """
+    """Copy between arrays of one shape and itemsize. LayoutError where elements of the destination share memory."""
     if not to.array.nbytes:
         return []
     before = tuple(wait_for)

@@ -162,12 +162,7 @@ def unlocks() -> int:
 def give_way(device: object, uint64_t needed, uint64_t unlocks) -> bool:
     """Give back the least recently used region cached for a device, where so many bytes are cached there.
 
-    Where they are not, wait for an unlock that another thread is in the middle of.
-
-    Returns
-    -------
-    bool
-        Whether there may be more room now.
+    Where they are not, wait for an unlock that another thread is in the middle of. Whether there may be more room now.
     """
     cdef PinnedMap pinned_map
     cdef CPinnedMap* map

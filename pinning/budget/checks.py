@@ -17,23 +17,11 @@ WORTH_A_LOOK = 16 << 20
 
 
 def check_room(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock for which there is no room. What is cached gives way to it, where that is enough.
+    """Refuse a lock of bytes that are not locked yet and for which there is no room, once what is cached has given way.
 
-    Parameters
-    ----------
-    size : int
-        Bytes that are not locked yet.
-    device : Device
-        The device that will lock them; a `LimitedDevice` says how much its vendor allows.
-    resident : bool
-        Whether the pages are in memory already, so that locking them takes no more of it.
-
-    Raises
-    ------
-    LockLimitError
-        The message has the limit, the need and the command that raises the limit.
-
-    What cannot be read, for want of /proc or a file descriptor, does not bind here; the vendor refuses by itself.
+    `resident`: the pages are in memory already, so that locking takes no more of it. What cannot be read, for want of
+    /proc or a descriptor, does not bind here; the vendor refuses by itself. Raises LockLimitError with limit, need,
+    remedy.
     """
     with suppress(OSError):
         _check_limit(size, device)

@@ -115,18 +115,7 @@ def give_back_idle(nbytes: int | None = None) -> int:
 
 
 def check_lock(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock for which there is no room, nor would be with an empty cache, before anything is touched for it.
-
-    Parameters
-    ----------
-    size, device, resident
-        As for `pinning.budget.checks.check_room`.
-
-    Raises
-    ------
-    LockLimitError
-        The message has the figures, and what raises the limit.
-    """
+    """Refuse a lock for which an empty cache has no room, before anything is touched. Raises as `check_room`."""
     check_room(size, device, resident)
     _check_budget(size)
 

@@ -157,15 +157,7 @@ cdef class Managed:
 
 
 def take_capsule(capsule: object) -> Tensor:
-    """Open a capsule, which can be done once.
-
-    Raises
-    ------
-    BufferError
-        It has been opened already, or is of a version that is not known here.
-    TypeError
-        It is no capsule.
-    """
+    """Open a capsule, which can be done once: BufferError where it was, or is of an unknown version."""
     cdef Managed managed = Managed.__new__(Managed)
     cdef DLTensor* tensor
     cdef Versioned* versioned

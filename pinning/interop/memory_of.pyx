@@ -144,27 +144,10 @@ cdef object host_memory_of(object buffer, object size, Bytes* memory):
 
 
 def host_buffer(buffer: object, size: SupportsIndex | None = None) -> HostBuffer:
-    """Find the bytes that a buffer occupies.
+    """The bytes of what `pinning.lock` takes, or its first `size`.
 
-    A view with gaps (sliced with a step, transposed, of negative strides) is the whole span from its lowest to its
-    highest byte, with what lies between.
-
-    Parameters
-    ----------
-    buffer : object
-        Anything with the buffer protocol, read-only or not; a `multiprocessing.shared_memory.SharedMemory`; an object
-        with ``__array_interface__``, ``data_ptr()`` (a CPU tensor) or DLPack on the CPU; a pair ``(address, size)`` of
-        integers, or an address with `size`.
-    size : int, optional
-        Take the first `size` bytes, counted from the lowest one. Needed where the object does not know its size.
-
-    Raises
-    ------
-    InvalidRangeError
-        No range of host memory: empty, null, past the top of the address space, closed, released or on a device; or
-        `size` is larger than the buffer.
-    TypeError
-        The object is no buffer.
+    A view with gaps is the whole span from its lowest to its highest byte. Raises InvalidRangeError for no range of
+    host memory (empty, null, closed, on a device, shorter than `size`), TypeError for no buffer.
     """
     cdef Bytes memory
     owner = host_memory_of(buffer, size, &memory)
@@ -173,16 +156,10 @@ def host_buffer(buffer: object, size: SupportsIndex | None = None) -> HostBuffer
 
 
 def array_memory(array: Any) -> ArrayMemory:
-    """An array of another library, by ``__cuda_array_interface__`` or DLPack: its memory, shape, strides and dtype.
+    """An array of another library, by ``__cuda_array_interface__`` or DLPack.
 
-    Raises
-    ------
-    TypeError
-        It has neither.
-    InvalidRangeError
-        It says that its elements are at address 0.
-    PinningError
-        It has a mask, a dtype that NumPy has not, or is of a device that no plugin is for.
+    Raises TypeError where it has neither, InvalidRangeError for address 0, PinningError for a mask, a dtype that NumPy
+    has not, or a device that no plugin is for.
     """
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:

@@ -423,12 +423,9 @@ def lock_async(
 
 
 def lock_unlisted(buffer: object, device: Device, unit: int | None, how: dict[str, Any]) -> PendingLock:
-    """`lock_async` for a caller that gives parts of the buffer to others: that these are locked is not due to a lock of theirs.
+    """`lock_async` for a caller that gives parts of the buffer to others, in which it is no lock of theirs.
 
-    Parameters
-    ----------
-    how : dict
-        How pages are brought in: further arguments of `pinning.machine.populate.Populating`.
+    `how` are further arguments of `pinning.machine.populate.Populating`.
     """
     return pending(buffer, None, device, None, None, unit, None, None, True, how)
 

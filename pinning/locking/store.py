@@ -38,19 +38,9 @@ class ObjectLocks:
     An object that is not used any more, or that is deleted, stays registered, for it may be used again, or another of
     its size come to its place: its lock goes into the registration cache, which is switched on for that.
 
-    Parameters
-    ----------
-    device : callable
-        For which objects are locked, or None where there is nothing to lock for; it is asked until it says one.
-    smallest : int
-        Bytes; smaller objects are not worth a lock.
-    name : str
-        What the name of the file has in it that is mapped: other memory is never locked.
-    log : Logger
-        Is told once what cannot be locked.
-    pace : float
-        Bytes a second. While memory is being locked the device's other work waits, so the lock of an object begins
-        after so long as the first copy of it takes at this pace.
+    `device` is asked until it says one. Only what is mapped from a file with `name` in its name, and has `smallest`
+    bytes, is locked. `pace` is in bytes a second: the device's other work waits for a lock, which therefore begins
+    after so long as the object's first copy takes at this pace.
     """
 
     def __init__(
@@ -74,20 +64,10 @@ class ObjectLocks:
         self._thread.start()
 
     def use(self, memory: object, parts: Sequence[object]) -> Sequence[object]:
-        """Have an object locked, and say through which buffers it is to be used.
+        """Have an object locked; the buffers, one for each of `parts`, through which it is to be used.
 
-        Parameters
-        ----------
-        memory : buffer
-            The whole object, which the store keeps as long as this is kept.
-        parts : sequence of buffers
-            Parts of it.
-
-        Returns
-        -------
-        sequence of buffers
-            The same parts. The object is kept as long as any of these is, and then until the device has done
-            its work.
+        The store keeps the object as long as `memory` is kept: as long as any of these is, and then until the device has
+        done its work.
         """
         try:
             use = self._begin(memory)

@@ -77,13 +77,9 @@ def obstacle(node: int) -> Obstacle | None:
 
 
 def placement(ptr: int, size: int) -> dict[int, int]:
-    """How many bytes of a range are on which node, as far as its pages are in memory; of a large one by samples.
+    """Bytes by node of a range, as far as its pages are in memory; of a large range by samples.
 
-    Returns
-    -------
-    dict of int to int
-        Bytes by node. Empty where no page is in memory, or the kernel does not tell (a container's rules against
-        move_pages).
+    Empty where no page is in memory, or the kernel does not tell (a container's rules against move_pages).
     """
     first, last = ptr // _PAGE, (ptr + size - 1) // _PAGE
     count = min(last - first + 1, _SAMPLES)

@@ -54,27 +54,10 @@ def populate(
 ) -> None:
     """Bring the pages of a range into memory, as huge pages where the system allows that; contents stay as they are.
 
-    Returns at once when the pages seem to be there (see `is_resident`). Other threads may use the memory meanwhile.
-    Between two pieces a KeyboardInterrupt can come through; what was touched until then stays touched.
-
-    Parameters
-    ----------
-    ptr, size : int
-        A host range in bytes.
-    progress : callable, optional
-        Called as ``progress(done, total)``, in bytes, after each piece; the last time with ``done == total``. What it
-        raises ends the work and reaches the caller.
-    piece : int, optional
-        Bytes to touch at a time, rounded up to pages.
-    resident : bool, optional
-        What `is_resident` returned, if the caller has called it.
-
-    Raises
-    ------
-    InvalidRangeError
-        Some of the range is not mapped, not readable or past the end of its file.
-    LockLimitError
-        Memory ran out.
+    Returns at once where the pages seem to be there: `resident`, or `is_resident`. Other threads may use the memory
+    meanwhile. Between two pieces, after each of which `progress(done, total)` is called, a KeyboardInterrupt can come
+    through; what was touched until then stays touched. Raises InvalidRangeError where it is not mapped, not readable or
+    past the end of its file, LockLimitError where memory ran out.
     """
     if piece < 1:
         raise ValueError(f"piece is {piece}; it must be at least 1 byte")
@@ -93,26 +76,11 @@ def populate(
 
 
 class Populating:
-    """Brings the pages of a range in by threads, from its start on.
+    """Brings the pages of a range in by threads, from its start on. The range stays there until `stop`.
 
-    Parameters
-    ----------
-    ptr, size : int
-        A host range in bytes, which stays there until `stop`.
-    reached : callable
-        Called as ``reached(done)``, in bytes from `ptr` on, by any of the threads; as ``reached(None)`` when an error
-        has ended it, which is `error` then.
-    threads : int, optional
-        How many at most; as many as have been seen to help by default.
-    cpus : collection of int, optional
-        The processors that they run on, and so from whose node the pages come.
-    huge_pages : bool, optional
-        Whether to ask for huge pages.
-
-    Raises
-    ------
-    InvalidRangeError
-        Some of the range is not mapped.
+    ``reached(done)``, in bytes from `ptr` on, is called by any of the threads; ``reached(None)`` when an error has
+    ended it, which is `error` then. The pages come from the node of `cpus`, where the threads run. Raises
+    InvalidRangeError where some of the range is not mapped.
     """
 
     def __init__(
@@ -195,13 +163,8 @@ class Populating:
 def is_resident(ptr: int, size: int) -> bool:
     """Whether the pages of a range seem to be in memory; in a large range only samples are looked at.
 
-    Pages of a file count as soon as they are cached, also where a private mapping has yet to copy them. Of a file
-    that this user may not write the kernel says that all of it is cached.
-
-    Raises
-    ------
-    InvalidRangeError
-        A page that was looked at is not mapped.
+    Pages of a file count as soon as they are cached, also where a private mapping has yet to copy them. Of a file that
+    this user may not write the kernel says that all of it is cached. Raises InvalidRangeError where it is not mapped.
     """
     start, end = _pages(ptr, size)
     if end - start <= _WINDOWS * _WINDOW:

@@ -16,11 +16,6 @@ class Pressure:
     """How long tasks wait for memory, of this process' control group and of the machine, between two questions.
 
     Where the kernel tells of neither, memory is never short here.
-
-    Parameters
-    ----------
-    root : Path, optional
-        Where ``proc`` and ``sys`` are mounted.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:

@@ -17,17 +17,7 @@ _NO_LIMIT = 1 << 62
 
 
 class Room(NamedTuple):
-    """How much memory something still allows this process.
-
-    Attributes
-    ----------
-    name : str
-        What sets the bound.
-    limit, free : int
-        Bytes in all, and bytes still available.
-    remedy : str
-        What makes it more.
-    """
+    """How much memory something still allows this process: bytes in all and still available, and what makes it more."""
 
     name: str
     limit: int
@@ -36,13 +26,7 @@ class Room(NamedTuple):
 
 
 def system_memory(root: Path = Path("/")) -> Room:
-    """The memory that this machine can still give without swapping. Raises OSError.
-
-    Parameters
-    ----------
-    root : Path, optional
-        Where ``proc`` is mounted.
-    """
+    """The memory that this machine can still give without swapping. Raises OSError."""
     lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
     kib = {name: int(figure.split()[0]) for name, _, figure in (line.partition(":") for line in lines)}
     total, available = (kib[name] << 10 for name in ("MemTotal", "MemAvailable"))
@@ -57,13 +41,7 @@ def file_system(path: Path) -> Room:
 
 
 def cgroup_memory(root: Path = Path("/")) -> Iterator[Room]:
-    """The memory limit of this process' control group and of each group around it, where they have one.
-
-    Parameters
-    ----------
-    root : Path, optional
-        Where ``proc`` and ``sys`` are mounted.
-    """
+    """The memory limit of this process' control group and of each group around it, where they have one."""
     mount, group, names = memory_group(root)
     for path in (group, *group.parents):
         folder = mount.joinpath(*path.parts[1:])

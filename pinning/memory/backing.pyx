@@ -124,15 +124,7 @@ cdef class Backing:
     def allocate(
         self, device: Device, nbytes: int, kind: MemoryKindLike, alignment: int | None = None, write_combined: bool = False
     ) -> Allocation:
-        """Allocate on one of these devices.
-
-        Parameters
-        ----------
-        device : MemoryDevice
-            One of these.
-        nbytes, kind, alignment, write_combined
-            As for `pinning.alloc`.
-        """
+        """Allocate on one of these devices, as `pinning.alloc`."""
         cdef uint64_t size = size_of(nbytes)
         aligned = ALIGNED if alignment is None else alignment_of(alignment)
         size_of(size + aligned)
@@ -144,13 +136,7 @@ cdef class Backing:
         return whole(self, device, number, size, aligned, write_combined)
 
     def close(self) -> None:
-        """Allocate nothing any more.
-
-        Raises
-        ------
-        StillInUseError
-            Something is still allocated, or being allocated.
-        """
+        """Allocate nothing any more. Raises StillInUseError where something is, or is being, allocated."""
         cdef dict live = self.present()
         if live:
             ((_, base), (length, kind)), *others = live.items()

@@ -27,13 +27,7 @@ def describe(value: object) -> str:
 
 
 def integer(value: SupportsIndex, name: str, what: str = _BYTES) -> int:
-    """An integer of any type.
-
-    Raises
-    ------
-    TypeError
-        It is none; a float neither, even if it is whole, nor a bool.
-    """
+    """An integer of any type; TypeError for all else, also for whole floats and bools."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
@@ -45,15 +39,7 @@ def integer(value: SupportsIndex, name: str, what: str = _BYTES) -> int:
 def byte_count(
     value: SupportsIndex, name: str = "nbytes", least: int = 1, what: str = _BYTES, most: int = MOST_BYTES
 ) -> int:
-    """A number of bytes between `least` and `most`: by default as many as any memory or file can have.
-
-    Raises
-    ------
-    TypeError
-        It is no integer.
-    InvalidRangeError
-        It is less or more.
-    """
+    """A number of bytes in bounds, by default of any memory or file; TypeError, or InvalidRangeError beyond them."""
     count = integer(value, name, what)
     if not least <= count <= most:
         raise InvalidRangeError(f"{name} is {describe(count)}; it must lie between {least} and {most}, in bytes")
@@ -61,15 +47,7 @@ def byte_count(
 
 
 def alignment(value: SupportsIndex) -> int:
-    """A power of two.
-
-    Raises
-    ------
-    TypeError
-        It is no integer.
-    InvalidRangeError
-        It is none.
-    """
+    """A power of two; raises as `byte_count`."""
     count = byte_count(value, "alignment")
     if count & (count - 1):
         raise InvalidRangeError(f"alignment is {count}; it must be a power of two")
@@ -77,13 +55,7 @@ def alignment(value: SupportsIndex) -> int:
 
 
 def seconds(value: float | None, name: str = "timeout") -> float | None:
-    """A time to wait, or None for any.
-
-    Raises
-    ------
-    TypeError
-        It is no number.
-    """
+    """A time to wait, or None for any; TypeError where it is no number."""
     if value is None:
         return None
     try:
@@ -96,17 +68,7 @@ def seconds(value: float | None, name: str = "timeout") -> float | None:
 
 
 def path_name(path: Any, name: str = "path") -> str:
-    """A path as a string.
-
-    Raises
-    ------
-    TypeError
-        It is none.
-    ValueError
-        No file can have this name.
-    FileNotFoundError
-        It is empty, as `open` says it.
-    """
+    """A path as a string. TypeError; ValueError where no file can have it; as `open` where it is empty."""
     try:
         text = os.fsdecode(path)
     except TypeError:

@@ -28,17 +28,9 @@ class DeviceSlots(dict[object, Any]):
 
 
 class PerDevice(Generic[T]):
-    """One object for each device, made on demand. A device need not be hashable.
+    """One object for each device, made on demand by `factory`, which it may keep alive. A device need not be hashable.
 
-    Parameters
-    ----------
-    factory : callable
-        Makes the object of a device, which it may keep alive.
-
-    Attributes
-    ----------
-    by_id : dict of int to weak reference
-        The objects by the id of their device, for Cython code that looks one up without a call.
+    `by_id` has weak references to them by the id of their device, for Cython code that looks one up without a call.
     """
 
     def __init__(self, factory: Callable[[Any], T]) -> None:
