@@ -3,7 +3,7 @@
 
 - ``arena``: `Arena`, and ``ready``, which brings its pages in and locks them in the background;
 - ``space``: what of it is whose, and `ArenaAllocation`;
-- ``mapping`` and ``memory``: where the bytes come from, and who keeps them;
+- ``mapping`` and ``memory``: where the bytes come from, and what keeps them;
 - ``names``: segments that processes share, and what becomes of them when processes die.
 """
 

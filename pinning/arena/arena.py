@@ -34,7 +34,7 @@ from pinning.runtime.arguments import byte_count, describe, integer, seconds
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork, defer, run_deferred
 
 _CACHE_LINE = 64
-_STEP = 2 << 20  # bytes by which it grows at least where nobody says by how much
+_STEP = 2 << 20  # bytes by which it grows at least, by itself
 
 
 class Arena(Space):
@@ -58,17 +58,17 @@ class Arena(Space):
         lie at multiples of it, so that a GPU stands still for 3 ms at most and no copy of a unit crosses a border.
         Allocations begin at multiples of it. They are counted from where the arena, its `part` or the growth begins.
     name : str, optional
-        Of memory that processes share: who comes first makes it, the others join. It is gone once the last one has
+        Of memory that processes share: the first process makes it, the others join. It is gone once the last one has
         closed it or has ended.
     numa_node : int, optional
         Where its pages are to be; near the first device by default, where that says where it is.
     huge_pages : {None, True, False, "hugetlb", "try"}
-        None: where the system gives them to who asks. True: they must be had. False: none. ``"hugetlb"``: of those that
+        None: where the system gives them on demand. True: they must be had. False: none. ``"hugetlb"``: of those that
         the administrator has set aside; ``"try"``: of those, or else as None.
     grow : int, optional
         The most bytes it may grow to, by `grow` and by `allocate`. Addresses are set aside for that, no memory.
     shared : bool
-        Whether children after fork share it, without a name; others do whom `fileno` is handed.
+        Whether children after fork share it, without a name, and processes that `fileno` is handed to.
     create : bool, optional
         True: the name must be new. False: there must be a segment of this name, and one that killed processes have left
         is taken with what is in it. None: joined, or made, also in place of one that was left.
@@ -398,7 +398,7 @@ class Arena(Space):
         StillInUseError
             Something is allocated in it, or a buffer of its bytes is out. It is as before.
         StillLockedError
-            Somebody else has a lock in it. It is as before.
+            Another owner has a lock in it. It is as before.
         VendorError
             The vendor refused to unlock it; call it again.
         """
@@ -445,7 +445,7 @@ class Arena(Space):
         at = max(offset, self.part.start)
         for each in self._parts:
             if each.start <= at < each.start + each.size:
-                # On the way there a piece and the whole may be locked at once; who closes looks again afterwards.
+                # On the way there a piece and the whole may be locked at once; `close` looks again afterwards.
                 return int(each.locked) if each.over.is_set() else sys.maxsize
         return 0
 

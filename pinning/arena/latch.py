@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for what happens once, in a way that Ctrl-C may end anywhere.
 
-Where it ends `threading.Event.wait` as that takes its lock, the lock stays taken, and whoever sets it waits for ever.
+Where it ends `threading.Event.wait` as that takes its lock, the lock stays taken, and the thread that sets it
+waits for ever.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import suppress
 
 
 class Latch:
-    """Set once, by a thread that gets no signals. Who waits has a lock of his own, which nobody else takes."""
+    """Set once, by a thread that gets no signals. Each waiting thread has a lock of its own, which no other takes."""
 
     def __init__(self) -> None:
         self._set = False

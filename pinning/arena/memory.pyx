@@ -43,9 +43,9 @@ cdef extern from *:
     #define MFD_HUGETLB 4U
     #endif
 
-    // Memory that can be mapped by several processes, and perhaps a name for it in a folder of memory. Everybody who has
-    // it mapped holds a shared lock (flock) of it, which the kernel takes from a process that ends in whatever way. So
-    // one that can be locked exclusively is nobody's, and the last one out removes the name.
+    // Memory that can be mapped by several processes, and perhaps a name for it in a folder of memory. Every process
+    // that has it mapped holds a shared lock (flock) of it, which the kernel takes from a process that ends in whatever
+    // way. So one that can be locked exclusively is abandoned, and the last one out removes the name.
     struct Shared {
       int file = -1;
       std::string path;
@@ -98,7 +98,7 @@ cdef extern from *:
         return 0;
       }
 
-      // Has what was abandoned: nobody else can meanwhile.
+      // Has what was abandoned: no other process can meanwhile.
       int take() { return abandoned = false, in(::flock(file, LOCK_SH)); }
 
       std::uint64_t size(bool present) const {

@@ -2,8 +2,8 @@
 """Shared memory by name, and what becomes of it when processes die.
 
 Each process that has a segment holds a shared lock (flock) of its file, which the kernel takes away when the process
-ends, however it ends. Who finds that nobody else holds one removes the name: the last one out, or, if that was killed,
-whoever makes a segment next.
+ends, however it ends. The name is removed by a process that finds no other lock: the last one out, or, if that was
+killed, the next one that makes a segment.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
                 raise PinningError(f"there is a segment {name!r} of {found.size} bytes, which others use ({path})")
             elif found.size != nbytes:
                 there = found.size
-                found.forget()  # as it was, whoever has it
+                found.forget()  # as it was
                 raise InvalidRangeError(
                     f"nbytes is {nbytes}, but the segment {name!r} has {there} bytes: give that, or another name"
                 )

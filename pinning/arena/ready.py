@@ -44,7 +44,7 @@ class Ready:
         self.stopped = False
         self._last = Latch()  # the last device's turn has come, or none will
         self._pending: PendingLock | None = None
-        self._turn = [None]  # who pops it does the work
+        self._turn = [None]  # the thread that pops it does the work
         self._threads: list[int] = []
 
     def begin(self) -> None:

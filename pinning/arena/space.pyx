@@ -53,7 +53,7 @@ cdef enum:
 
 
 cdef class Space:
-    """The bytes of an arena, and who has been given which."""
+    """The bytes of an arena, and which allocation has which."""
 
     cdef Extents* extents
     cdef object memory_  # what keeps the bytes

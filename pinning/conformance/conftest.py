@@ -116,34 +116,36 @@ def memory(memories: MemoryDevice) -> Iterator[Allocations]:
 
 
 @pytest.fixture
-def held(device: Device, refusal: PinningError | None) -> Iterator[Held]:
-    """Locks of the device itself. Skips where it cannot lock."""
+def able(device: Device, refusal: PinningError | None) -> Device:
+    """The device. Skips where it cannot lock."""
     if refusal is not None:
         pytest.skip(f"{device.name} locks no memory")
-    held = Held(device)
+    return device
+
+
+@pytest.fixture
+def held(able: Device) -> Iterator[Held]:
+    """Locks of the device itself."""
+    held = Held(able)
     yield held
     left = held.release()
     assert left == 0, f"the test left {left} locks behind"
 
 
 @pytest.fixture
-def pinned_map(device: Device, refusal: PinningError | None) -> Iterator[PinnedMap]:
-    """A map of its own, empty. Skips where the device cannot lock."""
-    if refusal is not None:
-        pytest.skip(f"{device.name} locks no memory")
-    with PinnedMap(device) as fresh:
+def pinned_map(able: Device) -> Iterator[PinnedMap]:
+    """A map of its own, empty."""
+    with PinnedMap(able) as fresh:
         yield fresh
         left = [f"{region.references} locks of [{region.start:#x}, {region.end:#x})" for region in fresh]
     assert not left, f"the test left {left} behind"
 
 
 @pytest.fixture
-def locking(device: Device, refusal: PinningError | None) -> Iterator[Device]:
-    """The device, for `pinning.lock`. Skips where it cannot lock."""
-    if refusal is not None:
-        pytest.skip(f"{device.name} locks no memory")
-    yield device
-    assert pinning.regions(device) == [], "the test left something locked"
+def locking(able: Device) -> Iterator[Device]:
+    """The device, for `pinning.lock`."""
+    yield able
+    assert pinning.regions(able) == [], "the test left something locked"
 
 
 @pytest.fixture

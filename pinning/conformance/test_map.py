@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -147,25 +148,15 @@ def test_half_of_it_pinned_by_someone_else(held: Held, pinned_map: PinnedMap) ->
 
 def test_threads_lock_one_range_at_once(pinned_map: PinnedMap) -> None:
     pages = Pages(4)
-    seen: list[int] = []
-    failures: list[BaseException] = []
     start = threading.Barrier(8)
 
-    def work() -> None:
-        try:
-            start.wait(30)
-            for _ in range(25):
-                seen.append(pinned_map.lock(pages.ptr, pages.size) - pages.ptr)
-                assert pinned_map.find(pages.ptr, pages.size)
-                pinned_map.unlock(pages.ptr + PAGE)
-        except BaseException as error:
-            failures.append(error)
+    def work(_: int) -> None:
+        start.wait(30)
+        for _ in range(25):
+            pinned_map.lock(pages.ptr, pages.size)
+            assert pinned_map.find(pages.ptr, pages.size)
+            pinned_map.unlock(pages.ptr + PAGE)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert len(seen) == 200
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert len(pinned_map) == 0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -88,9 +88,7 @@ def test_a_refused_unlock_unlocks_nothing(tells: Held) -> None:
 def test_any_thread_may_ask(tells: Held) -> None:
     pages = Pages(1)
     tells.lock(pages.ptr, PAGE)
-    answers: list[PinnedInfo | None] = []
-    thread = threading.Thread(target=lambda: answers.append(tells.device.is_pinned_ptr(pages.ptr + 7)))
-    thread.start()
-    thread.join()
-    assert answers == [tells.device.is_pinned_ptr(pages.ptr + 7)] != [None]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(tells.device.is_pinned_ptr, pages.ptr + 7).result()
+    assert answer == tells.device.is_pinned_ptr(pages.ptr + 7) is not None
     tells.unlock(pages.ptr)

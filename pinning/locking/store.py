@@ -66,8 +66,8 @@ class ObjectLocks:
     def use(self, memory: object, parts: Sequence[object]) -> Sequence[object]:
         """Have an object locked; the buffers, one for each of `parts`, through which it is to be used.
 
-        The store keeps the object as long as `memory` is kept: as long as any of these is, and then until the device has
-        done its work.
+        The store keeps the object as long as `memory` is kept: as long as any of these is, and then until the device
+        has done its work.
         """
         try:
             use = self._begin(memory)

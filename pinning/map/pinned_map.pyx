@@ -567,8 +567,8 @@ cdef class PinnedMap:
 
         From now on `register` is called once for each region: before its first lock is returned, and for the regions that
         are locked already now. `unregister` is called after its last lock was given up, before the vendor unlocks it. A
-        region that stays registered while it is idle stays so here as well. Of what others have pinned, or `register` has
-        entered, nobody is told.
+        region that stays registered while it is idle stays so here as well. Not of what others have pinned, or `register` has
+        entered.
 
         Parameters
         ----------
