@@ -18,7 +18,7 @@ import pytest
 
 import pinning
 from child_process import run_as_ordinary_user, run_in_child
-from fake_device import LOCKED_OFFSET, FakeDevice
+from fake_device import LOCKED_OFFSET, FakeDevice, in_threads
 from folders import SUPPORT
 from pinning import (
     Arena,
@@ -377,14 +377,8 @@ def test_it_grows_in_its_place(device: FakeDevice) -> None:
 
 def test_allocations_that_grow_it_from_many_threads(device: FakeDevice) -> None:
     with Arena(64, device, grow=64 << 20) as arena:
-        had: list[pinning.ArenaAllocation] = []
-        threads = [threading.Thread(target=lambda: had.append(arena.allocate(3 << 20))) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT)
+        had = in_threads(arena.allocate, [3 << 20] * 8)
         starts = sorted(each.ptr for each in had)
-        assert len(had) == 8
         assert all(later - before >= 3 << 20 for before, later in pairwise(starts))
         for each in had:
             each.free()

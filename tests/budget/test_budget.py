@@ -8,7 +8,6 @@ import mmap
 import subprocess
 import sys
 import textwrap
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from fake_device import Background, FakeDevice
 from folders import SUPPORT
 from pinning import InvalidRangeError, LockLimitError, VendorError
 from pinning.budget.cache import collect
+from pinning.conformance.faults import eventually
 from pinning.machine.pressure import Pressure
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem
@@ -47,13 +47,6 @@ def device() -> Iterator[FakeDevice]:
 
 def used() -> int:
     return pinning.budget().used
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.01)
 
 
 def run_program(text: str) -> str:
@@ -278,8 +271,8 @@ def test_dropped_memory_is_given_back_soon(device: FakeDevice) -> None:
     collect()
     assert device.locked, "somebody has a view"
     del view
-    wait_for(lambda: not device.locked)
-    wait_for(lambda: gone() is None)
+    assert eventually(lambda: not device.locked)
+    assert eventually(lambda: gone() is None)
 
 
 def test_dropped_memory_that_two_devices_keep_is_given_back() -> None:
@@ -289,7 +282,7 @@ def test_dropped_memory_that_two_devices_keep_is_given_back() -> None:
     for device in devices:
         pinning.lock(array, device=device).unlock()
     del array
-    wait_for(lambda: not devices[0].locked and not devices[1].locked)
+    assert eventually(lambda: not devices[0].locked and not devices[1].locked)
 
 
 def test_dropped_memory_makes_room_first(device: FakeDevice) -> None:
@@ -312,7 +305,7 @@ def test_memory_in_a_cycle_is_given_back(device: FakeDevice) -> None:
     pinning.lock(model.__dict__["weights"], device=device).unlock()
     del model
     gc.collect()
-    wait_for(lambda: not device.locked)
+    assert eventually(lambda: not device.locked)
 
 
 def test_the_longest_idle_goes_first(device: FakeDevice) -> None:
@@ -433,7 +426,7 @@ def test_a_copy_of_what_is_idle() -> None:
         pinning.copy_batch([back[100:200]], [there], [100])
         pinning.copy_2d_async(array, 256, there, 256, 256, 100).wait()
         pinning.copy_batch([array[100:200]], [there], [100])
-    wait_for(lambda: pinning.budget().idle == idle)
+    assert eventually(lambda: pinning.budget().idle == idle)
     (region,) = pinning.regions(host, idle=True)
     assert region.idle
 
@@ -638,7 +631,7 @@ def test_idle_memory_goes_while_memory_is_short(device: FakeDevice, monkeypatch:
     for array in arrays:
         pinning.lock(array, device=device).unlock()
     held = pinning.lock(arrays[0], device=device)
-    wait_for(lambda: list(device.locked) == [arrays[0].ctypes.data])
+    assert eventually(lambda: list(device.locked) == [arrays[0].ctypes.data])
     held.unlock()
 
 

@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 
 import pinning
 from fake_memory import FakeMemoryDevice, FakeQueue
+from noise import noise
 from pinning import InvalidRangeError, PinningError, VendorError
 from pinning.copies import Copy, Reason, costs
 
 SIZE = 64 << 10
-
-
-def noise(size: int, seed: int = 1) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy
@@ -17,6 +17,7 @@ import pytest
 import pinning
 from fake_memory import FakeMemoryDevice
 from limits import needs_room_to_lock
+from noise import noise
 from pinning import InvalidRangeError, MemoryConnection, MemoryKind, VendorError
 from pinning.copies import CopyPath, Reason, costs, trim_staging
 
@@ -32,26 +33,6 @@ def small_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "ring_bytes", 4 * 512 * KIB)
     monkeypatch.setattr(costs, "staging_bytes", 4 * MIB)
     monkeypatch.setattr(costs, "threads", 2)
-
-
-@pytest.fixture
-def device() -> Iterator[FakeMemoryDevice]:
-    device = FakeMemoryDevice(held=False)
-    yield device
-    device.let_go()
-    gc.collect()
-    trim_staging()
-    pinning.pinned_map(device).close()
-
-
-@pytest.fixture
-def queue(device: FakeMemoryDevice) -> Iterator[pinning.Queue]:
-    with pinning.Queue(device) as queue:
-        yield queue
-
-
-def noise(size: int, seed: int = 1) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
 def bytes_of(allocation: pinning.Allocation) -> numpy.ndarray:

@@ -10,7 +10,7 @@ import mmap
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -23,30 +23,11 @@ import pinning
 from exchange_tensors import ByCapsule, ByMethods, Older, Tensor
 from fake_device import FOREIGN_OFFSET, Background
 from fake_memory import FakeMemoryDevice, FakeQueue
+from noise import noise
 from pinning import InvalidRangeError, MemoryKind, PartialOverlapError
 from pinning.copies import Copy, Reason, costs
 
 SIZE = 1000
-
-
-@pytest.fixture
-def device() -> Iterator[FakeMemoryDevice]:
-    device = FakeMemoryDevice(held=False)
-    yield device
-    device.let_go()
-    gc.collect()
-    assert device.wrong == []
-    pinning.pinned_map(device).close()
-
-
-@pytest.fixture
-def queue(device: FakeMemoryDevice) -> Iterator[pinning.Queue]:
-    with pinning.Queue(device) as queue:
-        yield queue
-
-
-def noise(size: int = SIZE, seed: int = 1) -> numpy.ndarray[Any, Any]:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
 def bytes_at(ptr: int, size: int) -> bytes:
@@ -74,7 +55,7 @@ def test_a_tensor_of_the_host_by_dlpack(device: FakeMemoryDevice, queue: pinning
 
 
 def test_a_tensor_of_half_bytes_is_asked_otherwise(device: FakeMemoryDevice) -> None:
-    array = noise()
+    array = noise(SIZE)
     tensor: Any = Tensor(array, odd=True)
     with pytest.raises(TypeError, match="is no buffer"):
         pinning.lock(tensor, device=device)
@@ -84,7 +65,7 @@ def test_a_tensor_of_half_bytes_is_asked_otherwise(device: FakeMemoryDevice) -> 
 
 
 def test_a_tensor_of_a_device_is_not_locked(device: FakeMemoryDevice) -> None:
-    tensor: Any = Tensor(noise(), (2, 0))
+    tensor: Any = Tensor(noise(SIZE), (2, 0))
     tensor.data_ptr, tensor.nbytes, tensor.is_cuda = (lambda: 4096), SIZE, True
     with pytest.raises(InvalidRangeError, match="device memory"):
         pinning.lock(tensor, device=device)
@@ -153,7 +134,7 @@ HOST_ENDS: dict[str, Callable[[numpy.ndarray[Any, Any]], object]] = {
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("kind", HOST_ENDS)
 def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queue, kind: str, locked: bool) -> None:
-    array = noise()
+    array = noise(SIZE)
     end = HOST_ENDS[kind](array)
     with pinning.alloc(SIZE, device=device) as there:
         lock = pinning.lock(end, device=device) if locked else None
@@ -174,7 +155,7 @@ def test_every_kind_of_host_memory(device: FakeMemoryDevice, queue: pinning.Queu
 @pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.SHARED, MemoryKind.HOST])
 def test_an_address_of_ours_keeps_the_allocation(device: FakeMemoryDevice, kind: MemoryKind) -> None:
     device.held = True
-    array = noise()
+    array = noise(SIZE)
     with pinning.Queue(device) as queue:
         there = pinning.alloc(SIZE, kind, device=device)
         asked = device.vendor_calls.count("memory_info")
@@ -229,7 +210,7 @@ def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Q
 
 def test_a_lock_as_an_end_keeps_the_buffer(device: FakeMemoryDevice) -> None:
     device.held = True
-    array = noise()
+    array = noise(SIZE)
     expected, gone = array.tobytes(), weakref.ref(array)
     with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
         lock = pinning.lock(array, device=device)
@@ -299,7 +280,7 @@ def test_a_part_is_locked_while_a_copy_is_submitted(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, to_device: bool, kept: bool
 ) -> None:
     """Also where nothing is locked any more when it is planned anew."""
-    array, other = noise(), noise(seed=2)
+    array, other = noise(SIZE), noise(seed=2)
     locks: list[pinning.Lock] = []
 
     def act(number: int) -> None:
@@ -330,7 +311,7 @@ def test_a_part_is_being_locked_while_a_copy_is_submitted(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vendor has locked it, and the map does not show it yet."""
-    array = noise()
+    array = noise(SIZE)
     locking: list[Background] = []
     locked, told = threading.Event(), threading.Event()
     lock_it = device.data_lock
@@ -359,8 +340,8 @@ def test_a_part_is_being_locked_while_a_copy_is_submitted(
 
 
 def test_a_refusal_while_nothing_is_locked_is_told_at_once(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    array = noise()
-    with pinning.alloc(SIZE, device=device) as there, pinning.lock(noise(), device=device):
+    array = noise(SIZE)
+    with pinning.alloc(SIZE, device=device) as there, pinning.lock(noise(SIZE), device=device):
         calls = device.vendor_calls.count("queue.copy")
         device.fail_call()
         with pytest.raises(pinning.VendorError, match="FAKE_FAILURE"):
@@ -372,7 +353,7 @@ def test_a_refusal_while_nothing_is_locked_is_told_at_once(device: FakeMemoryDev
 def test_a_copy_that_is_refused_for_ever(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    array = noise()
+    array = noise(SIZE)
 
     def act(number: int) -> None:
         pinning.lock(array[:100], device=device).unlock()
@@ -389,7 +370,7 @@ def test_a_wait_list_is_gone_through_once(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy that is submitted a second time waits for the same as the first."""
-    array = noise()
+    array = noise(SIZE)
     locks: list[pinning.Lock] = []
 
     def act(number: int) -> None:
@@ -550,7 +531,7 @@ def test_when_a_source_may_be_read_before_its_turn(device: FakeMemoryDevice, mon
 def test_a_lock_that_goes_while_a_copy_is_planned(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    array = noise()
+    array = noise(SIZE)
     lock = pinning.lock(array[SIZE // 2 :], device=device)
     is_pinned_ptr = device.is_pinned_ptr
 
@@ -575,7 +556,7 @@ def test_what_was_locked_for_good_is_given_up_by_its_own_lock(
     monkeypatch.setattr(costs, "lock_after", 1)
     monkeypatch.setattr(costs, "lock_from", SIZE)
     on = pinning.pinned_map(device)
-    array = noise()
+    array = noise(SIZE)
     address = int(array.ctypes.data)
     with pinning.alloc(SIZE, device=device) as there:
         assert pinning.copy(there, array, queue=queue).path == "lock"
@@ -599,7 +580,7 @@ def test_ctrl_c_does_not_keep_what_was_locked_for_good(
     monkeypatch.setattr(costs, "lock_after", 1)
     monkeypatch.setattr(costs, "lock_from", SIZE)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    array = noise()
+    array = noise(SIZE)
     with pinning.alloc(SIZE, device=device) as there:
         assert pinning.copy(there, array, queue=queue).path == "lock"
         queue.synchronize()

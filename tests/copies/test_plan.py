@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy
@@ -28,15 +26,11 @@ class Range(NamedTuple):
     external: bool
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMemoryDevice]:
+@pytest.fixture(autouse=True)
+def small_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "stage_to_device", STAGE)
     monkeypatch.setattr(costs, "stage_to_host", STAGE)
     monkeypatch.setattr(costs, "threads", 2)
-    device = FakeMemoryDevice(held=False)
-    yield device
-    gc.collect()
-    pinning.pinned_map(device).close()
 
 
 def drawn(draw: numpy.random.Generator) -> list[Range]:

@@ -15,7 +15,8 @@ import pinning
 from child_process import run_in_child
 from fake_memory import FakeMemoryDevice, FakeQueue
 from file_copies import *  # noqa: F403
-from file_copies import SIZE, fetch, held_back, noise
+from file_copies import SIZE, fetch, held_back
+from noise import noise
 
 
 @pytest.fixture

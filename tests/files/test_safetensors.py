@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pinning
-from file_copies import descriptors_of, noise
+from file_copies import descriptors_of
+from noise import noise
 from pinning.files import load as loading
 from pinning.files.header import parse as parse_header
 from pinning.interop.dtypes import DTYPES

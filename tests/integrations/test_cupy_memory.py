@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import pinning
-from queue_work import eventually
+from pinning.conformance.faults import eventually
 
 
 @pytest.fixture

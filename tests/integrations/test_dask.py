@@ -8,8 +8,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 import pinning
 from fake_device import FakeDevice
 from pinning import VendorError
+from pinning.conformance.faults import eventually
 
 pytest.importorskip("distributed", reason="needs Dask: pip install 'pinning[dask]'")
 
@@ -33,13 +32,6 @@ class Worker:
         self.metrics: dict[str, object] = {}
 
 
-def soon(what: Callable[[], object]) -> None:
-    end = time.monotonic() + MINUTE
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def locked(frame: memoryview) -> bool:
     return pinning.is_locked(frame, device="host:0")
 
@@ -51,7 +43,7 @@ def test_frames_are_locked_while_a_worker_has_the_plugin() -> None:
         plugin.setup(worker)
     frame = of_dask.tcp.host_array(SIZE)
     assert frame.nbytes == SIZE and frame.format == "B" and not frame.readonly
-    soon(partial(locked, frame))
+    assert eventually(partial(locked, frame))
     merged = of_dask.utils.host_array_from_buffers([bytes(SIZE), bytearray(b"1" * SIZE)])
     assert locked(merged) and merged[-1] == ord("1")
     assert not locked(of_dask.tcp.host_array(SIZE - 1)), "what is small is not worth it"
@@ -68,17 +60,17 @@ def test_frames_are_locked_while_a_worker_has_the_plugin() -> None:
     assert pinning.is_locked(array, device="host:0"), "what somebody has stays"
     at = array.ctypes.data
     del array
-    soon(lambda: pinning.find(at, device="host:0") is None)
+    assert eventually(lambda: pinning.find(at, device="host:0") is None)
 
 
 def test_what_is_dropped_comes_back_and_what_finds_no_room_is_plain() -> None:
     plugin, worker = of_dask.LockedFrames(4 * SIZE, "host:0"), Worker()
     plugin.setup(worker)
     kept = [of_dask.tcp.host_array(SIZE) for _ in range(4)]
-    soon(lambda: all(map(locked, kept)))
+    assert eventually(lambda: all(map(locked, kept)))
     assert not locked(of_dask.tcp.host_array(SIZE))
     kept.clear()
-    soon(lambda: locked(of_dask.tcp.host_array(SIZE)))
+    assert eventually(lambda: locked(of_dask.tcp.host_array(SIZE)))
     plugin.teardown(worker)
 
 
@@ -109,18 +101,18 @@ def test_what_the_device_may_still_read_is_not_given_out(monkeypatch: pytest.Mon
     second, third = frames.allocate(SIZE), frames.allocate(SIZE)
     assert second is not None and numpy.frombuffer(second, "u1").ctypes.data != at and third is None
     device.done.set()
-    soon(lambda: frames.allocate(SIZE) is not None)
+    assert eventually(lambda: frames.allocate(SIZE) is not None)
     frames.close()
     del second
     gc.collect()
-    soon(lambda: device.locked == {})
+    assert eventually(lambda: device.locked == {})
 
 
 def test_a_lock_that_is_refused_is_said(caplog: pytest.LogCaptureFixture) -> None:
     device = FakeDevice()
     device.fail(VendorError("fakeRegister", 2, "FAKE_OUT_OF_MEMORY"))
     frames = of_dask._Frames(pinning.Arena(SIZE, device), device, SIZE)
-    soon(lambda: caplog.records)
+    assert eventually(lambda: caplog.records)
     assert "FAKE_OUT_OF_MEMORY" in caplog.text and frames.allocate(SIZE) is None
     frames.close()
 
@@ -137,7 +129,7 @@ def test_an_arena_that_is_closed_before_it_is_locked_and_used(monkeypatch: pytes
     monkeypatch.setattr(arena, "wait", wait_and_more)
     of_dask._Frames(arena, device, SIZE).close()
     closed.set()
-    soon(lambda: arena.closed)
+    assert eventually(lambda: arena.closed)
     assert device.locked == {}
 
 
@@ -155,9 +147,9 @@ def test_a_frame_that_was_asked_for_as_the_arena_closed_holds_it_open(monkeypatc
     monkeypatch.setattr(arena, "close", close_late)
     frames = of_dask._Frames(arena, device, SIZE)
     frames.close()
-    soon(lambda: late)
+    assert eventually(lambda: late)
     frames._dropped.put(late[0])
-    soon(lambda: arena.closed)
+    assert eventually(lambda: arena.closed)
 
 
 def test_a_worker_that_cannot_have_the_arena_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import pytest
 import pinning
 from fake_device import FakeDevice
 from pinning import NotLockedError, PinnedMap
+from pinning.conformance.faults import eventually
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
@@ -32,14 +33,6 @@ def device() -> Iterator[FakeDevice]:
 @pytest.fixture
 def on(device: FakeDevice) -> PinnedMap:
     return pinning.pinned_map(device)
-
-
-def soon(what: Any) -> None:
-    """What a background thread does comes within a minute."""
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def storages(*tensors: Any) -> list[tuple[int, int]]:
@@ -90,7 +83,7 @@ def test_a_pin_lasts_without_its_handle_and_ends_with_its_owner(device: FakeDevi
     assert len(locked(on)) == 2
     del model
     gc.collect()
-    soon(lambda: locked(on) == [])
+    assert eventually(lambda: locked(on) == [])
 
 
 def test_a_temporary_view_does_not_end_the_pin_of_its_storage(device: FakeDevice, on: PinnedMap) -> None:
@@ -100,7 +93,7 @@ def test_a_temporary_view_does_not_end_the_pin_of_its_storage(device: FakeDevice
     time.sleep(0.05)
     assert locked(on) == storages(base)
     del base
-    soon(lambda: locked(on) == [])
+    assert eventually(lambda: locked(on) == [])
 
 
 def test_what_has_moved_is_noticed(device: FakeDevice, on: PinnedMap) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +18,7 @@ from distributed import Client, LocalCluster, get_worker
 
 import pinning
 import pinning.dask
+from pinning.conformance.faults import eventually
 
 DEVICE, MIB = "host:0", 1 << 20
 
@@ -59,13 +61,6 @@ def workers_of(client: Client) -> dict[str, Any]:
     return dict(client.scheduler_info(n_workers=-1)["workers"])
 
 
-def soon(what: Any) -> None:
-    end = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def main(folder: str) -> None:
     dask.config.set({"distributed.comm.compression": None})
     cluster = LocalCluster(
@@ -89,12 +84,13 @@ def main(folder: str) -> None:
         # Many times what the arena has: it comes back.
         for number in range(12):
             assert receive(number, use) == (number * MIB // 2, True), number
-        soon(lambda: all(each["metrics"].get("locked_bytes") == 4 * MIB for each in workers_of(client).values()))
+        workers = partial(workers_of, client)
+        assert eventually(lambda: all(each["metrics"].get("locked_bytes") == 4 * MIB for each in workers().values()))
 
         # Blocks and partitions of collections, by functions that know nothing of all this.
         there, here = sorted(workers_of(client))
         array = dask.array.arange(MIB // 8, chunks=MIB // 32).persist(workers=[there])  # of int64
-        soon(lambda: array.map_blocks(lock_of_block, dtype="?").compute(workers=[here]).all())
+        assert eventually(lambda: array.map_blocks(lock_of_block, dtype="?").compute(workers=[here]).all())
         if find_spec("pandas") is None or find_spec("pyarrow") is None:
             print("dask: no dask.dataframe, without pandas and pyarrow")
         else:
@@ -104,20 +100,20 @@ def main(folder: str) -> None:
             columns = {name: numpy.arange(MIB // 16, dtype=kind) for name, kind in (("a", "f8"), ("b", "i8"))}
             frame = dataframe.from_pandas(pandas.DataFrame(columns), npartitions=2).persist(workers=[there])
             found = frame.map_partitions(locks_of_partition, meta={"a": "?", "b": "?"})
-            soon(lambda: found.compute(workers=[here]).all(axis=None))
+            assert eventually(lambda: found.compute(workers=[here]).all(axis=None))
 
         # What is kept is kept, and what finds no room is right.
         fast = [receive(number, keep, number) for number in range(10)]
         assert 4 <= sum(fast) <= 8 and fast[:4] == [True] * 4, fast
         _, here = sorted(workers_of(client))
         assert client.submit(forget, workers=[here], pure=False).result(timeout=120) is None
-        soon(lambda: receive(3, use) == (3 * MIB // 2, True))
+        assert eventually(lambda: receive(3, use) == (3 * MIB // 2, True))
 
         # A worker that is killed is another, with an arena of its own.
         before = set(workers_of(client))
         os.kill(client.submit(process, workers=[here], pure=False).result(timeout=120), signal.SIGKILL)
-        soon(lambda: len(workers_of(client)) == 2 and set(workers_of(client)) != before)
-        soon(lambda: receive(5, use) == (5 * MIB // 2, True))
+        assert eventually(lambda: len(workers_of(client)) == 2 and set(workers_of(client)) != before)
+        assert eventually(lambda: receive(5, use) == (5 * MIB // 2, True))
 
         # Without the plugin, and where the arena is refused, all goes on as ever.
         client.unregister_worker_plugin("pinning")

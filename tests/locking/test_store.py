@@ -8,9 +8,8 @@ import logging
 import mmap
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from child_process import run_in_child
 from fake_device import FakeDevice
 from limits import needs_room_to_lock
 from pinning import VendorError
+from pinning.conformance.faults import eventually
 from pinning.locking import store
 from pinning.locking.store import ObjectLocks
 
@@ -73,13 +73,6 @@ def use(locks: ObjectLocks, part: Bytes) -> Any:
     return found
 
 
-def soon(what: Callable[[], object], said: Callable[[], object] = lambda: "it does not come") -> None:
-    end = time.monotonic() + MINUTE
-    while not what():
-        assert time.monotonic() < end, said()
-        time.sleep(0.005)
-
-
 def locked(device: FakeDevice) -> list[tuple[int, int]]:
     """Also what no object uses any more: it is cached."""
     return [(region.start, region.size) for region in pinning.regions(device, idle=True)]
@@ -93,7 +86,7 @@ def unused(device: FakeDevice, part: Bytes) -> bool:
 def wait_for(device: FakeDevice, expected: list[Bytes]) -> None:
     """Exactly these are locked soon."""
     wanted = [(part.ctypes.data, part.nbytes) for part in expected]
-    soon(lambda: locked(device) == wanted, lambda: (locked(device), wanted))
+    assert eventually(lambda: locked(device) == wanted), (locked(device), wanted)
 
 
 def test_objects_are_locked_as_they_are_used(
@@ -179,7 +172,7 @@ def test_what_is_refused_is_said_once(
     device.fail(VendorError("fakeRegister", 2, "FAKE_OUT_OF_MEMORY"))
     first, second, third = memory[0:10_000], memory[20_000:30_000], memory[40_000:50_000]
     assert len(use(locks, first)) == 10_000
-    soon(lambda: caplog.records)
+    assert eventually(lambda: caplog.records)
     calls = list(device.calls)
     use(locks, first)
     assert device.calls == calls, "the vendor is not asked again and again"
@@ -187,7 +180,7 @@ def test_what_is_refused_is_said_once(
     wait_for(device, [second])
     device.fail(VendorError("fakeRegister", 1, "FAKE_INVALID"))
     use(locks, third)
-    soon(lambda: device.count("data_lock") == 3)
+    assert eventually(lambda: device.count("data_lock") == 3)
     wait_for(device, [second])
     del view
     (record,) = caplog.records
@@ -204,7 +197,7 @@ def test_the_least_recently_used_go_when_there_is_no_room(
     wait_for(device, objects[:3])
     for number in (0, 1, 2):
         views[number] = None
-        soon(lambda number=number: unused(device, objects[number]))  # type: ignore[misc]
+        assert eventually(lambda number=number: unused(device, objects[number]))  # type: ignore[misc]
     views[0] = use(locks, objects[0])
     kept = use(locks, objects[3])
     wait_for(device, [objects[0], objects[2], objects[3]])
@@ -212,12 +205,12 @@ def test_the_least_recently_used_go_when_there_is_no_room(
 
     # All are in use now: what finds no room is slower, and is tried again when it is used again.
     assert len(use(locks, objects[4])) == 10_000
-    soon(lambda: caplog.records)
+    assert eventually(lambda: caplog.records)
     assert "budget" in caplog.text
     wait_for(device, [objects[0], objects[2], objects[3]])
-    soon(lambda: pinning.is_locked(objects[2], device=device))
+    assert eventually(lambda: pinning.is_locked(objects[2], device=device))
     del kept
-    soon(lambda: unused(device, objects[3]))
+    assert eventually(lambda: unused(device, objects[3]))
     use(locks, objects[4])
     wait_for(device, [objects[0], objects[2], objects[4]])
     assert len(caplog.records) == 1
@@ -229,10 +222,10 @@ def test_what_is_larger_than_the_budget_drives_nothing_out(
     taken, first = taken_by_others(), memory[0:10_000]
     use(locks, first)
     wait_for(device, [first])
-    soon(lambda: unused(device, first))
+    assert eventually(lambda: unused(device, first))
     pinning.budget(taken + 20_000)
     use(locks, memory[100_000:200_000])
-    soon(lambda: caplog.records)
+    assert eventually(lambda: caplog.records)
     wait_for(device, [first])
 
 
@@ -263,9 +256,9 @@ def test_what_the_device_may_still_read_is_kept(monkeypatch: pytest.MonkeyPatch,
     assert device.waits.wait(MINUTE)
     assert kept() is not None, "a copy may still be under way"
     device.done.set()
-    soon(lambda: kept() is None)
+    assert eventually(lambda: kept() is None)
     locks.close()
-    soon(lambda: device.locked == {})
+    assert eventually(lambda: device.locked == {})
 
 
 def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDevice, memory: Bytes) -> None:
@@ -277,7 +270,7 @@ def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDe
     view = use(locks, first)
     wait_for(device, [first])
     del view
-    soon(lambda: unused(device, first))
+    assert eventually(lambda: unused(device, first))
     pinning.give_back_idle()
     assert locked(device) == []
     use(locks, first)
@@ -293,7 +286,7 @@ def test_what_is_not_used_gives_way_to_any_lock(locks: ObjectLocks, device: Fake
     with pytest.raises(pinning.LockLimitError):
         pinning.lock(other, device=device)
     del view
-    soon(lambda: unused(device, first))
+    assert eventually(lambda: unused(device, first))
     with pinning.lock(other, device=device):
         assert locked(device) == [(other.ctypes.data, other.nbytes)]
     pinning.give_back_idle()
@@ -329,14 +322,14 @@ def test_only_what_is_used_is_brought_into_memory() -> None:
         memory = map_file(path, 32 * used)
         objects = [memory[at + 64 : at + 64 + used // 4] for at in range(0, 32 * used, 8 * used)]
         views = [use(locks, each) for each in objects]
-        soon(lambda: all(pinning.is_locked(each, device="host:0") for each in objects))
+        assert eventually(lambda: all(pinning.is_locked(each, device="host:0") for each in objects))
         committed = path.stat().st_blocks * 512
         assert used <= committed <= 1.1 * used
         del views
     finally:
         locks.close()
         path.unlink(missing_ok=True)
-    soon(lambda: pinning.regions("host:0", idle=True) == [])
+    assert eventually(lambda: pinning.regions("host:0", idle=True) == [])
     pinning.budget(1.0, idle=False)
 
 

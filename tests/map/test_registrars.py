@@ -7,13 +7,14 @@ import gc
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import numpy
 import pytest
 
 import pinning
 from child_process import run_in_child
-from fake_device import LOCKED_OFFSET, FakeDevice
+from fake_device import LOCKED_OFFSET, Background, FakeDevice
 from pinning import InvalidRangeError, PinnedMap, PinningError, RegistrarError, VendorError
 
 BASE = 0x10000
@@ -213,16 +214,14 @@ def test_threads_that_lock_while_registrars_come_and_go(on: PinnedMap, device: F
             assert ptr in stay.known
             on.unlock(ptr)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
+    threads = [Background(partial(work, number)) for number in range(3)]
     for _ in range(50):
         book = Book()
         on.add_registrar(book.register, book.unregister).remove()
         assert book.known == {}
     stop.set()
     for thread in threads:
-        thread.join()
+        thread.result()
     assert (stay.known, device.locked) == ({}, {})
 
 

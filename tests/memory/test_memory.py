@@ -24,8 +24,9 @@ from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background, FakeDevice
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import Context, InvalidRangeError, MemoryKind, PinningError, StillInUseError, StillLockedError, VendorError
+from pinning.conformance.faults import eventually
 from pinning.memory import default_context
-from queue_work import eventually, program
+from queue_work import program
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)

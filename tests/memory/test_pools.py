@@ -30,8 +30,9 @@ from pinning import (
     StillLockedError,
     VendorError,
 )
+from pinning.conformance.faults import eventually
 from pinning.memory import default_pool
-from queue_work import eventually, program
+from queue_work import program
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 KIB = 1024

@@ -17,6 +17,7 @@ from ompt_runtime import ASSOCIATE, Runtime, address_on
 from programs import TOOL, kernel_tells
 
 import pinning
+from fake_device import in_threads
 from mapped_memory import PAGE, READ_WRITE, Memory
 from standins.libcuda import DRIVER
 from standins.standin import StandIn
@@ -322,18 +323,12 @@ def test_two_threads_that_move_one_buffer_make_one_lock(standin: StandIn, memory
     standin.configure("delay=cuMemHostRegister:50")
     runtime.map(memory.ptr, 4 * PAGE)
     move(memory, 0, 4)
-    inside: list[set[tuple[float, float]]] = []
 
-    def one() -> None:
+    def one(_: int) -> set[tuple[float, float]]:
         with runtime.to_device(memory.ptr, 4 * PAGE):
-            inside.append(locked(standin, memory))
+            return locked(standin, memory)
 
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert inside == [{(0, 4)}] * 4
+    assert in_threads(one, range(4)) == [{(0, 4)}] * 4
     assert len(standin.calls("cuMemHostRegister")) == 1
     runtime.unmap(memory.ptr)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,14 +13,6 @@ from fake_device import Background
 from fake_memory import FakeMemoryDevice
 from pinning import PinningError, VendorError
 from pinning.queues import Event, Queue
-
-
-@pytest.fixture
-def device() -> Iterator[FakeMemoryDevice]:
-    device = FakeMemoryDevice()
-    yield device
-    device.let_go()
-    device.check()
 
 
 def work(vendor: object) -> None:

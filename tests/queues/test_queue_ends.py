@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,19 +16,12 @@ from child_process import run_in_child
 from fake_device import WAIT, Background
 from fake_memory import FakeMemoryDevice
 from pinning import PinningError, VendorError
+from pinning.conformance.faults import eventually
 from pinning.queues import Event, Queue
 from pinning.queues.queue import Order
-from queue_work import Thing, eventually, program, work
+from queue_work import Thing, program, work
 
 HOST = pinning.device("host:0")
-
-
-@pytest.fixture
-def device() -> Iterator[FakeMemoryDevice]:
-    device = FakeMemoryDevice()
-    yield device
-    device.let_go()
-    device.check()
 
 
 # ---- close, and faults ----

@@ -9,7 +9,6 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -19,18 +18,11 @@ import pinning
 from fake_device import WAIT, Background, FakeDevice
 from fake_memory import FakeMemoryDevice, FakeQueue
 from pinning import PinningError, VendorError
+from pinning.conformance.faults import eventually
 from pinning.queues import Event, Queue, as_queue, default_queue, uses
-from queue_work import Thing, eventually, work
+from queue_work import Thing, work
 
 HOST = pinning.device("host:0")
-
-
-@pytest.fixture
-def device() -> Iterator[FakeMemoryDevice]:
-    device = FakeMemoryDevice()
-    yield device
-    device.let_go()
-    device.check()
 
 
 # ---- order ----

@@ -6,6 +6,9 @@
 //     #define STREAM ihipStream_t  // struct ihipStream_t is what a stream's handle points to
 //     #define EVENT ihipEvent_t
 //
+// A vendor whose streams have more to them defines members of these structures, MORE_OF_STREAM, MORE_OF_EVENT and
+// MORE_OF_WORK, and STREAM_HOOKS with the functions that are declared below.
+//
 // What `standin_option` gets, it offers to `loss_option`:
 //   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that asks for `lost`; FUNCTION
 //                         "work": a piece of work in a stream, whose failure shows later
@@ -25,8 +28,14 @@ struct point {
     struct timespec time;
 };
 
+#ifndef MORE_OF_STREAM
+#define MORE_OF_STREAM int device;
+#define MORE_OF_EVENT int device;
+#define MORE_OF_WORK
+#endif
+
 struct EVENT {
-    int device;
+    MORE_OF_EVENT
     unsigned flags;
     struct point *point;  // NULL until it is recorded
 };
@@ -41,10 +50,11 @@ struct work {
     void *argument;
     struct point *point;
     struct work *next;
+    MORE_OF_WORK
 };
 
 struct STREAM {
-    int device;
+    MORE_OF_STREAM
     unsigned flags;
     void *owner;  // whatever the vendor wants to remember
     bool closing;
@@ -62,6 +72,22 @@ static _Atomic int lost;  // the code of the failure that nothing survives
 // Whether a word of the host has reached a value, as the vendor compares them.
 static bool reached(uint32_t word, uint32_t value);
 
+// Work that is submitted: whether it goes elsewhere; it is about to enter; whether its turn has come; it is over. (mutex)
+static bool diverted(struct STREAM *stream, const struct work *work);
+static void entering(struct STREAM *stream, struct work *work);
+static bool has_turn(const struct STREAM *stream, const struct work *work);
+static void ended(struct STREAM *stream);
+// Calls its function of the host.
+static void call_host(const struct work *work);
+
+#ifndef STREAM_HOOKS
+static bool diverted(struct STREAM *stream, const struct work *work) { return (void)stream, (void)work, false; }
+static void entering(struct STREAM *stream, struct work *work) { (void)stream, (void)work; }
+static bool has_turn(const struct STREAM *stream, const struct work *work) { return (void)stream, (void)work, true; }
+static void ended(struct STREAM *stream) { (void)stream; }
+static void call_host(const struct work *work) { work->function(work->argument); }
+#endif
+
 static bool loss_option(const char *entry) {
     struct rule rule = {0};
     if (!entry) {
@@ -72,8 +98,10 @@ static bool loss_option(const char *entry) {
     return true;
 }
 
+// The name may have a version at its end, as cuMemAlloc_v2 has.
 static bool lose(const char *function) {
-    if (!loss.nth || strcmp(function, loss.function)) return false;
+    size_t length = strlen(loss.function);
+    if (!loss.nth || strncmp(function, loss.function, length) || (function[length] && function[length] != '_')) return false;
     pthread_mutex_lock(&mutex);
     bool now = ++loss.seen == loss.nth;
     if (now) {
@@ -111,7 +139,7 @@ static void perform(const struct work *work) {
             else for (size_t i = 0; i < work->width; ++i) to[i] = (unsigned char)(work->value >> i % work->unit * 8);
         }
         break;
-    case CALL: work->function(work->argument); break;
+    case CALL: call_host(work); break;
     case WAIT_VALUE:  // what a thread of the host writes is seen without any signal, so it is looked at again and again
         while (!reached(__atomic_load_n((uint32_t *)work->to, __ATOMIC_ACQUIRE), work->value) && !lost) usleep(50);
         break;
@@ -127,6 +155,7 @@ static void *run(void *argument) {
         while (!stream->first && !stream->closing) pthread_cond_wait(&progress, &mutex);
         struct work *work = stream->first;
         if (!work) break;
+        while (!has_turn(stream, work) && !lost) pthread_cond_wait(&progress, &mutex);
         if (work->kind == WAIT) while (!work->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
         pthread_mutex_unlock(&mutex);
         if (!lost && !lose("work")) perform(work);
@@ -139,6 +168,7 @@ static void *run(void *argument) {
         stream->first = work->next;
         if (!stream->first) stream->last = &stream->first;
         ++stream->finished;
+        ended(stream);
         pthread_cond_broadcast(&progress);
         free(work->staged);
         free(work);
@@ -151,9 +181,10 @@ static void *run(void *argument) {
     return NULL;
 }
 
-static struct STREAM *start_stream(int device, unsigned flags) {  // (mutex)
-    struct STREAM *stream = calloc(1, sizeof *stream);
-    *stream = (struct STREAM){.device = device, .flags = flags, .last = &stream->first, .next = streams};
+static struct STREAM *start(struct STREAM made) {  // (mutex)
+    struct STREAM *stream = malloc(sizeof *stream);
+    *stream = made;
+    stream->last = &stream->first, stream->next = streams;
     streams = stream;
     pthread_t thread;
     if (pthread_create(&thread, NULL, run, stream)) abort();
@@ -173,8 +204,10 @@ static inline bool is_stream(const struct STREAM *handle) {  // (mutex)
 }
 
 static size_t submit(struct STREAM *stream, struct work work) {  // (mutex)
+    if (diverted(stream, &work)) return stream->submitted;
     struct work *added = malloc(sizeof *added);
     *added = work;
+    entering(stream, added);
     added->next = NULL;
     *stream->last = added;
     stream->last = &added->next;
@@ -203,6 +236,11 @@ static inline void wait_for_event(struct EVENT *event) {  // (mutex)
     while (event->point && !event->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
 }
 
+#ifndef STREAM_HOOKS
+static struct STREAM *start_stream(int device, unsigned flags) {  // (mutex)
+    return start((struct STREAM){.device = device, .flags = flags});
+}
+
 // The work of all streams of a device, or of all devices for -1. Streams that come and go meanwhile are looked at anew.
 static inline void drain(int device) {
     pthread_mutex_lock(&mutex);
@@ -213,5 +251,6 @@ static inline void drain(int device) {
     }
     pthread_mutex_unlock(&mutex);
 }
+#endif
 
 #endif

@@ -29,10 +29,6 @@ def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
     assert queue.done()
 
 
-def noise(size: int) -> numpy.ndarray:
-    return numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8)
-
-
 def there_and_back(device: Any, array: numpy.ndarray) -> tuple[str, str]:
     """Copies to the device and back, checks the bytes, and tells the two paths."""
     back = numpy.zeros_like(array)

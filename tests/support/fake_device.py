@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar, cast
 
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin import AutomaticLocking, LockLimit, PinnedInfo
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LOCKED_OFFSET = 1 << 44
 FOREIGN_OFFSET = 2 << 44
@@ -185,6 +189,12 @@ class Background(threading.Thread):
         if self._error is not None:
             raise self._error
         return self._result
+
+
+def in_threads(function: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
+    """Call it with each of these at once, on threads of their own; what it returns for each, or the first error."""
+    threads = [Background(partial(function, each)) for each in arguments]
+    return [cast(R, thread.result()) for thread in threads]
 
 
 def _meet(ptr: int, size: int, base: int, length: int) -> bool:

@@ -7,7 +7,6 @@ import gc
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +15,12 @@ import numpy
 import pytest
 
 import pinning
+from noise import noise
+from pinning.conformance.faults import eventually
 from pinning.copies import costs
 
 SIZE = 24 << 20  # more than a small ring
 Fetch = Callable[[pinning.Allocation], numpy.ndarray]
-
-
-def noise(size: int, seed: int = 1) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
 def descriptors_of(path: Path) -> int:
@@ -35,13 +32,6 @@ def descriptors_of(path: Path) -> int:
         except FileNotFoundError:  # the one of this very look
             continue
     return found
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def evict(path: Path) -> None:
@@ -93,7 +83,7 @@ def test_any_part_of_a_file(queue: pinning.Queue, file: Path, offset: int, nbyte
         copy.wait()
         assert (fetch(there, queue) == noise(SIZE)[offset : offset + nbytes]).all()
     assert copy.path == "staged"
-    until(lambda: descriptors_of(file) == 0)
+    assert eventually(lambda: descriptors_of(file) == 0)
 
 
 def test_into_memory_of_the_host(queue: pinning.Queue, file: Path) -> None:
@@ -167,7 +157,7 @@ def test_a_file_that_ends_too_early(queue: pinning.Queue, file: Path, small_ring
         pinning.copy_file(there, file, queue=queue)
         assert (fetch(there, queue) == noise(SIZE, 2)).all()
         queue.synchronize()
-    until(lambda: descriptors_of(file) == 0)
+    assert eventually(lambda: descriptors_of(file) == 0)
 
 
 def test_a_failure_that_nobody_waits_for_is_told(
@@ -181,7 +171,7 @@ def test_a_failure_that_nobody_waits_for_is_told(
             os.truncate(file, SIZE // 2)
         queue.synchronize()
         gc.collect()
-        until(lambda: len(told) == 1)
+        assert eventually(lambda: len(told) == 1)
     assert isinstance(told[0], pinning.FileError)
 
 

@@ -7,10 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 
-from fake_device import WAIT
 from folders import PYTHONPATH
 
 
@@ -21,16 +18,6 @@ class Thing:
 def work(vendor: object) -> None:
     """Work for a queue of a `FakeMemoryDevice`: a step that does nothing."""
     vendor.mark(lambda: None)  # type: ignore[attr-defined]
-
-
-def eventually(true: Callable[[], object]) -> bool:
-    """Wait until it is so; whether it ever was."""
-    end = time.monotonic() + WAIT
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def program(text: str) -> subprocess.CompletedProcess[str]:

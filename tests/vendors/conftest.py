@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pinning.conformance.allocations import Allocations
+from pinning.conformance.faults import eventually
 from pinning.copies import trim_staging
 from pinning.plugin.native import NativeQueue
-from queue_work import eventually
 from standins.cases import on_standin
 from standins.standin import Driver, StandIn
 from standins.vendors import VENDORS, Vendor, this_vendor

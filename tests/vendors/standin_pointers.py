@@ -6,12 +6,12 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.plugin import PinnedInfo
 from standins.standin import StandIn
@@ -46,9 +46,6 @@ def test_every_byte_of_a_lock_and_no_other_is_pinned(pieces: list[tuple[bool, in
 
 def test_asking_works_in_any_thread(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
     gpu.data_lock(MEMORY.ptr, 100, False)
-    answers: list[PinnedInfo | None] = []
-    thread = threading.Thread(target=lambda: answers.append(gpu.is_pinned_ptr(MEMORY.ptr + 7)))
-    thread.start()
-    thread.join()
-    assert answers == [PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + vendor.shift)]
+    answer = Background(lambda: gpu.is_pinned_ptr(MEMORY.ptr + 7)).result()
+    assert answer == PinnedInfo(MEMORY.ptr, 100, MEMORY.ptr + vendor.shift)
     gpu.data_unlock(MEMORY.ptr)

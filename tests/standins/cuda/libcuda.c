@@ -23,7 +23,6 @@
 enum { MAX_DEVICES = 8, MAX_DEPTH = 16 };
 
 static int device_count = 1, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
-static struct rule loss;  // when the device is to be lost
 static _Atomic pid_t initialised_in;
 static struct CUctx_st {
     _Atomic int retained;
@@ -42,11 +41,10 @@ static int confidential;  // confidential computing: no memory of the program's 
 static size_t most_registered = SIZE_MAX;  // bytes by one call, as some kernels have it
 
 static bool standin_option(const char *entry) {
-    struct rule rule = {0};
     if (!entry) {
+        loss_option(NULL);
         read_only_supported = managed_supported = peers_supported = 1;
-        loss = rule;
-        lost = want_context = channel_count = confidential = 0;
+        want_context = channel_count = confidential = 0;
         most_registered = SIZE_MAX;
     } else if (!strcmp(entry, "no_read_only")) read_only_supported = 0;
     else if (!strcmp(entry, "no_managed")) managed_supported = 0;
@@ -54,23 +52,9 @@ static bool standin_option(const char *entry) {
     else if (sscanf(entry, "most_registered=%zu", &most_registered) == 1) return true;
     else if (!strcmp(entry, "no_peers")) peers_supported = 0;
     else if (!strcmp(entry, "streams_want_context")) want_context = 1;
-    else if (sscanf(entry, "lost=%63[^:]:%d:%d", rule.function, &rule.nth, &rule.code) == 3) loss = rule;
     else if (sscanf(entry, "channels=%d", &channel_count) == 1) return channel_count > 0 && channel_count <= MAX_CHANNELS;
-    else return sscanf(entry, "devices=%d", &device_count) == 1;
+    else return loss_option(entry) || sscanf(entry, "devices=%d", &device_count) == 1;
     return true;
-}
-
-// What is alive, for the tests to see that nothing is left.
-size_t standin_live(const char *what);
-
-size_t standin_live(const char *what) {
-    size_t count = 0;
-    pthread_mutex_lock(&mutex);
-    if (!strcmp(what, "streams")) count = live_streams;
-    else if (!strcmp(what, "events")) count = live_events;
-    else for (struct range *r = ranges; r; r = r->next) count += r->kind != REGISTRATION;
-    pthread_mutex_unlock(&mutex);
-    return count;
 }
 
 // ---- what every call does first ----
@@ -80,19 +64,6 @@ static CUcontext current(void) {
 }
 
 static int ordinal(void) { return (int)(current() - primary) % MAX_DEVICES; }
-
-static bool lose(const char *function) {
-    size_t length = strlen(loss.function);
-    if (!loss.nth || strncmp(function, loss.function, length) || (function[length] && function[length] != '_')) return false;
-    pthread_mutex_lock(&mutex);
-    bool now = ++loss.seen == loss.nth;
-    if (now) {
-        lost = loss.code;
-        pthread_cond_broadcast(&progress);
-    }
-    pthread_mutex_unlock(&mutex);
-    return now;
-}
 
 // How much a function needs: nothing, the driver initialised, a device that is not lost, and a current context there.
 enum needs { NOTHING, DRIVER, WORKING, CONTEXT };

@@ -38,9 +38,8 @@ CUresult CUDAAPI cuStreamDestroy(CUstream hStream) {
     ENTER(WORKING, "%p", (void *)hStream);
     REQUIRE((uintptr_t)hStream > 2, CUDA_ERROR_INVALID_HANDLE);
     IN_STREAM(hStream, stream);
-    stream->closing = true;  // its work is still done
+    end_stream(stream);
     --live_streams;
-    pthread_cond_broadcast(&progress);
     return leave(CUDA_SUCCESS);
 }
 
@@ -79,10 +78,7 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned in
     if (stream->capture) {
         return leave(hEvent->captured ? CUDA_SUCCESS : end_captures(stream->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
     }
-    if (hEvent->point) {
-        ++hEvent->point->references;
-        submit(stream, (struct work){.kind = WAIT, .point = hEvent->point});
-    }
+    submit_wait(stream, hEvent);
     return leave(CUDA_SUCCESS);
 }
 
@@ -147,7 +143,7 @@ CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags) {
     ENTER(CONTEXT, "%u", Flags);
     pthread_mutex_lock(&mutex);
     *phEvent = malloc(sizeof **phEvent);
-    **phEvent = (struct CUevent_st){current(), Flags, NULL, false};
+    **phEvent = (struct CUevent_st){.context = current(), .flags = Flags};
     ++live_events;
     return leave(CUDA_SUCCESS);
 }
@@ -167,10 +163,7 @@ CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream) {
     if (hEvent->context != stream->context) return leave(CUDA_ERROR_INVALID_HANDLE);
     hEvent->captured = stream->capture;
     if (hEvent->captured) return leave(CUDA_SUCCESS);
-    forget(hEvent->point);
-    hEvent->point = calloc(1, sizeof *hEvent->point);
-    hEvent->point->references = 2;
-    submit(stream, (struct work){.kind = RECORD, .point = hEvent->point});
+    submit_record(stream, hEvent);
     return leave(CUDA_SUCCESS);
 }
 
@@ -186,7 +179,7 @@ CUresult CUDAAPI cuEventSynchronize(CUevent hEvent) {
     ENTER(WORKING, "%p", (void *)hEvent);
     pthread_mutex_lock(&mutex);
     if (hEvent->captured) return leave(end_captures(NULL, CUDA_ERROR_CAPTURED_EVENT));
-    while (hEvent->point && !hEvent->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
+    wait_for_event(hEvent);
     return leave(lost);
 }
 

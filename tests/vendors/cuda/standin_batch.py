@@ -15,15 +15,12 @@ import pytest
 
 import c_api
 import pinning
+from noise import noise
 from pinning.errors import VendorError
 from standins.standin import StandIn
 
 BLOCK = 4096
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
-
-
-def noise(shape: tuple[int, ...], seed: int = 1) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, shape, dtype=numpy.uint8)
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 from __future__ import annotations
 
 import io
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cuda.bindings import driver as cuda
 from rich.console import Console
 
+from fake_device import Background
 from made_up_pci import GPUS, make_machine
 from mapped_memory import PAGE, Memory
 from pinning.cli import doctor_view, topology
@@ -45,18 +46,14 @@ def test_a_device_is_all_that_the_interface_knows(standin: StandIn) -> None:
 
 def test_a_thread_without_a_context_locks_and_is_left_without(standin: StandIn) -> None:
     memory = Memory(1)
-    seen: list[int] = []
 
-    def work() -> None:
+    def work() -> list[int]:
         DEVICE.data_lock(memory.ptr, PAGE, False)
-        seen.append(int(cuda.cuCtxGetCurrent()[1]))
+        during = int(cuda.cuCtxGetCurrent()[1])
         DEVICE.data_unlock(memory.ptr)
-        seen.append(int(cuda.cuCtxGetCurrent()[1]))
+        return [during, int(cuda.cuCtxGetCurrent()[1])]
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [0, 0]
+    assert Background(work).result() == [0, 0]
 
 
 def test_another_librarys_context_is_left_current(standin: StandIn) -> None:
@@ -85,17 +82,12 @@ def test_another_librarys_context_is_left_current(standin: StandIn) -> None:
 def test_the_context_is_retained_once_however_many_threads_begin(standin: StandIn) -> None:
     device, memory = plugin.device(2), Memory(2)
     standin.configure("delay=cuDevicePrimaryCtxRetain:60000")
-    threads = [
-        threading.Thread(target=device.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)
-        for i in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
+    threads = [Background(partial(device.data_lock, memory.ptr + i * PAGE, PAGE, False)) for i in (0, 1)]
     while len(standin.calls("cuDevicePrimaryCtxRetain")) < 2:
         pass
     standin.configure()
     for thread in threads:
-        thread.join()
+        thread.result()
     assert len(standin.calls("cuDevicePrimaryCtxRelease")) == 1
     for i in (0, 1):
         device.data_unlock(memory.ptr + i * PAGE)

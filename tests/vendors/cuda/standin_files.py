@@ -21,8 +21,10 @@ import pytest
 
 import pinning
 from file_copies import *  # noqa: F403
-from file_copies import SIZE, descriptors_of, evict, fetch, held_back, noise, until
+from file_copies import SIZE, descriptors_of, evict, fetch, held_back
+from noise import noise
 from pinning import MemoryKind, arrays
+from pinning.conformance.faults import eventually
 from pinning.copies import costs
 from pinning.memory import default_pool
 from standins.standin import StandIn
@@ -89,7 +91,7 @@ def test_ctrl_c_in_a_load(queue: pinning.Queue, tmp_path: Path, small_ring: None
     held = queue.call(lambda: go.wait(600))
 
     def interrupt() -> None:
-        until(lambda: descriptors_of(path) > 0)
+        assert eventually(lambda: descriptors_of(path) > 0)
         time.sleep(0.2)  # by then it waits; if not, Ctrl-C comes earlier in the load
         signal.pthread_kill(main, signal.SIGINT)
         time.sleep(0.2)
@@ -102,7 +104,7 @@ def test_ctrl_c_in_a_load(queue: pinning.Queue, tmp_path: Path, small_ring: None
     thread.join()
     held.wait()
     queue.synchronize()
-    until(lambda: descriptors_of(path) == 0)
+    assert eventually(lambda: descriptors_of(path) == 0)
 
 
 def test_a_save_that_fails_leaves_nothing(standin: StandIn, queue: pinning.Queue, tmp_path: Path) -> None:
@@ -149,4 +151,4 @@ def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinn
                 break
         pinning.copy_file(there, file, queue=queue)
         assert (fetch(there, queue) == noise(SIZE)).all()
-    until(lambda: descriptors_of(file) == 0)
+    assert eventually(lambda: descriptors_of(file) == 0)

@@ -6,11 +6,10 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from cuda.bindings import driver as cuda
 
+from fake_device import Background
 from pinning.errors import VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from pinning_cuda import CudaDevice, plugin
@@ -37,12 +36,8 @@ def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> 
 def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
     ptr = GPU.allocate(100)
     fresh = plugin.device(3)
-    answers: list[MemoryInfo | None] = []
     standin.configure()
-    thread = threading.Thread(target=lambda: answers.append(fresh.memory_info(ptr + 7)))
-    thread.start()
-    thread.join()
-    assert answers == [MemoryInfo(DEVICE, ptr, 100, 0)]
+    assert Background(lambda: fresh.memory_info(ptr + 7)).result() == MemoryInfo(DEVICE, ptr, 100, 0)
     assert {call.split()[0] for call in standin.calls()} == {"cuPointerGetAttributes"}
     assert cuda.cuDevicePrimaryCtxGetState(3)[2] == 0
     GPU.free(ptr)

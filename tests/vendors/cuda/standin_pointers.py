@@ -6,12 +6,12 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 from cuda.bindings import driver as cuda
 
+from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError
 from pinning.plugin import PinnedInfo
@@ -65,10 +65,8 @@ def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
     standin: StandIn, question: Callable[[int], object]
 ) -> None:
     DEVICE.data_lock(MEMORY.ptr, 100, False)
-    answers: list[object] = []
-    thread = threading.Thread(target=lambda: answers.append(question(MEMORY.ptr)))
     standin.configure("delay=cuPointerGetAttributes:60000")
-    thread.start()
+    asking = Background(lambda: question(MEMORY.ptr))
     while not standin.calls("cuPointerGetAttributes"):
         pass
     standin.configure("delay=cuPointerGetAttributes:60000")  # lets the first call go on, and holds up the second
@@ -76,5 +74,4 @@ def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
         pass
     DEVICE.data_unlock(MEMORY.ptr)
     standin.configure()
-    thread.join()
-    assert answers == [None]
+    assert asking.result() is None

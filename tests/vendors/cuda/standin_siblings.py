@@ -7,7 +7,6 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 from __future__ import annotations
 
 import itertools
-import threading
 from pathlib import Path
 
 import numpy
@@ -19,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import pinning
 from c_api import Map
 from child_process import run_in_child
+from fake_device import in_threads
 from pinning import Lock, NotLockedError, PartialOverlapError, PinnedMap, PinningError
 from standins.libcuda import DRIVER
 from standins.standin import StandIn
@@ -123,20 +123,13 @@ def test_what_is_idle_moves_to_the_device_that_wants_it(standin: StandIn) -> Non
 
 def test_threads_on_different_devices(standin: StandIn) -> None:
     array = numpy.zeros(5 * UNIT, "u1")
-    wrong = []
 
     def work(name: str) -> None:
         for _ in range(200):
             with pinning.locked(array, device=name):
-                if standin.registrations() != {range_of(array)}:
-                    wrong.append(name)
+                assert standin.registrations() == {range_of(array)}
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in NAMES]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, NAMES)
 
 
 def test_a_child_has_none_of_it(standin: StandIn) -> None:

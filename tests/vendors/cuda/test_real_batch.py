@@ -7,12 +7,9 @@ import numpy
 import pytest
 
 import pinning
+from noise import noise
 
 SIZE = 32 << 20
-
-
-def noise(size: int, seed: int) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
 @pytest.mark.parametrize("inwards", [True, False])

@@ -7,12 +7,9 @@ import numpy
 import pytest
 
 import pinning
+from noise import noise
 
 MIB = 1 << 20
-
-
-def noise(size: int, seed: int = 1) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
 @pytest.mark.parametrize("size", [1, 1000, 3 * MIB + 5, 8 * MIB, 100 * MIB + 77])

@@ -11,7 +11,8 @@ import pytest
 
 import pinning
 from file_copies import *  # noqa: F403
-from file_copies import descriptors_of, evict, noise
+from file_copies import descriptors_of, evict
+from noise import noise
 
 
 @pytest.fixture

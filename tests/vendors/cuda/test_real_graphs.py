@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy
@@ -14,6 +15,7 @@ from graph_cases import *  # noqa: F403
 from graph_cases import Case, ended
 
 import pinning
+from fake_device import Background
 from pinning.map.adapters import synchronize_in_background
 
 
@@ -46,33 +48,26 @@ def test_a_wait_of_a_background_thread_for_the_device_ends_no_capture(case: Case
 def test_a_thousand_replays_beside_threads_that_lock_and_stage(real_gpu: pinning.CopyDevice, mode: str) -> None:
     torch = pytest.importorskip("torch")
     stop = threading.Event()
-    failures: list[BaseException] = []
 
     def work(seed: int) -> None:
         buffer = numpy.full(32 << 20, seed, numpy.uint8)
-        try:
-            with pinning.Queue(real_gpu) as queue:
-                while not stop.is_set():
-                    memory, _ = queue.alloc(buffer.nbytes)
-                    pinning.copy(memory, buffer, queue=queue)
-                    with pinning.lock(buffer[: 1 << 20], device=real_gpu):
-                        back = numpy.zeros(1 << 20, numpy.uint8)
-                        pinning.copy(back, memory, 1 << 20, queue=queue)
-                        assert (back == seed).all()
-                    queue.free(memory)
-        except BaseException as error:
-            failures.append(error)
+        with pinning.Queue(real_gpu) as queue:
+            while not stop.is_set():
+                memory, _ = queue.alloc(buffer.nbytes)
+                pinning.copy(memory, buffer, queue=queue)
+                with pinning.lock(buffer[: 1 << 20], device=real_gpu):
+                    back = numpy.zeros(1 << 20, numpy.uint8)
+                    pinning.copy(back, memory, 1 << 20, queue=queue)
+                    assert (back == seed).all()
+                queue.free(memory)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
-    for thread in threads:
-        thread.start()
+    threads = [Background(partial(work, seed)) for seed in range(1, 5)]
     try:
         _replay(torch, real_gpu, mode, 1000)
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
-    assert failures == []
+            thread.result()
 
 
 def _replay(torch: Any, device: Any, mode: str, times: int) -> None:

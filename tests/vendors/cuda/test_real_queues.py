@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 
+from fake_device import Background
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.errors import PinningError, PluginUnavailableError, VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
@@ -82,19 +83,7 @@ def noise(size: int) -> Any:
 
 def in_thread(act: Callable[[], object]) -> None:
     """Call it in a thread that has never seen CUDA."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except BaseException as error:  # to be shown by the main thread
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
+    Background(act).result()
 
 
 # ---- memory ----
@@ -335,9 +324,7 @@ def test_an_event_outlives_its_queue(gpu: CudaDevice, memory: Allocations) -> No
 def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: NativeQueue) -> None:
     with HeldQueue(queue) as held:
         waits = [queue.record().wait, queue.synchronize, gpu.synchronize]
-        threads = [threading.Thread(target=wait) for wait in waits]
-        for thread in threads:
-            thread.start()
+        threads = [Background(wait) for wait in waits]
         time.sleep(0.05)
         assert all(thread.is_alive() for thread in threads)
         held.release()

@@ -7,9 +7,8 @@ import gc
 import logging
 import mmap
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 import pinning
+from pinning.conformance.faults import eventually
 from pinning.locking.store import ObjectLocks
 
 MIB = 1 << 20
@@ -50,14 +50,7 @@ def locks(gpu: pinning.CopyDevice) -> Iterator[ObjectLocks]:
     yield made
     made.close()
     gc.collect()
-    soon(lambda: pinning.budget().used == before)
-
-
-def soon(what: Callable[[], object]) -> None:
-    end = time.monotonic() + MINUTE
-    while not what():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.001)
+    assert eventually(lambda: pinning.budget().used == before)
 
 
 def use(locks: ObjectLocks, part: NDArray[numpy.uint8]) -> NDArray[numpy.uint8]:
@@ -74,14 +67,14 @@ def test_an_object_is_kept_until_the_gpu_has_read_it(
     whole = memory[:SIZE]
     kept = weakref.ref(whole)
     array = use(locks, whole)
-    soon(partial(pinning.is_locked, array, device=gpu))
+    assert eventually(partial(pinning.is_locked, array, device=gpu))
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(300_000_000)  # of the GPU's clock: the copy comes late
         there.copy_(torch.from_numpy(array), non_blocking=True)
     del array, whole
     gc.collect()
-    soon(lambda: kept() is None)
+    assert eventually(lambda: kept() is None)
     memory[:SIZE] = 2  # the next object in its place
     torch.cuda.synchronize()
     assert bool((there == 1).all())
@@ -98,7 +91,7 @@ def test_turns_under_a_budget(gpu: pinning.CopyDevice, locks: ObjectLocks, memor
             number = turn % 4
             part = memory[number * SIZE : (number + 1) * SIZE]
             if turn % 3:  # what was refused, while others were in use, is tried again when it is used
-                soon(lambda part=part: pinning.is_locked(use(locks, part), device=gpu))
+                assert eventually(lambda part=part: pinning.is_locked(use(locks, part), device=gpu))
             array = use(locks, part)
             copy = pinning.copy_async(there, array, queue=queue)
             del array

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy
 import pytest
 
 import pinning
+from fake_device import in_threads
+from noise import noise
 from pinning import PartialOverlapError
 
 MIB = 1 << 20
@@ -23,10 +24,6 @@ def two_gpus() -> None:
             pinning.device(name)
         except pinning.PluginUnavailableError as error:
             pytest.skip(f"needs two NVIDIA GPUs: {error}")
-
-
-def noise(size: int, seed: int = 1) -> numpy.ndarray:
-    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
 def is_pinned(array: numpy.ndarray) -> bool:
@@ -80,21 +77,14 @@ def test_views_overlaps_and_threads() -> None:
     array = noise(16 * MIB)
     with pinning.locked(array[: 8 * MIB], device="cuda:0"), pytest.raises(PartialOverlapError):
         pinning.lock(array[4 * MIB :], device="cuda:1")
-    wrong = []
 
     def work(name: str) -> None:
         for at in range(100):
             with pinning.locked(array[at * 1000 : at * 1000 + 10] if at % 2 else array, device=name):
-                if not is_pinned(array[at * 1000 :]):
-                    wrong.append(at)
+                assert is_pinned(array[at * 1000 :])
 
     with pinning.locked(array, device="cuda:0"):
-        threads = [threading.Thread(target=work, args=(name,)) for name in NAMES * 2]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+        in_threads(work, NAMES * 2)
     assert not is_pinned(array)
 
 

@@ -13,10 +13,11 @@ import numpy
 import pytest
 
 import pinning
+from noise import noise
 from pinning.copies import Reason, costs, trim_staging
 from pinning_hip import HipDevice, plugin
 from standins.standin import StandIn
-from standins.work import noise, there_and_back
+from standins.work import there_and_back
 
 SIZE = (3 << 20) + 5
 

@@ -6,11 +6,10 @@ A stand-in checks the ABI and the sequence of calls, not a real runtime's semant
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from hip import hip
 
+from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.errors import VendorError
 from pinning.plugin import CoarseDevice, CopyDevice, DescribedPlugin, LimitedDevice
@@ -55,17 +54,15 @@ def test_the_current_device_of_the_thread_is_left(standin: StandIn, index: int) 
 
 
 def test_threads_have_their_own_current_device(standin: StandIn) -> None:
-    memory, seen = Memory(1), []
+    memory = Memory(1)
 
-    def work() -> None:
+    def work() -> object:
         plugin.device(3).data_lock(memory.ptr, PAGE, False)
-        seen.append(hip.hipGetDevice()[1])
+        device = hip.hipGetDevice()[1]
         plugin.device(3).data_unlock(memory.ptr)
+        return device
 
     hip.hipSetDevice(1)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [0]
+    assert Background(work).result() == 0
     assert hip.hipGetDevice()[1] == 1
     hip.hipSetDevice(0)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import threading
 from pathlib import Path
 
+from fake_device import in_threads
 from pinning.plugin import AutomaticLocking, CoarseDevice, DescribedPlugin, LimitedDevice, MemoryDevice
 from pinning.plugin.native_plugin import NativePlugin
 from pinning_hsa import HsaDevice, plugin
@@ -40,15 +40,9 @@ def test_the_runtime_is_initialised_once(standin: StandIn) -> None:
 
 
 def test_many_threads_get_the_same_device(standin: StandIn) -> None:
-    fresh, devices = NativePlugin("hsa", HsaDevice), []
+    fresh = NativePlugin("hsa", HsaDevice)
     standin.configure("delay=hsa_iterate_agents:50")
-    threads = [threading.Thread(target=lambda: devices.append(fresh.device(1))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(devices) == 4
-    assert len(set(map(id, devices))) == 1
+    assert len(set(map(id, in_threads(fresh.device, [1] * 4)))) == 1
 
 
 def test_a_second_runtime_in_the_process_is_warned_of(standin: StandIn, tmp_path: Path) -> None:

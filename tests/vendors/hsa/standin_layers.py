@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 import pinning
+from noise import noise
 from pinning import MemoryKind, PinningError
 from pinning.copies import CopyPath, costs, trim_staging
 from pinning_hsa import HsaDevice, plugin
@@ -31,10 +32,6 @@ def device(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[HsaDev
     yield GPU
     gc.collect()
     trim_staging()
-
-
-def noise(size: int) -> numpy.ndarray:
-    return numpy.random.default_rng(7).integers(0, 256, size, dtype=numpy.uint8)
 
 
 def test_an_allocation_is_known_and_freed(device: HsaDevice) -> None:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 
 import numpy
 import pytest
 from usm import host_memory, page_is_locked, shared_memory
 
 import pinning
+from fake_device import in_threads
 from mapped_memory import PAGE, Memory
 from pinning.errors import AlreadyPinnedError, InvalidRangeError, PinningError, VendorError
 from pinning.plugin import MemoryInfo, MemoryKind
@@ -42,8 +42,6 @@ def test_bytes_go_to_the_device_and_come_back(size: int) -> None:
 
 
 def test_threads_copy_at_once() -> None:
-    wrong: list[object] = []
-
     def work(value: int) -> None:
         memory = Memory(2)
         ctypes.memset(memory.ptr, value, PAGE)
@@ -51,16 +49,10 @@ def test_threads_copy_at_once() -> None:
         for _ in range(20):
             CPU.copy(there, memory.ptr, PAGE)
             CPU.copy(memory.ptr + PAGE, there, PAGE)
-            if ctypes.string_at(memory.ptr + PAGE, PAGE) != bytes([value]) * PAGE:
-                wrong.append(value)
+            assert ctypes.string_at(memory.ptr + PAGE, PAGE) == bytes([value]) * PAGE
         CPU.free(there)
 
-    threads = [threading.Thread(target=work, args=(value,)) for value in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, range(1, 5))
 
 
 def test_host_memory_of_the_vendor_is_found_from_the_inside() -> None:

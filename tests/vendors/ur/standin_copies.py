@@ -15,10 +15,11 @@ import pytest
 
 import pinning
 from exchange_tensors import ByCapsule, ByMethods, Tensor
+from noise import noise
 from pinning.copies import Reason, costs, trim_staging
 from pinning_ur import UrDevice, UrPlugin
 from standins.standin import StandIn
-from standins.work import noise, there_and_back
+from standins.work import there_and_back
 
 SIZE = (3 << 20) + 5
 

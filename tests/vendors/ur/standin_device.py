@@ -8,11 +8,12 @@ adapter's semantics.
 from __future__ import annotations
 
 import ctypes
-import threading
+from functools import partial
 
 import pytest
 
 import pinning
+from fake_device import Background
 from mapped_memory import PAGE, Memory
 from pinning.errors import VendorError
 from pinning.plugin import AutomaticLocking, CopyDevice, DescribedPlugin, Library
@@ -26,17 +27,12 @@ def test_the_context_is_made_once_however_many_threads_begin(standin: StandIn) -
     # First of all in this process: a context that is made stays.
     memory = Memory(2)
     standin.configure("delay=urContextCreate:60000")
-    threads = [
-        threading.Thread(target=DEVICE.data_lock, args=(memory.ptr + i * PAGE, PAGE, False), daemon=True)
-        for i in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
+    threads = [Background(partial(DEVICE.data_lock, memory.ptr + i * PAGE, PAGE, False)) for i in (0, 1)]
     while len(standin.calls("urContextCreate")) < 2:
         pass
     standin.configure()
     for thread in threads:
-        thread.join()
+        thread.result()
     assert len(standin.calls("urContextRelease")) == 1
     (context,) = {call.split()[1] for call in standin.calls("urUSMHostAllocRegisterExp")}
     assert int(context, 16) == DEVICE.context

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 import mmap
-import threading
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -20,7 +20,7 @@ from hypothesis.strategies import data, integers, sampled_from
 from usm import page_is_locked
 
 import pinning
-from fake_device import Background
+from fake_device import Background, in_threads
 from mapped_memory import PAGE, Memory
 from pinning.errors import InvalidRangeError, NotLockedError, VendorError
 from pinning_ur import plugin
@@ -201,12 +201,7 @@ def test_a_long_lock_holds_up_nobody_elsewhere(standin: StandIn) -> None:
     memory, elsewhere = Memory(2), Memory(2)
     DEVICE.data_lock(elsewhere.ptr, PAGE, None)
     standin.configure(f"delay={REGISTER}:60000")
-    locking = [
-        threading.Thread(target=DEVICE.data_lock, args=(memory.ptr + start, 100, False), daemon=True)
-        for start in (0, 200)
-    ]
-    for thread in locking:
-        thread.start()
+    locking = [Background(partial(DEVICE.data_lock, memory.ptr + start, 100, False)) for start in (0, 200)]
     while not standin.calls(REGISTER):
         pass
     assert DEVICE.is_pinned_ptr(elsewhere.ptr) == (elsewhere.ptr, PAGE, elsewhere.ptr)
@@ -260,25 +255,16 @@ def test_what_is_locked_during_a_question_is_not_someone_elses(standin: StandIn)
 
 def test_many_threads_share_pages(standin: StandIn) -> None:
     memory = Memory(8)
-    wrong: list[BaseException] = []
 
     def work(offset: int) -> None:
-        try:
-            for step in range(60):
-                start = memory.ptr + (offset + step * 700) % (6 * PAGE)
-                size = 100 + step * 90
-                DEVICE.data_lock(start, size, False)
-                assert DEVICE.is_pinned_ptr(start + size - 1) is not None
-                DEVICE.data_unlock(start)
-        except BaseException as error:
-            wrong.append(error)
+        for step in range(60):
+            start = memory.ptr + (offset + step * 700) % (6 * PAGE)
+            size = 100 + step * 90
+            DEVICE.data_lock(start, size, False)
+            assert DEVICE.is_pinned_ptr(start + size - 1) is not None
+            DEVICE.data_unlock(start)
 
-    threads = [threading.Thread(target=work, args=(n * 13,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, range(0, 52, 13))
     assert standin.registrations() == set()
 
 

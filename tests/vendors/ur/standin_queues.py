@@ -13,12 +13,12 @@ import pytest
 from usm import another_context, others_queue
 
 from pinning.conformance.allocations import FREE
+from pinning.conformance.faults import eventually
 from pinning.conformance.holding import Buffer
 from pinning.errors import PinningError
 from pinning.plugin import MemoryKind
 from pinning.plugin.native import NativeQueue
 from pinning_ur import UrDevice, plugin
-from queue_work import eventually
 from standins.libur import live
 from standins.standin import StandIn
 

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of queues have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fake_memory import FakeMemoryDevice
+
+
+@pytest.fixture
+def device() -> Iterator[FakeMemoryDevice]:
+    """Its queues hold their work until it is released."""
+    device = FakeMemoryDevice()
+    yield device
+    device.let_go()
+    device.check()
