@@ -136,7 +136,13 @@ cdef class Backing:
         return whole(self, device, number, size, aligned, write_combined)
 
     def close(self) -> None:
-        """Allocate nothing any more. Raises StillInUseError where something is, or is being, allocated."""
+        """Take no more allocations. It frees nothing.
+
+        Raises
+        ------
+        StillInUseError
+            Something is still allocated, or being allocated.
+        """
         cdef dict live = self.present()
         if live:
             ((_, base), (length, kind)), *others = live.items()

@@ -103,16 +103,6 @@ class Context(Backing):
                 return each
         raise PinningError(f"{name} is not in {self!r}")
 
-    def close(self) -> None:
-        """Take no more allocations. It frees nothing.
-
-        Raises
-        ------
-        StillInUseError
-            Something is still allocated, or being allocated.
-        """
-        super().close()
-
     def __enter__(self) -> Self:
         return self
 
