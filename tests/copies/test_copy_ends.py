@@ -172,7 +172,7 @@ def test_an_address_of_ours_keeps_the_allocation(device: FakeMemoryDevice, kind:
 
 
 def test_the_vendor_is_asked_for_the_region_in_question_alone(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    arrays = [noise(seed=seed) for seed in range(5)]
+    arrays = [noise(SIZE, seed) for seed in range(5)]
     device.foreign = {int(array.ctypes.data): SIZE for array in arrays}
     locks = [pinning.lock(array, device=device) for array in arrays]
     assert locks[0].device_ptr == int(arrays[0].ctypes.data) + FOREIGN_OFFSET
@@ -280,7 +280,7 @@ def test_a_part_is_locked_while_a_copy_is_submitted(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, to_device: bool, kept: bool
 ) -> None:
     """Also where nothing is locked any more when it is planned anew."""
-    array, other = noise(SIZE), noise(seed=2)
+    array, other = noise(SIZE), noise(SIZE, 2)
     locks: list[pinning.Lock] = []
 
     def act(number: int) -> None:
