@@ -49,7 +49,10 @@ Reason Batch::reason() const noexcept {
 
 void Batch::submit_all(VendorQueue& queue) {
   any_submitted_ = true;  // of several parts that one call is given, some may be submitted where it fails
-  if (parts_.by_kernel.size() > 0) queue.move_parts(parts_.by_kernel.device_ptr(), parts_.by_kernel.size());
+  PartList const& by_kernel = parts_.by_kernel;
+  if (by_kernel.size() > 0) {
+    queue.move_parts(by_kernel.device_ptr(), by_kernel.size(), by_kernel.bytes(), by_kernel.aligned());
+  }
   if (!parts_.by_engine.empty()) queue.copy_batch(parts_.by_engine.data(), parts_.by_engine.size());
   stage(queue, Staging::Toward::device, parts_.to_device);
   stage(queue, Staging::Toward::host, parts_.to_host);

@@ -98,7 +98,7 @@ class DeviceSide {
     if (first_.empty()) return queue.copy(to_device ? device_ptr : block, to_device ? block : device_ptr, chunk.size);
     std::size_t const first = first_[index], count = first_[index + 1] - first;
     if (!list_) return queue.copy_batch(parts_.data() + first, count);
-    queue.move_parts(list_->device_ptr() + first * sizeof(Part), count);
+    queue.move_parts(list_->device_ptr() + first * sizeof(Part), count, chunk.size, list_->aligned());
   }
 
  private:

@@ -13,9 +13,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -129,6 +133,57 @@ void __stcs(Word* to, Word const& value) {
 
 }  // namespace
 
+// Bulk copies are as late as they may be: a load takes place when it is waited for, a store when its stage is given up.
+namespace {
+
+void align(std::uintptr_t dst, std::uintptr_t src, unsigned size) {
+  if (size == 0 || (dst | src | size) % 16 != 0) fail("a bulk copy is not aligned");
+}
+
+struct Load {
+  void* stage;
+  void const* src;
+  unsigned size;
+};
+std::map<void*, std::pair<std::optional<Load>, unsigned>> barriers;  // with how often each was passed
+std::deque<std::pair<void*, std::pair<void const*, unsigned>>> stores;
+
+void init_barrier(void* barrier) { barriers[barrier] = {}; }
+void publish_barriers() {}
+
+void begin_load(void* stage, std::uint64_t src, unsigned size, void* barrier) {
+  align(reinterpret_cast<std::uintptr_t>(stage), src, size);
+  if (src < readable || src + size > readable_end) fail("it reads beyond the source");
+  if (barriers.at(barrier).first) fail("a stage is loaded twice");
+  barriers[barrier].first = {stage, reinterpret_cast<void const*>(src), size};
+}
+
+void wait_loaded(void* barrier, unsigned parity) {
+  auto& [load, passed] = barriers.at(barrier);
+  if (!load || passed++ % 2 != parity) fail("a wait that would not end, or end at once");
+  std::memcpy(load->stage, load->src, load->size);
+  load.reset();
+}
+
+void begin_store(std::uint64_t dst, void const* stage, unsigned size) {
+  align(dst, reinterpret_cast<std::uintptr_t>(stage), size);
+  stores.push_back({reinterpret_cast<void*>(dst), {stage, size}});
+}
+
+void store_all_but(std::size_t pending) {
+  for (; stores.size() > pending; stores.pop_front()) {
+    std::memcpy(stores[0].first, stores[0].second.first, stores[0].second.second);
+  }
+}
+template <int pending>
+void wait_stages_read() {
+  store_all_but(pending);
+}
+void wait_stored() { store_all_but(0); }
+
+}  // namespace
+
+#define __shared__
 #define __device__
 #define __forceinline__ inline
 #define __global__
@@ -136,8 +191,13 @@ void __stcs(Word* to, Word const& value) {
 #include "../../native/vendors/cuda/kernels/move_parts.cu"
 #undef __device__
 #undef __forceinline__
+#undef __shared__
+
+BulkMover movers[bulk_warps];
 
 namespace {
+
+bool in_bulk = false;
 
 constexpr std::size_t guard = 64, most = 40 << 10;
 
@@ -150,7 +210,8 @@ void launch(unsigned blocks, unsigned threads) {
   blockDim.x = threads;
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     for (threadIdx.x.first = 0; threadIdx.x.first < threads; threadIdx.x.first += warp) {
-      lanes.run([] { move_parts(parts.data(), parts.size()); });
+      lanes.run([] { (in_bulk ? move_parts_in_bulk : move_parts)(parts.data(), parts.size()); });
+      if (!stores.empty()) fail("a warp ends before its stores");
     }
   }
 }
@@ -189,7 +250,10 @@ void many(Memory& memory, std::mt19937_64& draw, unsigned blocks, unsigned threa
   parts.clear();
   std::size_t at = 0;
   for (std::size_t i = 0; i < count && at < most; ++i) {
-    std::size_t const size = std::min<std::size_t>(1 + draw() % 200, most - at), from = draw() % (most - size);
+    bool const aligned = in_bulk || (at % 16 == 0 && draw() % 4 != 0);
+    std::size_t size = aligned ? 16 * (1 + draw() % (draw() % 8 == 0 ? 800 : 12)) : 1 + draw() % 200;
+    size = std::min(size, most - at);
+    std::size_t const from = draw() % (most - size) & (aligned ? ~std::size_t{15} : ~std::size_t{0});
     parts.push_back({reinterpret_cast<Address>(memory.dst) + at, reinterpret_cast<Address>(memory.src) + from, size});
     std::memcpy(expected + at, memory.src + from, size);
     at += size;
@@ -218,12 +282,18 @@ int main(int, char** arguments) {
       for (unsigned src = 0; src < 16; src += 2) one(*memory, dst, src, size), ++moved;
     }
   }
-  for (std::size_t const count : {1, 2, 31, 32, 33, 63, 64, 65, 100, 300}) {
-    many(*memory, draw, 1, 2 * warp, count), many(*memory, draw, 2, warp, count), many(*memory, draw, 1, warp, count);
-    moved += 3;
+  for (bool const bulk : {false, true}) {
+    in_bulk = bulk;
+    for (std::size_t const count : {1, 2, 31, 32, 33, 63, 64, 65, 100, 300}) {
+      many(*memory, draw, 1, 2 * warp, count), many(*memory, draw, 2, warp, count), many(*memory, draw, 1, warp, count);
+      moved += 3;
+    }
   }
   do {
-    one(*memory, draw() % 64, draw() % 64, 1 + draw() % most), ++moved;
+    in_bulk = !in_bulk;
+    if (!in_bulk) one(*memory, draw() % 64, draw() % 64, 1 + draw() % most), ++moved;
+    one(*memory, 16 * (draw() % 4), 16 * (draw() % 4), 16 * (1 + draw() % (most / 16))), ++moved;
+    many(*memory, draw, 1 + draw() % 3, warp * (1 + draw() % bulk_warps), 1 + draw() % 300), ++moved;
   } while (std::chrono::steady_clock::now() < end);
   std::printf("all right: %lu moves\n", moved);
 }

@@ -108,7 +108,9 @@ def embed_kernel(folder: Path) -> None:
     """As CMake does it."""
     kernels = NATIVE / "vendors" / "cuda" / "kernels"
     template = (kernels / "move_parts_ptx.hpp.in").read_text()
-    (folder / "move_parts_ptx.hpp").write_text(template.replace("@ptx@", (kernels / "move_parts.ptx").read_text()))
+    for each in (70, 90):
+        template = template.replace(f"@ptx_{each}@", (kernels / f"move_parts_{each}.ptx").read_text())
+    (folder / "move_parts_ptx.hpp").write_text(template)
 
 
 def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:

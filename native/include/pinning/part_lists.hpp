@@ -92,7 +92,8 @@ class PartList {
  public:
   explicit PartList(PartLists& lists) : lists_(&lists) {}
   PartList(PartList&& other) noexcept
-      : lists_(other.lists_), room_(std::exchange(other.room_, {})), size_(std::exchange(other.size_, 0)) {}
+      : lists_(other.lists_), room_(std::exchange(other.room_, {})), size_(std::exchange(other.size_, 0)),
+        bytes_(other.bytes_), bits_(other.bits_) {}
   ~PartList() { lists_->give(room_); }
 
   /// Throws what the vendor throws; then it is as it was.
@@ -105,9 +106,14 @@ class PartList {
   void push_back(Part const& part) {
     if (size_ == room_.count) reserve(2 * size_ + 1);
     room_.parts[size_++] = part;
+    bytes_ += part.size;
+    bits_ |= part.dst | part.src | part.size;
   }
 
   std::uint64_t size() const noexcept { return size_; }
+  std::uint64_t bytes() const noexcept { return bytes_; }  // of all parts
+  /// Whether all addresses and sizes are multiples of 16 bytes.
+  bool aligned() const noexcept { return bits_ % 16 == 0; }
   Part const* begin() const noexcept { return room_.parts; }
   Part const* end() const noexcept { return room_.parts + size_; }
   Address device_ptr() const noexcept { return room_.device_ptr; }
@@ -115,7 +121,7 @@ class PartList {
  private:
   PartLists* lists_;
   PartLists::Room room_;
-  std::uint64_t size_ = 0;
+  std::uint64_t size_ = 0, bytes_ = 0, bits_ = 0;
 };
 
 }  // namespace pinning

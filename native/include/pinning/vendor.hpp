@@ -98,8 +98,11 @@ class VendorQueue {
   /// Whether it has `move_parts`.
   virtual bool moves_parts() const noexcept { return false; }
   /// Has the device itself read and write parts of which both ends are its own or locked memory, by its addresses. The
-  /// list lies in HOST memory of the device, by its address, and stays until that is done.
-  virtual void move_parts(Address, std::uint64_t) { throw Unsupported("this queue has no kernel that moves parts"); }
+  /// list lies in HOST memory of the device, by its address, and stays until that is done. `bytes`: of all parts together;
+  /// `aligned`: all their addresses and sizes are multiples of 16 bytes.
+  virtual void move_parts(Address, std::uint64_t /*count*/, std::uint64_t /*bytes*/, bool /*aligned*/) {
+    throw Unsupported("this queue has no kernel that moves parts");
+  }
   /// Writes the low `bytes` (1, 2 or 4) of `value` `count` times.
   virtual void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) = 0;
   /// Calls a function of the host in its turn, on a thread of the vendor's, which it must not keep for long.

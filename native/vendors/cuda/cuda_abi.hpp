@@ -99,6 +99,7 @@ struct CopyAttributes {
   FUNCTION(cuModuleLoadData, int, void**, void const*)                                                  \
   FUNCTION(cuModuleUnload, int, void*)                                                                  \
   FUNCTION(cuModuleGetFunction, int, void**, void*, char const*)                                        \
+  FUNCTION(cuFuncSetAttribute, int, void*, int, int)                                                    \
   FUNCTION(cuLaunchKernel, int, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, \
            void**, void**)
 
@@ -126,9 +127,11 @@ struct CopyAttributes {
   CONSTANT(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 50)                       \
   CONSTANT(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)            \
   CONSTANT(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 83)                      \
+  CONSTANT(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 97)   \
   CONSTANT(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99)             \
   CONSTANT(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 113)  \
   CONSTANT(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, 3)          \
+  CONSTANT(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)          \
   CONSTANT(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                        \
   CONSTANT(CU_MEMHOSTREGISTER_PORTABLE, 1)                              \
   CONSTANT(CU_MEMHOSTREGISTER_DEVICEMAP, 2)                             \

@@ -2,8 +2,10 @@
 // Many copies in one call: by the copy engines, and by a kernel that reads and writes locked memory over the bus.
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <move_parts_ptx.hpp>
 #include <mutex>
+#include <utility>
 
 #include "../batch_call.hpp"
 #include "cuda_queue.hpp"
@@ -12,39 +14,79 @@ namespace pinning::cuda {
 
 namespace {
 
-// Measured on an H100 and an H200: 4 multiprocessors fill the bus from 4 KiB a part on, 8 from 1 KiB on, and more gain
-// nothing.
-constexpr unsigned blocks = 8, threads = 1024, warps = threads / 32;
+/// A kernel of a context, compiled by the driver at its first use. It stays as long as the context.
+struct Kernel {
+  void* function;
+  unsigned threads, shared_bytes;  // of a multiprocessor
 
-/// The kernel of a context, compiled by the driver at its first use. It stays as long as the context.
-void* kernel_of(Driver const& driver, Where context) {
+  /// How many fill the bus, measured on an H200 (and on an H100 the one without shared memory); more gain nothing.
+  unsigned multiprocessors(std::uint64_t part_bytes) const {
+    if (shared_bytes == 0) return 8;
+    return part_bytes >= (8 << 10) ? 3 : part_bytes >= (4 << 10) ? 4 : 6;
+  }
+};
+
+constexpr int bulk_bytes = 197632;  // what move_parts_in_bulk keeps of 8 warps
+
+struct Unload {
+  Driver const* driver;
+  void operator()(void* module) const noexcept { driver->cuModuleUnload(module); }
+};
+using Module = std::unique_ptr<void, Unload>;
+
+Module load(Driver const& driver, char const* ptx, char const* name, Kernel& kernel) {
+  void* module = nullptr;
+  driver.check(driver.cuModuleLoadData, &module, ptx);
+  Module loaded(module, {&driver});
+  driver.check(driver.cuModuleGetFunction, &kernel.function, module, name);
+  return loaded;
+}
+
+/// The GPUs of compute capability 9.0, with which bulk copies came, are the first to have so much shared memory.
+bool has_bulk_copies(Driver const& driver) {
+  int device = 0, shared_bytes = 0;
+  driver.check(driver.cuCtxGetDevice, &device);
+  driver.check(driver.cuDeviceGetAttribute, &shared_bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device);
+  return shared_bytes >= bulk_bytes;
+}
+
+Module load_best(Driver const& driver, bool aligned, Kernel& kernel) {
+  if (!aligned || !has_bulk_copies(driver)) {
+    kernel = {nullptr, 1024, 0};
+    return load(driver, move_parts_ptx_70, "move_parts", kernel);
+  }
+  kernel = {nullptr, 256, bulk_bytes};
+  Module module = load(driver, move_parts_ptx_90, "move_parts_in_bulk", kernel);
+  driver.check(driver.cuFuncSetAttribute, kernel.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bulk_bytes);
+  return module;
+}
+
+Kernel kernel_of(Driver const& driver, Where context, bool aligned) {
   static std::mutex& mutex = *new std::mutex;
-  static auto& kernels = *new std::map<Where, void*>;
+  static auto& kernels = *new std::map<std::pair<Where, bool>, Kernel>;
   {
     std::lock_guard const guard(mutex);
-    if (auto const found = kernels.find(context); found != kernels.end()) return found->second;
+    if (auto const found = kernels.find({context, aligned}); found != kernels.end()) return found->second;
   }
-  void *module = nullptr, *kernel = nullptr;
   Current const current(driver, context);
-  driver.check(driver.cuModuleLoadData, &module, move_parts_ptx);
-  if (int const code = driver.cuModuleGetFunction(&kernel, module, "move_parts"); code != 0) {
-    driver.cuModuleUnload(module);
-    throw VendorError(driver.failed("cuModuleGetFunction", code));
-  }
+  Kernel kernel{};
+  Module module = load_best(driver, aligned, kernel);
   std::lock_guard const guard(mutex);
-  auto const [place, is_new] = kernels.try_emplace(context, kernel);
-  if (!is_new) driver.cuModuleUnload(module);  // another thread was quicker
+  auto const [place, is_new] = kernels.try_emplace({context, aligned}, kernel);
+  if (is_new) static_cast<void>(module.release());  // else another thread was quicker
   return place->second;
 }
 
 }  // namespace
 
-void Queue::move_parts(Address parts, std::uint64_t count) {
-  void* const kernel = kernel_of(driver_, where());
-  auto const wanted = static_cast<unsigned>(std::min<std::uint64_t>((count + warps - 1) / warps, blocks));
+void Queue::move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, bool aligned) {
+  Kernel const kernel = kernel_of(driver_, where(), aligned);
+  std::uint64_t const warps = kernel.threads / 32, needed = (count + warps - 1) / warps;
+  auto const blocks = static_cast<unsigned>(std::min<std::uint64_t>(needed, kernel.multiprocessors(bytes / count)));
   void* arguments[] = {&parts, &count};
   Current const current(driver_, where());
-  submit(driver_.cuLaunchKernel, kernel, wanted, 1, 1, threads, 1, 1, 0, stream(), arguments, nullptr);
+  submit(driver_.cuLaunchKernel, kernel.function, blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream(), arguments,
+         nullptr);
 }
 
 void Queue::copy_batch(Part const* parts, std::uint64_t count) {

@@ -28,7 +28,7 @@ class Queue final : public StreamQueue {
   /// cuMemcpyBatchAsync, where the driver has it.
   void copy_batch(Part const* parts, std::uint64_t count) override;
   bool moves_parts() const noexcept override { return moves_parts_; }
-  void move_parts(Address parts, std::uint64_t count) override;
+  void move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, bool aligned) override;
   /// `ptr` is a multiple of `bytes`.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
   bool waits_for_values() const noexcept override { return true; }

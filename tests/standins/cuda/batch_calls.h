@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of the stand-in libcuda.c that make many copies at once. It has one kernel, move_parts, which a thread of the
-// stream's performs: the list of parts is read when the kernel's turn has come, and its addresses are the device's.
+// The calls of the stand-in libcuda.c that make many copies at once. It has two kernels that move parts, which a thread of
+// the stream's performs alike: the list of parts is read when the kernel's turn has come, and its addresses are the device's.
 
+// A module, and its one kernel.
 struct CUmod_st {
     CUcontext context;
-};
-
-struct CUfunc_st {
-    CUcontext context;
+    const char *kernel;
+    unsigned int threads;  // of a block
+    int shared;            // bytes that a launch may ask for
 };
 
 struct part {
@@ -43,9 +43,11 @@ static void run_move_parts(void *argument) {
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image) {
     ENTER(CONTEXT, "");
-    REQUIRE(strstr(image, ".visible .entry move_parts("), CUDA_ERROR_INVALID_IMAGE);
+    bool bulk = strstr(image, ".target sm_90") && strstr(image, ".visible .entry move_parts_in_bulk(");
+    REQUIRE(bulk || strstr(image, ".visible .entry move_parts("), CUDA_ERROR_INVALID_IMAGE);
+    REQUIRE(!bulk || shared_kib >= 227, CUDA_ERROR_NO_BINARY_FOR_GPU);
     *module = malloc(sizeof **module);
-    (*module)->context = current();
+    **module = (struct CUmod_st){current(), bulk ? "move_parts_in_bulk" : "move_parts", bulk ? 256 : 1024, 0};
     return CUDA_SUCCESS;
 }
 
@@ -57,8 +59,16 @@ CUresult CUDAAPI cuModuleUnload(CUmodule hmod) {
 
 CUresult CUDAAPI cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name) {
     ENTER(CONTEXT, "%p %s", (void *)hmod, name);
-    REQUIRE(!strcmp(name, "move_parts"), CUDA_ERROR_NOT_FOUND);
+    REQUIRE(!strcmp(name, hmod->kernel), CUDA_ERROR_NOT_FOUND);
     *hfunc = (CUfunction)hmod;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) {
+    ENTER(CONTEXT, "%d %d", attrib, value);
+    REQUIRE(attrib == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value >= 0 && value <= shared_kib << 10,
+            CUDA_ERROR_INVALID_VALUE);
+    ((CUmodule)hfunc)->shared = value;
     return CUDA_SUCCESS;
 }
 
@@ -66,10 +76,11 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned in
                                 unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                 unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra) {
     ENTER(CONTEXT, "%u %u %p", gridDimX, blockDimX, (void *)hStream);
-    REQUIRE(gridDimX && gridDimY == 1 && gridDimZ == 1 && blockDimX == 1024 && blockDimY == 1 && blockDimZ == 1 &&
-                !sharedMemBytes && kernelParams && !extra,
+    CUmodule module = (CUmodule)f;
+    REQUIRE(gridDimX && gridDimY == 1 && gridDimZ == 1 && blockDimX == module->threads && blockDimY == 1 &&
+                blockDimZ == 1 && (int)sharedMemBytes == module->shared && kernelParams && !extra,
             CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(((struct CUfunc_st *)f)->context == current(), CUDA_ERROR_INVALID_HANDLE);
+    REQUIRE(module->context == current(), CUDA_ERROR_INVALID_HANDLE);
     IN_STREAM(hStream, stream);
     struct launch *launch = malloc(sizeof *launch);
     *launch = (struct launch){*(CUdeviceptr *)kernelParams[0], *(unsigned long long *)kernelParams[1]};

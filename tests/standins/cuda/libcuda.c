@@ -22,7 +22,7 @@
 
 enum { MAX_DEVICES = 8, MAX_DEPTH = 16 };
 
-static int device_count = 1, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
+static int device_count = 1, shared_kib = 227, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
 static _Atomic pid_t initialised_in;
 static struct CUctx_st {
     _Atomic int retained;
@@ -45,10 +45,12 @@ static bool standin_option(const char *entry) {
         loss_option(NULL);
         read_only_supported = managed_supported = peers_supported = 1;
         want_context = channel_count = confidential = 0;
+        shared_kib = 227;
         most_registered = SIZE_MAX;
     } else if (!strcmp(entry, "no_read_only")) read_only_supported = 0;
     else if (!strcmp(entry, "no_managed")) managed_supported = 0;
     else if (!strcmp(entry, "confidential")) confidential = 1;
+    else if (sscanf(entry, "shared_kib=%d", &shared_kib) == 1) return true;
     else if (sscanf(entry, "most_registered=%zu", &most_registered) == 1) return true;
     else if (!strcmp(entry, "no_peers")) peers_supported = 0;
     else if (!strcmp(entry, "streams_want_context")) want_context = 1;
@@ -147,6 +149,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevi
     case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: *pi = read_only_supported; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED: *pi = !confidential; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *pi = 9; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *pi = shared_kib << 10; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *pi = 1; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *pi = 0x3b + dev; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: *pi = 0; return CUDA_SUCCESS;

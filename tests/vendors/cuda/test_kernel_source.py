@@ -26,7 +26,8 @@ def generator() -> ModuleType:
     return module
 
 
-def test_the_ptx_is_that_of_its_source() -> None:
+@pytest.mark.parametrize("capability", [70, 90])
+def test_the_ptx_is_that_of_its_source(capability: int) -> None:
     try:
         found = version(COMPILER)
     except PackageNotFoundError:
@@ -36,5 +37,5 @@ def test_the_ptx_is_that_of_its_source() -> None:
     generate = generator()
     source = (KERNELS / "move_parts.cu").read_bytes()
     with ThreadPoolExecutor(1) as thread:  # the compiler gives the thread that calls it another locale, for good
-        made = thread.submit(generate.compiled, source).result()
-    assert made == (KERNELS / "move_parts.ptx").read_text(), "run native/vendors/cuda/kernels/generate.py"
+        made = thread.submit(generate.compiled, source, capability).result()
+    assert made == (KERNELS / f"move_parts_{capability}.ptx").read_text(), "run native/vendors/cuda/kernels/generate.py"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles move_parts.cu to move_parts.ptx with NVRTC, which needs no GPU.
+"""Compiles move_parts.cu to move_parts_70.ptx and move_parts_90.ptx with NVRTC, which needs no GPU.
 
     pip install nvidia-cuda-nvrtc-cu12==12.1.105
     python native/vendors/cuda/kernels/generate.py
 
-The PTX is for compute capability 7.0 and of the version that drivers of CUDA 12.1 and later take.
+The PTX is for compute capability 7.0 and 9.0 and of the version that drivers of CUDA 12.1 and later take.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
-OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++17")
+CAPABILITIES = 70, 90
 
 
 def library() -> ctypes.CDLL:
@@ -25,7 +25,7 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(spec.submodule_search_locations[0]) / "lib" / "libnvrtc.so.12"))
 
 
-def compiled(source: bytes) -> str:
+def compiled(source: bytes, capability: int) -> str:
     """The PTX of a source.
 
     Raises
@@ -36,7 +36,8 @@ def compiled(source: bytes) -> str:
     nvrtc = library()
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"move_parts.cu", 0, None, None)
-    failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), (ctypes.c_char_p * len(OPTIONS))(*OPTIONS))
+    options = (b"--gpu-architecture=compute_%d" % capability, b"--std=c++17")
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     text, size = ("Log", "LogSize") if failed else ("PTX", "PTXSize")
     length = ctypes.c_size_t()
     getattr(nvrtc, f"nvrtcGetProgram{size}" if failed else f"nvrtcGet{size}")(program, ctypes.byref(length))
@@ -48,4 +49,5 @@ def compiled(source: bytes) -> str:
 
 
 if __name__ == "__main__":
-    (HERE / "move_parts.ptx").write_text(compiled((HERE / "move_parts.cu").read_bytes()))
+    for each in CAPABILITIES:
+        (HERE / f"move_parts_{each}.ptx").write_text(compiled((HERE / "move_parts.cu").read_bytes(), each))

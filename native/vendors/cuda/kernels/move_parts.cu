@@ -5,8 +5,11 @@
 // warp. Where the two ends are at odd offsets to each other, a word to be stored is put together of two that were loaded,
 // the second of which the next lane has. Streaming loads and stores: nothing here is read twice.
 //
-// Compiled by generate.py to move_parts.ptx, which the driver compiles for the GPU at hand; and for the
-// CPU by tests/native/kernel.cpp.
+// From compute capability 9.0 on, parts of which all is a multiple of 16 bytes go by bulk copies through shared memory
+// instead: one lane of a warp issues them, so that 3 multiprocessors move what takes 8 by loads and stores.
+//
+// Compiled by generate.py to move_parts_70.ptx and move_parts_90.ptx, of which the driver compiles one for the GPU at hand;
+// and for the CPU by tests/native/move_parts.cpp.
 
 using Address = unsigned long long;
 
@@ -89,11 +92,10 @@ __device__ __forceinline__ void move_part(Part const& part, unsigned lane) {
   if (moved + lane < part.size) __stcs(dst + moved + lane, last);
 }
 
-}  // namespace
-
-/// Each warp takes a few parts that follow one another in the list, which also lies in the host's memory: it reads them at
-/// once, one a lane.
-extern "C" __global__ void __launch_bounds__(1024) move_parts(Part const* parts, Address count) {
+/// Calls `move(part)` for each part that this warp takes: a few that follow one another in the list, which also lies in the
+/// host's memory. The lanes read one each at once.
+template <class Move>
+__device__ __forceinline__ void for_each_part(Part const* parts, Address count, Move&& move) {
   unsigned const lane = threadIdx.x % lanes;
   Address const movers = Address{gridDim.x} * (blockDim.x / lanes);
   Address const even = count / movers;
@@ -104,7 +106,126 @@ extern "C" __global__ void __launch_bounds__(1024) move_parts(Part const* parts,
     Part mine{};
     if (lane < here) mine = parts[first + lane];
     for (unsigned i = 0; i < here; ++i) {
-      move_part({of_lane(mine.dst, i), of_lane(mine.src, i), of_lane(mine.size, i)}, lane);
+      move(Part{of_lane(mine.dst, i), of_lane(mine.src, i), of_lane(mine.size, i)});
     }
   }
 }
+
+}  // namespace
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 900
+
+extern "C" __global__ void __launch_bounds__(1024) move_parts(Part const* parts, Address count) {
+  for_each_part(parts, count, [](Part const& part) { move_part(part, threadIdx.x % lanes); });
+}
+
+#endif
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+namespace {
+
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ unsigned in_shared(void const* ptr) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(ptr));
+}
+
+/// A barrier that is passed once for each load.
+__device__ __forceinline__ void init_barrier(Address* barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(in_shared(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void begin_load(void* stage, Address src, unsigned size, Address* barrier) {
+  unsigned const to = in_shared(stage), loaded = in_shared(barrier);
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(loaded), "r"(size) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(src),
+               "r"(size), "r"(loaded)
+               : "memory");
+}
+
+__device__ __forceinline__ void wait_loaded(Address* barrier, unsigned parity) {
+  unsigned passed = 0;
+  while (!passed) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(passed)
+                 : "r"(in_shared(barrier)), "r"(parity)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void begin_store(Address dst, void const* stage, unsigned size) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(in_shared(stage)), "r"(size)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Until of all but the last `pending` stores the stages have been read.
+template <int pending>
+__device__ __forceinline__ void wait_stages_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+__device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#endif
+
+// Of the stages of a warp, `ahead` are being loaded, and the others stored. Measured on an H200: more warps, or pieces of
+// other sizes, gain nothing.
+constexpr unsigned stages = 6, ahead = 4, piece_bytes = 4096, bulk_warps = 8;
+
+/// Moves pieces of aligned parts in the order in which they are begun. One lane of a warp has it.
+struct alignas(128) BulkMover {
+  unsigned char bytes[stages][piece_bytes];
+  Address dst[stages];
+  Address barriers[stages];
+  unsigned sizes[stages];
+
+  __device__ __forceinline__ void init() {
+    for (Address& barrier : barriers) init_barrier(&barrier);
+    publish_barriers();
+  }
+
+  /// The piece with this number: the stage is free once the stores before the last `stages - ahead` have read theirs.
+  __device__ __forceinline__ void begin(unsigned number, Address to, Address from, unsigned size) {
+    if (number >= ahead) pass_on(number - ahead);
+    wait_stages_read<stages - ahead>();
+    unsigned const stage = number % stages;
+    dst[stage] = to;
+    sizes[stage] = size;
+    begin_load(bytes[stage], from, size, &barriers[stage]);
+  }
+
+  __device__ __forceinline__ void pass_on(unsigned number) {
+    unsigned const stage = number % stages;
+    wait_loaded(&barriers[stage], number / stages % 2);
+    begin_store(dst[stage], bytes[stage], sizes[stage]);
+  }
+
+  __device__ __forceinline__ void finish(unsigned count) {
+    for (unsigned number = count < ahead ? 0 : count - ahead; number < count; ++number) pass_on(number);
+    wait_stored();
+  }
+};
+
+}  // namespace
+
+extern __shared__ BulkMover movers[];  // one for each warp: 197 632 bytes, as cuda_batch.cpp has it
+static_assert(bulk_warps * sizeof(BulkMover) == 197632);
+
+extern "C" __global__ void __launch_bounds__(bulk_warps* lanes) move_parts_in_bulk(Part const* parts, Address count) {
+  BulkMover& mover = movers[threadIdx.x / lanes];
+  unsigned const lane = threadIdx.x % lanes;
+  unsigned begun = 0;  // pieces
+  if (lane == 0) mover.init();
+  for_each_part(parts, count, [&](Part const& part) {
+    for (Address at = 0; lane == 0 && at < part.size; at += piece_bytes, ++begun) {
+      unsigned const size = part.size - at < piece_bytes ? static_cast<unsigned>(part.size - at) : piece_bytes;
+      mover.begin(begun, part.dst + at, part.src + at, size);
+    }
+  });
+  if (lane == 0) mover.finish(begun);
+}
+
+#endif

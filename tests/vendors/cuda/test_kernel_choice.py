@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel moves the parts of a batch, by the GPU's shared memory, and on how many multiprocessors by their size.
+
+Each case is a process of its own, because a context keeps its kernel. A stand-in copies as the kernel does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from absent_driver import run
+from standins.libcuda import DRIVER
+
+PROGRAM = """
+import numpy
+import pinning
+size = {size}
+count = (1 << 20) // size
+host = numpy.arange((1 << 18) + 1, dtype=numpy.uint32)[{shift}:][: 1 << 18]
+back = numpy.empty_like(host)
+with (
+    pinning.Queue("cuda:0") as queue,
+    pinning.alloc(host.nbytes, device="cuda:0") as there,
+    pinning.lock(host, device="cuda:0"),
+):
+    pinning.copy_blocks(there, range(count), host, range(count), size, queue=queue).wait()
+    pinning.copy(back, there, queue=queue)
+print((back == host).all())
+"""
+
+
+@pytest.mark.parametrize(
+    ("shared", "size", "shift", "blocks", "threads"),
+    [
+        (99, 16384, 0, 2, 1024),
+        (163, 1024, 0, 8, 1024),
+        (227, 16384, 0, 3, 256),
+        (227, 4096, 0, 4, 256),
+        (227, 1024, 0, 6, 256),
+        (227, 1024, 1, 8, 1024),
+    ],
+)
+def test_the_kernel_of_a_gpu(
+    standin_folder: Path, tmp_path: Path, shared: int, size: int, shift: int, blocks: int, threads: int
+) -> None:
+    log = tmp_path / "log"
+    environment = DRIVER.environment(standin_folder, f"shared_kib={shared};log={log}")
+    assert run(PROGRAM.format(size=size, shift=shift), environment) == "True\n"
+    launches = [line.split()[1:3] for line in log.read_text().splitlines() if line.startswith("cuLaunchKernel")]
+    assert launches == [[str(blocks), str(threads)]]
