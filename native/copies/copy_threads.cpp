@@ -285,7 +285,7 @@ bool CopyThreads::given(Ring& ring) noexcept {
 
 bool CopyThreads::has_room(Transfer const& transfer) const noexcept {
   if (transfer.at_work >= transfer.most_at_work) return false;
-  if (transfer.to_host()) return to_host_ < most_to_host_;
+  if (transfer.to_host()) return to_host_ < (transfer.file ? count_.load() : most_to_host_);  // of a file, the kernel's work
   return transfer.faults || to_device_ < most_to_device_;
 }
 

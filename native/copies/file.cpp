@@ -2,8 +2,11 @@
 #include <pinning/file.hpp>
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,10 +21,11 @@ namespace pinning {
 
 namespace {
 
-constexpr std::uint64_t sector = 4096;  // what reads past the page cache are aligned to, on every disk
+constexpr std::uint64_t sector = 4096;  // what goes past the page cache is aligned to it, on every disk
 constexpr unsigned samples = 64;
+constexpr std::uint64_t step = 16 << 20, ahead = 4 * step;  // of the pages that a file of memory is given
 
-/// A thread's own memory for reads that must be aligned.
+/// A thread's own memory for what must be aligned.
 class Aligned {
  public:
   ~Aligned() { std::free(memory_); }
@@ -68,18 +72,42 @@ bool is_cached(int descriptor, std::uint64_t offset, std::uint64_t size) noexcep
   return found.cached >= (offset + size - 1) / page - offset / page + 1;
 }
 
+/// One more descriptor of this very file, whatever its path has become; negative where the disk does not allow it.
+int open_past_cache(int descriptor, int how) noexcept {
+  char name[32];
+  std::snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor);
+  return open(name, how | O_DIRECT | O_CLOEXEC);
+}
+
 }  // namespace
 
 File::~File() {
+  if (mapped_ != nullptr) munmap(mapped_, mapped_size_);
   if (direct_ >= 0) close(direct_);
   if (descriptor_ >= 0) close(descriptor_);
 }
 
 void File::read_past_cache(std::uint64_t offset, std::uint64_t size) noexcept {
-  if (direct_ >= 0 || is_warm(descriptor_, offset, size)) return;
-  char name[32];
-  std::snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor_);  // this very file, whatever its path has become
-  direct_ = open(name, O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (direct_ < 0 && !is_warm(descriptor_, offset, size)) direct_ = open_past_cache(descriptor_, O_RDONLY);
+}
+
+int File::prepare_to_write(std::uint64_t size, bool past_cache) noexcept {
+  if (ftruncate(descriptor_, static_cast<off_t>(size)) != 0) return errno;
+  struct statfs system;
+  if (size == 0 || fstatfs(descriptor_, &system) != 0) return 0;
+  if (system.f_type == TMPFS_MAGIC) {
+    // Threads that write a file exclude each other; those that fill pages of it do not.
+    void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
+    if (mapped == MAP_FAILED) return 0;
+    madvise(mapped, size, MADV_DONTFORK);
+    mapped_ = static_cast<char*>(mapped), mapped_size_ = size;
+    return 0;
+  }
+  // A disk that is too full says so before anything is written; and writers past the page cache exclude each other where
+  // blocks are still to be found.
+  if (fallocate(descriptor_, 0, 0, static_cast<off_t>(size)) != 0 && errno != EOPNOTSUPP && errno != EINTR) return errno;
+  if (past_cache) direct_ = open_past_cache(descriptor_, O_WRONLY);
+  return 0;
 }
 
 int File::read(char* to, std::uint64_t offset, std::uint64_t size) const noexcept {
@@ -118,6 +146,66 @@ int File::read_direct(char* to, std::uint64_t offset, std::uint64_t size) const 
 }
 
 int File::write(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
+  if (mapped_ != nullptr) return write_mapped(from, offset, size);
+  return direct_ >= 0 ? write_direct(from, offset, size) : write_cached(from, offset, size);
+}
+
+int File::write_mapped(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
+  if (int const why = find_pages(offset + size); why != 0) return why;
+  std::memcpy(mapped_ + offset, from, size);
+  // Else the last to let go of the file unmaps it all, alone.
+  auto const page = static_cast<std::uint64_t>(getpagesize());
+  std::uint64_t const first = (offset + page - 1) / page * page, end = (offset + size) / page * page;
+  if (first < end) madvise(mapped_ + first, end - first, MADV_DONTNEED);
+  return 0;
+}
+
+/// One thread finds pages, ahead of those that fill them: the kernel would have threads that do so at once wait for one
+/// another, page by page. And a page that is not to be had is an error here, where to touch it would be SIGBUS.
+int File::find_pages(std::uint64_t end) const noexcept {
+  std::uint64_t const wanted = std::min(end + ahead, mapped_size_);
+  if (found_.load() >= wanted) return 0;
+  std::unique_lock guard(finding_, std::defer_lock);
+  if (found_.load() < end) {
+    guard.lock();
+  } else if (!guard.try_lock()) {
+    return 0;
+  }
+  do {
+    std::uint64_t const from = found_.load(), size = std::min(step, mapped_size_ - from);
+    if (size == 0 || fallocate(descriptor_, 0, static_cast<off_t>(from), static_cast<off_t>(size)) == 0) {
+      found_ = from + size;
+    } else if (errno != EINTR) {
+      return found_.load() < end ? errno : 0;
+    }
+  } while (found_.load() < end);
+  return 0;
+}
+
+/// Whole sectors by way of aligned memory; what is left at either end shares its sector with another slice.
+int File::write_direct(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
+  thread_local Aligned aligned;
+  char* const memory = aligned.get();
+  std::uint64_t const head = std::min(size, (sector - offset % sector) % sector);
+  std::uint64_t const end = offset + size, whole_end = std::max(offset + head, end / sector * sector);
+  if (memory == nullptr) return write_cached(from, offset, size);
+  if (int const why = write_cached(from, offset, head); why != 0) return why;
+  for (std::uint64_t at = offset + head; at < whole_end;) {
+    std::uint64_t const wanted = std::min(whole_end - at, Aligned::size);
+    std::memcpy(memory, from + (at - offset), wanted);
+    ssize_t const count = pwrite(direct_, memory, wanted, static_cast<off_t>(at));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0 || count % sector != 0) {  // as the page cache has it
+      if (int const why = write_cached(memory, at, wanted); why != 0) return why;
+      at += wanted;
+    } else {
+      at += static_cast<std::uint64_t>(count);
+    }
+  }
+  return write_cached(from + (whole_end - offset), whole_end, end - whole_end);
+}
+
+int File::write_cached(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
   while (size > 0) {
     ssize_t const count = pwrite(descriptor_, from, size, static_cast<off_t>(offset));
     if (count == 0) return EIO;

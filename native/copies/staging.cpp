@@ -300,9 +300,16 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   bool const in_host = memory == Memory::host;
   transfer->way = in_host ? Way::in_host : file.writes ? Way::to_host : Way::to_device;
   transfer->early = early;
-  if (file.file->reads_past_cache()) transfer->slice = direct_slice_bytes, transfer->most_at_work = direct_threads;
+  if (file.file->is_past_cache()) transfer->slice = direct_slice_bytes, transfer->most_at_work = direct_threads;
   std::uint64_t at = 0;
+  std::vector<Part> stretches;  // of memory, where what is scattered in the file is often one
   for (Part const& part : parts) {
+    Address Part::* const end = file.writes ? &Part::src : &Part::dst;
+    if (!stretches.empty() && part.*end == stretches.back().*end + stretches.back().size) {
+      stretches.back().size += part.size;
+    } else {
+      stretches.push_back(part);
+    }
     Range const range{at, in_host || file.writes ? part.dst : part.src, in_host ? part.src : 0};
     Range const* const last = transfer->ranges.empty() ? nullptr : &transfer->ranges.back();
     bool const follows = last != nullptr && range.host == last->host + (at - last->at) &&
@@ -311,7 +318,7 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
     at += part.size;
   }
   transfer->file = std::move(file);
-  return copy_parts(queue, std::move(transfer), at, parts, limits);
+  return copy_parts(queue, std::move(transfer), at, stretches, limits);
 }
 
 /// Of a transfer of so many bytes, which has its ranges of the host's memory: the device's are those of the parts.

@@ -18,6 +18,7 @@ cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
         CFile(int descriptor)
         int descriptor() noexcept
         void read_past_cache(uint64_t offset, uint64_t size) noexcept
+        int prepare_to_write(uint64_t size, bint past_cache) noexcept
 
     cppclass FileOutcome:
         FileOutcome()

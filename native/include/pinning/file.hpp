@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "pinning.h"
@@ -27,7 +28,10 @@ class File {
   /// If a part of this range is not in the page cache, and the disk allows it, what is missing there is read past it from
   /// now on. No other thread uses the file yet.
   PINNING_API void read_past_cache(std::uint64_t offset, std::uint64_t size) noexcept;
-  bool reads_past_cache() const noexcept { return direct_ >= 0; }
+  /// Of a new file: gives it its size, and finds the way on which several threads write it at once; `past_cache`: past the
+  /// page cache, if the disk allows it. 0, or an errno. No other thread uses the file yet.
+  PINNING_API int prepare_to_write(std::uint64_t size, bool past_cache) noexcept;
+  bool is_past_cache() const noexcept { return direct_ >= 0; }
 
   /// Moves all of the bytes; 0, or why not.
   PINNING_API int read(char* to, std::uint64_t offset, std::uint64_t size) const noexcept;
@@ -35,9 +39,17 @@ class File {
 
  private:
   int read_direct(char* to, std::uint64_t offset, std::uint64_t size) const noexcept;
+  int write_direct(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
+  int write_cached(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
+  int write_mapped(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
+  int find_pages(std::uint64_t end) const noexcept;
 
   int const descriptor_;
-  int direct_ = -1;  // the same file, opened to be read past the page cache
+  int direct_ = -1;  // the same file, opened to be read or written past the page cache
+  char* mapped_ = nullptr;  // all of a file of memory that is written
+  std::uint64_t mapped_size_ = 0;
+  mutable std::mutex finding_;
+  mutable std::atomic<std::uint64_t> found_{0};  // up to here it has pages
 };
 
 /// How a copy with a file at one end goes: what went wrong first. Shared by the copy and its event.
