@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from pinning import ray as ray
     from pinning import torch as torch
     from pinning.arena import Arena, ArenaAllocation
-    from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file
+    from pinning.files import FileCopy, copy_file, copy_file_async, load_file, save_file, save_file_async
 
 __all__ = [
     "Allocation",
@@ -168,6 +168,7 @@ __all__ = [
     "plugins",
     "regions",
     "save_file",
+    "save_file_async",
     "unlock",
     "unlock_unmapped",
 ]
@@ -178,7 +179,9 @@ _ON_DEMAND = {"arena", "arrays", "cuda_core", "cupy", "dask", "files", "nixl", "
 _PARTS = ("copies", "errors", "memory", "plugin", "queues")  # of the public interface
 _MODULE_OF = {
     **dict.fromkeys(("Arena", "ArenaAllocation"), "pinning.arena"),
-    **dict.fromkeys(("FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"), "pinning.files"),
+    **dict.fromkeys(
+        ("FileCopy", "copy_file", "copy_file_async", "load_file", "save_file", "save_file_async"), "pinning.files"
+    ),
 }
 
 

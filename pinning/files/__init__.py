@@ -2,7 +2,8 @@
 """Files to devices and back, through pinned blocks that threads read into and write from.
 
 - ``copy.py``: `copy_file`, `copy_file_async`; ``file_work``: open files, and what their copies put into queues;
-- ``load.py``: `load_file`; ``save.py``: `save_file`;
+- ``load.py``: `load_file`; ``slices.py``: `shard`, and which bytes slices are; ``save.py``: `save_file`;
+- ``snapshot.py``: copies in locked memory, of which `save_file_async` writes the file;
 - ``header.py``: what a safetensors file says of itself; ``shards.py``: which files are meant;
 - ``frameworks.py``: whose arrays they become; ``of_torch.py``, ``of_cupy.py``: those of other libraries.
 """
@@ -10,6 +11,17 @@
 from pinning.files.copy import copy_file, copy_file_async
 from pinning.files.file_work import FileCopy
 from pinning.files.load import load_file
-from pinning.files.save import save_file
+from pinning.files.save import save_file, save_file_async
+from pinning.files.slices import shard
+from pinning.files.snapshot import trim_snapshots
 
-__all__ = ["FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"]
+__all__ = [
+    "FileCopy",
+    "copy_file",
+    "copy_file_async",
+    "load_file",
+    "save_file",
+    "save_file_async",
+    "shard",
+    "trim_snapshots",
+]

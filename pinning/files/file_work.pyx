@@ -23,6 +23,8 @@ from pinning.queues.submitter cimport Submitter
 import os
 from typing import TYPE_CHECKING
 
+import numpy
+
 from pinning.copies.costs import costs
 from pinning.copies.plan import CopyPath
 from pinning.errors import FileError
@@ -31,6 +33,8 @@ from pinning.runtime.arguments import path_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from numpy.typing import NDArray
 
     from pinning.queues import Event, Queue
 
@@ -110,6 +114,15 @@ cdef class OpenFile:
         with nogil:
             self.file.get().read_past_cache(offset, nbytes)
 
+    def prepare_to_write(self, uint64_t nbytes, bint past_cache) -> None:
+        """Give a new file its size, so that threads write it at once; past the page cache, if the disk allows that."""
+        self.fileno()
+        cdef int why
+        with nogil:
+            why = self.file.get().prepare_to_write(nbytes, past_cache)
+        if why:
+            raise OSError(why, os.strerror(why), self.path)
+
     def close(self) -> None:
         self.file.reset()
 
@@ -161,6 +174,11 @@ cdef class FileCopy(Copy):
         Copy.learn_error(self, ask)
         if self.error is None and self.outcome is not None and self.outcome.native.get().has_failed():
             self.fail(self.outcome.error())
+
+    def check_moved(self) -> None:
+        """Raises FileError where bytes could not be moved, as far as is known by now, and asks the vendor nothing."""
+        if self.outcome is not None and self.outcome.native.get().has_failed():
+            raise self.outcome.error()
 
     def cancel(self) -> None:
         """Move no more bytes of the file. It is over soon once its queue has come to it, and then it has failed."""
@@ -234,7 +252,7 @@ cdef class FileWork(Work):
 def copy_parts(
     Submitter queue not None: Queue,
     OpenFile file not None,
-    parts: Iterable[tuple[int, int, int]],
+    parts: NDArray[numpy.uint64] | list[tuple[int, int, int]],
     *,
     bint in_device,
     bint writes=False,
@@ -246,7 +264,7 @@ def copy_parts(
 
     Parameters
     ----------
-    parts : iterable of (int, int, int)
+    parts : array of uint64, shape (n, 3), or list of (int, int, int)
         Where to, where from, and how many bytes; the file's end of each is an offset in it, and these ascend.
     in_device : bool
         Whether the memory is the device's of the queue, and not the host's.
@@ -265,15 +283,18 @@ def copy_parts(
     cdef FileWork work = FileWork.__new__(FileWork)
     cdef FileCopy copy = FileCopy.__new__(FileCopy)
     cdef Outcome outcome = Outcome.__new__(Outcome)
+    cdef const uint64_t[:, ::1] rows = numpy.asarray(parts, numpy.uint64)
     cdef Part part
+    cdef Py_ssize_t i
     cdef uint64_t first = ~(<uint64_t>0), end = 0, size = 0
     file.fileno()
     outcome.native = make_shared[FileOutcome]()
     outcome.path = file.path
     work.file.file, work.file.outcome, work.file.writes = file.file, outcome.native, writes
     copy.outcome = work.outcome = outcome
-    for dst, src, nbytes in parts:
-        part.dst, part.src, part.size = dst, src, nbytes
+    work.parts.reserve(rows.shape[0])
+    for i in range(rows.shape[0]):
+        part.dst, part.src, part.size = rows[i, 0], rows[i, 1], rows[i, 2]
         work.parts.push_back(part)
         first, end, size = min(first, part.dst), max(end, part.dst + part.size), size + part.size
     work.in_device, work.kept = in_device, tuple(keep)

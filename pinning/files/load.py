@@ -4,46 +4,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, overload
 
-from pinning.errors import FileError, FileFormatError, PinningError
+import numpy
+from numpy.typing import NDArray
+
+from pinning.errors import FileError, FileFormatError, InvalidRangeError, PinningError
 from pinning.files.copy import is_host
-from pinning.files.file_work import FileCopy, OpenFile, copy_parts
+from pinning.files.file_work import OpenFile, copy_parts
 from pinning.files.frameworks import Framework, framework_of
 from pinning.files.header import TensorInfo, length_of, parse
 from pinning.files.shards import AnyPaths, find_shards
+from pinning.files.slices import Piece, Plan, check_plan, pieces_of
 from pinning.locking.devices import default_device
 from pinning.locking.devices import device as device_of_name
-from pinning.plugin import Device, MemoryDevice
-from pinning.queues import Queue, as_queue, default_queue
+from pinning.plugin import Device, MemoryConnection, MemoryDevice, VendorQueue
+from pinning.queues import Event, Queue, as_queue, default_queue
 
 _ALIGNMENT = 16  # bytes; of every tensor
+_SMALL = 64 << 10  # bytes; shorter stretches are read by way of the page cache, with what is between them
+Ranges = NDArray[numpy.uint64]
 
 
+@overload
 def load_file(
     path: AnyPaths,
     device: Device | str | None = None,
     queue: Queue | object | None = None,
     *,
+    slices: Plan | None = None,
     framework: str | None = None,
-) -> dict[str, Any]:
-    """Load the tensors of safetensors files into memory of a device.
+) -> dict[str, Any]: ...
+@overload
+def load_file(
+    path: AnyPaths, device: Mapping[Any, Plan | None], *, framework: str | None = None
+) -> dict[Any, dict[str, Any]]: ...
+def load_file(
+    path: AnyPaths,
+    device: Device | str | Mapping[Any, Plan | None] | None = None,
+    queue: Queue | object | None = None,
+    *,
+    slices: Plan | None = None,
+    framework: str | None = None,
+) -> dict[Any, Any]:
+    """Load the tensors of safetensors files, or slices of them, into memory of a device, or of several.
 
     Threads read all files, as one stream, straight into pinned blocks, from where the device copies: no more of the
     host's memory is used than these. What is not in the page cache is read past it, where the disk allows that. All
-    headers are read and checked before anything is allocated.
+    headers are read and checked before anything is allocated. Of slices only their bytes are read.
 
     Parameters
     ----------
     path : path-like, or iterable of path-like
         Files; a folder of files ``*.safetensors``; an index ``*.safetensors.index.json``, or a folder with one.
-    device : Device or str, optional
+    device : Device or str, or mapping of these to plans, optional
         Such as ``"cuda:0"`` or ``"host"``; also torch's name of it (``"cpu"``, ``torch.device("cuda")``). By default
-        that of `queue`, or else the first that is not the host.
+        that of `queue`, or else the first that is not the host. A mapping loads for several devices, for each what its
+        plan says: see `slices`. What several want alike is read once, and passed on where they reach each other.
     queue : Queue or object with ``__cuda_stream__``, optional
         Where the copies are submitted, behind what is there; by default the device's default queue.
+    slices : mapping of str to slice, or callable, optional
+        What is wanted of each tensor: ``...`` for all of it; a slice of one dimension, as ``numpy.s_[:, 2:4]`` writes
+        it; None for nothing. Or a function of the tensor's name, shape and dtype, such as ``"BF16"``, that returns such
+        a slice, as `pinning.files.shard` makes it. A mapping has slices or functions by name; what it does not name is
+        not loaded. By default all of all.
     framework : {"torch", "cupy", "pinning", "dlpack", "numpy"}, optional
         Whose tensors: ``torch.Tensor``; ``cupy.ndarray``; `pinning.arrays.DeviceArray`; objects of any dtype with
         ``__dlpack__``; ``numpy.ndarray``, on the host. By default torch's where it is installed, or else pinning's.
@@ -51,7 +78,8 @@ def load_file(
     Returns
     -------
     dict of str to tensor
-        Views, aligned to 16 bytes, of one allocation for each file. All bytes are there.
+        Views, aligned to 16 bytes, of one allocation for each file. All bytes are there. For several devices a dict of
+        such dicts, by the keys of `device`.
 
     Raises
     ------
@@ -62,6 +90,10 @@ def load_file(
         tensor that its file has not; the framework has not its dtype.
     FileError
         A file cannot be read, or was changed meanwhile.
+    InvalidRangeError
+        A plan names a tensor that no file has, or a slice that a tensor has not; two devices are the same one.
+    LayoutError
+        A slice, of a dtype of less than 8 bits, begins or ends inside a byte.
     ImportError
         The framework is not installed.
 
@@ -69,20 +101,52 @@ def load_file(
 
     See Also
     --------
-    save_file, copy_file_async
+    save_file, copy_file_async, pinning.files.shard
     """
-    given = None if queue is None else as_queue(queue)
-    target = _device(device, given)
-    if given is not None and given.device is not target:
-        raise PinningError(f"{given!r} is not of {target.name}: give a queue of that device")
-    library = framework_of(framework, target)
+    targets = _targets(device, queue, slices, framework)
     with ExitStack() as files:
         shards = [_opened(shard.path, shard.names, files) for shard in find_shards(path)]
-        _check_names(shards)
-        for shard in shards:
-            for tensor in shard.tensors:
-                library.check(tensor)
-        return _load(shards, library, given or default_queue(target))
+        _check_names(shards, targets)
+        wanted = [[list(pieces_of(shard.tensors, target.plan)) for target in targets] for shard in shards]
+        for of_shard in wanted:
+            for target, pieces in zip(targets, of_shard, strict=True):
+                for piece in pieces:
+                    target.library.check(piece.tensor)
+        loaded = _load(shards, wanted, targets, files)
+    return dict(zip(device, loaded, strict=True)) if isinstance(device, Mapping) else loaded[0]
+
+
+class _Target(NamedTuple):
+    """A device, what is wanted there, and how."""
+
+    queue: Queue
+    library: Framework
+    plan: Plan | None
+
+
+def _targets(device: Any, queue: Any, slices: Any, framework: str | None) -> list[_Target]:
+    if not isinstance(device, Mapping):
+        check_plan(slices, "slices")
+        given = None if queue is None else as_queue(queue)
+        target = _device(device, given)
+        if given is not None and given.device is not target:
+            raise PinningError(f"{given!r} is not of {target.name}: give a queue of that device")
+        return [_Target(given or default_queue(target), framework_of(framework, target), slices)]
+    if queue is not None or slices is not None:
+        raise TypeError("a dict of devices has the slices of each, and default queues: leave out queue and slices")
+    if not device:
+        raise InvalidRangeError("device is an empty dict; it must name at least one device")
+    devices: dict[int, Any] = {}
+    for name, plan in device.items():
+        check_plan(plan, f"the plan of {name}")
+        other = devices.setdefault(id(_device(name, None)), name)
+        if other is not name:
+            raise InvalidRangeError(f"{other!r} and {name!r} are the same device; give one plan for it")
+    found = [_device(name, None) for name in device]
+    return [
+        _Target(default_queue(each), framework_of(framework, each), plan)
+        for each, plan in zip(found, device.values(), strict=True)
+    ]
 
 
 class _Shard(NamedTuple):
@@ -122,7 +186,7 @@ def _read(file: OpenFile, offset: int, nbytes: int) -> bytes:
     return b"".join(blocks)
 
 
-def _check_names(shards: list[_Shard]) -> None:
+def _check_names(shards: list[_Shard], targets: list[_Target]) -> None:
     where: dict[str, str] = {}
     for shard in shards:
         for tensor in shard.tensors:
@@ -131,37 +195,53 @@ def _check_names(shards: list[_Shard]) -> None:
                 raise FileFormatError(
                     f"the tensor {tensor.name!r} is in both {other!r} and {shard.file.path!r}; load them one by one"
                 )
+    for target in targets:
+        for name in target.plan if isinstance(target.plan, Mapping) else ():
+            if name not in where:
+                raise InvalidRangeError(f"slices names the tensor {name!r}, which is in none of the files")
 
 
-def _load(shards: list[_Shard], library: Framework, queue: Queue) -> dict[str, Any]:
-    loaded: dict[str, Any] = {}
+def _load(
+    shards: list[_Shard], wanted: list[list[list[Piece]]], targets: list[_Target], files: ExitStack
+) -> list[dict[str, Any]]:
+    loaded: list[dict[str, Any]] = [{} for _ in targets]
     memories: list[Any] = []
-    copies: list[FileCopy] = []
+    events: list[Any] = []
+    links = _Links(targets, files)
     try:
-        for shard in shards:
-            places, nbytes = _place(shard.tensors)
-            memory = None
-            if nbytes:
-                memory = library.allocate(nbytes)
+        for shard, of_shard in zip(shards, wanted, strict=True):
+            places: list[dict[Piece, int]] = []
+            for target, pieces, found in zip(targets, of_shard, loaded, strict=True):
+                at, nbytes = _place([piece.tensor for piece in pieces])
+                memory = target.library.allocate(nbytes) if nbytes else None
                 memories.append(memory)
-                copies.append(_copy(shard, memory, library.address(memory), places, queue))
-            for tensor, at in zip(shard.tensors, places, strict=True):
-                loaded[tensor.name] = library.view(memory, at, tensor) if tensor.nbytes else library.empty(tensor)
-        for copy in copies:
-            copy.wait()
+                base = target.library.address(memory) if nbytes else 0
+                of_target = {}
+                for piece, each in zip(pieces, at, strict=True):
+                    tensor = piece.tensor
+                    if tensor.nbytes:
+                        found[tensor.name] = target.library.view(memory, each, tensor)
+                        of_target[piece] = base + each
+                    else:
+                        found[tensor.name] = target.library.empty(tensor)
+                places.append(of_target)
+            _copy(shard, places, memories[-len(targets) :], targets, links, events)
+        for event in events:
+            event.wait()
         for shard in shards:
             if _stamp(shard.file) != shard.stamp:
                 raise FileError(5, "it was written while it was read; load it again", shard.file.path)
     except BaseException:  # Ctrl-C too
-        for copy in copies:
-            copy.cancel()
-        for copy in copies:
+        for event in events:
+            if hasattr(event, "cancel"):
+                event.cancel()
+        for event in events:
             with suppress(Exception):
-                copy.wait()  # until then the memory is in use
+                event.wait()  # until then the memory is in use
         # The traceback keeps this frame.
         loaded.clear()
         memories.clear()
-        memory = None
+        found, memory = {}, None
         raise
     return loaded
 
@@ -180,28 +260,103 @@ def _place(tensors: list[TensorInfo]) -> tuple[list[int], int]:
     return places, end
 
 
-def _copy(shard: _Shard, memory: Any, address: int, places: list[int], queue: Queue) -> FileCopy:
-    parts = list(_ranges(shard.tensors, places, address))
-    first, (_, last, size) = parts[0][1], parts[-1]
-    shard.file.look_for_cold(first, last + size - first)
-    # Early: the file is as its header says already, and nothing that the queue still has to do was to write it.
-    return copy_parts(queue, shard.file, parts, in_device=not is_host(queue.device), keep=(memory,), early=True)
+class _Links:
+    """Which of several devices reads what they all want: the one that has least to read, if the others reach it."""
+
+    def __init__(self, targets: list[_Target], files: ExitStack) -> None:
+        self._devices = [target.queue.device for target in targets]
+        self._files = files
+        self._queues: dict[int, Queue] = {}
+        self._busy = [0] * len(targets)  # bytes
+
+    def read(self, who: int, nbytes: int) -> None:
+        self._busy[who] += nbytes
+
+    def owner(self, among: Sequence[int]) -> int:
+        return min(among, key=lambda each: self._busy[each])
+
+    def reaches(self, source: int, target: int) -> bool:
+        ends = self._devices[source], self._devices[target]
+        return not any(is_host(each) for each in ends) and ends[0].connection(ends[1]) is MemoryConnection.UNIFIED
+
+    def queue(self, source: int) -> Queue:
+        """One beside the default queue, so that what is read next does not wait for what is passed on."""
+        if source not in self._queues:
+            self._queues[source] = self._files.enter_context(Queue(self._devices[source]))
+        return self._queues[source]
 
 
-def _ranges(tensors: list[TensorInfo], places: list[int], base: int) -> Iterator[tuple[int, int, int]]:
-    """Address, offset and bytes of each range that is one in the file and in memory."""
+def _copy(
+    shard: _Shard,
+    places: list[dict[Piece, int]],
+    memories: list[Any],
+    targets: list[_Target],
+    links: _Links,
+    events: list[Any],
+) -> None:
+    """Submit all copies of one file; their events are added one by one."""
+    wanting: dict[Piece, list[int]] = {}
+    for who, of_target in enumerate(places):
+        for piece in of_target:
+            wanting.setdefault(piece, []).append(who)
+    reads: list[dict[Piece, int]] = [{} for _ in targets]
+    passes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for piece, among in sorted(wanting.items(), key=lambda each: len(each[1])):  # first what only one wants
+        owner = links.owner(among)
+        for who in among:
+            if who == owner or not links.reaches(owner, who):
+                reads[who][piece] = places[who][piece]
+                links.read(who, piece.tensor.nbytes)
+            else:
+                passed = places[who][piece], places[owner][piece], piece.tensor.nbytes
+                passes.setdefault((owner, who), []).append(passed)
+    copies: list[Event | None] = []
+    for target, of_target, memory in zip(targets, reads, memories, strict=True):
+        copy = None
+        if of_target:
+            in_device = not is_host(target.queue.device)
+            parts = _ranges(of_target)
+            _look_for_cold(shard.file, parts)
+            # Early: the file is as its header says already, and nothing that the queue still has to do was to write it.
+            copy = copy_parts(target.queue, shard.file, parts, in_device=in_device, keep=(memory,), early=True)
+            events.append(copy)
+        copies.append(copy)
+    for (owner, who), ends in passes.items():
+        read = copies[owner]
+        assert read is not None
+        keep = memories[owner], memories[who]
+        events.append(links.queue(owner).submit(partial(_pass_on, ends), (read,), keep))
+
+
+def _pass_on(ends: list[tuple[int, int, int]], queue: VendorQueue) -> None:
+    for dst, src, nbytes in ends:
+        queue.copy(dst, src, nbytes)
+
+
+def _look_for_cold(file: OpenFile, parts: Ranges) -> None:
+    if int(parts[:, 2].sum()) >= _SMALL * len(parts):
+        first, last = int(parts[0, 1]), int(parts[-1, 1] + parts[-1, 2])
+        file.look_for_cold(first, last - first)
+
+
+def _ranges(places: dict[Piece, int]) -> Ranges:
+    """Address, offset and bytes of each range that is one in the file and in memory, in the order of the file."""
+    blocks: list[Any] = []
     dst = src = size = 0
-    for tensor, at in zip(tensors, places, strict=True):
-        if not tensor.nbytes:
-            continue
-        if size and tensor.begin == src + size and base + at == dst + size:
+    for (tensor, rows, pitch), at in sorted(places.items(), key=lambda each: each[0].tensor.begin):
+        if rows == 1 and size and tensor.begin == src + size and at == dst + size:
             size += tensor.nbytes
             continue
         if size:
-            yield dst, src, size
-        dst, src, size = base + at, tensor.begin, tensor.nbytes
+            blocks.append([(dst, src, size)])
+        dst, src, size = at, tensor.begin, tensor.nbytes
+        if rows > 1:
+            row, size = tensor.nbytes // rows, 0
+            i = numpy.arange(rows, dtype=numpy.uint64)
+            blocks.append(numpy.stack([at + i * row, tensor.begin + i * pitch, numpy.full_like(i, row)], axis=1))
     if size:
-        yield dst, src, size
+        blocks.append([(dst, src, size)])
+    return numpy.concatenate([numpy.asarray(block, numpy.uint64) for block in blocks])
 
 
 def _device(device: Any, queue: Queue | None) -> MemoryDevice:

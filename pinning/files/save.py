@@ -7,14 +7,17 @@ import errno
 import math
 import os
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
 
+from pinning.arena import Arena, ArenaAllocation
 from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
 from pinning.errors import FileError, InvalidRangeError, LayoutError
@@ -23,10 +26,11 @@ from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import DLPackTensor
 from pinning.files.header import Written, build
 from pinning.files.shards import AnyPath
+from pinning.files.snapshot import Parts, snapshot
 from pinning.interop.dtypes import DTYPES, NAMES_OF_NUMPY, NAMES_OF_TORCH
-from pinning.plugin import MemoryDevice
-from pinning.queues import default_queue
+from pinning.queues import Event, Queue, default_queue
 from pinning.runtime.arguments import describe, path_name
+from pinning.runtime.process import Subsystem, at_exit, at_fork
 
 
 def save_file(
@@ -64,33 +68,187 @@ def save_file(
 
     After an error, or Ctrl-C, nothing new is at `path`, and nothing beside it.
     """
-    target = _target(path)
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata is {describe(metadata)}; it must be a dict of strings to strings")
-    for pair in (metadata or {}).items():
-        if not all(isinstance(each, str) for each in pair):
-            raise TypeError(f"metadata has {pair[0]!r}: {describe(pair[1])}; both must be strings, such as str(value)")
-    if not hasattr(tensors, "items"):
-        raise TypeError(f"tensors is {describe(tensors)}; it must be a dict of names and tensors")
-    sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
-    _refuse_shared(sources)
-    written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)
-    stem = os.fsencode(target.name)[:100].decode("utf-8", "ignore")  # a name has 255 bytes, whatever their letters
-    beside = target.with_name(f".{stem}.{secrets.token_hex(8)}.part")
+    saving = _Saving(tensors, path, metadata, fsync)
     try:
-        with OpenFile(beside, create=True) as file:
-            _write(file, written, sources)
-            if fsync:
-                os.fsync(file.fileno())
-        beside.replace(target)
+        for copy in saving.write(saving.parts):
+            copy.wait()
+        saving.complete()
     except BaseException as error:  # Ctrl-C too
-        with suppress(OSError):
-            beside.unlink()
-        if isinstance(error, OSError) and str(error.filename) == str(beside):
-            error.filename = str(target)  # what the caller has named
+        saving.give_up(error)
         raise
-    if fsync:
-        _sync_folder(target.parent)
+
+
+def save_file_async(
+    tensors: Mapping[str, Any],
+    path: AnyPath,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    fsync: bool = False,
+    arena: Arena | None = None,
+) -> Event:
+    """`save_file`, which returns as soon as the tensors may be written again; threads go on with the file.
+
+    What is on a device is copied into locked memory of an arena, as far as that has room; the rest of it, and tensors
+    of the host, are written before this returns. The first save of a size has to lock that memory; later ones find it.
+
+    Parameters
+    ----------
+    tensors, path, metadata, fsync
+        As for `save_file`.
+    arena : Arena, optional
+        Where the copies are until they are written. By default one for each device, which this keeps: it grows to what
+        the largest save needs, and to a quarter of the free memory at most. `pinning.files.trim_snapshots` gives these
+        back.
+
+    Returns
+    -------
+    Event
+        Over once the file is at `path`. It fails with what `save_file` raises, such as `FileError` where the disk is
+        full; what was at `path` is there then. If it is dropped, the file is written all the same, and an error goes to
+        `sys.unraisablehook`. The end of the program waits for it. In a child of fork it is the parent's.
+
+    Raises
+    ------
+    Exception
+        What `save_file` raises, as far as it is found by then. Ctrl-C ends the save.
+    """
+    saving = _Saving(tensors, path, metadata, fsync)
+    blocks: list[ArenaAllocation] = []
+    copies: list[Event] = []
+    over = threading.Event()
+    try:
+        rest: list[Parts] = []
+        held: list[tuple[int, int, int]] = []  # offset in the file, address and bytes
+        for group in saving.parts:
+            taken, left = snapshot(group, arena, blocks, copies) if group.device is not None else ([], group)
+            held.extend(taken)
+            if left.ranges:
+                rest.append(left)
+        copies.extend(saving.write(rest))
+        for each in copies:
+            each.wait()
+        queue = Queue("host")
+        if held:
+            saving.write([Parts(None, sorted(held), [])], queue)
+        _pending.add(over)
+        event = queue.call(partial(_complete, saving, blocks, over))
+    except BaseException as error:
+        _pending.discard(over)
+        saving.give_up(error)
+        for copy in copies:
+            with suppress(Exception):
+                copy.wait()
+        for block in blocks:
+            block.free()
+        raise
+    return event
+
+
+def _complete(saving: _Saving, blocks: list[ArenaAllocation], over: threading.Event) -> None:
+    """In the queue's turn, behind what is written."""
+    try:
+        saving.check()
+        saving.complete()
+    except BaseException as error:
+        saving.discard(error)
+        raise
+    finally:
+        for block in blocks:
+            block.free()
+        _pending.discard(over)
+        over.set()
+
+
+_pending: set[threading.Event] = set()  # of saves that go on
+
+
+def _at_exit() -> None:
+    with suppress(KeyboardInterrupt):  # which ends the waiting
+        for over in list(_pending):
+            over.wait()
+
+
+at_fork(Subsystem.FILES, _pending.clear)  # those are the parent's
+at_exit(Subsystem.FILES, _at_exit)
+
+
+class _Saving:
+    """A file that is being written beside where it will be."""
+
+    def __init__(
+        self, tensors: Mapping[str, Any], path: AnyPath, metadata: Mapping[str, str] | None, fsync: bool
+    ) -> None:
+        self._target, self._fsync = _target(path), fsync
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise TypeError(f"metadata is {describe(metadata)}; it must be a dict of strings to strings")
+        for pair in (metadata or {}).items():
+            if not all(isinstance(each, str) for each in pair):
+                given = f"{pair[0]!r}: {describe(pair[1])}"
+                raise TypeError(f"metadata has {given}; both must be strings, such as str(value)")
+        if not hasattr(tensors, "items"):
+            raise TypeError(f"tensors is {describe(tensors)}; it must be a dict of names and tensors")
+        sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
+        _refuse_shared(sources)
+        written = build({name: (source.dtype, source.shape) for name, source in sources.items()}, metadata)
+        self.parts = _parts(written, sources)
+        self._copies: list[FileCopy] = []
+        # A name has 255 bytes, whatever their letters.
+        stem = os.fsencode(self._target.name)[:100].decode("utf-8", "ignore")
+        self._beside = self._target.with_name(f".{stem}.{secrets.token_hex(8)}.part")
+        try:
+            self._file = OpenFile(self._beside, create=True)
+        except OSError as error:
+            self._name(error)
+            raise
+        try:
+            # Where the disk is waited for, its page cache would be one copy more.
+            self._file.prepare_to_write(written.nbytes, fsync)
+            _write_all(self._file, written.text)
+        except BaseException as error:
+            self.discard(error)
+            raise
+
+    def write(self, groups: Iterable[Parts], queue: Queue | None = None) -> list[FileCopy]:
+        """Have threads write parts of it: their copies."""
+        begun: list[FileCopy] = []
+        for device, ranges, owners in groups:
+            on = queue or default_queue(device)
+            copy = copy_parts(on, self._file, ranges, in_device=device is not None, writes=True, keep=owners)
+            self._copies.append(copy)
+            begun.append(copy)
+        return begun
+
+    def check(self) -> None:
+        """Raises FileError where something could not be written, without a call of the vendor."""
+        for copy in self._copies:
+            copy.check_moved()
+
+    def complete(self) -> None:
+        if self._fsync:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        self._beside.replace(self._target)
+        if self._fsync:
+            _sync_folder(self._target.parent)
+
+    def discard(self, error: BaseException) -> None:
+        for copy in self._copies:
+            copy.cancel()
+        self._file.close()
+        with suppress(OSError):
+            self._beside.unlink()
+        self._name(error)
+
+    def _name(self, error: BaseException) -> None:
+        if isinstance(error, OSError) and str(error.filename) == str(self._beside):
+            error.filename = str(self._target)  # what the caller has named
+
+    def give_up(self, error: BaseException) -> None:
+        """`discard`, and wait until no memory of it is read any more."""
+        self.discard(error)
+        for copy in self._copies:
+            with suppress(Exception):
+                copy.wait()
 
 
 class _Source(NamedTuple):
@@ -171,10 +329,9 @@ def _scattered(named: str) -> LayoutError:
     return LayoutError(f"{named} is not contiguous, the last index moving fastest; save a contiguous copy of it")
 
 
-def _write(file: OpenFile, written: Written, sources: Mapping[str, _Source]) -> None:
-    _write_all(file, written.text)
-    os.ftruncate(file.fileno(), written.nbytes)
-    by_device: dict[int, tuple[MemoryDevice | None, list[tuple[int, int, int]], list[object]]] = {}
+def _parts(written: Written, sources: Mapping[str, _Source]) -> list[Parts]:
+    """What is written from where, by device, whose work is over by then."""
+    groups: dict[int, Parts] = {}
     for name, begin in written.begins.items():
         source = sources[name]
         if source.end is None:
@@ -183,26 +340,13 @@ def _write(file: OpenFile, written: Written, sources: Mapping[str, _Source]) -> 
         expected = _nbytes(source)
         if source.end.size != expected:
             raise InvalidRangeError(f"the tensor {name!r} has {source.end.size} bytes, and by its shape {expected}")
-        if device is not None and id(device) not in by_device:
-            device.synchronize()
         place = None if is_host(device) else device
-        group = by_device.setdefault(id(place), (place, [], []))
-        group[1].append((begin, source.end.ptr, expected))
-        group[2].extend((source.owner, source.end.owner))
-    copies: list[FileCopy] = []
-    try:
-        for device, parts, owners in by_device.values():
-            in_device = device is not None
-            copies.append(copy_parts(default_queue(device), file, parts, in_device=in_device, writes=True, keep=owners))
-        for copy in copies:
-            copy.wait()
-    except BaseException:
-        for copy in copies:
-            copy.cancel()
-        for copy in copies:
-            with suppress(Exception):
-                copy.wait()
-        raise
+        if device is not None and id(place) not in groups:
+            device.synchronize()
+        group = groups.setdefault(id(place), Parts(place, [], []))
+        group.ranges.append((begin, source.end.ptr, expected))
+        group.owners.extend((source.owner, source.end.owner))
+    return list(groups.values())
 
 
 def _nbytes(source: _Source) -> int:

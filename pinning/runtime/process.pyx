@@ -55,6 +55,7 @@ class Subsystem(IntEnum):
     COPIES = 4
     QUEUES = 5
     ARENAS = 6
+    FILES = 7
 
 
 class WeakRegistry(Generic[T]):

@@ -11,7 +11,8 @@ import pytest
 import pinning
 
 HEAVY = {"asyncio", "importlib.metadata", "logging", "pinning.arena", "pinning.arrays", "pinning.files"}
-NAMES = sorted({"Arena", "ArenaAllocation", "FileCopy", "copy_file", "copy_file_async", "load_file", "save_file"})
+FILES = ("FileCopy", "copy_file", "copy_file_async", "load_file", "save_file", "save_file_async")
+NAMES = sorted({"Arena", "ArenaAllocation", *FILES})
 
 
 def imported_by(program: str) -> set[str]:

@@ -7,6 +7,7 @@ A stand-in checks the ABI and the sequence of calls, not a real driver's semanti
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -26,6 +27,8 @@ from noise import noise
 from pinning import MemoryKind, arrays
 from pinning.conformance.faults import eventually
 from pinning.copies import costs
+from pinning.files import load as loading
+from pinning.files import shard, trim_snapshots
 from pinning.memory import default_pool
 from standins.standin import StandIn
 
@@ -152,3 +155,120 @@ def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinn
         pinning.copy_file(there, file, queue=queue)
         assert (fetch(there, queue) == noise(SIZE)).all()
     assert eventually(lambda: descriptors_of(file) == 0)
+
+
+# ---- several devices ----
+
+
+@pytest.fixture
+def second(queue: pinning.Queue) -> Iterator[None]:
+    yield
+    gc.collect()
+    arrays.synchronize("cuda:1")
+    arrays.default_stream("cuda:1").close()
+    default_pool(pinning.device("cuda:1"), MemoryKind.DEVICE).trim_to(0)
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_two_devices(standin: StandIn, second: None, tmp_path: Path, peers: bool) -> None:
+    """Each has what its plan says. What both want is read once where they reach each other."""
+    if not peers:
+        standin.configure("no_peers")
+    whole = {f"{i}": noise(3 << 20, i).reshape(1 << 10, -1) for i in range(4)} | {"norm": noise(77)}
+    path = tmp_path / "a.safetensors"
+    pinning.save_file(whole, path)
+    found = pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
+    for name in ("cuda:0", "cuda:1"):
+        assert found[name].keys() == whole.keys()
+        for each, array in found[name].items():
+            assert array.device.name == name
+            assert (array.copy_to_host() == whole[each]).all()
+    for dim in (0, 1):
+        plans = {
+            f"cuda:{i}": {"0": shard(dim, i, 2), "1": ..., "norm": ..., "2": numpy.s_[5:6] if i else None}
+            for i in (0, 1)
+        }
+        parts = pinning.load_file(path, plans, framework="pinning")
+        halves = [parts[f"cuda:{i}"]["0"].copy_to_host() for i in (0, 1)]
+        assert (numpy.concatenate(halves, axis=dim) == whole["0"]).all()
+        assert "2" not in parts["cuda:0"]
+        assert (parts["cuda:1"]["2"].copy_to_host() == whole["2"][5:6]).all()
+        for i in (0, 1):
+            assert (parts[f"cuda:{i}"]["1"].copy_to_host() == whole["1"]).all()
+            assert (parts[f"cuda:{i}"]["norm"].copy_to_host() == whole["norm"]).all()
+    assert descriptors_of(path) == 0
+    del found, parts
+    gc.collect()
+
+
+def test_a_load_for_two_that_fails(
+    second: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ring: None
+) -> None:
+    path = tmp_path / "a.safetensors"
+    pinning.save_file({f"{i}": noise(SIZE // 4, i) for i in range(4)}, path)
+
+    def late(*arguments: object, **more: object) -> object:
+        os.truncate(path, SIZE // 2)
+        return copy_parts(*arguments, **more)
+
+    copy_parts = loading.copy_parts
+    monkeypatch.setattr(loading, "copy_parts", late)
+    with pytest.raises(pinning.FileError):
+        pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
+    assert eventually(lambda: descriptors_of(path) == 0)
+
+
+# ---- saves in the background ----
+
+
+@pytest.mark.parametrize("room", [64 << 20, 3 << 20])
+def test_a_snapshot(queue: pinning.Queue, tmp_path: Path, room: int) -> None:
+    """The tensors may be written when the call has returned, whether all of them fit in the arena or not."""
+    whole = {**some_arrays(), "large": noise(9 << 20, 9)}
+    pinning.save_file(whole, tmp_path / "a")
+    found = pinning.load_file(tmp_path / "a", "cuda:0", queue, framework="pinning")
+    with pinning.Arena(room, "cuda:0") as arena:
+        for turn in range(3):
+            event = pinning.save_file_async(found, tmp_path / "b", arena=arena)
+            if turn == 2:
+                for array in found.values():
+                    array[...] = 0
+                arrays.synchronize("cuda:0")
+            event.wait()
+            assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+        assert eventually(lambda: arena.allocated == 0)
+
+
+def test_the_arena_that_is_kept(queue: pinning.Queue, tmp_path: Path) -> None:
+    whole = some_arrays()
+    pinning.save_file(whole, tmp_path / "a")
+    found = pinning.load_file(tmp_path / "a", "cuda:0", queue, framework="pinning")
+    for _ in range(3):
+        pinning.save_file_async(found, tmp_path / "b").wait()
+        assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    assert trim_snapshots() >= 5 << 20
+    assert trim_snapshots() == 0
+    pinning.save_file_async(found, tmp_path / "b").wait()
+    assert trim_snapshots() > 0
+
+
+def test_a_snapshot_that_fails_leaves_nothing(standin: StandIn, queue: pinning.Queue, tmp_path: Path) -> None:
+    pinning.save_file(some_arrays(), tmp_path / "a")
+    found = pinning.load_file(tmp_path / "a", "cuda:0", queue, framework="pinning")
+    with pinning.Arena(16 << 20, "cuda:0") as arena:
+        arena.wait()
+        before = regions_of(arena)
+        names = ("cuMemcpyBatchAsync", "cuMemcpyAsync", "cuLaunchKernel", "cuMemcpyDtoHAsync_v2")
+        standin.configure(";".join(f"fail={name}:1:{UNKNOWN}" for name in names))
+        with pytest.raises(pinning.VendorError):
+            pinning.save_file_async(found, tmp_path / "b", arena=arena)
+        standin.configure()
+        with suppress(pinning.VendorError):  # of a call that only asks
+            queue.synchronize()
+        assert eventually(lambda: arena.allocated == 0 and regions_of(arena) == before)
+    assert {each.name for each in tmp_path.iterdir()} == {"a", "calls"}
+
+
+def regions_of(arena: pinning.Arena) -> list[int]:
+    gc.collect()
+    return [region.references for region in pinning.pinned_map("cuda:0").overlapping(arena.ptr, arena.nbytes)]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves in the background: the file is whole or not there, and tensors are free when the call returns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+
+import pinning
+from child_process import run_in_child
+from file_copies import descriptors_of
+from noise import noise
+from pinning.conformance.faults import eventually
+from pinning.files import save as saving
+
+
+def load(path: Path) -> dict[str, numpy.ndarray]:
+    return pinning.load_file(path, "host", framework="numpy")
+
+
+def test_a_file_in_the_background(tmp_path: Path) -> None:
+    arrays = {"a": noise(5 << 20), "b": noise(80).view("f8"), "none": numpy.empty((0, 2), "f4")}
+    event = pinning.save_file_async(arrays, tmp_path / "a", {"made": "here"}, fsync=True)
+    for array in arrays.values():
+        array[...] = 0
+    event.wait()
+    found = load(tmp_path / "a")
+    assert (found["a"] == noise(5 << 20)).all()
+    assert (found["b"] == noise(80).view("f8")).all()
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+    pinning.save_file({}, tmp_path / "sync")
+    pinning.save_file_async({}, tmp_path / "empty").wait()
+    assert (tmp_path / "empty").read_bytes() == (tmp_path / "sync").read_bytes()
+    assert eventually(lambda: descriptors_of(tmp_path / "a") == 0)
+
+
+def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    for tensors, path, error in [
+        ({"a": [1]}, tmp_path / "a", TypeError),
+        ({"a": noise(6).reshape(2, 3).T}, tmp_path / "a", pinning.LayoutError),
+        ({"a": noise(6)}, tmp_path / "none" / "a", FileNotFoundError),
+        ({"a": noise(6)}, tmp_path, pinning.FileError),
+    ]:
+        with pytest.raises(error):
+            pinning.save_file_async(tensors, path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_failure_in_the_background_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(saving: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "a").write_bytes(b"as it was")
+    monkeypatch.setattr(saving._Saving, "complete", refused)
+    event = pinning.save_file_async({"a": noise(100)}, tmp_path / "a")
+    with pytest.raises(OSError, match="No space"):
+        event.wait()
+    assert (tmp_path / "a").read_bytes() == b"as it was"
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_ctrl_c_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saving, "copy_parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pinning.save_file_async({"a": noise(100)}, tmp_path / "a")
+    assert not [*tmp_path.iterdir()]
+    assert not saving._pending
+
+
+def test_the_end_of_the_program_waits(tmp_path: Path) -> None:
+    program = f"""
+import time
+import numpy, pinning
+from pinning.files import save
+complete = save._Saving.complete
+def late(self):
+    time.sleep(0.5)
+    complete(self)
+save._Saving.complete = late
+pinning.save_file_async({{"a": numpy.arange(1000)}}, {str(tmp_path / "a")!r})
+"""
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
+    assert (load(tmp_path / "a")["a"] == numpy.arange(1000)).all()
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_killed_while_it_writes(tmp_path: Path) -> None:
+    """At the path is what was there."""
+    (tmp_path / "a").write_bytes(b"as it was")
+    program = f"""
+import os, signal
+import numpy, pinning
+from pinning.files import save
+save._Saving.complete = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+pinning.save_file_async({{"a": numpy.arange(1000)}}, {str(tmp_path / "a")!r}).wait()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "a").read_bytes() == b"as it was"
+
+
+def test_a_fork_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    complete = saving._Saving.complete
+
+    def late(self: object) -> None:
+        go.wait(600)
+        complete(self)  # type: ignore[arg-type]
+
+    def child() -> None:
+        assert not saving._pending
+        monkeypatch.setattr(saving._Saving, "complete", complete)
+        pinning.save_file_async({"a": numpy.arange(5)}, tmp_path / "child").wait()
+        with pytest.raises(pinning.PinningError, match="fork"):
+            event.wait()
+
+    monkeypatch.setattr(saving._Saving, "complete", late)
+    event = pinning.save_file_async({"a": numpy.arange(5)}, tmp_path / "a")
+    try:
+        run_in_child(child)
+    finally:
+        go.set()
+    event.wait()
+    for name in ("a", "child"):
+        assert (load(tmp_path / name)["a"] == numpy.arange(5)).all()
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", None])
+@pytest.mark.parametrize("fsync", [False, True])
+def test_file_systems(tmp_path: Path, folder: str | None, fsync: bool) -> None:
+    """Of memory and of a disk, through the page cache and past it, at offsets that are no multiples of anything."""
+    path = (Path(folder) if folder else tmp_path) / f"pinning-test-{os.getpid()}-{fsync}"
+    arrays = {f"{size}": noise(size, size) for size in (0, 1, 4095, 4097, 70_001, (9 << 20) + 5, 33 << 20)}
+    try:
+        pinning.save_file(arrays, path, fsync=fsync)
+        found = load(path)
+        assert all((found[name] == array).all() for name, array in arrays.items())
+        data = path.read_bytes()
+        assert all(array.tobytes() in data for name, array in arrays.items() if int(name) < 1 << 20)
+    finally:
+        path.unlink(missing_ok=True)
