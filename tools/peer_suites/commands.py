@@ -15,25 +15,33 @@ IN_PLACE = Path(__file__).parent / "in_place"
 
 
 def pytest(
-    folder: Path, work: Path, way: str, only: Collection[str] | None, *arguments: str, before: Collection[str] = ()
+    folder: Path,
+    work: Path,
+    way: str,
+    only: Collection[str] | None,
+    *arguments: str,
+    python: str | Path = sys.executable,
+    before: Collection[str | Path] = (),
+    plugin: str | None = None,
+    **variables: str,
 ) -> dict[str, Result]:
-    """The tests of a folder by this interpreter's pytest, and by the plugin of the suite's name ours in place."""
-    report = work / f"{way.replace(' ', '-')}.xml"
+    """The tests of a folder by pytest; `plugin` of `in_place` is loaded first, and reads PEER_SUITES_WAY."""
+    report, log = (work / f"{way.replace(' ', '-')}.{ending}" for ending in ("xml", "log"))
     report.unlink(missing_ok=True)
-    # Our case is FILE.CLASS.TEST[PARAMETERS], of which -k takes the test's name.
+    # A case is called FILE.CLASS.TEST[PARAMETERS], of which -k takes the test's name.
     names = sorted({case.split("[")[0].rsplit(".", 1)[-1] for case in only or ()})
     chosen = ["-k", " or ".join(names)] if names else []
-    plugin = [] if way == "bare" else ["-p", f"{work.name}_in_place"]
-    command = [*before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *plugin]
-    environment = {**os.environ, "PYTHONPATH": str(IN_PLACE), "PEER_SUITES_WAY": way}
+    placed = ["-p", plugin] if plugin else []
+    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--junit-xml", report]
+    environment = {**os.environ, "PYTHONPATH": str(IN_PLACE), "PEER_SUITES_WAY": way, **variables}
     environment.pop("PYTHONSAFEPATH", None)
-    with (work / f"{way.replace(' ', '-')}.log").open("w") as log:
+    with log.open("w") as output:
         subprocess.run(
-            [*command, *chosen, "--junit-xml", report, *arguments],
+            [*before, python, "-m", "pytest", *placed, *options, *chosen, *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
     return of_junit(report)

@@ -18,4 +18,5 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
     if not version.exists():
         version.write_text('__version__ = "0"\n')
     folders = ["distributed/protocol/tests", "distributed/comm/tests"]
-    return pytest(checkout, work, way, only, "--timeout", "120", *folders)
+    plugin = None if way == "bare" else "distributed_in_place"
+    return pytest(checkout, work, way, only, "--timeout", "120", *folders, plugin=plugin)

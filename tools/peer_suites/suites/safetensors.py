@@ -17,4 +17,5 @@ EXPLAINED = {
 
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
-    return pytest(checkout / "bindings" / "python", work, way, only, "--continue-on-collection-errors", "tests")
+    plugin = None if way == "bare" else "safetensors_in_place"
+    return pytest(checkout / "bindings" / "python", work, way, only, "tests", plugin=plugin)

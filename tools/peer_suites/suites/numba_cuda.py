@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""numba-cuda: its tests of memory, arrays and streams, which it installs. PATH is an environment that has it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Collection
+from pathlib import Path
+
+from commands import pytest
+from results import Result
+
+WAYS = ["pinning run", "pinning.numba"]
+EXPLAINED: dict[str, str] = {}
+# Of what its tests import, that may be absent; and a fixture, which is in its repository alone. numba.cuda is
+# numba_cuda.numba.cuda by another name, at which pytest fails, and an import does not.
+SETUP = """
+import sys, unittest.mock, pytest
+for each in ("filecheck", "filecheck.finput", "filecheck.matcher", "filecheck.options", "filecheck.parser"):
+    sys.modules.setdefault(each, unittest.mock.MagicMock())
+@pytest.fixture(scope="class")
+def initialize_from_pytest_config(request):
+    request.cls._dump_failed_filechecks = False
+"""
+TESTS = {
+    "cudadrv": "array_attr context_stack cuda_array_slicing cuda_auto_context cuda_devicerecord cuda_memory "
+    "cuda_ndarray deallocations emm_plugins events host_alloc managed_alloc pinned reset_device select_device streams",
+    "cudapy": "cuda_array_interface ipc multithreads record_dtype retrieve_autoconverted_arrays stream_api",
+}
+
+
+def version(path: Path) -> str:
+    command = [path / "bin" / "python", "-c", "from importlib.metadata import version; print(version('numba-cuda'))"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
+    (work / "conftest.py").write_text(SETUP)
+    for folder, names in TESTS.items():
+        for name in names.split():
+            (work / f"test_{name}.py").write_text(f"from numba.cuda.tests.{folder}.test_{name} import *\n")
+    python = checkout / "bin" / "python"
+    before = [python, "-m", "pinning", "run", "--"] if way == "pinning run" else []
+    manager = {"NUMBA_CUDA_MEMORY_MANAGER": way} if way == "pinning.numba" else {}
+    return pytest(work, work, way, only, ".", python=python, before=before, **manager)
