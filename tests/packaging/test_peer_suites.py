@@ -101,3 +101,9 @@ def test_a_suite_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("2", f"{commit} | 3 | 2 | 0 | 0 | 1 | 1: odd |"),
         ("4", f"{commit} | 3 | 3 | 0 | 0 | 0 |  |"),
     ]
+
+
+def test_the_page_lists_each_suite() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    listed = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    assert listed == {path.stem for path in (TOOL / "suites").glob("[a-z]*.py")}

@@ -8,7 +8,7 @@ status is 1 if a case fails by ours.
 A suite is a module in `suites`: `WAYS` names the ways to have ours in place, `EXPLAINED` the differences that the
 documentation tells of, and ``run(checkout, work, way, only)`` has the results of its cases. There `way` is "bare" for
 none of ours, and `only` has the cases that matter, or is None for all. Where the path is no clone, `version(path)`
-stands for the commit.
+stands for the commit. `FILES` has the folders that are wanted of a large repository.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES = sorted(path.stem for path in (Path(__file__).parent / "suites").glob("[a-z]*.py"))
 
 
-def checkout(path: Path, work: Path) -> tuple[Path, str]:
-    """The files of the newest commit of a clone, in a folder of ours, and that commit."""
+def checkout(path: Path, work: Path, only: list[str]) -> tuple[Path, str]:
+    """The files of the newest commit of a clone, or of some folders, in a folder of ours, and that commit."""
     commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     name = commit.stdout.strip()[:8]
     files = work / name
     if not files.exists():
         files.mkdir(parents=True)
-        archive = subprocess.Popen(["git", "-C", path, "archive", "HEAD"], stdout=subprocess.PIPE)
+        archive = subprocess.Popen(["git", "-C", path, "archive", "HEAD", *only], stdout=subprocess.PIPE)
         subprocess.run(["tar", "x", "-C", files], stdin=archive.stdout, check=True)
         if archive.wait() != 0:
             raise SystemExit(f"{path}: git archive HEAD failed")
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     if hasattr(suite, "version"):
         files, commit = asked.path.absolute(), suite.version(asked.path)
     else:
-        files, commit = checkout(asked.path, work)
+        files, commit = checkout(asked.path, work, getattr(suite, "FILES", []))
     bare = suite.run(files, work, "bare", None)
     if not bare:
         raise SystemExit(f"no case of {asked.name} was found in {asked.path}")
