@@ -20,14 +20,12 @@ FILES = [
     "test_threadsignals",
     "test_signal",
     "test_subprocess",
-    "test_multiprocessing_fork",
-    "test_multiprocessing_forkserver",
-    "test_multiprocessing_spawn",
     "test_multiprocessing_main_handling",
 ]
+METHODS = {f"test_processes_by_{method}": method for method in ("fork", "forkserver", "spawn")}
 WAYS = ["imported, with a lock held", "pinning run"]
 EXPLAINED = {"test_pass_fds_redirected": "counts the descriptors of a child that holds a lock too, and so has one more"}
-# Some releases install all of the tests of multiprocessing but the files that begin them.
+# Some releases install all of the tests of multiprocessing but the files that begin them, whose names regrtest takes.
 BEGINS = "import test._test_multiprocessing as tests\ntests.install_tests_in_module_dict(globals(), '{}')\n"
 HOLDS = "import pinning\nheld = pinning.lock(bytearray(1 << 20))\n"
 
@@ -47,28 +45,16 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
     matching = work / "only"
     matching.write_text("\n".join(only or ["*"]))
     results: dict[str, Result] = {}
-    for file in FILES:
+    for file in [*FILES, *METHODS]:
         if only is not None and not any(f".{file}." in f".{case}" for case in only):
             continue
         report.unlink(missing_ok=True)
-        command = [
-            *before,
-            python,
-            "-m",
-            "test",
-            "-j1",
-            "--timeout",
-            "300",
-            "--junit-xml",
-            report,
-            "--matchfile",
-            matching,
-        ]
-        method = file.removeprefix("test_multiprocessing_")
-        if method in ("fork", "forkserver", "spawn"):
+        options = ["-j1", "--timeout", "1200", "--junit-xml", report, "--matchfile", matching]
+        command = [*before, python, "-m", "test", *options]
+        if file in METHODS:
             folder = work / "begins"
             folder.mkdir(exist_ok=True)
-            (folder / f"{file}.py").write_text(BEGINS.format(method))
+            (folder / f"{file}.py").write_text(BEGINS.format(METHODS[file]))
             command += ["--testdir", folder]
         subprocess.run([*command, file], env=environment, cwd=work, stdin=subprocess.DEVNULL, capture_output=True)
         results |= of_junit(report)
