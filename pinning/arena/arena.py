@@ -438,7 +438,7 @@ class Arena(Space):
         for on in pinned_maps():
             for region in on.overlapping(ptr, self.nbytes):
                 if region.references > (on.device in self.devices and self._holds(region.start - ptr)):
-                    raise StillLockedError(f"somebody holds a lock in {self!r}, by {region!r}: unlock that first")
+                    raise StillLockedError(f"there is a lock in {self!r}, by {region!r}: unlock that first")
 
     def _holds(self, offset: int) -> int:
         """The most locks that this arena itself may have of its byte at an offset, or of its first if that is below."""

@@ -102,6 +102,7 @@ class DemoReport:
     description: str
     fit: Fit
     buffers: list[LockedBuffer]
+    missing: dict[str, str]
     regions: list[RegionRow]
     sharing: list[Sharing]
     refused: str
@@ -127,7 +128,7 @@ def run(device: Device, step: Step) -> DemoReport:
     """
     begin = perf_counter()
     fitted = fit(device)
-    with real_buffers(fitted.sizes, step) as buffers:
+    with real_buffers(fitted.sizes, step) as (buffers, missing):
         witnesses = [_witness("before", device, buffers)]
         with ExitStack() as locks:
             locked = [_lock(locks, device, buffer, step) for buffer in buffers]
@@ -155,6 +156,7 @@ def run(device: Device, step: Step) -> DemoReport:
         description=description(device),
         fit=fitted,
         buffers=locked,
+        missing=missing,
         regions=regions,
         sharing=sharing,
         refused=refused,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -89,22 +89,25 @@ def fit(device: Device) -> Fit:
 
 
 @contextmanager
-def real_buffers(sizes: dict[str, int], step: Step) -> Iterator[list[DemoBuffer]]:
-    """The four buffers, filled. The file and the segment have no name left to clean up, whatever ends the process.
+def real_buffers(sizes: dict[str, int], step: Step) -> Iterator[tuple[list[DemoBuffer], dict[str, str]]]:
+    """The four buffers, filled, and by name why there is none: the disk or /dev/shm is read-only, or has no room.
 
-    Raises
-    ------
-    OSError
-        The disk or /dev/shm has no room.
+    The file and the segment have no name left to clean up, whatever ends the process.
     """
     with ExitStack() as stack, _letting_go():
         seeds = {name: seed for seed, name in enumerate(sizes, start=1)}
-        owners = {
-            "NumPy array": numpy.empty(sizes["NumPy array"], numpy.uint8),
-            "memory-mapped file": stack.enter_context(_mapped_file(seeds["memory-mapped file"], step)),
-            "shared memory": stack.enter_context(_segment(sizes["shared memory"])),
-            "bytearray": bytearray(sizes["bytearray"]),
+        owners: dict[str, object] = {"NumPy array": numpy.empty(sizes["NumPy array"], numpy.uint8)}
+        missing: dict[str, str] = {}
+        made: dict[str, AbstractContextManager[object]] = {
+            "memory-mapped file": _mapped_file(seeds["memory-mapped file"], step),
+            "shared memory": _segment(sizes["shared memory"]),
         }
+        for name, one in made.items():
+            try:
+                owners[name] = stack.enter_context(one)
+            except OSError as error:
+                missing[name] = str(error)
+        owners["bytearray"] = bytearray(sizes["bytearray"])
         buffers = []
         for name, owner in owners.items():
             ptr, size, *_ = host_buffer(owner)
@@ -114,7 +117,7 @@ def real_buffers(sizes: dict[str, int], step: Step) -> Iterator[list[DemoBuffer]
                     part = memory_at(ptr + start, min(CHUNK, size - start))
                     part[:] = pattern(seeds[name], start, part.size)
                     step(f"Filling the {name}", start + part.size, size)
-        yield buffers
+        yield buffers, missing
 
 
 def pattern(seed: int, start: int, size: int) -> Bytes:

@@ -20,10 +20,12 @@ def show(report: DemoReport, to: Console) -> None:
     if report.fit.limited_by:
         to.print(f"\n[yellow]Fitted to this machine:[/] {escape(report.fit.limited_by)}.")
         to.print(f"To lock more: [bold]{escape(report.fit.remedy)}[/]")
+    for name, why in report.missing.items():
+        to.print(f"\n[yellow]Without the {name}:[/] {escape(why)}")
     if report.device.partition(":")[0] == HOST:
         to.print("\n[yellow]No GPU was used:[/] pinning doctor says what keeps each plugin from one.")
     parts: list[tuple[str, RenderableType, str]] = [
-        ("Four buffers, locked", _buffers(report), "every buffer is locked"),
+        ("The buffers, locked", _buffers(report), "every buffer is locked"),
         ("Their regions", _regions(report), ""),
         ("Locks are counted", _sharing(report), "locks inside a region share it"),
         ("A partial overlap is refused", f"[dim]{escape(report.refused)}[/]", "a partial overlap is refused"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import re
 import shlex
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import combinations
+from pathlib import Path
 
 import pinning
 from pinning.arena.names import abandoned, path_of
@@ -131,7 +133,10 @@ def run() -> DoctorReport:
         numa_nodes=len(numa.nodes()),
         unwatched=watch_problem(),
         preloaded=hears_of_calls(),
-        advice=[*_unused(), *_limits(rows), *_memory(groups), *_places(rows), *_links(rows), *_segments(), *_pages()],
+        advice=[
+            *(*_unused(), *_limits(rows), *_memory(groups), *_places(rows), *_links(rows)),
+            *(*_shared_memory(), *_segments(), *_pages()),
+        ],
     )
 
 
@@ -230,6 +235,15 @@ def _links(rows: list[DeviceRow]) -> Iterator[Advice]:
                 f"{share:.0%} of what it could; a narrower slot, a riser or the firmware's settings do that",
                 f"sudo lspci -vv -s {row.pci_address} | grep -E 'LnkCap|LnkSta'",
             )
+
+
+def _shared_memory() -> Iterator[Advice]:
+    folder = Path("/dev/shm")
+    if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK):
+        yield Advice(
+            f"no file can be made in {folder}, so shared memory and arenas with a name are refused",
+            f"sudo mount -o remount,rw {folder}  # in a container: give it a writable one, as --tmpfs {folder}",
+        )
 
 
 def _segments() -> Iterator[Advice]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import mmap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy
 import pytest
@@ -59,6 +60,22 @@ def test_locked_memory_is_written_as_any_other(held: Held) -> None:
     held.unlock(pages.ptr + 10)
     assert pages.read()[10:30] == b"written while locked"
     assert pages.read()[30:] == pages.contents[30:]
+
+
+def test_after_an_unlock_neither_kernel_nor_vendor_has_anything_locked(held: Held) -> None:
+    """An unlock that only forgets, and calls no vendor, leaves pages in the kernel's count or in the vendor's answer."""
+    pages, before = Pages(64), _locked_by_kernel()
+    for _ in range(2):
+        held.lock(pages.ptr, pages.size)
+        held.unlock(pages.ptr)
+        assert held.device.is_pinned_ptr(pages.ptr) is None
+    assert _locked_by_kernel() == before
+
+
+def _locked_by_kernel() -> list[str]:
+    """What the kernel counts for this process as locked by mlock, and as pinned by drivers that have it counted."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return [line for line in lines if line.startswith(("VmLck:", "VmPin:"))]
 
 
 def test_memory_that_may_not_be_written(held: Held) -> None:

@@ -38,7 +38,7 @@ class Costs:
     threads_to_device, threads_to_host : int
         How many of them do so in one direction at a time: by default all of them to the device, and half of the
         processors to the host, where more gain nothing (of 16, 8 move 49 GB/s and 12 fewer). A copy whose source is
-        still to be mapped page by page, such as a file's mapping that nobody has read, may have all of them.
+        still to be mapped page by page, such as a file's mapping that was never read, may have all of them.
     kernel_from_items, kernel_to_bytes : int
         A batch of so many items or more has those up to so many bytes moved by a kernel of the device, if it has one;
         to launch one takes 4 us, and larger items the copy engines move faster.

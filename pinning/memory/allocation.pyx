@@ -115,7 +115,7 @@ cdef int enter(Allocation allocation) except -1:
         start, end = dereference(taken).start, int(dereference(taken).start) + dereference(taken).size
         raise PinningError(
             f"{allocation.device.name} has allocated [{extent.ptr:#x}, {int(extent.ptr) + extent.size:#x}), but "
-            f"[{start:#x}, {end:#x}) is allocated already: someone has freed that through the vendor; use pinning.free"
+            f"[{start:#x}, {end:#x}) is allocated already: that was freed through the vendor; use pinning.free"
         )
     return 0
 
@@ -180,7 +180,7 @@ cdef int check_part_unlocked(Allocation part) except -1:
     if locked_within(part.extent.ptr, part.extent.size) is not None:
         lock = held_within(part.extent.ptr, part.extent.size)
         if lock is not None:
-            raise StillLockedError(f"somebody holds a lock in {part!r}, {lock!r}: unlock that first")
+            raise StillLockedError(f"there is a lock in {part!r}, {lock!r}: unlock that first")
     return 0
 
 
@@ -327,7 +327,7 @@ cdef class Allocation:
     cdef int check_unlocked(self) except -1:
         region = locked_within(self.extent.ptr, self.extent.size)
         if region is not None:
-            raise StillLockedError(f"somebody holds a lock in {self!r}, by {region!r}: unlock that first")
+            raise StillLockedError(f"there is a lock in {self!r}, by {region!r}: unlock that first")
         return 0
 
     cdef int give_back(self) except -1:

@@ -87,14 +87,14 @@ cdef class Backing:
         key = id(device), base
         if key not in live:
             raise InvalidRangeError(
-                f"nothing is allocated at {base:#x} on {device.name}: someone has freed that through the vendor"
+                f"nothing is allocated at {base:#x} on {device.name}: that was freed through the vendor"
             )
         entry = live[key]
         length, kind = entry[0], <CMemoryKind><int>entry[1]
         cdef list maps = self.maps_of(kind)
         region = locked_within(base, length)
         if region is not None:
-            raise StillLockedError(f"somebody holds a lock in memory of {device.name}, {region!r}: unlock that first")
+            raise StillLockedError(f"there is a lock in memory of {device.name}, {region!r}: unlock that first")
         # First, because afterwards the vendor can give the same address to another thread.
         cdef list registered = unregister(maps, base, length)
         del live[key]

@@ -98,7 +98,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def borrow(self, uint64_t at_most, costs: object) -> Block | None:
-        """Pinned memory of a ring, for whoever copies through it in its own way; None where there is none."""
+        """Pinned memory of a ring, for copies of another form; None where there is none."""
         cdef CopyLimits limits = limits_of(costs)
         cdef unique_ptr[CBlock] got
         cdef Block block = Block.__new__(Block)

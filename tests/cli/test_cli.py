@@ -131,6 +131,33 @@ def test_a_limit_of_nothing_is_said_with_the_command_that_raises_it(pinning: Pin
     assert "RLIMIT_MEMLOCK" in report["error"]
 
 
+READ_ONLY = """
+import errno, os, shutil
+from pinning.cli import demo_buffers
+
+def refused(*arguments, **names):
+    raise OSError(errno.EROFS, "Read-only file system", "/dev/shm/psm_1")
+
+demo_buffers.SharedMemory = refused
+statvfs = os.statvfs
+class ReadOnly:
+    f_flag = os.ST_RDONLY
+os.statvfs = lambda path: ReadOnly if str(path) == "/dev/shm" else statvfs(path)
+shutil.disk_usage = lambda path: type("Usage", (), {"free": 1 << 40})
+"""
+
+
+def test_where_shared_memory_is_read_only_the_demo_goes_on_and_doctor_says_so(pinning: Pinning) -> None:
+    how = {"first": READ_ONLY, "memlock": 8 * MIB}
+    report = pinning.json("demo", "--device", "host", **how)
+    assert report["ok"] is True
+    assert [row["name"] for row in report["buffers"]] == ["NumPy array", "memory-mapped file", "bytearray"]
+    assert "Read-only file system" in report["missing"]["shared memory"]
+    assert "Without the shared memory: [Errno 30] Read-only" in pinning.text("demo", "--device", "host", **how)
+    (advice,) = [each for each in pinning.json("doctor", **how)["advice"] if "/dev/shm" in each["why"]]
+    assert "arenas with a name" in advice["why"] and "remount,rw" in advice["command"]
+
+
 def test_demo_sees_a_byte_in_the_wrong_place(pinning: Pinning) -> None:
     misplacing = """
 import ctypes

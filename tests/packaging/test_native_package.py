@@ -87,6 +87,30 @@ def test_native_alone_installs_no_header_that_needs_python(alone: Path) -> None:
     assert [path.name for path in headers if "Python.h" in path.read_text()] == []
 
 
+def test_cmake_finds_the_page_table_that_native_alone_installs(alone: Path, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES CXX)\nfind_package(pagetable REQUIRED)\n"
+        "add_executable(p p.cpp)\ntarget_link_libraries(p PRIVATE pagetable::pagetable)\n"
+    )
+    (tmp_path / "p.cpp").write_text(
+        "#include <pagetable/page_table.hpp>\nint main() { return pagetable::PageTable<>().find(0) ? 1 : 0; }\n"
+    )
+    build, where = tmp_path / "build", f"-DCMAKE_PREFIX_PATH={alone}"
+    run(tool("cmake", "pip install cmake"), "-S", tmp_path, "-B", build, where, folder=tmp_path)
+    run("cmake", "--build", build, folder=tmp_path)
+    run(build / "p", folder=tmp_path)
+
+
+@pytest.mark.parametrize("header", ["pagetable/page_table.hpp", "pinning/pinned_map.hpp", "pinning/vendor.hpp"])
+def test_an_older_mode_of_the_compiler_is_told_what_is_needed(alone: Path, tmp_path: Path, header: str) -> None:
+    (tmp_path / "p.cpp").write_text(f"#include <{header}>\n")
+    command = [tool("c++", "apt-get install g++"), "-std=c++17", "-fsyntax-only", f"-I{alone / 'include'}", "p.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    first = next(line for line in done.stderr.splitlines() if "error" in line)
+    assert "needs C++20: compile with -std=c++20" in first, done.stderr
+
+
 def test_cmake_refuses_another_version(alone: Path, tmp_path: Path) -> None:
     cmake = tool("cmake", "pip install cmake")
     (tmp_path / "CMakeLists.txt").write_text(
