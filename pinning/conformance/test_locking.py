@@ -63,7 +63,7 @@ def test_locked_memory_is_written_as_any_other(held: Held) -> None:
 
 
 def test_after_an_unlock_neither_kernel_nor_vendor_has_anything_locked(held: Held) -> None:
-    """An unlock that only forgets, and calls no vendor, leaves pages in the kernel's count or in the vendor's answer."""
+    """An unlock that calls no vendor leaves pages in the kernel's count, or in the answer of `is_pinned_ptr`."""
     pages, before = Pages(64), _locked_by_kernel()
     for _ in range(2):
         held.lock(pages.ptr, pages.size)
