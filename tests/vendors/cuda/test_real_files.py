@@ -13,6 +13,7 @@ import pinning
 from file_copies import *  # noqa: F403
 from file_copies import descriptors_of, evict
 from noise import noise
+from pinning.files import shard
 
 
 @pytest.fixture
@@ -93,3 +94,34 @@ def test_torch_goes_on_with_its_memory(queue: pinning.Queue, tmp_path: Path) -> 
         found = pinning.load_file(tmp_path / "a", "cuda")
         assert (found["a"].cpu().numpy() == array).all()
         del found
+
+
+def test_saves_in_the_background(queue: pinning.Queue, tmp_path: Path) -> None:
+    """What is written into tensors after the call is not in the file, whether all of them fit in the arena or not."""
+    host = some_arrays(40)
+    pinning.save_file(host, tmp_path / "a")
+    for room in (256 << 20, 5 << 20):
+        with pinning.Arena(room, queue.device) as arena:
+            for _ in range(2):
+                found = pinning.load_file(tmp_path / "a", queue.device, queue, framework="pinning")
+                saved = pinning.save_file_async(found, tmp_path / "b", arena=arena)
+                for array in found.values():
+                    array[...] = 0
+                saved.wait()
+                assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_slices_for_all_gpus(queue: pinning.Queue, tmp_path: Path) -> None:
+    names = [device.name for device in pinning.devices() if device.vendor == "cuda"]
+    whole = {"a": noise(24 << 20).reshape(-1, 96), "b": noise(9 << 20, 1), "c": noise(777, 2)}
+    pinning.save_file(whole, tmp_path / "a")
+    for dim in (0, 1):
+        plans = {
+            name: {"a": shard(dim, rank, len(names), "last"), "b": ..., "c": ...} for rank, name in enumerate(names)
+        }
+        found = pinning.load_file(tmp_path / "a", plans, framework="pinning")
+        parts = [found[name]["a"].copy_to_host() for name in names]
+        assert (numpy.concatenate(parts, axis=dim) == whole["a"]).all()
+        for name in names:
+            assert (found[name]["b"].copy_to_host() == whole["b"]).all()
+            assert (found[name]["c"].copy_to_host() == whole["c"]).all()
