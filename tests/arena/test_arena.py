@@ -264,7 +264,7 @@ def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
         arena.wait(timeout=WAIT)  # a part that is locked before would be in the way
         memory = arena.allocate(1000)
         array = memory.asarray()
-        with pytest.raises(StillInUseError, match="1 buffers out"):
+        with pytest.raises(StillInUseError, match="1 buffer out"):
             memory.free()
         with pytest.raises(StillInUseError, match="1 allocations"):
             arena.close()
@@ -275,7 +275,7 @@ def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
                 memory.free()
         memory.free()
         bytes_of_it = memoryview(arena)
-        with pytest.raises(StillInUseError, match="1 buffers out"):
+        with pytest.raises(StillInUseError, match="1 buffer out"):
             arena.close()
         bytes_of_it.release()
         with (
