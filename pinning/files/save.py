@@ -20,7 +20,7 @@ import numpy
 from pinning.arena import Arena, ArenaAllocation
 from pinning.arrays.array import DeviceArray
 from pinning.copies.ends import End, end_of
-from pinning.errors import FileError, InvalidRangeError, LayoutError
+from pinning.errors import FileError, InvalidRangeError, LayoutError, PinningError
 from pinning.files.copy import is_host
 from pinning.files.file_work import FileCopy, OpenFile, copy_parts
 from pinning.files.frameworks import DLPackTensor
@@ -138,8 +138,7 @@ def save_file_async(
         for copy in copies:
             with suppress(Exception):
                 copy.wait()
-        for block in blocks:
-            block.free()
+        _free(blocks)
         raise
     return event
 
@@ -153,10 +152,15 @@ def _complete(saving: _Saving, blocks: list[ArenaAllocation], over: threading.Ev
         saving.discard(error)
         raise
     finally:
-        for block in blocks:
-            block.free()
+        _free(blocks)
         _pending.discard(over)
         over.set()
+
+
+def _free(blocks: Iterable[ArenaAllocation]) -> None:
+    for block in blocks:
+        with suppress(PinningError):  # it is freed when it is dropped, and says so then
+            block.free()
 
 
 _pending: set[threading.Event] = set()  # of saves that go on
