@@ -435,9 +435,9 @@ class Arena(Space):
         """Raise where somebody else has a lock in it."""
         assert self._memory is not None
         ptr = self._memory.ptr
-        for on in pinned_maps():
-            for region in on.overlapping(ptr, self.nbytes):
-                if region.references > (on.device in self.devices and self._holds(region.start - ptr)):
+        for locked in pinned_maps():
+            for region in locked.overlapping(ptr, self.nbytes):
+                if region.references > (locked.device in self.devices and self._holds(region.start - ptr)):
                     raise StillLockedError(f"there is a lock in {self!r}, by {region!r}: unlock that first")
 
     def _holds(self, offset: int) -> int:
@@ -453,11 +453,11 @@ class Arena(Space):
         """What the vendor has refused to undo."""
         assert self._memory is not None
         for each in self.devices:
-            on = pinned_map(each)
-            for region in on.overlapping(self._memory.ptr, self.nbytes):
+            locked = pinned_map(each)
+            for region in locked.overlapping(self._memory.ptr, self.nbytes):
                 if region.references == 0 and not region.external:
                     with suppress(NotLockedError):  # it has gone meanwhile
-                        on.unlock(region.start)
+                        locked.unlock(region.start)
 
     def __enter__(self) -> Self:
         return self
