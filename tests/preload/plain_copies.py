@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies with the driver's own calls, by a program that knows nothing of pinning. Run by test_programs.py.
 
-python plain_copies.py what...     `wait`: for a line, at the end; `openmp`: with a runtime; `full`: no descriptor
+python plain_copies.py what...     `wait`: for a line, at the end; `full`: no descriptor; or a runtime of OpenMP's
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def and_back() -> None:
     assert cuda.cuMemcpyDtoH_v2(back, device, size) == 0
 
 
-if "openmp" in sys.argv:
-    ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+for runtime in (word for word in sys.argv[1:] if word.startswith("lib") or "/" in word):
+    ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL).omp_get_max_threads()
 if "full" in sys.argv:
     with suppress(OSError):
         while True:
