@@ -266,7 +266,7 @@ def test_what_is_in_use_is_not_freed(device: FakeDevice) -> None:
         array = memory.asarray()
         with pytest.raises(StillInUseError, match="1 buffer out"):
             memory.free()
-        with pytest.raises(StillInUseError, match="1 allocations"):
+        with pytest.raises(StillInUseError, match="1 allocation"):
             arena.close()
         assert not arena.closed
         del array
