@@ -89,7 +89,8 @@ def _copy_planned(
     if work.reason_code is Reason.NO_ROOM:
         copy.path = work.path
         refusal = staging_refusal(queue.device)
-        copy.reason += f", but {refusal or 'the pinned memory for staging is in use, or the vendor refused more of it'}"
+        in_use = f"all {costs.staging_bytes} bytes for staging are in use, or the vendor refused them"
+        copy.reason += f", but {refusal or in_use}"
     return copy
 
 
