@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pinning
 from pinning.arena.names import abandoned, path_of
-from pinning.cli import topology
 from pinning.cli.machine import description, lock_limit, tightest_memory
 from pinning.cli.units import size as bytes_text
 from pinning.interop.memory_of import host_buffer
 from pinning.locking.devices import is_host, unused
-from pinning.machine import numa
+from pinning.machine import numa, topology
 from pinning.machine.populate import huge_page_mode
 from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem

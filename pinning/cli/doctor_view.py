@@ -10,8 +10,8 @@ from rich.table import Table
 
 from pinning.cli.doctor import DoctorReport, PairRow
 from pinning.cli.output import BAD, GOOD, WARNING, heading, table
-from pinning.cli.topology import Link
 from pinning.cli.units import size
+from pinning.machine.topology import Link
 
 _HUGE_PAGES = {
     "always": "always given",

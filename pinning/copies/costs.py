@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pinning.queues.links import Links
 from pinning.queues.staging import default_limits
 
 MIB = 1 << 20
@@ -48,6 +49,9 @@ class Costs:
         reaches beyond a locked range fails.
     lock_from : int
         Bytes.
+    links : {"own", "idle"} or devices
+        As of `pinning.Queue`, for all queues that are made without; of devices that are named here, each queue has
+        those besides its own.
     """
 
     stage_to_device: int = _DEFAULT["stage_to_device"]
@@ -62,6 +66,7 @@ class Costs:
     kernel_to_bytes: int = _DEFAULT["kernel_to_bytes"]
     lock_after: int | None = None
     lock_from: int = 16 * MIB
+    links: Links = "own"
 
     def stages(self, size: int, to_device: bool) -> bool:
         """Whether a pageable range of `size` bytes is worth staging."""

@@ -25,11 +25,13 @@ from pinning.plugin.native cimport Coherence
 from pinning.queues.event cimport Event
 from pinning.queues.submitter cimport Submitter, events_of
 
+from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from pinning.copies.copy import copy_planned, explain_copy
+from pinning.copies.copy import copy_planned, explain_copy, resubmitted
 from pinning.copies.costs import costs
+from pinning.copies.links import copy_divided, copy_in_rounds, explained, ways_of
 from pinning.copies.plan import CopyPath, too_small
 from pinning.errors import InvalidRangeError, VendorError
 from pinning.locking.devices import default_device
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
+
+cdef enum:
+    DIVIDED_FROM = 64 << 20  # bytes, if the queue may use other devices' links
 
 cdef dict defaults = default_queues  # weak references
 cdef object DIRECT = CopyPath.DIRECT
@@ -95,6 +100,12 @@ def copy_async(
     VendorError
         The vendor refused. What fails later reaches the `Copy`.
     """
+    return submitted(dst, src, nbytes, queue, wait_for, src_access_order, False)
+
+
+cdef Copy submitted(object dst, object src, object nbytes, object queue, object wait_for, object src_access_order,
+                    bint waited):
+    """As `copy_async`; `waited`: the caller waits for it, and so it may be submitted bit by bit."""
     cdef Submitter submitter = None if queue is None else queue_of(queue)
     cdef object preferred = None if submitter is None else submitter.device
     cdef End to = resolve_end(dst, preferred)
@@ -106,6 +117,10 @@ def copy_async(
         raise InvalidRangeError(f"src_access_order is {src_access_order!r}; it must be 'stream' or 'any'")
     if submitter is None:
         submitter = default_of(to, origin)
+    if size >= DIVIDED_FROM and (to.device is None) is not (origin.device is None):
+        over = over_links(to, origin, size, submitter, events_of(wait_for), src_access_order == "any", waited)
+        if over is not None:
+            return over
     cdef Copy copy = Copy.__new__(Copy)
     cdef DirectCopy work = recognised(to, origin, size, submitter, copy)
     if work is not None and not work.pageable:
@@ -132,7 +147,7 @@ def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | obj
     Copy
         It is over.
     """
-    cdef Event done = copy_async(dst, src, nbytes, queue)
+    cdef Event done = submitted(dst, src, nbytes, queue, (), "stream", True)
     done.wait()
     return done
 
@@ -159,7 +174,20 @@ def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | 
         raise read_only(to)
     if submitter is None:
         submitter = default_of(to, origin)
-    return explain_copy(to, origin, size, submitter)
+    plan = explain_copy(to, origin, size, submitter)
+    return explained(plan, size, submitter) if size >= DIVIDED_FROM else plan
+
+
+cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tuple wait_for, bint early, bint waited):
+    """A copy over several links; None where it is to go over one."""
+    cdef tuple ways = ways_of(submitter)
+    if not ways:
+        return None
+    early = early or submitter.may_be_read(origin.ptr, size, wait_for)
+    cdef End host = to if to.device is None else origin
+    copies = copy_in_rounds if waited else partial(copy_divided, ways=ways)
+    return resubmitted(lambda: copies(to, origin, size, submitter, wait_for, early), submitter.device,
+                       lambda: (host.ptr, size))
 
 
 cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter submitter, tuple wait_for) except -1:

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from pinning.copies import links
 from pinning.queues import staging
 from pinning.queues.cross_vendor_wait import close_idle_helpers
 
 
 def trim_staging() -> int:
-    """Give pinned memory back that copies do not use now, of all devices; returns how many bytes.
+    """Give memory back that copies do not use now, of all devices; returns how many bytes.
 
-    It is that of idle staging rings, and of the lists of parts that kernels read. Queues in which signals between
-    vendors have been given are closed too.
+    It is that of idle staging rings, of the lists of parts that kernels read, and of blocks on peers over whose links
+    copies have gone. Queues of such peers, and those in which signals between vendors have been given, are closed too.
     """
     close_idle_helpers()
-    return staging.trim_staging()
+    return links.trim() + staging.trim_staging()

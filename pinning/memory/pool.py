@@ -87,15 +87,24 @@ class Pool(Store):
         return f"<Pool of {self.kind.name} of {self.context!r}{', closed' if self.closed else ''}>"
 
 
-class _DefaultPool(Pool):
-    """Goes with its device, without a word."""
-
-    def __init__(self, kind: MemoryKind, device: Device) -> None:
-        super().__init__(default_context(device), kind)
+class _QuietPool(Pool):
+    """Goes without a word."""
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self.reserved:
             defer(self.close)
+
+
+class _DefaultPool(_QuietPool):
+    def __init__(self, kind: MemoryKind, device: Device) -> None:
+        super().__init__(default_context(device), kind)
+
+
+class PeerPool(_QuietPool):
+    """The memory of a device through which copies of others go, so many bytes at most."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        super().__init__(default_context(device), maximum_size=nbytes)
 
 
 def default_pool(device: Device, kind: MemoryKind) -> Pool:

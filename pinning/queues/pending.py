@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from pinning.plugin import MemoryDevice
 from pinning.queues.order import TimelinePoint
 from pinning.runtime import process
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
@@ -31,6 +32,12 @@ class Lane(Protocol):
     def lost(self) -> bool: ...
     @property
     def retired(self) -> bool: ...
+    @property
+    def device(self) -> MemoryDevice: ...
+    @property
+    def submitted(self) -> int: ...
+    @property
+    def lent(self) -> bool: ...
     def poll(self) -> bool: ...
     def unwatch(self) -> bool: ...
     def retire(self) -> None: ...
@@ -40,6 +47,8 @@ class Lane(Protocol):
 
 _lanes: WeakRegistry[Lane] = WeakRegistry()
 _abandoned: list[object] = []
+_RECENTLY = 0.005  # seconds, for which a device counts as at work after it was last seen to get some
+_seen: dict[str, tuple[int, float]] = {}  # by name, how much had been submitted and when that was new
 
 
 def _is_busy(lane: Lane) -> bool:
@@ -80,6 +89,16 @@ def uses(thing: object) -> tuple[TimelinePoint, ...]:
                 lane.poll()
             points += lane.uses(thing)
     return tuple(points)
+
+
+def is_idle(device: MemoryDevice) -> bool:
+    """Whether a device has no work in this package's queues now, and got none lately."""
+    lanes = [lane for lane in _lanes if lane.device is device and not (lane.closed or lane.lent)]
+    count, now = sum(lane.submitted for lane in lanes), time.monotonic()
+    known, since = _seen.setdefault(device.name, (count, now - _RECENTLY))
+    if count != known:
+        _seen[device.name], since = (count, now), now
+    return now - since >= _RECENTLY and all(lane.poll() for lane in lanes)
 
 
 def _wait_for_all() -> None:

@@ -15,6 +15,7 @@ from pinning.locking import devices
 from pinning.plugin import Device, MemoryDevice, MemoryKindLike, VendorQueue
 from pinning.queues.event import Event
 from pinning.queues.host_callback import HostCallback
+from pinning.queues.links import Chosen, Links, chosen_links
 from pinning.queues.submitter import Submitter, replace
 from pinning.runtime.arguments import describe, is_one_of
 from pinning.runtime.per_device import device_slots
@@ -48,13 +49,17 @@ class Queue(Submitter):
     device : MemoryDevice or str, optional
         By itself or by name; the default device when None.
     order : {"in_order", "out_of_order"}
+    links : {"own", "idle"} or devices, optional
+        Over whose buses copies of 64 MiB and more between host and device may go: the device's own alone, also those of
+        all peers that are joined to it by a faster link and have no work of this package, or those of the peers that are
+        named, whenever they have none. By default `pinning.copies.costs.links`, which is ``"own"``.
 
     Raises
     ------
     PinningError
-        The device has no queues.
+        The device has no queues; or of `links`, one is named twice, is the device itself, or cannot carry its copies.
     ValueError
-        There is no such order.
+        There is no such order, or `links` are none.
     VendorError
         The vendor refused.
     """
@@ -62,11 +67,17 @@ class Queue(Submitter):
     _pools: ClassVar[Pools]  # pinning.memory puts itself here: arrows point from it to the queues
     _adopted: ClassVar[WeakValueDictionary[tuple[int, int], Queue]] = WeakValueDictionary()
     _given_away = 0  # the handle, once others were told it
+    _links: Chosen | None = None
 
-    def __init__(self, device: Device | str | None = None, order: Order = "in_order") -> None:
+    def __init__(
+        self, device: Device | str | None = None, order: Order = "in_order", *, links: Links | None = None
+    ) -> None:
         if not is_one_of(order, "in_order", "out_of_order"):
             raise ValueError(f"order is {describe(order)}; it must be 'in_order' or 'out_of_order'")
-        super().__init__(_memory_device(device), order == "in_order")
+        owner = _memory_device(device)
+        if links is not None:
+            self._links = chosen_links(links, owner)
+        super().__init__(owner, order == "in_order")
 
     @classmethod
     def adopt(cls, stream: object, device: Device | str | None = None) -> Queue:
@@ -105,6 +116,15 @@ class Queue(Submitter):
         queue = cls.__new__(cls)
         Submitter.__init__(queue, device, True, vendor, stream)
         return queue
+
+    @property
+    def links(self) -> Chosen | None:
+        """Over whose buses its large copies may go, as in `Queue`; None: as `pinning.copies.costs.links`. Can be set."""
+        return self._links
+
+    @links.setter
+    def links(self, links: Links | None) -> None:
+        self._links = None if links is None else chosen_links(links, self.device)
 
     @property
     def handle(self) -> int:

@@ -395,6 +395,11 @@ cdef class Submitter:
         lane.share()
         return handle
 
+    def lend(self) -> None:
+        """From now on what is submitted here is not counted as work of its device: it is another's."""
+        for lane in self.lanes:
+            lane.lent = True
+
     def poll(self) -> bool:
         """Ask the vendor how far it has come, make that known, and let go of what is no longer needed.
 

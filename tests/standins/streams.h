@@ -26,6 +26,7 @@ struct point {
     int references;
     bool reached;
     struct timespec time;
+    double elapsed;  // for the vendor
 };
 
 #ifndef MORE_OF_STREAM
@@ -76,7 +77,7 @@ static bool reached(uint32_t word, uint32_t value);
 static bool diverted(struct STREAM *stream, const struct work *work);
 static void entering(struct STREAM *stream, struct work *work);
 static bool has_turn(const struct STREAM *stream, const struct work *work);
-static void ended(struct STREAM *stream);
+static void ended(struct STREAM *stream, struct work *work);
 // Calls its function of the host.
 static void call_host(const struct work *work);
 
@@ -84,7 +85,7 @@ static void call_host(const struct work *work);
 static bool diverted(struct STREAM *stream, const struct work *work) { return (void)stream, (void)work, false; }
 static void entering(struct STREAM *stream, struct work *work) { (void)stream, (void)work; }
 static bool has_turn(const struct STREAM *stream, const struct work *work) { return (void)stream, (void)work, true; }
-static void ended(struct STREAM *stream) { (void)stream; }
+static void ended(struct STREAM *stream, struct work *work) { (void)stream, (void)work; }
 static void call_host(const struct work *work) { work->function(work->argument); }
 #endif
 
@@ -160,6 +161,7 @@ static void *run(void *argument) {
         pthread_mutex_unlock(&mutex);
         if (!lost && !lose("work")) perform(work);
         pthread_mutex_lock(&mutex);
+        ended(stream, work);
         if (work->kind == RECORD) {
             work->point->reached = true;
             clock_gettime(CLOCK_MONOTONIC, &work->point->time);
@@ -168,7 +170,6 @@ static void *run(void *argument) {
         stream->first = work->next;
         if (!stream->first) stream->last = &stream->first;
         ++stream->finished;
-        ended(stream);
         pthread_cond_broadcast(&progress);
         free(work->staged);
         free(work);

@@ -19,7 +19,7 @@ from standins.cases import on_standin
 from standins.standin import Driver, StandIn
 from standins.vendors import VENDORS, Vendor, this_vendor
 
-CONFIGURATIONS = {"standin_lonely": "gpus=2;no_peers"}
+CONFIGURATIONS = {"standin_lonely": "gpus=2;no_peers", "standin_links": "devices=8;nvswitch"}
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

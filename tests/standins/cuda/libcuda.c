@@ -10,6 +10,9 @@
 //   no_managed            nor managed memory
 //   no_peers              nor can they reach one another's memory
 //   streams_want_context  a stream's handle works only where its context is current, as with older drivers
+//   nvswitch              all devices are joined by NVLink; else those that are neighbours, as 0 and 1, 2 and 3
+//   rates=BUS:LINK        GB/s of each device's bus, in each direction, and of NVLink between two of them: what copies
+//                         take at these rates is added up, see streams.h
 //   channels=K            the streams made from now on share so many hardware channels; see streams.h
 //   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that has to do with memory,
 //                         streams or events; FUNCTION "work": a piece of work in a stream, whose failure shows later
@@ -23,6 +26,7 @@
 enum { MAX_DEVICES = 8, MAX_DEPTH = 16 };
 
 static int device_count = 1, shared_kib = 227, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
+static int nvswitch;
 static _Atomic pid_t initialised_in;
 static struct CUctx_st {
     _Atomic int retained;
@@ -44,8 +48,9 @@ static bool standin_option(const char *entry) {
     if (!entry) {
         loss_option(NULL);
         read_only_supported = managed_supported = peers_supported = 1;
-        want_context = channel_count = confidential = 0;
+        want_context = channel_count = confidential = nvswitch = 0;
         shared_kib = 227;
+        begin_times(0, 0);
         most_registered = SIZE_MAX;
     } else if (!strcmp(entry, "no_read_only")) read_only_supported = 0;
     else if (!strcmp(entry, "no_managed")) managed_supported = 0;
@@ -53,10 +58,22 @@ static bool standin_option(const char *entry) {
     else if (sscanf(entry, "shared_kib=%d", &shared_kib) == 1) return true;
     else if (sscanf(entry, "most_registered=%zu", &most_registered) == 1) return true;
     else if (!strcmp(entry, "no_peers")) peers_supported = 0;
+    else if (!strcmp(entry, "nvswitch")) nvswitch = 1;
+    else if (sscanf(entry, "rates=%lf:%lf", &bus_rate, &link_rate) == 2) begin_times(bus_rate, link_rate);
     else if (!strcmp(entry, "streams_want_context")) want_context = 1;
     else if (sscanf(entry, "channels=%d", &channel_count) == 1) return channel_count > 0 && channel_count <= MAX_CHANNELS;
     else return loss_option(entry) || sscanf(entry, "devices=%d", &device_count) == 1;
     return true;
+}
+
+// When the last copy would have ended at the rates that are configured, in seconds after they were.
+double standin_elapsed(void);
+
+double standin_elapsed(void) {
+    pthread_mutex_lock(&mutex);
+    double elapsed = latest;
+    pthread_mutex_unlock(&mutex);
+    return elapsed;
 }
 
 // ---- what every call does first ----
@@ -283,12 +300,11 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevic
     return CUDA_SUCCESS;
 }
 
-/// All are joined by NVLink that are neighbours, as 0 and 1, 2 and 3.
 CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice) {
     ENTER(DRIVER, "%d %d %d", (int)attrib, srcDevice, dstDevice);
     REQUIRE(srcDevice >= 0 && srcDevice < device_count && dstDevice >= 0 && dstDevice < device_count, CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(srcDevice != dstDevice, CUDA_ERROR_INVALID_DEVICE);
-    bool const joined = peers_supported && srcDevice / 2 == dstDevice / 2;
+    bool const joined = peers_supported && (nvswitch || srcDevice / 2 == dstDevice / 2);
     *value = attrib == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED ? joined : 0;
     return CUDA_SUCCESS;
 }

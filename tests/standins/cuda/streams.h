@@ -9,6 +9,10 @@
 // of a channel, be it a wait, holds up all that was submitted behind it, in whatever stream. channels=K gives the
 // stand-in so many; then one thread calls all functions of the host, and giving memory back waits for all streams, while
 // cuMemFree holds up submissions, as measured on an H200 (driver 580.159).
+//
+// With rates= each stream has a clock of its own, which copies between host and devices, and between two devices, move on
+// by what they would take. A copy begins when its stream and its bus, or its link, are free; an event tells its stream's
+// time to the streams that wait for it. Waits for words tell none.
 
 #ifndef CUDA_STREAMS_H
 #define CUDA_STREAMS_H
@@ -33,7 +37,8 @@ struct capture {
     CUcontext context;                                          \
     unsigned long long id;                                      \
     struct capture *capture; /* NULL: what is submitted is done */ \
-    struct channel *channel; /* NULL: one of its own */
+    struct channel *channel; /* NULL: one of its own */         \
+    double elapsed;
 #define MORE_OF_EVENT  \
     CUcontext context; \
     bool captured;     /* recorded in a stream under capture last */
@@ -67,8 +72,37 @@ static bool has_turn(const struct CUstream_st *stream, const struct work *work) 
     return !stream->channel || stream->channel->finished == work->turn;
 }
 
-static void ended(CUstream stream) {
+static double bus_rate, link_rate, latest;  // GB/s; seconds
+static double buses[MAX_DEVICES][2], links[MAX_DEVICES][MAX_DEVICES];  // when each is free
+
+static void begin_times(double bus, double link) {
+    bus_rate = bus, link_rate = link, latest = 0;
+    memset(buses, 0, sizeof buses);
+    memset(links, 0, sizeof links);
+    for (CUstream stream = streams; stream; stream = stream->next) stream->elapsed = 0;
+}
+
+static int device_at(uintptr_t address) {  // (mutex) -1: the host
+    for (struct range *r = ranges; r; r = r->next)
+        if (r->kind >= DEVICE_ALLOCATION && address - r->host < r->size) return (int)r->flags;
+    return -1;
+}
+
+static void take_time(CUstream stream, const struct work *work) {  // (mutex)
+    int to = device_at(work->to), from = device_at(work->from);
+    if (to == from) return;
+    bool by_bus = to < 0 || from < 0;
+    double *way = by_bus ? &buses[to < 0 ? from : to][to < 0] : &links[from][to];
+    double begin = *way > stream->elapsed ? *way : stream->elapsed;
+    *way = stream->elapsed = begin + work->width * work->height / (1e9 * (by_bus ? bus_rate : link_rate));
+    if (stream->elapsed > latest) latest = stream->elapsed;
+}
+
+static void ended(CUstream stream, struct work *work) {
     if (stream->channel) ++stream->channel->finished;
+    if (work->kind == WAIT && work->point->elapsed > stream->elapsed) stream->elapsed = work->point->elapsed;
+    if (work->kind == RECORD) work->point->elapsed = stream->elapsed;
+    if (work->kind == COPY && bus_rate > 0) take_time(stream, work);
 }
 
 static void call_host(const struct work *work) {

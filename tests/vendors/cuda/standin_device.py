@@ -17,9 +17,10 @@ from rich.console import Console
 from fake_device import Background
 from made_up_pci import GPUS, make_machine
 from mapped_memory import PAGE, Memory
-from pinning.cli import doctor_view, topology
+from pinning.cli import doctor_view
 from pinning.cli.doctor import run as examine
 from pinning.errors import VendorError
+from pinning.machine import topology
 from pinning.plugin import CopyDevice, LimitedDevice, LinkedDevice
 from pinning_cuda import plugin
 from standins.standin import StandIn

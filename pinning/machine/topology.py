@@ -39,6 +39,12 @@ def link_of(address: str | None) -> Link | None:
     return Link(lanes, most, _generation(folder / "current_link_speed"), _generation(folder / "max_link_speed"))
 
 
+def rate_of(address: str | None) -> int | None:
+    """How fast the bus of the device at a PCI address is, for comparisons; None where the system does not tell."""
+    link = link_of(address)
+    return None if link is None or link.most_generation is None else link.lanes << link.most_generation
+
+
 def way_between(first: str | None, second: str | None) -> str | None:
     """What two devices at PCI addresses have in common that is nearest to them.
 

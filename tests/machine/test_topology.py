@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from made_up_pci import GPUS, make_gpu, make_machine
-from pinning.cli import topology
-from pinning.cli.topology import Link, link_of, way_between
+from pinning.machine import topology
+from pinning.machine.topology import Link, link_of, way_between
 
 
 @pytest.fixture

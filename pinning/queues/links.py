@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which other devices may carry a part of a queue's large copies over their own buses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pinning.errors import PinningError
+from pinning.locking import devices
+from pinning.machine.topology import way_between
+from pinning.plugin import Device, LinkedDevice, MemoryConnection, MemoryDevice
+from pinning.runtime.arguments import describe
+from pinning.runtime.per_device import device_slots
+
+Links = Literal["own", "idle"] | Iterable[Device | str]
+Chosen = Literal["own", "idle"] | tuple[MemoryDevice, ...]
+
+
+def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
+    """What `links` means for copies of a device, checked.
+
+    Raises
+    ------
+    PinningError
+        It is neither "own" nor "idle" nor devices; one is named twice, is the device itself, or cannot carry its copies.
+    PluginUnavailableError
+        There is no device of a name.
+    """
+    if isinstance(links, str):
+        if links == "own" or links == "idle":
+            return "own" if links == "own" else "idle"
+        raise PinningError(f"there are no links {links!r}; give 'own', 'idle', or a list of devices such as ['cuda:1']")
+    if not isinstance(links, Iterable):
+        raise TypeError(f"links is {describe(links)}; give 'own', 'idle', or a list of devices such as ['cuda:1']")
+    named: list[Any] = [devices.device(each) for each in links]
+    names = [each.name for each in named]
+    if len(set(names)) < len(names):
+        raise PinningError(f"links has each device once, not {', '.join(names)}")
+    if device.name in names:
+        raise PinningError(f"links has devices beside the queue's own, which is {device.name}: leave that out")
+    for peer in named:
+        if (why := obstacle(device, peer)) is not None:
+            raise PinningError(
+                f"{peer.name} cannot carry copies of {device.name}: {why}; pinning doctor shows the links"
+            )
+    return tuple(named) or "own"
+
+
+def peers_of(device: MemoryDevice) -> tuple[MemoryDevice, ...]:
+    """All that can carry its copies."""
+    slots = device_slots(device)
+    present = devices.plugins()
+    known: Any = slots.get(peers_of)
+    if known is None or known[0] is not present:
+        able: list[Any] = [each for each in devices.devices() if each is not device and _is_able(device, each)]
+        known = slots[peers_of] = present, tuple(able)
+    return known[1]  # type: ignore[no-any-return]
+
+
+def obstacle(device: MemoryDevice, peer: Device) -> str | None:
+    """Why a peer cannot carry copies of a device; None where it can."""
+    if peer.vendor != device.vendor or not isinstance(peer, MemoryDevice):
+        return "it is of another vendor"
+    if not isinstance(peer, LinkedDevice) or peer.link_to(device) is None:
+        return "no link joins them that is faster than the bus"
+    if peer.connection(device) is not MemoryConnection.UNIFIED:
+        return f"{device.name} has no access to its memory"
+    if way_between(getattr(device, "pci_address", None), getattr(peer, "pci_address", None)) == "switch":
+        return "behind a switch they share the way to the host"
+    return None
+
+
+def _is_able(device: MemoryDevice, peer: Device) -> bool:
+    try:
+        return obstacle(device, peer) is None
+    except Exception:  # of any type: third parties write plugins
+        return False

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies over several links: eight GPUs, all joined by NVLink.
+
+The stand-in checks the order of the calls and of what they do; what copies would take at given rates it adds up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+import pinning
+from made_up_pci import make_machine
+from pinning import PinningError, PluginUnavailableError
+from pinning.copies import CopyPath, costs
+from pinning.machine import topology
+from pinning.queues import links as of_queues
+from pinning.runtime.per_device import device_slots
+from standins.libcuda import DRIVER
+from standins.standin import StandIn
+
+MIB = 1 << 20
+PEERS = [f"cuda:{index}" for index in range(1, 8)]
+
+
+@pytest.fixture(autouse=True)
+def joined(standin: StandIn) -> Iterator[None]:
+    standin.configure("nvswitch")
+    costs.threads = max(2, costs.threads)
+    yield
+    for device in pinning.devices():
+        device_slots(device).pop(of_queues.peers_of, None)
+
+
+def noise(size: int, seed: int = 1) -> numpy.ndarray:
+    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
+
+
+def at_once(size: int, links: object, locked: bool, to_device: bool = True) -> tuple[pinning.Copy, bool]:
+    """A copy of so many bytes there or back, and whether every byte is right."""
+    source = noise(size)
+    back = numpy.zeros(size, numpy.uint8)
+    queue = pinning.Queue("cuda:0", links=links)  # type: ignore[arg-type]
+    with queue, pinning.alloc(size, device="cuda:0") as there:
+        held = [pinning.lock(each, device="cuda:0") for each in (source, back)] if locked else []
+        first, second = ("own", None) if not to_device else (None, "own")
+        given = queue.links
+        queue.links = first or given
+        there_now = pinning.copy_async(there, source, queue=queue)
+        queue.links = second or given
+        home = pinning.copy_async(back, there, queue=queue)
+        home.wait()
+        for lock in held:
+            lock.unlock()
+    return (there_now if to_device else home), bool((back == source).all())
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("links", ["idle", ["cuda:3"], ["cuda:1", "cuda:2", "cuda:7"]])
+@pytest.mark.parametrize("size", [64 * MIB, 100 * MIB + 13])
+def test_every_byte_arrives(links: object, size: int, locked: bool, to_device: bool) -> None:
+    copy, right = at_once(size, links, locked, to_device)
+    assert right
+    assert copy.path is (CopyPath.DIRECT if locked else CopyPath.STAGED)
+    over = min(size // (16 * MIB), 8 if links == "idle" else 1 + len(links))  # type: ignore[arg-type]
+    assert f"{copy.path} over {over} links: cuda:0, cuda:" in copy.reason
+
+
+@pytest.mark.parametrize("size", [63 * MIB, 64 * MIB])
+def test_by_default_only_the_devices_own_link_is_used(standin: StandIn, size: int) -> None:
+    copy, right = at_once(size, "own", True)
+    assert right and "links" not in copy.reason
+    assert len(standin.calls("cuMemcpyAsync")) == 2
+    copy, right = at_once(size, "idle", True)
+    assert right and ("links" in copy.reason) == (size == 64 * MIB)
+
+
+def test_links_of_all_queues_that_say_nothing(standin: StandIn) -> None:
+    costs.links = ["cuda:0", "cuda:1"]
+    try:
+        copy, right = at_once(64 * MIB, None, True)
+        assert right and copy.reason.endswith("direct over 2 links: cuda:0, cuda:1")
+    finally:
+        costs.links = "own"
+
+
+@pytest.mark.parametrize(("gpus", "at_least"), [(2, 1.9), (4, 3.6), (8, 7.0)])
+@pytest.mark.parametrize("to_device", [True, False])
+def test_what_it_would_take_at_given_rates(standin: StandIn, gpus: int, at_least: float, to_device: bool) -> None:
+    elapsed = ctypes.CDLL(DRIVER.soname).standin_elapsed
+    elapsed.restype = ctypes.c_double
+    size = 512 * MIB
+    array = noise(size)
+    with pinning.Queue("cuda:0", links=PEERS[: gpus - 1]) as queue, pinning.alloc(size, device="cuda:0") as there:
+        with pinning.locked(array, device="cuda:0"):
+            for links in ("own", PEERS[: gpus - 1]):
+                queue.links = links
+                standin.configure("nvswitch;rates=55:400")
+                (
+                    pinning.copy_async(there, array, queue=queue)
+                    if to_device
+                    else pinning.copy_async(array, there, queue=queue)
+                ).wait()
+                queue.synchronize()
+                took = elapsed() if links == "own" else took / elapsed()
+    standin.configure("nvswitch")
+    assert took >= at_least
+
+
+def test_it_comes_after_what_was_before_it_and_before_what_comes_after() -> None:
+    size = 64 * MIB
+    source, other, back = noise(size, 1), noise(size, 2), numpy.zeros(size, numpy.uint8)
+    with pinning.Queue("cuda:0", links="idle") as queue, pinning.alloc(size, device="cuda:0") as there:
+        with pinning.locked(source, device="cuda:0"), pinning.locked(other, device="cuda:0"):
+            for array in (source, other) * 3:
+                pinning.copy_async(there, array, queue=queue)
+                copy = pinning.copy_async(back, there, queue=queue)
+                assert "over 4 links" in copy.reason or "over" not in copy.reason
+                copy.wait()
+                assert (back == array).all()
+
+
+def test_a_peer_with_work_of_its_own_is_let_alone() -> None:
+    with pinning.Queue("cuda:1") as busy, pinning.Queue("cuda:0", links=["cuda:1", "cuda:2"]) as queue:
+        with pinning.alloc(64 * MIB, pinning.MemoryKind.HOST, device="cuda:0") as host:
+            with pinning.alloc(64 * MIB, device="cuda:0") as there, pinning.alloc(4096, device="cuda:1") as elsewhere:
+                assert pinning.explain(there, host, queue=queue).reason.endswith("over 3 links: cuda:0, cuda:1, cuda:2")
+                pinning.copy(elsewhere, numpy.zeros(4096, numpy.uint8), queue=busy)
+                assert pinning.copy_async(there, host, queue=queue).reason.endswith("over 2 links: cuda:0, cuda:2")
+                queue.synchronize()
+
+
+@pytest.mark.parametrize("failing", ["cuMemAlloc_v2:2", "cuMemcpyAsync:4", "cuMemcpyAsync:7", "cuStreamCreate:2"])
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("waited", [True, False])
+def test_what_a_peer_refuses_is_done_directly(standin: StandIn, failing: str, to_device: bool, waited: bool) -> None:
+    size = 64 * MIB
+    source = noise(size)
+    with pinning.Queue("cuda:0") as queue, pinning.alloc(size, device="cuda:0") as there:
+        array = source.copy() if to_device else numpy.zeros_like(source)
+        if not to_device:
+            pinning.copy(there, source, queue=queue)
+        with pinning.locked(array, device="cuda:0"):
+            queue.links = ["cuda:5"]
+            standin.configure(f"nvswitch;fail={failing}:2")
+            copy = pinning.copy if waited else pinning.copy_async
+            copy(there, array, queue=queue).wait() if to_device else copy(array, there, queue=queue).wait()
+            standin.configure("nvswitch")
+        queue.links = "own"
+        assert (pinning_bytes(there, size) == source).all()
+        assert (array == source).all()
+
+
+def pinning_bytes(there: pinning.Allocation, size: int) -> numpy.ndarray:
+    back = numpy.zeros(size, numpy.uint8)
+    pinning.copy(back, there)
+    return back
+
+
+def test_blocks_on_a_peer_are_bounded_and_given_back(standin: StandIn) -> None:
+    size = 256 * MIB
+    with (
+        pinning.alloc(size, pinning.MemoryKind.HOST, device="cuda:0") as host,
+        pinning.alloc(size, device="cuda:0") as there,
+    ):
+        standin.configure("nvswitch")
+        with pinning.Queue("cuda:0", links=["cuda:6"]) as queue:
+            for _ in range(4):
+                pinning.copy_async(there, host, queue=queue)
+                pinning.copy_async(host, there, queue=queue)
+        assert sum(int(call.split()[-1]) for call in standin.calls("cuMemAlloc_v2")) <= 64 * MIB
+        assert pinning.copies.trim_staging() == 64 * MIB
+
+
+def test_what_cannot_be_links() -> None:
+    for links, error, text in (
+        ("none", PinningError, "there are no links 'none'; give 'own', 'idle', or a list"),
+        (3, TypeError, "links is"),
+        (["cuda:1", "cuda:1"], PinningError, "each device once, not cuda:1, cuda:1"),
+        (["cuda:0"], PinningError, "beside the queue's own, which is cuda:0"),
+        (["cuda:99"], PluginUnavailableError, "there is no device 'cuda:99'"),
+        (["host"], PinningError, "host:0 cannot carry copies of cuda:0: it is of another vendor"),
+    ):
+        with pytest.raises(error, match=text.replace("[", r"\[")):
+            pinning.Queue("cuda:0", links=links)  # type: ignore[arg-type]
+
+
+def test_peers_without_access_or_a_bus_of_their_own(
+    standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.configure()  # without the switch only neighbours are joined
+    with pytest.raises(PinningError, match="cuda:2 cannot carry copies of cuda:0: no link joins them"):
+        pinning.Queue("cuda:0", links=["cuda:2"])
+    standin.configure("no_peers;nvswitch")
+    with pytest.raises(PinningError, match="no link joins them"):
+        pinning.Queue("cuda:0", links=["cuda:1"])
+    standin.configure("nvswitch")
+    monkeypatch.setattr(topology, "PCI_DEVICES", make_machine(tmp_path))
+    with pytest.raises(PinningError, match="behind a switch they share the way to the host"):
+        pinning.Queue("cuda:0", links=["cuda:1"])
+
+
+def test_shares_follow_the_rates_of_the_buses(
+    standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topology, "rate_of", lambda address: None)
+    from pinning.copies import links
+
+    rates = {"0001:3b:00.0": 3, "0001:3d:00.0": 1}
+    monkeypatch.setattr(links, "rate_of", rates.get)
+    with pinning.alloc(64 * MIB, pinning.MemoryKind.HOST, device="cuda:0") as host:
+        with pinning.alloc(64 * MIB, device="cuda:0") as there, pinning.Queue("cuda:0", links=["cuda:2"]) as queue:
+            standin.configure("nvswitch")
+            pinning.copy(there, host, queue=queue)
+            assert standin.calls("cuMemcpyAsync")[0].split()[3] == str(48 * MIB)
