@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large copies over several links: a part goes directly, the others through blocks on peers that have a bus of their own.
+"""Large copies over several links: a part goes directly, others through blocks on peers that have buses of their own.
 
 All of a copy is in the vendor's queues when it is submitted, and what waits there waits for events that were recorded
 before. So whatever else the devices have to do, it ends: docs/design/staging.md.
@@ -29,8 +29,11 @@ MIB = 1 << 20
 LEAST_SHARE = 16 * MIB  # of one link: below, to come by a peer takes longer than it saves
 BLOCKS = 4  # on a peer, in turns
 LARGEST_BLOCK = 16 * MIB  # two of 8 MiB move as much, four of 4 MiB a tenth less
+HEAD_START = 8 * MIB  # what the device's own link moves before the first piece of a peer has gone both its legs
 ROUND = 128 * MIB  # of one link, where the caller waits: 2.5 ms, and two are under way
 POOL_BYTES = BLOCKS * LARGEST_BLOCK
+
+_REFUSALS = (VendorError, MemoryError, PinningError)  # of a peer, without which it goes on
 
 
 class Way:
@@ -126,7 +129,7 @@ class _Divided:
                 yield
             way.bus.free(memory, wait_for=(emptied[-1],))
             events.append(emptied[-1])
-        except (VendorError, MemoryError, PinningError):
+        except _REFUSALS:
             way.synchronize()  # so that nothing of it comes later than what is done anew
             _ways.pop((self.queue.device.name, way.peer.name), None)
             if todo > begin and emptied:
@@ -151,21 +154,19 @@ def ways_of(queue: Queue) -> tuple[Way, ...]:
     """The peers by way of which a copy that is submitted now goes as well."""
     links = queue.links
     if links is None:
-        links = costs.links  # type: ignore[assignment]
-        if not isinstance(links, str):
-            links = chosen_links([each for each in links or () if _name(each) != queue.device.name], queue.device)
-        elif links != "own":
-            links = chosen_links(links, queue.device)
+        asked = costs.links
+        if not isinstance(asked, str):
+            asked = [each for each in asked if _name(each) != queue.device.name]
+        links = "own" if asked == "own" else chosen_links(asked, queue.device)
     if links == "own" or queue.is_capturing:
         return ()
-    peers = peers_of(queue.device) if links == "idle" else links
-    ways = []
-    for peer in peers or ():
-        key = queue.device.name, peer.name  # type: ignore[union-attr]
-        way = _ways.get(key)
-        with suppress(VendorError, PinningError):  # it is lost, or has no memory left: it does without
-            if (way is None or way.is_free_for(queue)) and pending.is_idle(peer):  # type: ignore[arg-type]
-                ways.append(way or _ways.setdefault(key, Way(queue.device, peer)))  # type: ignore[arg-type]
+    ways: list[Way] = []
+    for peer in peers_of(queue.device) if isinstance(links, str) else links:
+        key = queue.device.name, peer.name
+        with suppress(*_REFUSALS):  # it is lost, or has no memory left: it does without
+            way = _ways.get(key)
+            if (way is None or way.is_free_for(queue)) and pending.is_idle(peer):
+                ways.append(way or _ways.setdefault(key, Way(queue.device, peer)))
     return tuple(ways)
 
 
@@ -173,7 +174,7 @@ def copy_divided(
     to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, ways: tuple[Way, ...]
 ) -> Copy | None:
     """A copy between host and device over several links; None where it is none of those that are divided."""
-    ways = ways[: size // LEAST_SHARE - 1]
+    ways = ways[: (size - HEAD_START) // LEAST_SHARE - 1]
     whole = _planned(to, origin, size, queue, early)  # which holds the locks of all that is locked
     plan = whole.plan()
     if not ways or not _is_divided(plan):
@@ -222,7 +223,7 @@ def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iter
         copy, at, size = rounds.popleft()
         try:
             copy.wait()
-        except VendorError:
+        except _REFUSALS:
             direct(at, size).wait()
 
     while at < size:
@@ -245,7 +246,7 @@ def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iter
 
 def explained(plan: Plan, size: int, queue: Queue) -> Plan:
     """The same plan, which also says over how many links it would go now."""
-    ways = ways_of(queue)[: size // LEAST_SHARE - 1]
+    ways = ways_of(queue)[: (size - HEAD_START) // LEAST_SHARE - 1]
     return replace(plan, reason=reason_over(plan, queue, ways)) if ways and _is_divided(plan) else plan
 
 
@@ -281,7 +282,7 @@ def _borders(size: int, device: MemoryDevice, ways: tuple[Way, ...]) -> list[int
     total, borders, reached = sum(parts), [], 0
     for part in parts:
         reached += part
-        borders.append(size if reached == total else size * reached // total // MIB * MIB)
+        borders.append(size if reached == total else HEAD_START + (size - HEAD_START) * reached // total // MIB * MIB)
     return borders
 
 

@@ -8,6 +8,7 @@
 - ``cross_vendor_wait``: how a queue of one vendor waits for an event of another;
 - ``host_callback``: functions of Python that a vendor's queue calls;
 - ``pending``: what becomes of work that is not polled, at exit and at fork;
+- ``links``: which other devices may carry a part of large copies;
 - ``queue``: `Queue`, the face of it all.
 """
 

@@ -84,7 +84,7 @@ cdef class Work:
 cdef class Lane:
     cdef object __weakref__
     cdef readonly object vendor  # the VendorQueue, for Python
-    cdef readonly object device
+    cdef readonly object device  # of `vendor`
     cdef object stream  # the owner of the vendor's queue, if it is adopted: kept as long as work may be submitted there
     cdef NativeQueue native  # the same for C++
     cdef VendorQueue* queue  # that of `native`

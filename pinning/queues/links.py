@@ -22,17 +22,19 @@ def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
 
     Raises
     ------
+    ValueError
+        It is another string than these two.
     PinningError
-        It is neither "own" nor "idle" nor devices; one is named twice, is the device itself, or cannot carry its copies.
+        A device is named twice, is the queue's own, or cannot carry its copies.
     PluginUnavailableError
         There is no device of a name.
     """
     if isinstance(links, str):
         if links == "own" or links == "idle":
             return "own" if links == "own" else "idle"
-        raise PinningError(f"there are no links {links!r}; give 'own', 'idle', or a list of devices such as ['cuda:1']")
+        raise ValueError(f"links is {links!r}; it must be 'own', 'idle', or a list of devices such as ['cuda:1']")
     if not isinstance(links, Iterable):
-        raise TypeError(f"links is {describe(links)}; give 'own', 'idle', or a list of devices such as ['cuda:1']")
+        raise TypeError(f"links is {describe(links)}; it must be 'own', 'idle', or a list of devices such as ['cuda:1']")
     named: list[Any] = [devices.device(each) for each in links]
     names = [each.name for each in named]
     if len(set(names)) < len(names):

@@ -51,8 +51,8 @@ class Queue(Submitter):
     order : {"in_order", "out_of_order"}
     links : {"own", "idle"} or devices, optional
         Over whose buses copies of 64 MiB and more between host and device may go: the device's own alone, also those of
-        all peers that are joined to it by a faster link and have no work of this package, or those of the peers that are
-        named, whenever they have none. By default `pinning.copies.costs.links`, which is ``"own"``.
+        all peers that are joined to it by a faster link and have no work of this package, or those of the peers named,
+        whenever they have none. By default `pinning.copies.costs.links`, which is ``"own"``.
 
     Raises
     ------
@@ -119,7 +119,7 @@ class Queue(Submitter):
 
     @property
     def links(self) -> Chosen | None:
-        """Over whose buses its large copies may go, as in `Queue`; None: as `pinning.copies.costs.links`. Can be set."""
+        """Over whose buses its large copies may go, as in `Queue`; None: as `costs.links`. It can be set."""
         return self._links
 
     @links.setter

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads with a queue each that copy memory both ways while others lock, unlock, allocate and free.
 
-``many_queues.py THREADS SECONDS SEED [MIB]``: copies of up to 72 MiB, or so many. It ends with status 0 once every
-byte was right, with the stacks of all threads where one has not moved on for a minute.
+``many_queues.py THREADS SECONDS SEED [MIB [LINKS]]``: copies of up to 72 MiB, or so many, over LINKS. It ends
+with status 0 once every byte was right, with the stacks of all threads where one has not moved on for a minute.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ def main() -> None:
     costs = pinning.copies.costs
     costs.stage_to_device = costs.stage_to_host = min(costs.stage_to_host, largest // 9)
     costs.threads = max(2, costs.threads)
+    if len(sys.argv) > 5:
+        costs.links = sys.argv[5]  # type: ignore[assignment]
+        costs.stage_to_device = costs.stage_to_host = 1 * MIB
     watch = Watch(threads, seconds)
 
     def guarded(function: object, *arguments: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -17,6 +18,7 @@ import pinning
 from made_up_pci import make_machine
 from pinning import PinningError, PluginUnavailableError
 from pinning.copies import CopyPath, costs
+from pinning.copies import links as of_copies
 from pinning.machine import topology
 from pinning.queues import links as of_queues
 from pinning.runtime.per_device import device_slots
@@ -67,7 +69,7 @@ def test_every_byte_arrives(links: object, size: int, locked: bool, to_device: b
     copy, right = at_once(size, links, locked, to_device)
     assert right
     assert copy.path is (CopyPath.DIRECT if locked else CopyPath.STAGED)
-    over = min(size // (16 * MIB), 8 if links == "idle" else 1 + len(links))  # type: ignore[arg-type]
+    over = min((size - 8 * MIB) // (16 * MIB), 8 if links == "idle" else 1 + len(links))  # type: ignore[arg-type]
     assert f"{copy.path} over {over} links: cuda:0, cuda:" in copy.reason
 
 
@@ -89,53 +91,56 @@ def test_links_of_all_queues_that_say_nothing(standin: StandIn) -> None:
         costs.links = "own"
 
 
+def ends(size: int) -> Iterator[tuple[pinning.Allocation, pinning.Allocation]]:
+    """Locked memory of the host, and memory of the first GPU."""
+    host = pinning.alloc(size, pinning.MemoryKind.HOST, device="cuda:0")
+    with host, pinning.alloc(size, device="cuda:0") as there:
+        yield host, there
+
+
+memory = contextmanager(ends)
+
+
 @pytest.mark.parametrize(("gpus", "at_least"), [(2, 1.9), (4, 3.6), (8, 7.0)])
 @pytest.mark.parametrize("to_device", [True, False])
 def test_what_it_would_take_at_given_rates(standin: StandIn, gpus: int, at_least: float, to_device: bool) -> None:
     elapsed = ctypes.CDLL(DRIVER.soname).standin_elapsed
     elapsed.restype = ctypes.c_double
-    size = 512 * MIB
-    array = noise(size)
-    with pinning.Queue("cuda:0", links=PEERS[: gpus - 1]) as queue, pinning.alloc(size, device="cuda:0") as there:
-        with pinning.locked(array, device="cuda:0"):
-            for links in ("own", PEERS[: gpus - 1]):
-                queue.links = links
-                standin.configure("nvswitch;rates=55:400")
-                (
-                    pinning.copy_async(there, array, queue=queue)
-                    if to_device
-                    else pinning.copy_async(array, there, queue=queue)
-                ).wait()
-                queue.synchronize()
-                took = elapsed() if links == "own" else took / elapsed()
-    standin.configure("nvswitch")
-    assert took >= at_least
+    took = []
+    with pinning.Queue("cuda:0") as queue, memory(512 * MIB) as (host, there):
+        for links in ("own", PEERS[: gpus - 1]):
+            queue.links = links
+            standin.configure("nvswitch;rates=55:400")
+            pinning.copy_async(*((there, host) if to_device else (host, there)), queue=queue).wait()
+            took.append(elapsed())
+    assert took[0] >= at_least * took[1]
 
 
 def test_it_comes_after_what_was_before_it_and_before_what_comes_after() -> None:
     size = 64 * MIB
     source, other, back = noise(size, 1), noise(size, 2), numpy.zeros(size, numpy.uint8)
+    locks = [pinning.lock(each, device="cuda:0") for each in (source, other)]
     with pinning.Queue("cuda:0", links="idle") as queue, pinning.alloc(size, device="cuda:0") as there:
-        with pinning.locked(source, device="cuda:0"), pinning.locked(other, device="cuda:0"):
-            for array in (source, other) * 3:
-                pinning.copy_async(there, array, queue=queue)
-                copy = pinning.copy_async(back, there, queue=queue)
-                assert "over 4 links" in copy.reason or "over" not in copy.reason
-                copy.wait()
-                assert (back == array).all()
+        for array in (source, other) * 3:
+            pinning.copy_async(there, array, queue=queue)
+            copy = pinning.copy_async(back, there, queue=queue)
+            assert "over 3 links" in copy.reason
+            copy.wait()
+            assert (back == array).all()
+    for lock in locks:
+        lock.unlock()
 
 
 def test_a_peer_with_work_of_its_own_is_let_alone() -> None:
-    with pinning.Queue("cuda:1") as busy, pinning.Queue("cuda:0", links=["cuda:1", "cuda:2"]) as queue:
-        with pinning.alloc(64 * MIB, pinning.MemoryKind.HOST, device="cuda:0") as host:
-            with pinning.alloc(64 * MIB, device="cuda:0") as there, pinning.alloc(4096, device="cuda:1") as elsewhere:
-                assert pinning.explain(there, host, queue=queue).reason.endswith("over 3 links: cuda:0, cuda:1, cuda:2")
-                pinning.copy(elsewhere, numpy.zeros(4096, numpy.uint8), queue=busy)
-                assert pinning.copy_async(there, host, queue=queue).reason.endswith("over 2 links: cuda:0, cuda:2")
-                queue.synchronize()
+    own = pinning.alloc(4096, device="cuda:1")
+    queue = pinning.Queue("cuda:0", links=["cuda:1", "cuda:2"])
+    with own, pinning.Queue("cuda:1") as busy, memory(64 * MIB) as (host, there), queue:
+        assert pinning.explain(there, host, queue=queue).reason.endswith("over 3 links: cuda:0, cuda:1, cuda:2")
+        pinning.copy(own, numpy.zeros(4096, numpy.uint8), queue=busy)
+        assert pinning.copy_async(there, host, queue=queue).reason.endswith("over 2 links: cuda:0, cuda:2")
 
 
-@pytest.mark.parametrize("failing", ["cuMemAlloc_v2:2", "cuMemcpyAsync:4", "cuMemcpyAsync:7", "cuStreamCreate:2"])
+@pytest.mark.parametrize("failing", ["cuMemAlloc:1", "cuMemcpyAsync:2", "cuMemcpyAsync:5", "cuStreamCreate:2"])
 @pytest.mark.parametrize("to_device", [True, False])
 @pytest.mark.parametrize("waited", [True, False])
 def test_what_a_peer_refuses_is_done_directly(standin: StandIn, failing: str, to_device: bool, waited: bool) -> None:
@@ -152,34 +157,25 @@ def test_what_a_peer_refuses_is_done_directly(standin: StandIn, failing: str, to
             copy(there, array, queue=queue).wait() if to_device else copy(array, there, queue=queue).wait()
             standin.configure("nvswitch")
         queue.links = "own"
-        assert (pinning_bytes(there, size) == source).all()
-        assert (array == source).all()
-
-
-def pinning_bytes(there: pinning.Allocation, size: int) -> numpy.ndarray:
-    back = numpy.zeros(size, numpy.uint8)
-    pinning.copy(back, there)
-    return back
+        back = numpy.zeros_like(source)
+        pinning.copy(back, there, queue=queue)
+        assert (back == source).all() and (array == source).all()
 
 
 def test_blocks_on_a_peer_are_bounded_and_given_back(standin: StandIn) -> None:
-    size = 256 * MIB
-    with (
-        pinning.alloc(size, pinning.MemoryKind.HOST, device="cuda:0") as host,
-        pinning.alloc(size, device="cuda:0") as there,
-    ):
+    with memory(256 * MIB) as (host, there):
         standin.configure("nvswitch")
         with pinning.Queue("cuda:0", links=["cuda:6"]) as queue:
             for _ in range(4):
                 pinning.copy_async(there, host, queue=queue)
                 pinning.copy_async(host, there, queue=queue)
-        assert sum(int(call.split()[-1]) for call in standin.calls("cuMemAlloc_v2")) <= 64 * MIB
+        assert [call.split()[-1] for call in standin.calls("cuMemAlloc")] == [str(64 * MIB)]
         assert pinning.copies.trim_staging() == 64 * MIB
 
 
 def test_what_cannot_be_links() -> None:
     for links, error, text in (
-        ("none", PinningError, "there are no links 'none'; give 'own', 'idle', or a list"),
+        ("none", ValueError, "links is 'none'; it must be 'own', 'idle', or a list"),
         (3, TypeError, "links is"),
         (["cuda:1", "cuda:1"], PinningError, "each device once, not cuda:1, cuda:1"),
         (["cuda:0"], PinningError, "beside the queue's own, which is cuda:0"),
@@ -205,16 +201,9 @@ def test_peers_without_access_or_a_bus_of_their_own(
         pinning.Queue("cuda:0", links=["cuda:1"])
 
 
-def test_shares_follow_the_rates_of_the_buses(
-    standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topology, "rate_of", lambda address: None)
-    from pinning.copies import links
-
-    rates = {"0001:3b:00.0": 3, "0001:3d:00.0": 1}
-    monkeypatch.setattr(links, "rate_of", rates.get)
-    with pinning.alloc(64 * MIB, pinning.MemoryKind.HOST, device="cuda:0") as host:
-        with pinning.alloc(64 * MIB, device="cuda:0") as there, pinning.Queue("cuda:0", links=["cuda:2"]) as queue:
-            standin.configure("nvswitch")
-            pinning.copy(there, host, queue=queue)
-            assert standin.calls("cuMemcpyAsync")[0].split()[3] == str(48 * MIB)
+def test_shares_follow_the_rates_of_the_buses(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_copies, "rate_of", {"0001:3b:00.0": 3, "0001:3d:00.0": 1}.get)
+    with memory(64 * MIB) as (host, there), pinning.Queue("cuda:0", links=["cuda:2"]) as queue:
+        standin.configure("nvswitch")
+        pinning.copy(there, host, queue=queue)
+        assert standin.calls("cuMemcpyAsync")[0].split()[3] == str(50 * MIB)
