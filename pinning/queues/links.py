@@ -14,6 +14,7 @@ from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import device_slots
 
 Links = Literal["own", "idle"] | Iterable[Device | str]
+_FORMS = "'own', 'idle', or a list of devices such as ['cuda:1']"
 Chosen = Literal["own", "idle"] | tuple[MemoryDevice, ...]
 
 
@@ -32,9 +33,9 @@ def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
     if isinstance(links, str):
         if links == "own" or links == "idle":
             return "own" if links == "own" else "idle"
-        raise ValueError(f"links is {links!r}; it must be 'own', 'idle', or a list of devices such as ['cuda:1']")
+        raise ValueError(f"links is {links!r}; it must be {_FORMS}")
     if not isinstance(links, Iterable):
-        raise TypeError(f"links is {describe(links)}; it must be 'own', 'idle', or a list of devices such as ['cuda:1']")
+        raise TypeError(f"links is {describe(links)}; it must be {_FORMS}")
     named: list[Any] = [devices.device(each) for each in links]
     names = [each.name for each in named]
     if len(set(names)) < len(names):

@@ -7,6 +7,7 @@
 - ``storages``: which storages a tensor, module, state dict or optimizer has;
 - ``pins``: `pin` and `unpin`, these storages locked in place;
 - ``move``: `to`, everything of a module or collection in one batch;
+- ``parking``: `park` and `wake`, a module that leaves the GPU for a while;
 - ``offload``: `offload`, a module whose weights stay in the host and stream through the GPU;
 - ``host``: `pin_memory`, locked copies of exactly the size needed;
 - ``collate`` and ``slots``: `Collate`, batches of a DataLoader in locked memory that its workers write to.
@@ -21,6 +22,7 @@ from pinning.torch.collate import Collate
 from pinning.torch.host import pin_memory
 from pinning.torch.move import to
 from pinning.torch.offload import Offload, offload
+from pinning.torch.parking import Parked, park, wake
 from pinning.torch.pins import Pin, pin, unpin
 
-__all__ = ["Collate", "Offload", "Pin", "offload", "pin", "pin_memory", "to", "unpin"]
+__all__ = ["Collate", "Offload", "Parked", "Pin", "offload", "park", "pin", "pin_memory", "to", "unpin", "wake"]

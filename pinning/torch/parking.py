@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that leave the GPU for a while: what they have there goes to locked memory of the host, and comes back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from weakref import WeakKeyDictionary
+
+import numpy
+import torch
+
+from pinning.copies import copy_async, copy_batch_async
+from pinning.errors import PinningError
+from pinning.memory import Allocation, alloc
+from pinning.plugin import MemoryKind
+from pinning.queues import Event, Queue
+from pinning.queues.links import Links
+from pinning.torch.storages import in_host, tensors_of
+
+Holder = torch.nn.Module | torch.optim.Optimizer
+
+_ALIGNMENT = 256  # bytes
+_ALONE = 1 << 20  # bytes of a storage from which it is a copy of its own
+_AHEAD = 8  # copies under way at a time, so that links are let go soon
+_parked: WeakKeyDictionary[Holder, Parked] = WeakKeyDictionary()
+
+
+class Parked:
+    """What `park` returns: the memory in the host, which is kept for the next time until the module is gone.
+
+    Attributes
+    ----------
+    parked : bool
+        Whether the tensors are in the host now.
+    nbytes : int
+        Bytes that were parked last.
+    """
+
+    def __init__(self) -> None:
+        self._host: Allocation | None = None
+        self._storages: list[tuple[str, torch.UntypedStorage, int, int]] = []  # device, offset and bytes of each
+        self.nbytes = 0
+
+    @property
+    def parked(self) -> bool:
+        return bool(self._storages)
+
+    def park(self, storages: list[tuple[str, torch.UntypedStorage]], links: Links) -> None:
+        """Copy storages to the host, and give their memory back; on an error all are as they were."""
+        placed, end = [], 0
+        for device, storage in storages:
+            placed.append((device, storage, end, storage.nbytes()))
+            end += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+        if not placed:
+            return
+        if self._host is None or self._host.nbytes < end:
+            self._host = None  # before there is another
+            self._host = alloc(end, MemoryKind.HOST, device=placed[0][0])
+        _synchronize(placed)
+        self._copy(placed, links, back=False)
+        self._storages, self.nbytes = placed, sum(size for *_, size in placed)
+        try:
+            for _, storage, _, _ in placed:
+                storage.resize_(0)
+        except BaseException:
+            self.wake(links)
+            raise
+        _give_back(placed)
+
+    def wake(self, links: Links = "idle") -> None:
+        """Bring everything back; on an error all of it is parked still.
+
+        Parameters
+        ----------
+        links : {"own", "idle"} or devices
+            As of `pinning.Queue`.
+        """
+        placed = self._storages
+        try:
+            for _, storage, _, size in placed:
+                storage.resize_(size)
+            _synchronize(placed)  # what torch gives may be in use till then
+            self._copy(placed, links, back=True)
+        except BaseException:
+            for _, storage, _, _ in placed:
+                storage.resize_(0)
+            raise
+        self._storages = []
+
+    def _copy(self, placed: list[tuple[str, torch.UntypedStorage, int, int]], links: Links, back: bool) -> None:
+        assert self._host is not None
+        with ExitStack() as stack:
+            queues: dict[str, Queue] = {}
+            small: dict[str, list[tuple[int, int, int]]] = {}
+            pending: deque[Event] = deque()
+            for device, storage, offset, size in placed:
+                if device not in queues:
+                    queues[device] = stack.enter_context(Queue(device, links=links))
+                ends = storage.data_ptr(), self._host.ptr + offset
+                dst, src = ends if back else ends[::-1]
+                if size < _ALONE:
+                    small.setdefault(device, []).append((dst, src, size))
+                    continue
+                pending.append(copy_async(dst, src, size, queue=queues[device]))
+                if len(pending) > _AHEAD:
+                    pending.popleft().wait()
+            for device, items in small.items():
+                dsts, srcs, sizes = (numpy.array(column, numpy.uint64) for column in zip(*items, strict=True))
+                pending.append(copy_batch_async(dsts, srcs, sizes, queue=queues[device]))
+            for event in pending:
+                event.wait()
+
+    def __repr__(self) -> str:
+        return f"<Parked: {self.nbytes} bytes, {'in the host' if self.parked else 'awake'}>"
+
+
+def park(*holders: Holder, links: Links = "idle") -> Parked:
+    """Take modules, and optimizers' state, off the GPU: into locked memory of the host, over all links that are idle.
+
+    Parameters, buffers and gradients stay the same objects, tied, shared and strided as they are, but have no memory
+    until `wake`: torch refuses to use them. torch's cached memory is given back to the GPU. Waits for all work of the
+    GPU, and for the copies.
+
+    Parameters
+    ----------
+    *holders : torch.nn.Module or torch.optim.Optimizer
+        What they have in the host stays as it is.
+    links : {"own", "idle"} or devices
+        As of `pinning.Queue`.
+
+    Returns
+    -------
+    Parked
+        May be dropped. Its memory in the host is kept for the next time, until the first of the holders is gone.
+
+    Raises
+    ------
+    TypeError
+        A holder is neither, or there is none; or a tensor has no storage of its own (sparse).
+    PinningError
+        Something is parked already, or its memory is not torch's to give back.
+    MemoryError, VendorError
+        The host's memory cannot be allocated or locked, or a copy failed. On any error nothing has changed.
+    """
+    if not holders or not all(isinstance(each, (torch.nn.Module, torch.optim.Optimizer)) for each in holders):
+        raise TypeError("park takes modules and optimizers, at least one")
+    storages = list(_storages_of(holders))
+    parked = _parked.get(holders[0]) or Parked()
+    if parked.parked:
+        raise PinningError(f"this {type(holders[0]).__name__} is parked already; wake it first")
+    parked.park(storages, links)
+    for each in holders:
+        _parked[each] = parked
+    return parked
+
+
+def wake(*holders: Holder, links: Links = "idle") -> None:
+    """Bring back to the GPU what `park` took off it, together with what was parked in the same call.
+
+    The addresses may be others than before: CUDA graphs that were captured with the old ones must be captured anew.
+
+    Parameters
+    ----------
+    *holders : torch.nn.Module or torch.optim.Optimizer
+        What is awake stays so.
+    links : {"own", "idle"} or devices
+        As of `pinning.Queue`.
+
+    Raises
+    ------
+    PinningError
+        One was never parked.
+    torch.OutOfMemoryError, VendorError
+        There is no room on the GPU, or a copy failed. Then all of it is parked still.
+    """
+    for each in holders:
+        parked = _parked.get(each)
+        if parked is None:
+            raise PinningError(f"this {type(each).__name__} was not parked: there is nothing to wake")
+        if parked.parked:
+            parked.wake(links)
+
+
+def _storages_of(holders: Iterable[Holder]) -> Iterator[tuple[str, torch.UntypedStorage]]:
+    """Each storage on a device once, with the device's name."""
+    seen = set()
+    for tensor in _tensors_of(holders):
+        device = _device_name(tensor)
+        if device is None or tensor.numel() == 0:
+            continue
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"a tensor of layout {tensor.layout} has no storage of its own and cannot be parked")
+        storage = tensor.untyped_storage()
+        if storage._cdata in seen:
+            continue
+        seen.add(storage._cdata)
+        if storage.nbytes() == 0:
+            raise PinningError(
+                f"a tensor of shape {tuple(tensor.shape)} has no memory: it is parked already; wake it first"
+            )
+        if not storage.resizable():
+            raise PinningError(
+                f"the memory of a tensor of shape {tuple(tensor.shape)} is not torch's to give back: park a clone of it"
+            )
+        yield device, storage
+
+
+def _tensors_of(holders: Iterable[Holder]) -> Iterator[torch.Tensor]:
+    for holder in holders:
+        yield from tensors_of(holder)
+        if isinstance(holder, torch.nn.Module):
+            yield from (each.grad for each in holder.parameters() if each.grad is not None)
+
+
+def _device_name(tensor: torch.Tensor) -> str | None:
+    return None if in_host(tensor) or tensor.is_meta else f"cuda:{tensor.device.index}"
+
+
+def _synchronize(placed: list[tuple[str, torch.UntypedStorage, int, int]]) -> None:
+    for name in {device for device, *_ in placed if device.startswith("cuda:")}:
+        torch.cuda.synchronize(name)
+
+
+def _give_back(placed: list[tuple[str, torch.UntypedStorage, int, int]]) -> None:
+    if any(device.startswith("cuda:") for device, *_ in placed):
+        torch.cuda.empty_cache()
