@@ -111,7 +111,7 @@ class _Divided:
         """Submit [begin, end) by way of a peer, one piece each time; directly what that refuses."""
         share = end - begin
         largest = -(-share // -(-share // LARGEST_BLOCK))
-        todo = begin
+        todo, memory = begin, None
         try:
             pool = _pools.get(way.peer.name) or _pools.setdefault(way.peer.name, PeerPool(way.peer, POOL_BYTES))
             memory, ready = way.bus.alloc(BLOCKS * largest, pool=pool)
@@ -132,6 +132,9 @@ class _Divided:
         except _REFUSALS:
             way.synchronize()  # so that nothing of it comes later than what is done anew
             _ways.pop((self.queue.device.name, way.peer.name), None)
+            if memory is not None:
+                with suppress(Exception):
+                    way.bus.free(memory)
             if todo > begin and emptied:
                 events.append(emptied[-1])
             if todo < end:
