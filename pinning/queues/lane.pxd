@@ -84,13 +84,12 @@ cdef class Work:
 cdef class Lane:
     cdef object __weakref__
     cdef readonly object vendor  # the VendorQueue, for Python
-    cdef readonly object device  # of `vendor`
+    cdef object device
     cdef object stream  # the owner of the vendor's queue, if it is adopted: kept as long as work may be submitted there
     cdef NativeQueue native  # the same for C++
     cdef VendorQueue* queue  # that of `native`
     cdef Timeline timeline
-    cdef readonly uint64_t submitted
-    cdef public bint lent  # it carries copies of other devices
+    cdef uint64_t submitted
     cdef uint64_t complete  # `submitted` before the submission in progress, or now where there is none
     cdef uint64_t looked  # `submitted` when the vendor was last asked
     cdef void* last  # a Place, not kept: the one after all that was submitted, null where it cannot be needed

@@ -356,6 +356,15 @@ cdef class Lane:
             pass
 
     @property
+    def owner_device(self):
+        return self.device
+
+    @property
+    def count(self):
+        """How many operations were submitted so far."""
+        return self.submitted
+
+    @property
     def lost(self):
         """Whether the vendor says nothing but errors any more."""
         return self.refusals >= LOST

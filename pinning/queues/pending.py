@@ -14,6 +14,7 @@ import warnings
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
+from weakref import WeakSet
 
 from pinning.plugin import MemoryDevice
 from pinning.queues.order import TimelinePoint
@@ -33,11 +34,9 @@ class Lane(Protocol):
     @property
     def retired(self) -> bool: ...
     @property
-    def device(self) -> MemoryDevice: ...
+    def owner_device(self) -> MemoryDevice: ...
     @property
-    def submitted(self) -> int: ...
-    @property
-    def lent(self) -> bool: ...
+    def count(self) -> int: ...
     def poll(self) -> bool: ...
     def unwatch(self) -> bool: ...
     def retire(self) -> None: ...
@@ -46,6 +45,7 @@ class Lane(Protocol):
 
 
 _lanes: WeakRegistry[Lane] = WeakRegistry()
+_lent: WeakSet[Lane] = WeakSet()  # lanes that carry copies of other devices
 _abandoned: list[object] = []
 _RECENTLY = 0.005  # seconds, for which a device counts as at work after it was last seen to get some
 _seen: dict[str, tuple[int, float]] = {}  # by name, how much had been submitted and when that was new
@@ -67,6 +67,11 @@ look_after = partial(process.look_after, _is_busy)
 def know(lane: Lane) -> None:
     """There is a new lane."""
     _lanes.add(lane)
+
+
+def lend(lane: Lane) -> None:
+    """What is submitted to this lane is no work of its device: it is another's."""
+    _lent.add(lane)
 
 
 def retire(lane: Lane) -> None:
@@ -93,8 +98,8 @@ def uses(thing: object) -> tuple[TimelinePoint, ...]:
 
 def is_idle(device: MemoryDevice) -> bool:
     """Whether a device has no work in this package's queues now, and got none lately."""
-    lanes = [lane for lane in _lanes if lane.device is device and not (lane.closed or lane.lent)]
-    count, now = sum(lane.submitted for lane in lanes), time.monotonic()
+    lanes = [lane for lane in _lanes if lane.owner_device is device and not lane.closed and lane not in _lent]
+    count, now = sum(lane.count for lane in lanes), time.monotonic()
     known, since = _seen.setdefault(device.name, (count, now - _RECENTLY))
     if count != known:
         _seen[device.name], since = (count, now), now

@@ -398,7 +398,7 @@ cdef class Submitter:
     def lend(self) -> None:
         """From now on what is submitted here is not counted as work of its device: it is another's."""
         for lane in self.lanes:
-            lane.lent = True
+            pending.lend(lane)
 
     def poll(self) -> bool:
         """Ask the vendor how far it has come, make that known, and let go of what is no longer needed.
