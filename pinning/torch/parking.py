@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy
@@ -19,7 +20,7 @@ from pinning.queues import Event, Queue
 from pinning.queues.links import Links
 from pinning.torch.storages import in_host, tensors_of
 
-Holder = torch.nn.Module | torch.optim.Optimizer
+Holder: TypeAlias = torch.nn.Module | torch.optim.Optimizer
 
 _ALIGNMENT = 256  # bytes
 _ALONE = 1 << 20  # bytes of a storage from which it is a copy of its own
