@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What staging costs a program on a CUDA GPU, in fresh processes: ``staging_costs.py [ROW ...] [--rounds N]``.
+
+``first``: milliseconds until a queue and an allocation are there and until the first staged copies are over, in a
+process that has the GPU's context already. ``processors``: staged copies with 2, 4 and all processors, beside the
+driver's own, and the processor time of 1 GiB. ``processes``: 1, 4 and 8 processes that copy at once. ``waits``:
+microseconds that a lone small copy is waited for, beside ``cuStreamSynchronize``. ``beside``: a small locked copy
+beside large ones of another queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from statistics import median
+from typing import Any
+
+MIB, GIB = 1 << 20, 1 << 30
+ROWS = "first", "processors", "processes", "waits", "beside"
+SMALL = 51 << 10
+
+
+class Driver:
+    """The driver itself, with the GPU's context open and current in this thread."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        self("cuInit", 0)
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self("cuCtxSetCurrent", context)
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        wide = [ctypes.c_uint64(each) if isinstance(each, int) else each for each in arguments]
+        code = getattr(self.library, name)(*wide)
+        assert code == 0, f"{name} returned {code}"
+
+
+def milliseconds(do: Callable[[], object]) -> float:
+    begin = time.perf_counter_ns()
+    do()
+    return (time.perf_counter_ns() - begin) / 1e6
+
+
+def first() -> None:
+    driver = Driver()
+    import numpy
+
+    array, back = numpy.ones(64 * MIB, numpy.uint8), numpy.ones(64 * MIB, numpy.uint8)
+    imported = milliseconds(lambda: __import__("pinning"))
+    import pinning
+
+    made: list[Any] = []
+    queue = milliseconds(lambda: made.append(pinning.Queue("cuda:0")))
+    allocation = milliseconds(lambda: made.append(pinning.alloc(64 * MIB, device="cuda:0")))
+    there = made[1]
+    inward = milliseconds(lambda: pinning.copy(there, array, queue=made[0]))
+    again = milliseconds(lambda: pinning.copy(there, array, queue=made[0]))
+    outward = milliseconds(lambda: pinning.copy(back, there, queue=made[0]))
+    bare = milliseconds(lambda: driver("cuMemcpyHtoD_v2", there.ptr, array.ctypes.data, 64 * MIB))
+    figures = imported, queue, allocation, inward, again, outward, bare
+    print(" ".join(f"{figure:.2f}" for figure in figures))
+
+
+def rates(size: int, rounds: int = 5) -> None:
+    """GB/s to the device and to the host, ours and the driver's, and ours in processor seconds a GiB."""
+    driver = Driver()
+    import numpy
+
+    import pinning
+
+    array = numpy.resize(numpy.random.default_rng(0).integers(0, 256, 16 * MIB, dtype=numpy.uint8), size)
+    with pinning.Queue("cuda:0") as queue, pinning.alloc(size, device="cuda:0") as there:
+        ways: dict[str, Callable[[], object]] = {
+            "in": partial(pinning.copy, there, array, queue=queue),
+            "driver in": partial(driver, "cuMemcpyHtoD_v2", there.ptr, array.ctypes.data, size),
+            "out": partial(pinning.copy, array, there, queue=queue),
+            "driver out": partial(driver, "cuMemcpyDtoH_v2", array.ctypes.data, there.ptr, size),
+        }
+        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for turn in range(rounds + 2):
+            for name, do in ways.items():
+                time.sleep(0.01)  # so that no thread of the copy before still spins
+                begin, used = time.perf_counter(), time.process_time()
+                do()
+                end = time.perf_counter()
+                time.sleep(0.002)  # what threads spin for after it is its own
+                if turn > 1:
+                    figures[name].append((size / (end - begin) / 1e9, (time.process_time() - used) * GIB / size))
+    print(", ".join(f"{name} {median(r for r, _ in rows):.1f} ({median(s for _, s in rows):.2f} s a GiB)"
+                    for name, rows in figures.items()))
+
+
+def together(start: float, seconds: float) -> None:
+    """1 GiB to the GPU, again and again, in step with other processes."""
+    import numpy
+
+    import pinning
+
+    array = numpy.ones(GIB, numpy.uint8)
+    with pinning.Queue("cuda:0") as queue, pinning.alloc(GIB, device="cuda:0") as there:
+        ends = {"in": (there, array), "out": (array, there)}
+        for both in ends.values():
+            pinning.copy(*both, queue=queue)
+        line = []
+        for i, both in enumerate(ends.values()):
+            begin = start + i * (seconds + 0.5)
+            time.sleep(max(0.0, begin - time.time()))
+            used, count = time.process_time(), 0
+            while time.time() < begin + seconds:
+                pinning.copy(*both, queue=queue)
+                count += 1
+            line += [count * GIB / (time.time() - begin) / 1e9, (time.process_time() - used) / max(count, 1)]
+    print(*line)
+
+
+def percentiles(micros: Sequence[float]) -> str:
+    ordered = sorted(micros)
+    return f"{ordered[len(ordered) // 2]:.1f} us, p99 {ordered[len(ordered) * 99 // 100]:.1f}"
+
+
+def waits(count: int = 400) -> None:
+    driver = Driver()
+    import numpy
+
+    import pinning
+
+    with ExitStack() as stack:
+        queue, other = stack.enter_context(pinning.Queue("cuda:0")), stack.enter_context(pinning.Queue("cuda:0"))
+        there = stack.enter_context(pinning.alloc(64 * 4096, device="cuda:0"))
+        array = numpy.ones(64 * 4096, numpy.uint8)
+        stack.enter_context(pinning.lock(array, device="cuda:0"))
+        small, part = array[:4096], there.ptr
+        stream = ctypes.c_void_p(other.handle)
+
+        def copy() -> Any:
+            return pinning.copy_async((part, 4096), small, queue=queue)
+
+        def batch() -> Any:
+            items = [(there.ptr + i * 4096, array.ctypes.data + i * 4096) for i in range(16)]
+            return pinning.copy_batch_async([d for d, _ in items], [s for _, s in items], [4096] * 16, queue=queue)
+
+        ways: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+            "driver": (lambda: driver("cuMemcpyAsync", part, small.ctypes.data, 4096, stream),
+                       lambda _: driver("cuStreamSynchronize", stream)),
+            "copy.wait": (copy, lambda event: event.wait()),
+            "queue.synchronize": (copy, lambda _: queue.synchronize()),
+            "an earlier copy": (lambda: (copy(), copy())[0], lambda event: event.wait()),
+            "batch of 16": (batch, lambda event: event.wait()),
+            "queue.record": (lambda: (copy(), queue.record())[1], lambda event: event.wait()),
+        }
+        for name, (submit, wait) in ways.items():
+            submitted, waited = [], []
+            for _ in range(count):
+                time.sleep(0.0005)
+                begin = time.perf_counter_ns()
+                what = submit()
+                middle = time.perf_counter_ns()
+                wait(what)
+                end = time.perf_counter_ns()
+                submitted.append((middle - begin) / 1e3)
+                waited.append((end - middle) / 1e3)
+            print(f"{name}: submitted {percentiles(submitted)}; waited {percentiles(waited)}")
+
+
+def beside(large: int = 200 * 1000 * 1000, count: int = 300) -> None:
+    import threading
+
+    import numpy
+
+    import pinning
+
+    with ExitStack() as stack:
+        queues = [stack.enter_context(pinning.Queue("cuda:0")) for _ in range(2)]
+        arrays = [numpy.ones(size, numpy.uint8) for size in (large, SMALL)]
+        there = [stack.enter_context(pinning.alloc(size, device="cuda:0")) for size in (large, SMALL)]
+        for array in arrays:
+            stack.enter_context(pinning.lock(array, device="cuda:0"))
+        for name in ("to the device", "to the host"):
+            ends = [(d, a) if name == "to the device" else (a, d) for d, a in zip(there, arrays, strict=True)]
+
+            def in_a_row(times: int, ends: Any = ends) -> float:
+                begin = time.perf_counter()
+                for _ in range(times):
+                    pinning.copy_async(*ends[0], queue=queues[0])
+                queues[0].synchronize()
+                return times * large / (time.perf_counter() - begin) / 1e9
+
+            rate = median(in_a_row(20) for _ in range(5))
+            ended = threading.Event()
+
+            def keep_busy(ends: Any = ends, ended: threading.Event = ended) -> None:
+                events: list[Any] = []
+                while not ended.is_set():
+                    events.append(pinning.copy_async(*ends[0], queue=queues[0]))
+                    if len(events) > 3:
+                        events.pop(0).wait()
+
+            thread = threading.Thread(target=keep_busy)
+            thread.start()
+            time.sleep(0.05)
+            micros = []
+            for _ in range(count):
+                time.sleep(0.0005)
+                begin = time.perf_counter_ns()
+                pinning.copy_async(*ends[1], queue=queues[1]).wait()
+                micros.append((time.perf_counter_ns() - begin) / 1e3)
+            ended.set()
+            thread.join()
+            print(f"{name}: large alone {rate:.1f} GB/s; {SMALL >> 10} KiB beside them {percentiles(micros)}")
+
+
+def child(*arguments: object, **how: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--child", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how)
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    text, _ = process.communicate()
+    assert process.returncode == 0, text
+    return text.strip()
+
+
+def row(name: str, rounds: int) -> None:
+    if name == "first":
+        lines = [output(child("first")) for _ in range(rounds)]
+        columns = zip(*[map(float, line.split()) for line in lines], strict=True)
+        names = "import", "queue", "allocation", "first in", "second in", "first out", "driver in"
+        print("first, ms:", ", ".join(f"{n} {median(c):.1f}" for n, c in zip(names, columns, strict=True)))
+    elif name == "processors":
+        mine = sorted(os.sched_getaffinity(0))
+        for count in sorted({n for n in (2, 4, 8, len(mine)) if n <= len(mine)}):
+            some = set(mine[:count])
+            for size in (64 * MIB, GIB):
+                done = output(child("rates", size, preexec_fn=partial(os.sched_setaffinity, 0, some)))
+                print(f"{count} processors, {size // MIB} MiB, GB/s: {done}")
+    elif name == "processes":
+        for count in (1, 4, 8):
+            start = time.time() + 6
+            every = [child("together", start, 2) for _ in range(count)]
+            figures = [list(map(float, output(each).split())) for each in every]
+            inward, used_in, outward, used_out = (list(column) for column in zip(*figures, strict=True))
+            print(f"{count} processes: in {sum(inward):.1f} GB/s ({median(used_in):.2f} s a GiB), "
+                  f"out {sum(outward):.1f} ({median(used_out):.2f})")
+    else:
+        print(f"{name}:", output(child(name)).replace("\n", f"\n{name}: "))
+    sys.stdout.flush()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        name, *given = sys.argv[2:]
+        programs: dict[str, Callable[..., None]] = {
+            "first": first, "rates": rates, "together": together, "waits": waits, "beside": beside
+        }
+        programs[name](*[float(each) if "." in each else int(each) for each in given])
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=ROWS)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    for name in asked.rows:
+        row(name, asked.rounds)
+
+
+if __name__ == "__main__":
+    main()
