@@ -11,8 +11,9 @@
 #include <algorithm>
 #include <mutex>
 #include <pinning/status_page.hpp>
-#include <thread>
 #include <utility>
+
+#include "../base/processors.hpp"
 
 namespace pinning {
 
@@ -22,6 +23,9 @@ using namespace std::chrono_literals;
 
 // A thread that finds nothing spins for a while before it sleeps: to be woken takes 50 us and more on a virtual machine.
 constexpr auto longest_spin = 100us;
+// So many of them at a time, beside the one that watches: where more find nothing, there are more than the bus keeps at
+// work, and what they spin is the program's. Those that a copy has woken all wait for its first chunk.
+constexpr unsigned most_spinning = 1;
 // Pauses of the thread that watches words that do not change. They grow with the time that nothing has come.
 constexpr auto shortest_nap = 20us, longest_nap = 200us;
 // Of one ring, at most so many copies are looked at whose chunks cannot move.
@@ -48,7 +52,7 @@ void move_in_host(Transfer const& transfer, Address host, Address from, std::uin
 }  // namespace
 
 CopyThreads::CopyThreads() noexcept
-    : spin_(std::thread::hardware_concurrency() > 2 ? Clock::duration(longest_spin) : Clock::duration(0)) {}
+    : spin_(usable_processors() > 2 ? Clock::duration(longest_spin) : Clock::duration(0)) {}
 
 CopyThreads* CopyThreads::known() noexcept { return threads.load(std::memory_order_acquire); }
 
@@ -88,12 +92,14 @@ bool CopyThreads::start() {
 }
 
 void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, StagingLimits const& limits) {
-  // There will be work for all of them, and to be woken takes longer than for the first chunk to come.
-  unsigned wake = transfer->way == Way::to_device || transfer->way == Way::to_host ? count_.load() : 0;
+  unsigned wake = 0;
   {
     std::lock_guard const guard(lock_);
-    most_to_device_ = std::max(1u, limits.threads_to_device);
-    most_to_host_ = std::max(1u, limits.threads_to_host);
+    auto const most = [&](unsigned given) { return std::max(1u, given > 0 ? given : limits.threads); };
+    most_to_device_ = most(limits.threads_to_device), most_to_host_ = most(limits.threads_to_host);
+    // There will be work for them, and to be woken takes longer than for the first chunk to come.
+    if (transfer->way == Way::to_device) wake = most_to_device_;
+    if (transfer->way == Way::to_host) wake = most_to_host_;
     if (ring.transfers.empty()) active_.push_back(&ring);
     try {
       ring.transfers.push_back(transfer);
@@ -189,7 +195,7 @@ bool CopyThreads::idle(Ring const& ring) noexcept {
 void CopyThreads::work() noexcept {
   prctl(PR_SET_NAME, "pinning copies");
   prctl(PR_SET_TIMERSLACK, 1000);  // a nap is to take no longer than it says
-  bool watching = false;
+  bool watching = false, awaited = true;
   auto quiet = Clock::now();  // since when it finds nothing
   for (;;) {
     std::uint32_t const seen = news_.count(), seen_arrivals = arrivals_.count();
@@ -205,11 +211,12 @@ void CopyThreads::work() noexcept {
       if (watching || more) {
         if (watching) watching_.store(false);
         watching = false;
-        news_.ring(more ? count_.load() : 0);
+        news_.ring(more && spinning_.load() == 0 ? 1 : 0);  // which wakes the next one, if there is yet more
       }
       bool const faulted = move(slice);
       finish(slice, faulted);
       quiet = Clock::now();
+      awaited = false;
       continue;
     }
     if (pending && !watching) watching = !watching_.exchange(true);
@@ -225,14 +232,17 @@ void CopyThreads::work() noexcept {
         arrivals_.wait(seen_arrivals, std::clamp<std::chrono::nanoseconds>(idle / 16, shortest_nap, longest_nap));
         if (arrivals_.count() != seen_arrivals) quiet = Clock::now();
       }
-    } else if (idle < spin_) {
+    } else if (idle < spin_ && (awaited || spinning_.load() < most_spinning)) {
+      spinning_.fetch_add(1);
       for (int i = 0; i < 8 && news_.count() == seen; ++i) relax();
       while (news_.count() == seen && Clock::now() - quiet < spin_) {
         for (int i = 0; i < 32; ++i) relax();
       }
+      spinning_.fetch_sub(1);
     } else {
       news_.wait(seen);
       quiet = Clock::now();
+      awaited = true;
     }
   }
 }

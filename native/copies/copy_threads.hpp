@@ -77,6 +77,7 @@ class CopyThreads {
   unsigned most_to_device_ = 1, most_to_host_ = 1;
 
   std::atomic<unsigned> count_{0};
+  std::atomic<unsigned> spinning_{0};
   Clock::duration spin_;
   Bell news_;                        // something may move, or be waited for
   Bell calls_;                       // a wait in a vendor's call may be over

@@ -49,10 +49,9 @@
 #include <optional>
 #include <pinning/budget.hpp>
 #include <pinning/staging.hpp>
-#include <sched.h>
-#include <thread>
 
 #include "../base/process.hpp"
+#include "../base/processors.hpp"
 #include "copy_threads.hpp"
 
 namespace pinning {
@@ -565,12 +564,6 @@ Known& known() {
   });
 }
 
-unsigned processors() noexcept {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<unsigned>(CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
-}
-
 std::atomic<std::uint64_t> queue_numbers{0};
 
 }  // namespace
@@ -580,11 +573,11 @@ std::atomic<std::uint64_t> queue_numbers{0};
 // host from two GPUs at once, 20 move 103 GB/s and 24 move 60.
 StagingLimits::StagingLimits() noexcept {
   static constinit std::atomic<unsigned> counted = 0;
-  if (counted == 0) counted = processors();
+  if (counted == 0) counted = usable_processors();
   unsigned const count = counted;
   threads = count == 1 ? 1 : std::clamp(count * 3 / 4, 2u, 20u);
   threads_to_device = threads;
-  threads_to_host = std::min(threads, std::max(2u, count / 2));
+  threads_to_host = std::min(threads, std::max(3u, count / 2));
 }
 
 std::uint64_t next_queue_number() noexcept { return ++queue_numbers; }

@@ -34,12 +34,14 @@ class Costs:
         of the ring. Between two chunks a GPU does nothing for 4 us.
     threads : int
         How many threads fill and empty rings; fixed at the first staged copy. With one, nothing is staged. By default
-        three quarters of the processors that the process may use, but two at least and 20 at most: more wait for one
-        another (two GPUs at once, of 32 processors, to the host: 20 move 103 GB/s and 24 move 60).
+        three quarters of the processors that the process may use by its affinity and the quotas of its control groups,
+        but two at least and 20 at most: more wait for one another (two GPUs at once, of 32 processors, to the host: 20
+        move 103 GB/s and 24 move 60).
     threads_to_device, threads_to_host : int
         How many of them do so in one direction at a time: by default all of them to the device, and half of the
-        processors to the host, where more gain nothing (of 16, 8 move 49 GB/s and 12 fewer). A copy whose source is
-        still to be mapped page by page, such as a file's mapping that was never read, may have all of them.
+        processors to the host, but three at least, where more gain nothing (of 16, 8 move 49 GB/s and 12 fewer). A copy
+        whose source is still to be mapped page by page, such as a file's mapping that was never read, may have all of
+        them. With 0, copies in that direction are left to the vendor.
     kernel_from_items, kernel_to_bytes : int
         A batch of so many items or more has those up to so many bytes moved by a kernel of the device, if it has one;
         to launch one takes 4 us, and larger items the copy engines move faster.
@@ -70,7 +72,8 @@ class Costs:
 
     def stages(self, size: int, to_device: bool) -> bool:
         """Whether a pageable range of `size` bytes is worth staging."""
-        return self.threads > 1 and size >= self.stage_from(to_device)
+        at_work = self.threads_to_device if to_device else self.threads_to_host
+        return self.threads > 1 and at_work > 0 and size >= self.stage_from(to_device)
 
     def stage_from(self, to_device: bool) -> int:
         """Bytes of pageable memory from which a copy in that direction is staged."""

@@ -31,7 +31,7 @@ class Reason(StrEnum):
     LARGE = "large"  #: pageable, and worth staging
     SMALL = "small"  #: pageable, and the vendor's own copy is as fast
     NO_VALUES = "no values"  #: pageable, and the queue cannot wait for values, so it cannot stage
-    ONE_THREAD = "one thread"  #: pageable, and one thread stages no faster than the vendor copies
+    ONE_THREAD = "one thread"  #: pageable, and so few threads stage no faster than the vendor copies
     IN_HOST = "in host"  #: both ends are the host's
     REPEATED = "repeated"  #: copied often, and now locked for good
     KERNEL = "kernel"  #: of a batch: a kernel of the device moves them
@@ -145,7 +145,7 @@ def _of_host_end(code: Reason, path: CopyPath, steps: tuple[Step, ...], to_devic
             return too_small(to_device, what)
         case Reason.NO_VALUES:
             return f"{what}; this queue cannot wait for values, so it cannot stage"
-    return f"{what}; one thread stages no faster than the vendor copies"
+    return f"{what}; so few threads stage no faster than the vendor copies"
 
 
 def too_small(to_device: bool, what: str = "the host's memory is pageable") -> str:

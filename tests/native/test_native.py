@@ -31,7 +31,7 @@ VARIANTS = {
 # What is compiled into a program besides its source: the library too is to be sanitized.
 COPIES = [
     *sorted((NATIVE / "copies").glob("*.cpp")),
-    *[path for path in LIBPINNING if path.stem in ("budget", "process", "status_page")],  # which count what they move
+    *[path for path in LIBPINNING if path.stem in ("budget", "process", "processors", "status_page")],
 ]
 HOST = [path for path in sorted(LIBPINNING) if path.stem in ("host", "host_queue", "mappings", "page_locks", "watch")]
 ALL = sorted({*LIBPINNING, *COPIES})
@@ -39,6 +39,7 @@ WITH = {
     "c_api_stress": ALL,
     "host_stress": [*HOST, *COPIES],
     "out_of_memory": ALL,
+    "processors": [path for path in LIBPINNING if path.stem == "processors"],
     "staging_stress": COPIES,
     "watch_stress": [path for path in LIBPINNING if path.stem in ("process", "watch")],
 }
@@ -193,3 +194,31 @@ def test_program(build: Callable[[str, str], Command], program: str, variant: st
     if "SKIPPED" in said:
         pytest.skip(said)
     assert "all right" in said
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "count"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {}, None),
+        ("", {}, None),
+        ("0::/", {"cpu.max": "100000 100000"}, 1),
+        ("0::/a/b", {"cpu.max": "max 100000", "a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1),
+        ("0::/of/the/host", {"cpu.max": "50000 100000"}, 1),
+        ("4:cpu,cpuacct:/a\n0::/", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "50000"}, 2),
+        ("4:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+        ("4:cpuset:/a", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_the_quotas_of_control_groups_bound_the_processors(
+    build: Callable[[str, str], Command], tmp_path: Path, groups: str, files: dict[str, str], count: int | None
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    status, said = output([*build("processors", "plain"), str(tmp_path)])
+    mine = len(os.sched_getaffinity(0))
+    assert (status, int(said)) == (0, mine if count is None else min(count, mine))

@@ -23,7 +23,7 @@ enum class Reason : std::uint8_t {
   large,          // pageable, and worth staging
   small,          // pageable, and the vendor's own copy is as fast
   no_values,      // pageable, and the queue cannot wait for values, so it cannot stage
-  one_thread,     // pageable, and one thread stages no faster than the vendor copies
+  one_thread,     // pageable, and so few threads stage no faster than the vendor copies
   in_host,        // both ends are the host's
   repeated,       // copied often, and now locked for good
   kernel,         // of a batch: a kernel of the device moves them
@@ -38,7 +38,9 @@ struct CopyLimits : StagingLimits {
   std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // of a batch, for which a kernel is used
 
   std::uint64_t stage_from(bool to_device) const noexcept { return to_device ? stage_to_device : stage_to_host; }
-  bool stages(std::uint64_t size, bool to_device) const noexcept { return threads > 1 && size >= stage_from(to_device); }
+  bool stages(std::uint64_t size, bool to_device) const noexcept {
+    return threads > 1 && (to_device ? threads_to_device : threads_to_host) > 0 && size >= stage_from(to_device);
+  }
 };
 
 /// Whose memory the two ends of a copy are.

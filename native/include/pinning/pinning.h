@@ -245,7 +245,7 @@ typedef enum pinning_reason {
   PINNING_REASON_LARGE = 4,      /* pageable, and worth staging */
   PINNING_REASON_SMALL = 5,      /* pageable, and the vendor's own copy is as fast */
   PINNING_REASON_NO_VALUES = 6,  /* pageable, and the vendor's queue cannot wait for values, so it cannot stage */
-  PINNING_REASON_ONE_THREAD = 7, /* pageable, and one thread stages no faster than the vendor copies */
+  PINNING_REASON_ONE_THREAD = 7, /* pageable, and so few threads stage no faster than the vendor copies */
   PINNING_REASON_IN_HOST = 8,    /* both ends are the host's */
   PINNING_REASON_KERNEL = 10,    /* of a batch: a kernel of the device moves some of it */
   PINNING_REASON_ENGINES = 11,   /* of a batch: the copy engines move it */

@@ -33,7 +33,9 @@ struct StagingLimits {
   std::uint64_t staging_bytes = 1 << 30;    // of all rings of a device
   std::uint64_t chunk_bytes = 8 << 20;      // that a queue copies at once; half of it in copies below 256 MiB
   unsigned threads;                         // that there are; counts at the first copy of the process
-  unsigned threads_to_device, threads_to_host;  // of them at work in one direction at a time
+  /// Of them at work in one direction at a time; 0 where they are no faster than the vendor's own copies, so that only
+  /// files and copies within the host are theirs, and all may work.
+  unsigned threads_to_device, threads_to_host;
   PINNING_API StagingLimits() noexcept;
 };
 

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "processors.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+
+namespace pinning {
+
+namespace {
+
+unsigned in_affinity() noexcept {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<unsigned>(CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+/// How many processors a group's quota is worth; as many as there can be where it has none.
+unsigned in_quota(std::string const& group, bool unified) {
+  long quota = -1, period = 0;
+  if (unified) {
+    std::ifstream(group + "/cpu.max") >> quota >> period;  // of "max" nothing is read
+  } else {
+    std::ifstream(group + "/cpu.cfs_quota_us") >> quota;
+    std::ifstream(group + "/cpu.cfs_period_us") >> period;
+  }
+  return quota > 0 && period > 0 ? static_cast<unsigned>(std::clamp(quota / period, 1L, 1L << 20)) : ~0u;
+}
+
+}  // namespace
+
+unsigned usable_processors(std::string const& root) noexcept {
+  unsigned count = in_affinity();
+  try {
+    std::ifstream groups(root + "/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {
+      auto const first = line.find(':'), second = line.find(':', first + 1);
+      if (second == std::string::npos) continue;
+      std::string const controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+      bool const unified = controllers == ",,";
+      if (!unified && controllers.find(",cpu,") == std::string::npos) continue;
+      std::string const mount = root + (unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");
+      // In a container the path may be that of the host, and its own group be mounted at the top.
+      for (std::string path = line.substr(second + 1);; path.resize(path.find_last_of('/'))) {
+        count = std::min(count, in_quota(mount + path, unified));
+        if (path.find('/') == std::string::npos) break;
+      }
+    }
+  } catch (...) {  // out of memory: what is known by now
+  }
+  return count;
+}
+
+}  // namespace pinning
