@@ -6,9 +6,9 @@ namespace pinning {
 
 namespace {
 
-std::uint64_t bytes_of(std::vector<Part> const& parts) noexcept {
+std::uint64_t bytes_of(std::vector<CopyItem> const& parts) noexcept {
   std::uint64_t bytes = 0;
-  for (Part const& part : parts) bytes += part.size;
+  for (CopyItem const& part : parts) bytes += part.size;
   return bytes;
 }
 
@@ -61,7 +61,7 @@ void Batch::submit_all(VendorQueue& queue) {
 }
 
 /// By threads through pinned blocks, or where there are none, or one small part, by the vendor's own copies.
-void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> const& parts) {
+void Batch::stage(VendorQueue& queue, Staging::Toward toward, std::vector<CopyItem> const& parts) {
   if (parts.empty()) return;
   bool const to_device = toward == Staging::Toward::device;
   if (toward == Staging::Toward::in_host || parts.size() > 1 || parts[0].size >= limits_.stage_from(to_device)) {

@@ -67,14 +67,14 @@ class DeviceSide {
 
   /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them, where the queue has one; let
   /// this go once no device does.
-  DeviceSide(VendorQueue& queue, Transfer const& transfer, std::vector<Part> const& parts, PartLists& lists) {
+  DeviceSide(VendorQueue& queue, Transfer const& transfer, std::vector<CopyItem> const& parts, PartLists& lists) {
     if (queue.moves_parts()) list_.emplace(lists);
     std::uint64_t const most = list_ ? PartLists::part_bytes : ~std::uint64_t{0};
-    auto const add = [&](Part const& part) { list_ ? list_->push_back(part) : parts_.push_back(part); };
+    auto const add = [&](CopyItem const& part) { list_ ? list_->push_back(part) : parts_.push_back(part); };
     std::size_t chunk = 0, count = 0;
     std::uint64_t at = 0;
     first_.push_back(0);
-    for (Part part : parts) {
+    for (CopyItem part : parts) {
       while (part.size > 0) {
         Chunk const& in = transfer.chunks[chunk];
         std::uint64_t const size = std::min({part.size, in.at + in.size - at, most});
@@ -97,13 +97,13 @@ class DeviceSide {
     if (first_.empty()) return queue.copy(to_device ? device_ptr : block, to_device ? block : device_ptr, chunk.size);
     std::size_t const first = first_[index], count = first_[index + 1] - first;
     if (!list_) return queue.copy_batch(parts_.data() + first, count);
-    queue.move_parts(list_->device_ptr() + first * sizeof(Part), count, chunk.size, list_->aligned());
+    queue.move_parts(list_->device_ptr() + first * sizeof(CopyItem), count, chunk.size, list_->aligned());
   }
 
  private:
   Address address_ = 0;
   std::optional<PartList> list_;
-  std::vector<Part> parts_;         // without a list
+  std::vector<CopyItem> parts_;         // without a list
   std::vector<std::size_t> first_;  // the number of each chunk's first part, and one more
 };
 
@@ -185,7 +185,7 @@ void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
 /// What a queue copies to or from: a range, or the parts of a batch.
 struct DeviceRange {
   Address address = 0;
-  std::vector<Part> const* parts = nullptr;
+  std::vector<CopyItem> const* parts = nullptr;
 };
 
 class Handle : public Staged {
@@ -211,11 +211,11 @@ class Rings : public Staging {
  public:
   Rings(VendorDevice& device, std::uint32_t worn) : device_(device), worn_(worn), lists_(device) {}
 
-  std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, bool early,
+  std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
                                StagingLimits const& limits) override;
   PartLists& lists() noexcept override { return lists_; }
   std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
-                                    std::vector<Part> const& parts, bool early, StagingLimits const& limits) override;
+                                    std::vector<CopyItem> const& parts, bool early, StagingLimits const& limits) override;
   std::unique_ptr<Staged> signal(VendorQueue& queue) override;
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
@@ -251,7 +251,7 @@ class Rings : public Staging {
   };
 
   std::unique_ptr<Staged> copy_parts(VendorQueue& queue, std::shared_ptr<Transfer> transfer, std::uint64_t size,
-                                     std::vector<Part> const& parts, StagingLimits const& limits);
+                                     std::vector<CopyItem> const& parts, StagingLimits const& limits);
   std::unique_ptr<Staged> staged(VendorQueue& queue, std::shared_ptr<Transfer> transfer, DeviceRange const& range,
                                  Blocks blocks, StagingLimits const& limits);
   template <class Function>
@@ -276,34 +276,34 @@ class Rings : public Staging {
   std::uint64_t bytes_ = 0;  // of all their blocks
 };
 
-std::unique_ptr<Staged> Rings::copy(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, bool early,
+std::unique_ptr<Staged> Rings::copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
                                     StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   transfer->way = toward == Toward::device ? Way::to_device : toward == Toward::host ? Way::to_host : Way::in_host;
   transfer->early = early;
   std::uint64_t at = 0;
   transfer->ranges.reserve(parts.size() + 1);
-  for (Part const& part : parts) {
+  for (CopyItem const& part : parts) {
     transfer->ranges.push_back({at, toward == Toward::device ? part.src : part.dst, part.src});
     at += part.size;
   }
-  Part const& first = parts[0];
+  CopyItem const& first = parts[0];
   bool const overlaps = first.dst < first.src + first.size && first.src < first.dst + first.size;
   if (toward == Toward::in_host && parts.size() == 1 && overlaps) transfer->slice = first.size;
   return copy_parts(queue, std::move(transfer), at, parts, limits);
 }
 
 std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memory memory,
-                                         std::vector<Part> const& parts, bool early, StagingLimits const& limits) {
+                                         std::vector<CopyItem> const& parts, bool early, StagingLimits const& limits) {
   auto transfer = std::make_shared<Transfer>();
   bool const in_host = memory == Memory::host;
   transfer->way = in_host ? Way::in_host : file.writes ? Way::to_host : Way::to_device;
   transfer->early = early;
   if (file.file->is_past_cache()) transfer->slice = direct_slice_bytes, transfer->most_at_work = direct_threads;
   std::uint64_t at = 0;
-  std::vector<Part> stretches;  // of memory, where what is scattered in the file is often one
-  for (Part const& part : parts) {
-    Address Part::* const end = file.writes ? &Part::src : &Part::dst;
+  std::vector<CopyItem> stretches;  // of memory, where what is scattered in the file is often one
+  for (CopyItem const& part : parts) {
+    Address CopyItem::* const end = file.writes ? &CopyItem::src : &CopyItem::dst;
     if (!stretches.empty() && part.*end == stretches.back().*end + stretches.back().size) {
       stretches.back().size += part.size;
     } else {
@@ -322,7 +322,7 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
 
 /// Of a transfer of so many bytes, which has its ranges of the host's memory: the device's are those of the parts.
 std::unique_ptr<Staged> Rings::copy_parts(VendorQueue& queue, std::shared_ptr<Transfer> transfer, std::uint64_t size,
-                                          std::vector<Part> const& parts, StagingLimits const& limits) {
+                                          std::vector<CopyItem> const& parts, StagingLimits const& limits) {
   transfer->ranges.push_back({size, 0, 0});
   transfer->chunks.push_back({0, size, nullptr, 0, false, size});  // cut when the size of its ring is known
   if (transfer->way != Way::in_host) {

@@ -186,7 +186,7 @@ Outcome could_be(Driver const& driver, Request& request) noexcept {
 /// Requests that differ in nothing but addresses, and are copied as one.
 struct Group {
   Request any;
-  std::vector<Part> parts;
+  std::vector<CopyItem> parts;
   std::uint64_t bytes = 0;
 
   void add(Request const& request) {

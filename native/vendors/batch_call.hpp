@@ -11,7 +11,7 @@ namespace pinning {
 /// `call(dsts, srcs, sizes, count)` returns the vendor's code. What it refuses goes one by one: it refuses more than single
 /// copies do, and does not say what.
 template <class Pointer, class Call>
-void copy_by_batch_call(VendorQueue& queue, Part const* parts, std::uint64_t count, Call&& call) {
+void copy_by_batch_call(VendorQueue& queue, CopyItem const* parts, std::uint64_t count, Call&& call) {
   constexpr std::uint64_t most = 4096;
   std::size_t const room = std::min(count, most);
   std::vector<Pointer> dsts(room), srcs(room);

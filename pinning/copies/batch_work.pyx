@@ -14,7 +14,7 @@ from pinning.locking.lock cimport map_of
 from pinning.map.adapters cimport vendor_of
 from pinning.map.native cimport CPinnedMap
 from pinning.map.pinned_map cimport unlock_orphans
-from pinning.plugin.native cimport Part, VendorDevice, raise_in_python
+from pinning.plugin.native cimport CopyItem, VendorDevice, raise_in_python
 from pinning.queues.staging cimport CopyLimits, limits_of
 
 from typing import TYPE_CHECKING
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
     cppclass PartList:
         uint64_t size() noexcept
-        const Part* begin() noexcept
-        const Part* end() noexcept
+        const CopyItem* begin() noexcept
+        const CopyItem* end() noexcept
 
     cppclass Parts:
         PartList by_kernel
-        vector[Part] by_engine
-        vector[Part] to_device
-        vector[Part] to_host
-        vector[Part] on_host
+        vector[CopyItem] by_engine
+        vector[CopyItem] to_device
+        vector[CopyItem] to_host
+        vector[CopyItem] on_host
         uint64_t written
         uint64_t written_end
 
@@ -153,7 +153,7 @@ cdef class BatchCopy(NativeCopy):
         return self.batch.plain()
 
 
-cdef uint64_t bytes_of(const Part* part, const Part* end) noexcept:
+cdef uint64_t bytes_of(const CopyItem* part, const CopyItem* end) noexcept:
     cdef uint64_t bytes = 0
     while part != end:
         bytes += part.size

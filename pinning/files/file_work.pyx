@@ -15,7 +15,7 @@ from posix.fcntl cimport O_CREAT, O_EXCL, O_NOCTTY, O_NONBLOCK, O_RDONLY, O_RDWR
 from posix.stat cimport S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, fstat, struct_stat
 
 from pinning.copies.work cimport Copy, count_bytes, way_plain
-from pinning.plugin.native cimport Part, VendorQueue
+from pinning.plugin.native cimport CopyItem, VendorQueue
 from pinning.queues.lane cimport Lane, Work
 from pinning.queues.staging cimport CFile, CopyLimits, CStaged, FileEnd, FileMemory, FileOutcome, Staging, limits_of
 from pinning.queues.submitter cimport Submitter
@@ -192,7 +192,7 @@ cdef class FileCopy(Copy):
 cdef class FileWork(Work):
     cdef FileEnd file
     cdef Outcome outcome
-    cdef vector[Part] parts
+    cdef vector[CopyItem] parts
     cdef bint in_device, early
     cdef Staging staging
     cdef CopyLimits limits
@@ -216,7 +216,7 @@ cdef class FileWork(Work):
         cdef FileOutcome* outcome = self.file.outcome.get()
         cdef vector[char] block
         cdef uint64_t at, count
-        cdef Part part
+        cdef CopyItem part
         block.resize(PLAIN_BYTES)
         queue.synchronize()
         for part in self.parts:
@@ -284,7 +284,7 @@ def copy_parts(
     cdef FileCopy copy = FileCopy.__new__(FileCopy)
     cdef Outcome outcome = Outcome.__new__(Outcome)
     cdef const uint64_t[:, ::1] rows = numpy.asarray(parts, numpy.uint64)
-    cdef Part part
+    cdef CopyItem part
     cdef Py_ssize_t i
     cdef uint64_t first = ~(<uint64_t>0), end = 0, size = 0
     file.fileno()

@@ -59,7 +59,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         uint64_t size
         int device
 
-    cppclass Part:
+    cppclass CopyItem:
         uint64_t dst
         uint64_t src
         uint64_t size
@@ -78,7 +78,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         void fill(uint64_t ptr, uint32_t value, unsigned bytes, uint64_t count) except +raise_in_python
         void call(void (*function)(void*), void* argument) except +raise_in_python
         bool waits_for_values() noexcept
-        void copy_batch(const Part* parts, uint64_t count) except +raise_in_python
+        void copy_batch(const CopyItem* parts, uint64_t count) except +raise_in_python
         bool moves_parts() noexcept
         void move_parts(uint64_t parts, uint64_t count) except +raise_in_python
         void wait_value(uint64_t address, uint32_t value) except +raise_in_python

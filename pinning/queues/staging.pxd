@@ -6,7 +6,7 @@ from libcpp cimport bool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.vector cimport vector
 
-from pinning.plugin.native cimport Part, VendorDevice, VendorQueue
+from pinning.plugin.native cimport CopyItem, VendorDevice, VendorQueue
 
 
 cdef extern from "<pinning/python_errors.hpp>" namespace "pinning":
@@ -61,7 +61,7 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
         host
 
     cppclass CStaging "pinning::Staging":
-        unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[Part]& parts,
+        unique_ptr[CStaged] copy_file(VendorQueue& queue, FileEnd file, FileMemory memory, const vector[CopyItem]& parts,
                                       bool early, const CopyLimits& limits) except +raise_in_python
         unique_ptr[CStaged] signal(VendorQueue& queue) except +raise_in_python
         unique_ptr[CStaged] wait(VendorQueue& queue, CStaged& signal) except +raise_in_python

@@ -25,11 +25,11 @@ struct Items {
 struct Parts {
   explicit Parts(PartLists& lists) : by_kernel(lists) {}
 
-  PartList by_kernel;               // addresses of the device, also for locked memory of the host
-  std::vector<Part> by_engine;      // the copy engines: addresses as they were given
-  std::vector<Part> to_device;      // from pageable memory
-  std::vector<Part> to_host;        // into pageable memory
-  std::vector<Part> on_host;        // between two ends of the host
+  PartList by_kernel;                 // addresses of the device, also for locked memory of the host
+  std::vector<CopyItem> by_engine;    // the copy engines: addresses as they were given
+  std::vector<CopyItem> to_device;    // from pageable memory
+  std::vector<CopyItem> to_host;      // into pageable memory
+  std::vector<CopyItem> on_host;      // between two ends of the host
   Address written = ~Address{0}, written_end = 0;  // a range in which all destinations lie
   std::uint64_t bytes = 0;                         // of all items
 };
@@ -47,7 +47,7 @@ class Sorter {
     largest_by_kernel_ > 0 ? parts_.by_kernel.reserve(items.count) : parts_.by_engine.reserve(items.count);
     std::uint64_t const small = std::min(largest_by_kernel_, PartLists::part_bytes);
     for (std::uint64_t i = 0; i < items.count; ++i) {
-      Part const item{items.dsts[i], items.srcs[i], items.sizes[i * items.size_step]};
+      CopyItem const item{items.dsts[i], items.srcs[i], items.sizes[i * items.size_step]};
       // Most items lie wholly in the ranges of the item before: a pool of the host's and one of the device's.
       if (item.size - 1 < small && direct_ && dst_.holds(item.dst, item.size) && src_.holds(item.src, item.size)) {
         enter(item);
@@ -62,13 +62,13 @@ class Sorter {
   using Kind = MemoryRange::Kind;
   static constexpr std::uint64_t most_bytes = ~std::uint64_t{0} >> 1;  // so that no sum of sizes wraps
 
-  void enter(Part const& item) noexcept {
+  void enter(CopyItem const& item) noexcept {
     parts_.written = std::min(parts_.written, item.dst);
     parts_.written_end = std::max(parts_.written_end, item.dst + item.size);
     parts_.bytes += item.size;
   }
 
-  void sort(std::uint64_t index, Part item) {
+  void sort(std::uint64_t index, CopyItem item) {
     auto const refuse = [index](std::string const& why) {
       throw InvalidRange("item " + std::to_string(index) + " of the batch: " + why);
     };
@@ -111,7 +111,7 @@ class Sorter {
   }
 
   /// Makes `dst_` and `src_` those of the item's first bytes.
-  void look(Part const& item) {
+  void look(CopyItem const& item) {
     if (dst_.holds(item.dst) && src_.holds(item.src)) return;
     if (!dst_.holds(item.dst)) dst_ = dst_ranges_.of(item.dst, item.dst + item.size);
     if (!src_.holds(item.src)) src_ = src_ranges_.of(item.src, item.src + item.size);
@@ -147,7 +147,7 @@ class Batch final : public CopyOperation {
 
  private:
   void submit_all(VendorQueue& queue) override;
-  void stage(VendorQueue& queue, Staging::Toward toward, std::vector<Part> const& parts);
+  void stage(VendorQueue& queue, Staging::Toward toward, std::vector<CopyItem> const& parts);
   void count() const noexcept;
 
   Staging& staging_;

@@ -23,7 +23,7 @@ class PartLists {
   static constexpr std::uint64_t part_bytes = 16 << 10;
 
   struct Room {
-    Part* parts = nullptr;
+    CopyItem* parts = nullptr;
     Address device_ptr = 0;
     std::uint64_t count = 0;
   };
@@ -57,7 +57,7 @@ class PartLists {
         give(room);
         throw;
       }
-      bytes += room.count * sizeof(Part);
+      bytes += room.count * sizeof(CopyItem);
     }
     return bytes;
   }
@@ -74,11 +74,11 @@ class PartLists {
     return room;
   }
   Room make(std::uint64_t count) {
-    std::uint64_t const bytes = count * sizeof(Part);
+    std::uint64_t const bytes = count * sizeof(CopyItem);
     Address const ptr =
         process_budget().with_room(bytes, [&] { return device_.allocate(bytes, MemoryKind::host); });
     auto const pinned = device_.is_pinned(ptr);
-    return {reinterpret_cast<Part*>(ptr), pinned ? pinned->device_ptr + (ptr - pinned->base) : ptr, count};
+    return {reinterpret_cast<CopyItem*>(ptr), pinned ? pinned->device_ptr + (ptr - pinned->base) : ptr, count};
   }
 
   VendorDevice& device_;
@@ -100,10 +100,10 @@ class PartList {
   void reserve(std::uint64_t count) {
     if (count <= room_.count) return;
     PartLists::Room const larger = lists_->take(count);
-    if (size_ > 0) std::memcpy(larger.parts, room_.parts, size_ * sizeof(Part));
+    if (size_ > 0) std::memcpy(larger.parts, room_.parts, size_ * sizeof(CopyItem));
     lists_->give(std::exchange(room_, larger));
   }
-  void push_back(Part const& part) {
+  void push_back(CopyItem const& part) {
     if (size_ == room_.count) reserve(2 * size_ + 1);
     room_.parts[size_++] = part;
     bytes_ += part.size;
@@ -114,8 +114,8 @@ class PartList {
   std::uint64_t bytes() const noexcept { return bytes_; }  // of all parts
   /// Whether all addresses and sizes are multiples of 16 bytes.
   bool aligned() const noexcept { return bits_ % 16 == 0; }
-  Part const* begin() const noexcept { return room_.parts; }
-  Part const* end() const noexcept { return room_.parts + size_; }
+  CopyItem const* begin() const noexcept { return room_.parts; }
+  CopyItem const* end() const noexcept { return room_.parts + size_; }
   Address device_ptr() const noexcept { return room_.device_ptr; }
 
  private:

@@ -62,7 +62,7 @@ class Staging {
   /// that is submitted already writes it (CUDA's srcAccessOrder "any", rather than "stream"). Throws what the queue throws;
   /// what was submitted is over then.
   enum class Toward : std::uint8_t { device, host, in_host };
-  virtual std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<Part> const& parts, bool early,
+  virtual std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
                                        StagingLimits const& limits) = 0;
   /// Where the device reads lists of parts.
   virtual PartLists& lists() noexcept = 0;
@@ -72,7 +72,7 @@ class Staging {
   /// and the copy goes on without moving more bytes.
   enum class Memory : bool { device, host };
   virtual std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
-                                            std::vector<Part> const& parts, bool early, StagingLimits const& limits) = 0;
+                                            std::vector<CopyItem> const& parts, bool early, StagingLimits const& limits) = 0;
   /// Given when the queue comes to it.
   virtual std::unique_ptr<Staged> signal(VendorQueue& queue) = 0;
   /// Later work of the queue waits for a signal in a queue of any device, which was submitted before; once for each.

@@ -41,8 +41,8 @@ struct MemoryInfo {
   int device;          // the index of the device that it is on; -1 where it is on none
 };
 
-/// A copy of a batch. The kernel that moves parts reads them as they lie here.
-struct Part {
+/// One copy of a batch: an item, or what goes one way of it. The kernel reads them as they lie here.
+struct CopyItem {
   Address dst, src;
   std::uint64_t size;  // bytes
 };
@@ -92,7 +92,7 @@ class VendorQueue {
   virtual void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                        std::uint64_t height) = 0;
   /// `copy` of each part, by one call where the vendor has one for all. No two parts may share a byte that one writes.
-  virtual void copy_batch(Part const* parts, std::uint64_t count) {
+  virtual void copy_batch(CopyItem const* parts, std::uint64_t count) {
     for (std::uint64_t i = 0; i < count; ++i) copy(parts[i].dst, parts[i].src, parts[i].size);
   }
   /// Whether it has `move_parts`.

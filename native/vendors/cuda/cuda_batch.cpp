@@ -89,7 +89,7 @@ void Queue::move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, 
          nullptr);
 }
 
-void Queue::copy_batch(Part const* parts, std::uint64_t count) {
+void Queue::copy_batch(CopyItem const* parts, std::uint64_t count) {
   bool const has_call = driver_.cuMemcpyBatchAsync_v2 || driver_.cuMemcpyBatchAsync_v1;
   // The call refuses the default streams and streams under capture.
   if (count < 2 || !has_call || handle() <= last_default || capture() != 0) return VendorQueue::copy_batch(parts, count);

@@ -26,7 +26,7 @@ class Queue final : public StreamQueue {
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override;
   /// cuMemcpyBatchAsync, where the driver has it.
-  void copy_batch(Part const* parts, std::uint64_t count) override;
+  void copy_batch(CopyItem const* parts, std::uint64_t count) override;
   bool moves_parts() const noexcept override { return moves_parts_; }
   void move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, bool aligned) override;
   /// `ptr` is a multiple of `bytes`.

@@ -21,7 +21,7 @@ void Queue::copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint
          stream());
 }
 
-void Queue::copy_batch(Part const* parts, std::uint64_t count) {
+void Queue::copy_batch(CopyItem const* parts, std::uint64_t count) {
   if (count < 2 || !runtime_.hipMemcpyBatchAsync) return VendorQueue::copy_batch(parts, count);
   copy_by_batch_call<void*>(*this, parts, count, [&](auto* dsts, auto* srcs, auto* sizes, auto now) {
     std::size_t failed = 0;

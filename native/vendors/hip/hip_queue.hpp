@@ -21,7 +21,7 @@ class Queue final : public StreamQueue {
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override;
   /// hipMemcpyBatchAsync, where the runtime has it.
-  void copy_batch(Part const* parts, std::uint64_t count) override;
+  void copy_batch(CopyItem const* parts, std::uint64_t count) override;
   /// `ptr` is a multiple of `bytes`.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
   bool waits_for_values() const noexcept override { return waits_for_values_; }
