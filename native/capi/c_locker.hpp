@@ -22,6 +22,14 @@ class CLockerError : public std::exception, public StatusError {
   std::string text_;
 };
 
+/// Calls a function of the program's; what it returns otherwise than PINNING_OK goes to `refused` with its text.
+template <class Function, class Refused>
+void call_c(Function&& function, Refused&& refused) {
+  unsigned const before = failures();
+  pinning_status const status = function();
+  if (status != PINNING_OK) refused(status, failures() != before ? pinning_last_error() : pinning_error_string(status));
+}
+
 class CLocker : public Locker {
  public:
   explicit CLocker(pinning_locker const& functions) : functions_(functions) {}
@@ -53,12 +61,10 @@ class CLocker : public Locker {
 
   template <class Function>
   static void call(Function&& function) {
-    unsigned const before = failures();
-    pinning_status const status = function();
-    if (status == PINNING_OK) return;
-    char const* const text = failures() != before ? pinning_last_error() : pinning_error_string(status);
-    if (status == PINNING_ALREADY_PINNED) throw AlreadyPinned(text);
-    throw CLockerError(status, text);
+    call_c(function, [](pinning_status status, char const* text) {
+      if (status == PINNING_ALREADY_PINNED) throw AlreadyPinned(text);
+      throw CLockerError(status, text);
+    });
   }
 
   pinning_locker const functions_;

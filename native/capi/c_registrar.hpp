@@ -29,11 +29,9 @@ class CRegistrar : public Registrar {
  private:
   template <class Function>
   void call(Function&& function) {
-    unsigned const before = failures();
-    pinning_status const status = function();
-    if (status == PINNING_OK) return;
-    char const* const text = failures() != before ? pinning_last_error() : pinning_error_string(status);
-    throw CLockerError(status, ("the registrar " + name_ + " refused: " + text).c_str());
+    call_c(function, [&](pinning_status status, char const* text) {
+      throw CLockerError(status, ("the registrar " + name_ + " refused: " + text).c_str());
+    });
   }
 
   pinning_registrar const functions_;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's userfaultfd tells which memory leaves: who unmaps, moves or discards watched memory waits in that call
-// until it has been read here.
+// The kernel's userfaultfd tells which memory leaves: a thread that unmaps, moves or discards watched memory waits in that
+// call until it has been read here.
 //
 // Where the program's own calls of libc are seen (native/openmp/hooks.cpp), `invalidate` tells of what they make
 // leave, before they do: on the thread that calls, or, where a lock of the tenant's is taken, perhaps by that thread itself,
 // on another.
 //
-// Two threads, or three. The reader waits for nobody and neither allocates nor frees: whoever it waited for might be waiting for it
-// in munmap. The undoer does what may take long, such as a vendor's calls. Both start when something is watched first,
+// Two threads, or three. The reader waits for no thread and neither allocates nor frees: the other one might be waiting for
+// it in munmap. The undoer does what may take long, such as a vendor's calls. Both start when something is watched first,
 // take no signals and never end. Where calls are seen there is the teller too.
 //
-// Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards who watches which pages,
-// and what the kernel was told of them; the reader only tries it. `tenants_mutex_` guards the list of tenants; who
-// holds it neither allocates nor frees, nor calls the kernel. The reader calls `try_invalidate` with it. Who may hold
-// neither walks the list without, counted in `walkers_`, for which `remove` waits. `posted_lock_` is taken last, for a
+// Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards which pages are
+// watched, and what the kernel was told of them; the reader only tries it. `tenants_mutex_` guards the list of tenants; a
+// holder neither allocates nor frees, nor calls the kernel. The reader calls `try_invalidate` with it. A thread that may
+// hold neither walks the list without, counted in `walkers_`, for which `remove` waits. `posted_lock_` is taken last, for a
 // look at a list.
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -55,7 +55,7 @@ Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
 /// Each range splits mappings, of which a process may have 65 530 by default.
 constexpr std::size_t most_ranges = 16'384;
 
-/// So often a thread that makes memory leave tries to tell a tenant: then whoever has its lock may be waiting for it.
+/// So often a thread that makes memory leave tries to tell a tenant: then the holder of its lock may be waiting for it.
 constexpr int most_tries = 1000;
 
 bool switched_off() {
@@ -310,7 +310,7 @@ class Watch : public Watcher {
     for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
       std::optional<bool> told;
       while (!(told = tell(*tenant))) {
-        take(file);  // who holds a lock of the tenant's may be waiting in munmap
+        take(file);  // the holder of a lock of the tenant's may be waiting in munmap
         sched_yield();
       }
       wants_undo |= *told;
@@ -343,7 +343,7 @@ class Watch : public Watcher {
     }
   }
 
-  /// The file is closed, by whoever closes all files there are: nobody can be told of anything.
+  /// The program has closed the file, as one that closes all files does: from now on nothing is heard.
   [[noreturn]] void stop() noexcept {
     open_file_.store(-1, std::memory_order_release);
     for (;;) pause();
@@ -380,7 +380,7 @@ class Watch : public Watcher {
     return true;
   }
 
-  /// For the teller. Until it has told all, everybody waits who would rely on something.
+  /// For the teller. Until it has told all, `has_pending` has lookups wait.
   void post(Range range) noexcept {
     if (!teller_) return;  // there was no thread for it
     lock_posted();
@@ -436,7 +436,7 @@ class Watch : public Watcher {
         guard.unlock();
         try {
           tenant->drain_invalidations();
-        } catch (...) {  // who meets it next tries again
+        } catch (...) {  // the next thread that meets it tries again
         }
         guard.lock();
         tenant->draining_ = false;

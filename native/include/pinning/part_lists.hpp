@@ -43,7 +43,7 @@ class PartLists {
     std::lock_guard const guard(mutex_);
     try {
       spares_.emplace(room.count, room);
-    } catch (...) {  // it stays allocated: nobody is there to hear
+    } catch (...) {  // a destructor: it stays allocated
     }
   }
 

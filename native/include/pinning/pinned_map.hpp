@@ -107,7 +107,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// NotLocked, also where the memory has gone, or what the locker throws: then the region stays, counted as before.
   void unlock(Address ptr) {
     if (count_down(ptr, any, false)) return;
-    throw NotLocked("no locked region holds 0x" + hex(ptr) +
+    throw NotLocked("no locked region holds " + describe(ptr) +
                     "; a lock whose memory was unmapped, moved, discarded or replaced ended with it: lock it again");
   }
 
@@ -258,11 +258,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
 
-  static std::string hex(Address ptr) {
-    char text[20];
-    std::snprintf(text, sizeof text, "%llx", static_cast<unsigned long long>(ptr));
-    return text;
-  }
   static bool contains(Pinned const& pinned, Address ptr, std::uint64_t size) noexcept {
     return pagetable::Region{pinned.base, pinned.size, 0}.contains(ptr, size);
   }
@@ -309,13 +304,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     return wanted != Coherence::fine || coherence == Coherence::fine;
   }
 
-  static bool is_external(Record const& record) noexcept {
-    return (record.flags.load(std::memory_order_relaxed) & external) != 0;
-  }
-  static void mark_kept(Record& record) noexcept {
-    std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
-    if ((flags & external) == 0) record.flags.store(flags | Record::kept, std::memory_order_release);
-  }
 
   std::uint64_t oldest_idle() const noexcept override { return oldest_idle_; }
 
@@ -403,7 +391,6 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   static void move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept;
   // With the mutex:
   bool siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
-  void shares_no_more(Record& record) noexcept;
   // Takes it:
   bool leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
 

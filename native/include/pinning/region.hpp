@@ -93,12 +93,20 @@ struct Record {
   std::atomic<std::uint8_t> flags;
   std::atomic<Coherence> coherence;
 
+  bool has(std::uint8_t flag) const noexcept { return (flags.load(std::memory_order_relaxed) & flag) != 0; }
+  void set(std::uint8_t flag) noexcept {
+    flags.store(flags.load(std::memory_order_relaxed) | flag, std::memory_order_release);
+  }
+  void clear(std::uint8_t flag) noexcept {
+    flags.store(flags.load(std::memory_order_relaxed) & ~flag, std::memory_order_release);
+  }
+
   /// Whether a vendor call is under way for it.
   bool in_transit() const noexcept {
     State const now = state.load(std::memory_order_relaxed);
     return now == State::entering || now == State::growing || now == State::leaving;
   }
-  bool is_invalidated() const noexcept { return (flags.load(std::memory_order_relaxed) & invalidated) != 0; }
+  bool is_invalidated() const noexcept { return has(invalidated); }
   bool is_growing() const noexcept { return state.load(std::memory_order_relaxed) == State::growing; }
   /// Whether locks may be counted in it, and lookups find it.
   static constexpr bool is_shown(State state) noexcept { return state == State::locked || state == State::growing; }

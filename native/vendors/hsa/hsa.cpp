@@ -13,12 +13,6 @@ namespace {
 
 using namespace hsa;
 
-std::string hex(std::uint64_t value) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 [[noreturn]] void already_pinned(Address ptr, std::uint64_t size, int type) {
   throw VendorAlreadyPinned(
       {"hsa_amd_pointer_info", type,
@@ -95,7 +89,7 @@ class HsaDevice : public VendorDevice {
   void unlock(Address ptr) override {
     Runtime const& runtime = Runtime::get();
     auto const device_ptr = Locks::get().begin_unlock(ptr);
-    if (!device_ptr) throw NotLocked("no range that starts at " + hex(ptr) + " is locked on " + name_);
+    if (!device_ptr) throw NotLocked("no range that starts at " + describe(ptr) + " is locked on " + name_);
     if (int const code = runtime.hsa_amd_memory_unlock(reinterpret_cast<void*>(ptr)); code != 0) {
       Locks::get().locked(ptr, *device_ptr);
       runtime.check_code(runtime.hsa_amd_memory_unlock, code);
@@ -184,7 +178,7 @@ class HsaDevice : public VendorDevice {
   }
 
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
-    throw Unsupported(name_ + " cannot adopt the queue " + hex(handle) +
+    throw Unsupported(name_ + " cannot adopt the queue " + describe(handle) +
                       ": HSA's queues run no copies; make one with pinning.Queue, or adopt a HIP stream on a device of "
                       "the plugin hip");
   }

@@ -20,12 +20,6 @@ using namespace ur;
 /// In order, and with the time of events.
 Properties const profiling{UR_STRUCTURE_TYPE_QUEUE_PROPERTIES, nullptr, UR_QUEUE_FLAG_PROFILING_ENABLE};
 
-std::string hex(std::uint64_t value) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 /// The ranges that a device has locked, by base: two maps may lock the same bytes.
 class Held {
  public:
@@ -175,7 +169,7 @@ class UrDevice : public VendorDevice {
   void unlock(Address ptr) override {
     Loader::get();
     auto range = held_.leave(ptr);
-    if (range.empty()) throw NotLocked("no range that starts at " + hex(ptr) + " is locked on " + name_);
+    if (range.empty()) throw NotLocked("no range that starts at " + describe(ptr) + " is locked on " + name_);
     try {
       platform_.registrations.unlock(Pages::of(ptr, range.mapped()));
     } catch (...) {
@@ -264,16 +258,16 @@ class UrDevice : public VendorDevice {
     Loader const& loader = Loader::get();
     void* const queue = reinterpret_cast<void*>(handle);
     if (loader.ask<void*>(loader.urQueueGetInfo, queue, UR_QUEUE_INFO_DEVICE) != device_) {
-      throw Unsupported("queue " + hex(handle) + " is not one of " + name_ + ": adopt it on its own device");
+      throw Unsupported("queue " + describe(handle) + " is not one of " + name_ + ": adopt it on its own device");
     }
     if (loader.ask<void*>(loader.urQueueGetInfo, queue, UR_QUEUE_INFO_CONTEXT) != context(loader)) {
-      throw Unsupported("queue " + hex(handle) +
+      throw Unsupported("queue " + describe(handle) +
                         " is in another context than the memory that pinning allocates and locks on " + name_ +
                         ", which it cannot reach there: create it in the `context` of the device");
     }
     auto const flags = loader.ask<std::uint32_t>(loader.urQueueGetInfo, queue, UR_QUEUE_INFO_FLAGS);
     if ((flags & UR_QUEUE_FLAG_OUT_OF_ORDER_EXEC_MODE_ENABLE) != 0) {
-      throw Unsupported("queue " + hex(handle) + " of " + name_ + " is out of order: create one that is in order");
+      throw Unsupported("queue " + describe(handle) + " of " + name_ + " is out of order: create one that is in order");
     }
     return wrap(queue, false, calls_functions(loader));
   }
@@ -329,10 +323,10 @@ class UrDevice : public VendorDevice {
     if (type == UR_USM_TYPE_HOST) {
       // Importing it would succeed, and releasing it would take it away from its owner.
       throw VendorAlreadyPinned({"urUSMGetMemAllocInfo", type, "UR_USM_TYPE_HOST",
-                                 "someone else has pinned the memory at " + hex(ptr)});
+                                 "someone else has pinned the memory at " + describe(ptr)});
     }
     if (is_of_a_device(type)) {
-      throw InvalidRange(hex(ptr) + " cannot be locked for " + name_ + ": it is " +
+      throw InvalidRange(describe(ptr) + " cannot be locked for " + name_ + ": it is " +
                          (type == UR_USM_TYPE_DEVICE ? "device memory" : "memory shared with a device") +
                          ", not host memory");
     }

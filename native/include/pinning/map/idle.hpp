@@ -7,7 +7,7 @@ namespace pinning {
 inline bool PinnedMap::give_back_idle(Address start) {
   if (is_parents()) return false;
   std::unique_lock guard(mutex_);
-  auto const region = table_.find(start, [](Record const&) {});
+  auto const region = table_.find(start);
   if (!region || region->start != start || !table_.value(region->id).is_idle()) return false;
   unlock_last(guard, *region, table_.value(region->id));
   return true;
@@ -15,7 +15,7 @@ inline bool PinnedMap::give_back_idle(Address start) {
 
 /// Instead of the last unlock; false where it is not to be kept.
 inline bool PinnedMap::make_idle(pagetable::Region const& region, Record& record) noexcept {
-  if ((record.flags.load(std::memory_order_relaxed) & Record::kept) == 0 || !budget_.keeps(region.size)) return false;
+  if (!record.has(Record::kept) || !budget_.keeps(region.size)) return false;
   if (record.state.load(std::memory_order_relaxed) != State::locked) return false;
   if (record.held.load(std::memory_order_relaxed) != region.size) return false;  // it was cut short
   if (!remember_idle(region.start, record, region.size)) return false;

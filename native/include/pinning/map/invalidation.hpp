@@ -23,8 +23,7 @@ class PinnedMap::Watching {
   /// With the mutex.
   void becomes(Id id) noexcept {
     if (!std::exchange(on_, false)) return;
-    Record& record = map_.table_.value(id);
-    record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::watched, std::memory_order_release);
+    map_.table_.value(id).set(Record::watched);
   }
 
  private:
@@ -58,7 +57,7 @@ inline void PinnedMap::drain_invalidations() {
   std::unique_lock guard(mutex_);
   for (auto const& range : table_.regions()) {
     for (;;) {
-      auto const region = table_.find(range.start, [](Record const&) {});
+      auto const region = table_.find(range.start);
       if (!region || *region != range || !table_.value(region->id).is_invalidated()) break;
       if (table_.value(region->id).in_transit()) {
         settled_.wait(guard);
@@ -100,7 +99,7 @@ inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_
     bool const in_transit = record.in_transit();
     settle_as(record, !in_transit ? State::invalidated : record.is_growing() ? State::entering : record.state.load());
     record.held.store(part.pack(), std::memory_order_release);
-    record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::invalidated, std::memory_order_release);
+    record.set(Record::invalidated);
     if (in_transit) return;  // the thread that calls the vendor sees the flag
     vendor_is_to_be_told = true;
   });

@@ -8,10 +8,7 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (size == 0 || !guard) return std::nullopt;
   bool watched = false;
-  auto const look = [&](Record const& record) {
-    watched = (record.flags.load(std::memory_order_relaxed) & Record::watched) != 0;
-  };
-  if (!table_.find(ptr, look)) return std::nullopt;
+  if (!table_.find(ptr, [&](Record const& record) { watched = record.has(Record::watched); })) return std::nullopt;
   // This region's memory may be what has gone.
   if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->has_pending())) return std::nullopt;
   return count_existing(ptr, size, wanted, none);
@@ -20,7 +17,7 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
 /// One more lock of a region that holds the range. One that others have pinned counts only if it is `confirmed`.
 inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t size, Coherence wanted,
                                                      std::uint64_t confirmed) noexcept {
-  auto region = table_.find(ptr, [](Record const&) {});
+  auto region = table_.find(ptr);
   if (!region) return std::nullopt;
   Record& record = table_.value(region->id);
   State const state = record.state.load(std::memory_order_relaxed);
@@ -240,7 +237,7 @@ inline void PinnedMap::publish(Id id, Facts const& facts, std::uint64_t held, St
   record.flags.store(facts.flags | (record.flags.load(std::memory_order_relaxed) & Record::watched),
                      std::memory_order_release);
   record.coherence.store(facts.coherence, std::memory_order_release);
-  if (is_external(record)) budget_.enter_external(held);
+  if (record.has(external)) budget_.enter_external(held);
   settle_as(record, state);
 }
 
@@ -299,7 +296,7 @@ inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts,
     if (registered.ends.size() > 1 || !registered.registrations.empty()) ends_.insert(std::move(attempt.ends));
     return hold_of(attempt.id, attempt.start, attempt.start);
   }
-  if ((record.flags.load(std::memory_order_relaxed) & ending) == 0) return std::nullopt;
+  if (!record.has(ending)) return std::nullopt;
   throw Ended("the lock of " + describe(attempt.start, attempt.size) + " was ended when " + std::to_string(held) +
               " bytes were locked, because all locks are undone");
 }

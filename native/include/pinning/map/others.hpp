@@ -24,10 +24,9 @@ inline void PinnedMap::unregister(Address ptr) {
   if (is_parents()) return;
   await_invalidations();
   std::unique_lock guard(mutex_);
-  auto region = table_.find(ptr, [](Record const&) {});
-  std::uint8_t const flags = region ? table_.value(region->id).flags.load(std::memory_order_relaxed) : std::uint8_t{0};
-  if ((flags & registered) == 0 || (flags & Record::invalidated) != 0) {
-    throw NotLocked("no registered region holds 0x" + hex(ptr));
+  auto region = table_.find(ptr);
+  if (!region || !table_.value(region->id).has(registered) || table_.value(region->id).is_invalidated()) {
+    throw NotLocked("no registered region holds " + describe(ptr));
   }
   Record const& record = table_.value(region->id);
   std::uint32_t const held = record.references.load(std::memory_order_relaxed);
@@ -67,7 +66,7 @@ inline bool PinnedMap::confirm(std::unique_lock<std::mutex>& guard, pagetable::R
 
 /// Takes out a region of others, whatever its count; false when it is not there any more.
 inline bool PinnedMap::drop(std::unique_lock<std::mutex>& guard, Address start, std::uint64_t serial) noexcept {
-  auto const region = table_.find(start, [](Record const&) {});
+  auto const region = table_.find(start);
   if (!region || serial_of(*region) != serial) return false;
   leave(guard, *region);
   return true;

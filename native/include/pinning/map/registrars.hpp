@@ -121,10 +121,10 @@ inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::R
                                Registrar& registrar) {
   while (!settle(guard, range.start, range.size)) {
   }
-  auto const region = table_.find(range.start, [](Record const&) {});
+  auto const region = table_.find(range.start);
   if (!region || *region != range) return;
   Record& record = table_.value(region->id);
-  if (is_external(record)) return;
+  if (record.has(external)) return;
   auto known = ends_.find(region->id);
   if (known != ends_.end() && known->second.has(registrar)) return;
   bool const was_idle = record.state.load(std::memory_order_relaxed) == State::idle;
@@ -139,7 +139,7 @@ inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::R
     refused = std::current_exception();
   }
   guard.lock();
-  auto const now = table_.find(region->start, [](Record const&) {});
+  auto const now = table_.find(region->start);
   if (now && serial_of(*now) == hold->serial && Record::is_shown(record.state.load(std::memory_order_relaxed))) {
     try {
       known = ends_.try_emplace(region->id, Registered{told.ends, told.by}).first;

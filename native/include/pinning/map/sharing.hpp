@@ -34,7 +34,7 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
     State const state = record.state.load(std::memory_order_relaxed);
     bool const grows_elsewhere = state == State::growing && !region.contains(ptr, size);
     if ((record.in_transit() && !grows_elsewhere) || state == State::invalidated) return {.what = What::changing};
-    if (is_external(record)) continue;
+    if (record.has(external)) continue;
     auto const known = ends_.find(region.id);
     std::uint64_t const held = known != ends_.end() ? known->second.bytes() : region.size;
     if (region.start < ptr && ptr - region.start >= held) continue;  // it was cut short before that
@@ -46,7 +46,7 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
     AllRegistered one;
     Registered& registered = one.try_emplace(Id{}, Registered{{held}, &locker_}).first->second;
     if (known != ends_.end()) registered = {known->second.ends, known->second.by};
-    record.flags.store(record.flags.load(std::memory_order_relaxed) | Record::shared, std::memory_order_release);
+    record.set(Record::shared);
     return {.what = What::registered,
             .start = region.start,
             .size = held,
@@ -61,9 +61,8 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
 /// Whether it shares what is registered from there on.
 inline bool PinnedMap::shares(Address start) {
   std::lock_guard const guard(mutex_);
-  auto const region = table_.find(start, [](Record const&) {});
-  return region && region->start == start &&
-         (table_.value(region->id).flags.load(std::memory_order_relaxed) & Record::shared) != 0;
+  auto const region = table_.find(start);
+  return region && region->start == start && table_.value(region->id).has(Record::shared);
 }
 
 /// Waits for what is changing in the range.
@@ -147,7 +146,7 @@ inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
     return hold_of(entered.id, start, ptr);
   } catch (...) {
     std::unique_lock guard(mutex_);
-    auto const region = table_.find(start, [](Record const&) {});
+    auto const region = table_.find(start);
     Record& record = table_.value(entered.id);
     record.references.store(1, std::memory_order_release);
     ends_.insert(std::move(entered.registered));
@@ -190,13 +189,8 @@ inline bool PinnedMap::siblings_have(std::unique_lock<std::mutex>& guard, pageta
   Siblings::Claim claim(*siblings_);
   bool const theirs = siblings_have(claim, region.start);
   guard.lock();
-  if (!theirs) shares_no_more(record);
+  if (!theirs) record.clear(Record::shared);
   return theirs;
-}
-
-inline void PinnedMap::shares_no_more(Record& record) noexcept {
-  std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
-  record.flags.store(flags & ~Record::shared, std::memory_order_release);
 }
 
 /// Where siblings have a region too that is leaving it goes, with the mutex taken: the vendor call is theirs to make. From
@@ -206,7 +200,7 @@ inline bool PinnedMap::leave_to_siblings(std::unique_lock<std::mutex>& guard, pa
   Siblings::Claim claim(*siblings_);
   bool const theirs = siblings_have(claim, region.start);
   guard.lock();
-  shares_no_more(record);
+  record.clear(Record::shared);
   claim.end();
   if (theirs) {
     leave(guard, region);

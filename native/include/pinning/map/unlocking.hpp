@@ -10,7 +10,7 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
   await_invalidations();  // else the vendor might unlock what has come in its place
   std::unique_lock guard(mutex_);
   for (;;) {
-    auto region = table_.find(ptr, [](Record const&) {});
+    auto region = table_.find(ptr);
     if (!region || !is(*region, serial)) return false;
     Record& record = table_.value(region->id);
     std::uint32_t const references = record.references.load(std::memory_order_relaxed);
@@ -28,20 +28,19 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
       return false;
     }
     if (references == 0 || record.is_idle()) return false;
-    if (keep) mark_kept(record);
-    std::uint8_t const flags = record.flags.load(std::memory_order_relaxed);
-    if (references > 1 || (flags & registered) != 0) {
+    if (keep && !record.has(external)) record.set(Record::kept);
+    if (references > 1 || record.has(registered)) {
       record.references.store(references - 1, std::memory_order_release);
-    } else if ((flags & external) != 0) {
+    } else if (record.has(external)) {
       leave(guard, *region);
-    } else if ((flags & Record::shared) != 0) {
+    } else if (record.has(Record::shared)) {
       settle_as(record, State::leaving);
       if (siblings_have(guard, *region, record)) {
         unlock_claimed(guard, *region, record, State::locked, false);
         return true;
       }
       settle_as(record, record.is_invalidated() ? State::invalidated : State::locked);
-      continue;  // nobody else has it
+      continue;  // no sibling has it
     } else if (make_idle(*region, record)) {
       guard.unlock();
       if (budget_.has_excess()) budget_.give_back_excess();
@@ -56,25 +55,25 @@ inline bool PinnedMap::try_count_down(Address ptr, std::uint64_t serial, bool ke
   if (is_parents()) return false;
   std::unique_lock const guard(mutex_, std::try_to_lock);
   if (!guard) return false;
-  auto region = table_.find(ptr, [](Record const&) {});
+  auto region = table_.find(ptr);
   if (!region || !is(*region, serial)) return false;
   Record& record = table_.value(region->id);
   std::uint32_t const references = record.references.load(std::memory_order_relaxed);
   if (references == 0 || record.is_invalidated() || record.is_idle()) return false;
   if (record.in_transit() && !(record.is_growing() && references > 1)) return false;
-  if (keep) mark_kept(record);
+  if (keep && !record.has(external)) record.set(Record::kept);
   if (references > 1) {
     record.references.store(references - 1, std::memory_order_release);
     return true;
   }
-  if ((record.flags.load(std::memory_order_relaxed) & Record::shared) != 0) return false;
+  if (record.has(Record::shared)) return false;
   return budget_.has_room_to_keep(region->size) && make_idle(*region, record);
 }
 
 /// The vendor unlocks the region, the mutex released meanwhile.
 inline void PinnedMap::unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                    Record& record) {
-  if (is_external(record)) {
+  if (record.has(external)) {
     leave(guard, region);
     return;
   }
@@ -92,7 +91,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   std::uint64_t const bytes = kept ? kept.mapped().bytes() : region.size;
   std::size_t const registrations = kept ? kept.mapped().registrations.size() : 0;
   auto const gone = invalidated_part(region.start, record);
-  bool const shared = (record.flags.load(std::memory_order_relaxed) & Record::shared) != 0;
+  bool const shared = record.has(Record::shared);
   guard.unlock();
   try {
     if (kept) untell(kept.mapped().registrations);
@@ -131,7 +130,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
 inline void PinnedMap::leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept {
   Record& record = table_.value(region.id);
   settle_as(record, State::leaving);
-  if ((record.flags.load(std::memory_order_relaxed) & Record::watched) != 0) {
+  if (record.has(Record::watched)) {
     guard.unlock();
     watcher_->unwatch(region.start, region.size);
     guard.lock();
@@ -141,7 +140,7 @@ inline void PinnedMap::leave(std::unique_lock<std::mutex>& guard, pagetable::Reg
   if (record.is_invalidated()) {
     invalidated_count_.store(invalidated_count_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
   }
-  if (is_external(record)) budget_.leave_external(region.size);
+  if (record.has(external)) budget_.leave_external(region.size);
   settle_as(record, State::leaving);
 }
 
@@ -155,7 +154,7 @@ inline void PinnedMap::clear(bool wait) {
         end_growth(range.start);
       } while (!settle(guard, range.start, range.size));
     }
-    auto region = table_.find(range.start, [](Record const&) {});
+    auto region = table_.find(range.start);
     if (!region || *region != range) continue;
     Record& record = table_.value(region->id);
     if (record.in_transit()) continue;
@@ -171,10 +170,9 @@ inline void PinnedMap::clear(bool wait) {
 }
 
 inline void PinnedMap::end_growth(Address start) noexcept {
-  auto const region = table_.find(start, [](Record const&) {});
+  auto const region = table_.find(start);
   if (!region || !table_.value(region->id).is_growing()) return;
-  auto& flags = table_.value(region->id).flags;
-  flags.store(flags.load(std::memory_order_relaxed) | ending, std::memory_order_release);
+  table_.value(region->id).set(ending);
 }
 
 /// Whether no vendor call is under way in the range, or to be made for an invalidated region; else sees to that and must
