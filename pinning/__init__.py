@@ -32,6 +32,7 @@ from pinning.copies import (
 )
 from pinning.errors import (
     AlreadyPinnedError,
+    ArgumentError,
     FileError,
     FileFormatError,
     GraphCaptureError,
@@ -91,6 +92,7 @@ __all__ = [
     "AlreadyPinnedError",
     "Arena",
     "ArenaAllocation",
+    "ArgumentError",
     "AutomaticLocking",
     "Budget",
     "CoarseDevice",

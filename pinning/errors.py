@@ -8,6 +8,10 @@ class PinningError(Exception):
     """Base of all errors of this package."""
 
 
+class ArgumentError(PinningError, ValueError):
+    """An argument is none of the values that it may have; the message names them."""
+
+
 class InvalidRangeError(PinningError, ValueError):
     """A range that cannot be locked: null, empty, negative, past the end of the address space, or not host memory."""
 

@@ -15,7 +15,7 @@ from pinning.copies.copy import resubmitted
 from pinning.copies.direct import copy_async, explain
 from pinning.copies.ends import End, end_of
 from pinning.copies.work import Copy, submit_native
-from pinning.errors import InvalidRangeError, PinningError
+from pinning.errors import ArgumentError, InvalidRangeError, PinningError
 from pinning.locking.devices import is_host
 from pinning.plugin import MemoryDevice
 from pinning.queues import Event, Queue, as_queue, default_queue
@@ -203,7 +203,7 @@ class _Batch(NamedTuple):
 
 def _check_engine(engine: Engine) -> None:
     if not is_one_of(engine, "auto", "copy", "kernel"):
-        raise ValueError(f"engine is {describe(engine)}; it must be 'auto', 'copy' or 'kernel'")
+        raise ArgumentError(f"engine is {describe(engine)}; it must be 'auto', 'copy' or 'kernel'")
 
 
 def _one(dsts: Any, srcs: Any, sizes: Any) -> tuple[Any, Any, int | None]:

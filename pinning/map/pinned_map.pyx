@@ -34,7 +34,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pinning.errors import InvalidRangeError, NotLockedError, PinningError, RegistrarError
+from pinning.errors import ArgumentError, InvalidRangeError, NotLockedError, PinningError, RegistrarError
 from pinning.runtime.arguments import byte_count, describe, integer, is_one_of
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork
 
@@ -402,7 +402,7 @@ cdef class PinnedMap:
         ------
         InvalidRangeError
             Null, empty, negative or past the top of the address space.
-        ValueError
+        ArgumentError
             There is no such policy.
 
         With the policy "mandatory" also what `lock` raises.
@@ -410,7 +410,7 @@ cdef class PinnedMap:
         cdef uint64_t start = word(ptr, "address")
         cdef uint64_t nbytes = word(size, "size")
         if not is_one_of(policy, *_POLICIES):
-            raise ValueError(f"policy is {describe(policy)}; it must be one of {', '.join(map(repr, _POLICIES))}")
+            raise ArgumentError(f"policy is {describe(policy)}; it must be one of {', '.join(map(repr, _POLICIES))}")
         cdef LockMapped chosen = <LockMapped><int>_POLICIES[policy]
         self.begin_anew()
         if self.closed:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from weakref import ref
 from typing import TYPE_CHECKING
 
-from pinning.errors import InvalidRangeError, PinningError, StillInUseError, StillLockedError
+from pinning.errors import ArgumentError, InvalidRangeError, PinningError, StillInUseError, StillLockedError
 from pinning.locking import devices
 from pinning.plugin import MemoryKind
 from pinning.queues.pending import uses
@@ -86,11 +86,11 @@ cdef CMemoryKind number_of(object kind) except *:
 
 
 def kind_named(kind: object) -> MemoryKind:
-    """The kind that is given by itself or by its value, such as ``"host"``. Raises ValueError, or TypeError."""
+    """The kind that is given by itself or by its value, such as ``"host"``. Raises ArgumentError, or TypeError."""
     try:
         return MemoryKind(kind)
     except ValueError:
-        wrong = ValueError if isinstance(kind, str) else TypeError
+        wrong = ArgumentError if isinstance(kind, str) else TypeError
         raise wrong(
             f"kind is {describe(kind)}; it must be a MemoryKind, or one of {[each.value for each in KINDS]}. A device "
             "is named by device="

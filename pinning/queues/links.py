@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pinning.errors import PinningError
+from pinning.errors import ArgumentError, PinningError
 from pinning.locking import devices
 from pinning.machine.topology import way_between
 from pinning.plugin import Device, LinkedDevice, MemoryConnection, MemoryDevice
@@ -23,7 +23,7 @@ def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
 
     Raises
     ------
-    ValueError
+    ArgumentError
         It is another string than these two.
     PinningError
         A device is named twice, is the queue's own, or cannot carry its copies.
@@ -33,7 +33,7 @@ def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
     if isinstance(links, str):
         if links == "own" or links == "idle":
             return "own" if links == "own" else "idle"
-        raise ValueError(f"links is {links!r}; it must be {_FORMS}")
+        raise ArgumentError(f"links is {links!r}; it must be {_FORMS}")
     if not isinstance(links, Iterable):
         raise TypeError(f"links is {describe(links)}; it must be {_FORMS}")
     named: list[Any] = [devices.device(each) for each in links]

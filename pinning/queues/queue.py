@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, Self
 from weakref import WeakValueDictionary, ref
 
-from pinning.errors import InvalidRangeError, PinningError
+from pinning.errors import ArgumentError, InvalidRangeError, PinningError
 from pinning.locking import devices
 from pinning.plugin import Device, MemoryDevice, MemoryKindLike, VendorQueue
 from pinning.queues.event import Event
@@ -58,7 +58,7 @@ class Queue(Submitter):
     ------
     PinningError
         The device has no queues; or of `links`, one is named twice, is the device itself, or cannot carry its copies.
-    ValueError
+    ArgumentError
         There is no such order, or `links` are none.
     VendorError
         The vendor refused.
@@ -73,7 +73,7 @@ class Queue(Submitter):
         self, device: Device | str | None = None, order: Order = "in_order", *, links: Links | None = None
     ) -> None:
         if not is_one_of(order, "in_order", "out_of_order"):
-            raise ValueError(f"order is {describe(order)}; it must be 'in_order' or 'out_of_order'")
+            raise ArgumentError(f"order is {describe(order)}; it must be 'in_order' or 'out_of_order'")
         owner = _memory_device(device)
         if links is not None:
             self._links = chosen_links(links, owner)
