@@ -53,7 +53,6 @@ class Kernel:
 
 
 def main() -> None:
-    pool = numpy.ones(GIB, numpy.uint8)
     device = pinning.device("cuda:0")
     context = ctypes.c_void_p()
     check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
@@ -64,7 +63,7 @@ def main() -> None:
     }
     draw = numpy.random.default_rng(1)
     with (
-        pinning.lock(pool, device=device) as lock,
+        pinning.alloc(GIB, pinning.MemoryKind.HOST, device=device) as pool,
         pinning.alloc(256 * MIB, device=device) as there,
         pinning.alloc(24 * (256 * MIB // KIB), pinning.MemoryKind.HOST, device=device) as memory,
     ):
@@ -72,7 +71,7 @@ def main() -> None:
             count, cut = 256 * MIB // size, min(size, CUT)
             offsets = numpy.arange(0, size, cut, dtype=numpy.uint64)
             near = draw.permutation(GIB // size)[:count].astype(numpy.uint64) * numpy.uint64(size)
-            near = (near[:, None] + offsets).ravel() + numpy.uint64(lock.device_ptr)
+            near = (near[:, None] + offsets).ravel() + numpy.uint64(pool.ptr)
             far = numpy.arange(len(near), dtype=numpy.uint64) * numpy.uint64(cut) + numpy.uint64(there.ptr)
             for direction, ends in (("in", (far, near)), ("out", (near, far))):
                 parts = numpy.column_stack([*ends, numpy.full(len(near), cut, numpy.uint64)])

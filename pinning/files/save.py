@@ -216,8 +216,8 @@ class _Saving:
         """Have threads write parts of it: their copies."""
         begun: list[FileCopy] = []
         for device, ranges, owners in groups:
-            on = queue or default_queue(device)
-            copy = copy_parts(on, self._file, ranges, in_device=device is not None, writes=True, keep=owners)
+            chosen = queue or default_queue(device or "host")
+            copy = copy_parts(chosen, self._file, ranges, in_device=device is not None, writes=True, keep=owners)
             self._copies.append(copy)
             begun.append(copy)
         return begun

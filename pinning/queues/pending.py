@@ -9,6 +9,7 @@ so.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from contextlib import suppress
@@ -100,7 +101,7 @@ def is_idle(device: MemoryDevice) -> bool:
     """Whether a device has no work in this package's queues now, and got none lately."""
     lanes = [lane for lane in _lanes if lane.owner_device is device and not lane.closed and lane not in _lent]
     count, now = sum(lane.count for lane in lanes), time.monotonic()
-    known, since = _seen.setdefault(device.name, (count, now - _RECENTLY))
+    known, since = _seen.setdefault(device.name, (count, -math.inf))
     if count != known:
         _seen[device.name], since = (count, now), now
     return now - since >= _RECENTLY and all(lane.poll() for lane in lanes)

@@ -90,7 +90,7 @@ def test_a_lock_beyond_the_budget_is_refused_before_anything_is_touched(device: 
     calls = len(device.calls)
     touched: list[int] = []
     untouched = mmap.mmap(-1, 1 << 20)
-    with pytest.raises(LockLimitError, match=r"1048576 bytes \(1.0 MiB\) is more than the budget .* pinning.budget\("):
+    with pytest.raises(LockLimitError, match=r"1048576 bytes \(1 MiB\) is more than the budget .* pinning.budget\("):
         pinning.lock(untouched, device=device, progress=lambda done, total: touched.append(done))
     assert touched == []
     assert len(device.calls) == calls

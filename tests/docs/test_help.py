@@ -111,7 +111,7 @@ def problems(name: str, thing: object) -> Iterator[str]:
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_help_says_what_it_is_and_what_it_takes(module: str, name: str) -> None:
     thing = getattr(import_module(module), name)
-    assert [problem for problem in problems(name, thing) if name != "ENTRY_POINT_GROUP"] == []
+    assert [problem for problem in problems(name, thing) if name not in ("ENTRY_POINT_GROUP", "MemoryKindLike")] == []
 
 
 def in_reference() -> tuple[set[str], set[int]]:

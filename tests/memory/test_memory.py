@@ -179,7 +179,7 @@ def test_numpy_shares_the_bytes(fake: FakeMemoryDevice) -> None:
             array = np.asarray(memory)
             array[:] = np.arange(100)
             assert ctypes.string_at(memory.ptr, 100) == bytes(range(100))
-            with pytest.raises(StillInUseError, match="1 buffers out"):
+            with pytest.raises(StillInUseError, match="1 buffer out"):
                 memory.free()
             assert array[99] == 99
             del array
@@ -197,7 +197,7 @@ def test_memory_of_the_host_is_a_buffer_of_bytes(fake: FakeMemoryDevice, kind: M
             with memoryview(memory) as view:
                 assert (view.nbytes, view.readonly, memory.nbytes) == (100, False, 100)
                 view[:] = bytes(range(100))
-                with pytest.raises(StillInUseError, match=r"1 buffers out.*let go of them first"):
+                with pytest.raises(StillInUseError, match=r"1 buffer out.*let go of them first"):
                     memory.free()
             assert np.from_dlpack(memory).tolist() == list(range(100))
             assert np.frombuffer(memory, np.uint16).nbytes == 100

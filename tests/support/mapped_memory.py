@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import os
 from pathlib import Path
+from threading import Lock
 
 PAGE = mmap.PAGESIZE
 READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -19,16 +20,18 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _FIXED_NOREPLACE = 0x100000
 _apart = [1 << 36]  # the next one's place
+_placing = Lock()
 
 
 def map_apart(
     size: int, prot: int = READ_WRITE, flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, file: int = -1
 ) -> int:
     """Map memory far below where the kernel places mappings: what is unmapped of it no other mapping takes."""
-    wanted = _apart[0]
+    with _placing:
+        wanted = _apart[0]
+        _apart[0] += (size // PAGE + 2) * PAGE
     start: int = _libc.mmap(wanted, size, prot, flags | _FIXED_NOREPLACE, file, 0)
     assert start == wanted, os.strerror(ctypes.get_errno())
-    _apart[0] += (size // PAGE + 2) * PAGE
     return start
 
 

@@ -107,13 +107,13 @@ class PartList {
     if (size_ == room_.count) reserve(2 * size_ + 1);
     room_.parts[size_++] = part;
     bytes_ += part.size;
-    bits_ |= part.dst | part.src | part.size;
+    bits_ |= part.dst | part.src | part.size * 8;
   }
 
   std::uint64_t size() const noexcept { return size_; }
   std::uint64_t bytes() const noexcept { return bytes_; }  // of all parts
-  /// Whether all addresses and sizes are multiples of 16 bytes.
-  bool aligned() const noexcept { return bits_ % 16 == 0; }
+  /// Whether all addresses are multiples of 128 bytes, and all sizes of 16.
+  bool aligned() const noexcept { return bits_ % 128 == 0; }
   CopyItem const* begin() const noexcept { return room_.parts; }
   CopyItem const* end() const noexcept { return room_.parts + size_; }
   Address device_ptr() const noexcept { return room_.device_ptr; }

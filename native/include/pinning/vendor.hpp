@@ -99,7 +99,7 @@ class VendorQueue {
   virtual bool moves_parts() const noexcept { return false; }
   /// Has the device itself read and write parts of which both ends are its own or locked memory, by its addresses. The
   /// list lies in HOST memory of the device, by its address, and stays until that is done. `bytes`: of all parts together;
-  /// `aligned`: all their addresses and sizes are multiples of 16 bytes.
+  /// `aligned`: all their addresses are multiples of 128 bytes, and all sizes of 16.
   virtual void move_parts(Address, std::uint64_t /*count*/, std::uint64_t /*bytes*/, bool /*aligned*/) {
     throw Unsupported("this queue has no kernel that moves parts");
   }

@@ -169,8 +169,9 @@ def test_blocks_on_a_peer_are_bounded_and_given_back(standin: StandIn) -> None:
             for _ in range(4):
                 pinning.copy_async(there, host, queue=queue)
                 pinning.copy_async(host, there, queue=queue)
-        assert [call.split()[-1] for call in standin.calls("cuMemAlloc")] == [str(64 * MIB)]
-        assert pinning.copies.trim_staging() == 64 * MIB
+        (taken,) = (int(call.split()[-1]) for call in standin.calls("cuMemAlloc"))
+        assert taken <= 64 * MIB
+        assert pinning.copies.trim_staging() == taken
 
 
 def test_what_cannot_be_links() -> None:

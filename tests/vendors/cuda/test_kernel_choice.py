@@ -18,12 +18,13 @@ import numpy
 import pinning
 size = {size}
 count = (1 << 20) // size
-host = numpy.arange((1 << 18) + 1, dtype=numpy.uint32)[{shift}:][: 1 << 18]
+memory = pinning.alloc(2 << 20, "host", device="cuda:0")
+host = numpy.asarray(memory).view(numpy.uint32)[{shift}:][: 1 << 18]
+host[:] = numpy.arange(1 << 18)
 back = numpy.empty_like(host)
 with (
     pinning.Queue("cuda:0") as queue,
     pinning.alloc(host.nbytes, device="cuda:0") as there,
-    pinning.lock(host, device="cuda:0"),
 ):
     pinning.copy_blocks(there, range(count), host, range(count), size, queue=queue).wait()
     pinning.copy(back, there, queue=queue)
@@ -39,7 +40,9 @@ print((back == host).all())
         (227, 16384, 0, 3, 256),
         (227, 4096, 0, 4, 256),
         (227, 1024, 0, 6, 256),
-        (227, 1024, 1, 8, 1024),
+        (227, 1024, 4, 8, 1024),
+        (227, 1024, 16, 8, 1024),
+        (227, 1024, 32, 6, 256),
     ],
 )
 def test_the_kernel_of_a_gpu(
