@@ -70,6 +70,7 @@ def save_file(
     """
     saving = _Saving(tensors, path, metadata, fsync)
     try:
+        saving.begin()
         for copy in saving.write(saving.parts):
             copy.wait()
         saving.complete()
@@ -117,6 +118,7 @@ def save_file_async(
     copies: list[Event] = []
     over = threading.Event()
     try:
+        saving.begin()
         rest: list[Parts] = []
         held: list[tuple[int, int, int]] = []  # offset in the file, address and bytes
         for group in saving.parts:
@@ -199,21 +201,19 @@ class _Saving:
         # A name has 255 bytes, whatever their letters.
         stem = os.fsencode(self._target.name)[:100].decode("utf-8", "ignore")
         self._beside = self._target.with_name(f".{stem}.{secrets.token_hex(8)}.part")
-        try:
-            self._file = OpenFile(self._beside, create=True)
-        except OSError as error:
-            self._name(error)
-            raise
-        try:
-            # Where the disk is waited for, its page cache would be one copy more.
-            self._file.prepare_to_write(written.nbytes, fsync)
-            _write_all(self._file, written.text)
-        except BaseException as error:
-            self.discard(error)
-            raise
+        self._written = written
+        self._file: OpenFile | None = None
+
+    def begin(self) -> None:
+        """Make the file. The caller discards it where this fails, at whatever moment Ctrl-C comes."""
+        self._file = OpenFile(self._beside, create=True)
+        # Where the disk is waited for, its page cache would be one copy more.
+        self._file.prepare_to_write(self._written.nbytes, self._fsync)
+        _write_all(self._file, self._written.text)
 
     def write(self, groups: Iterable[Parts], queue: Queue | None = None) -> list[FileCopy]:
         """Have threads write parts of it: their copies."""
+        assert self._file is not None
         begun: list[FileCopy] = []
         for device, ranges, owners in groups:
             chosen = queue or default_queue(device or "host")
@@ -228,6 +228,7 @@ class _Saving:
             copy.check_moved()
 
     def complete(self) -> None:
+        assert self._file is not None
         if self._fsync:
             os.fsync(self._file.fileno())
         self._file.close()
@@ -238,7 +239,8 @@ class _Saving:
     def discard(self, error: BaseException) -> None:
         for copy in self._copies:
             copy.cancel()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         with suppress(OSError):
             self._beside.unlink()
         self._name(error)

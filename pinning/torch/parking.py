@@ -20,7 +20,7 @@ from pinning.queues import Event, Queue
 from pinning.queues.links import Links
 from pinning.torch.storages import in_host, tensors_of
 
-Holder: TypeAlias = torch.nn.Module | torch.optim.Optimizer
+Holder: TypeAlias = "torch.nn.Module | torch.optim.Optimizer"  # a string: the site is made without torch
 
 _ALIGNMENT = 256  # bytes
 _ALONE = 1 << 20  # bytes of a storage from which it is a copy of its own

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TOOL_SOURCES = [
     source
     for source in sorted((ROOT / "native" / "openmp").glob("*.cpp"))
-    if source.stem not in ("hooks", "llvm_entry", "ompt", "unstarted")
+    if source.stem not in ("hooks", "llvm_entry", "ompt")
 ]
 VARIANTS = {
     "plain": ["-O2"],
