@@ -118,7 +118,8 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     if submitter is None:
         submitter = default_of(to, origin)
     if size >= DIVIDED_FROM and (to.device is None) is not (origin.device is None):
-        over = over_links(to, origin, size, submitter, events_of(wait_for), src_access_order == "any", waited)
+        wait_for = events_of(wait_for)  # gone through once more where the copy is not divided
+        over = over_links(to, origin, size, submitter, wait_for, src_access_order == "any", waited)
         if over is not None:
             return over
     cdef Copy copy = Copy.__new__(Copy)

@@ -136,13 +136,14 @@ def _targets(device: Any, queue: Any, slices: Any, framework: str | None) -> lis
         raise TypeError("a dict of devices has the slices of each, and default queues: leave out queue and slices")
     if not device:
         raise InvalidRangeError("device is an empty dict; it must name at least one device")
-    devices: dict[int, Any] = {}
+    names: dict[int, Any] = {}  # by the id of the device
+    found: list[Any] = []
     for name, plan in device.items():
         check_plan(plan, f"the plan of {name}")
-        other = devices.setdefault(id(_device(name, None)), name)
+        found.append(_device(name, None))
+        other = names.setdefault(id(found[-1]), name)
         if other is not name:
             raise InvalidRangeError(f"{other!r} and {name!r} are the same device; give one plan for it")
-    found = [_device(name, None) for name in device]
     return [
         _Target(default_queue(each), framework_of(framework, each), plan)
         for each, plan in zip(found, device.values(), strict=True)
