@@ -16,7 +16,7 @@ import pytest
 import pinning
 from child_process import run_in_child
 from fake_device import LOCKED_OFFSET, Background
-from fake_memory import FakeMemoryDevice, FakeQueue
+from fake_memory import FakeMemoryDevice, FakeQueue, held_device
 from pinning import (
     Context,
     Event,
@@ -43,10 +43,8 @@ orders = pytest.mark.parametrize("order", ["in_order", "out_of_order"])
 @pytest.fixture
 def device() -> Iterator[FakeMemoryDevice]:
     """Its queues hold their work until it is released."""
-    device = FakeMemoryDevice()
-    yield device
-    device.let_go()
-    device.check()
+    with held_device() as device:
+        yield device
     assert len(pinning.pinned_map(device)) == 0
 
 

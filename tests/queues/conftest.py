@@ -7,13 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from fake_memory import FakeMemoryDevice
+from fake_memory import FakeMemoryDevice, held_device
 
 
 @pytest.fixture
 def device() -> Iterator[FakeMemoryDevice]:
     """Its queues hold their work until it is released."""
-    device = FakeMemoryDevice()
-    yield device
-    device.let_go()
-    device.check()
+    with held_device() as device:
+        yield device

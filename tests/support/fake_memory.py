@@ -462,3 +462,12 @@ class FakeQueue:
         error, self._error = self._error, None
         if error:
             raise error
+
+
+@contextmanager
+def held_device() -> Iterator[FakeMemoryDevice]:
+    """A device of which the queues hold their work until it is released, checked at the end."""
+    device = FakeMemoryDevice()
+    yield device
+    device.let_go()
+    device.check()

@@ -6,7 +6,7 @@ place one row is printed, and entered in the table of docs/compatibility.md, whi
 status is 1 if a case fails by ours.
 
 A suite is a module in `suites`: `WAYS` names the ways to have ours in place, `EXPLAINED` the differences that the
-documentation tells of, and ``run(checkout, work, way, only)`` has the results of its cases. There `way` is "bare" for
+documentation explains, and ``run(checkout, work, way, only)`` has the results of its cases. There `way` is "bare" for
 none of ours, and `only` has the cases that matter, or is None for all. Where the path is no clone, `version(path)`
 stands for the commit. `FILES` has the folders that are wanted of a large repository.
 """

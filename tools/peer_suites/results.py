@@ -65,7 +65,7 @@ class Row:
     commit: str
     passed: list[str] = field(default_factory=list)
     alike: list[str] = field(default_factory=list)  # not passed, as bare
-    explained: dict[str, str] = field(default_factory=dict)  # a difference that the documentation tells of
+    explained: dict[str, str] = field(default_factory=dict)  # a difference that the documentation explains
     ours: dict[str, str] = field(default_factory=dict)  # failed by us, and the reason
 
     @property
