@@ -4,8 +4,8 @@
 ``first``: milliseconds until a queue and an allocation are there and until the first staged copies are over, in a
 process that has the GPU's context already. ``processors``: staged copies with 2, 4 and all processors, beside the
 driver's own, and the processor time of 1 GiB. ``processes``: 1, 4 and 8 processes that copy at once. ``waits``:
-microseconds that a lone small copy is waited for, beside ``cuStreamSynchronize``. ``beside``: a small locked copy
-beside large ones of another queue.
+microseconds that a lone small copy, 0.5 ms after the one before, takes to submit and to wait for, beside the
+driver's. ``beside``: a small locked copy beside large ones of another queue.
 """
 
 from __future__ import annotations
@@ -143,6 +143,9 @@ def waits(count: int = 400) -> None:
         def copy() -> Any:
             return pinning.copy_async((part, 4096), small, queue=queue)
 
+        def blocks(count: int) -> Any:
+            return pinning.copy_blocks(there, range(count), array, range(count), 4096, queue=queue)
+
         def batch() -> Any:
             items = [(there.ptr + i * 4096, array.ctypes.data + i * 4096) for i in range(16)]
             return pinning.copy_batch_async([d for d, _ in items], [s for _, s in items], [4096] * 16, queue=queue)
@@ -154,6 +157,7 @@ def waits(count: int = 400) -> None:
             "queue.synchronize": (copy, lambda _: queue.synchronize()),
             "an earlier copy": (lambda: (copy(), copy())[0], lambda event: event.wait()),
             "batch of 16": (batch, lambda event: event.wait()),
+            **{f"blocks, {n}": (partial(blocks, n), lambda event: event.wait()) for n in (1, 16, 64)},
             "queue.record": (lambda: (copy(), queue.record())[1], lambda event: event.wait()),
         }
         for name, (submit, wait) in ways.items():
