@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib import import_module
+from importlib.machinery import PathFinder
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pinning.errors import PluginUnavailableError
 from pinning.map.adapters import is_native
@@ -16,9 +21,6 @@ from pinning.map.pinned_map import PinnedMap
 from pinning.plugin import ENTRY_POINT_GROUP, DetectingPlugin, Device, MemoryDevice, Plugin
 from pinning.runtime.arguments import describe
 from pinning.runtime.per_device import PerDevice
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 HOST = "host"
 
@@ -64,10 +66,52 @@ class PluginReport(NamedTuple):
     plugin: Plugin | None
 
 
-def _entries() -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # a third of what `import pinning` would take
+def _entries() -> list[tuple[str, str]]:
+    """The name and the target of each entry point of the plugins' group."""
+    try:
+        return list(_entries_in_folders())
+    except NotADirectoryError:
+        from importlib.metadata import entry_points
 
-    return tuple(entry_points(group=ENTRY_POINT_GROUP))
+        return [(entry.name, entry.value) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+
+
+def _entries_in_folders() -> Iterator[tuple[str, str]]:
+    """As importlib.metadata finds them, whose import alone takes as long as all else until the first device is there.
+
+    Raises NotADirectoryError where distributions may be elsewhere than in folders.
+    """
+    if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
+        raise NotADirectoryError
+    seen = set()
+    for folder in sys.path:
+        if folder.endswith(".egg"):
+            raise NotADirectoryError
+        try:
+            with os.scandir(folder or ".") as inside:
+                names = [each.name for each in inside]
+        except (FileNotFoundError, PermissionError):
+            continue
+        for name in names:
+            distribution = name.partition("-")[0].removesuffix(".egg-info").lower().replace(".", "_")
+            if name.endswith((".dist-info", ".egg-info")) and distribution not in seen:
+                seen.add(distribution)
+                yield from _entries_of(Path(folder, name, "entry_points.txt"))
+
+
+def _entries_of(file: Path) -> Iterator[tuple[str, str]]:
+    try:
+        text = file.read_text("utf-8")
+    except OSError:  # most have none
+        return
+    section = ""
+    for line in map(str.strip, text.splitlines() if ENTRY_POINT_GROUP in text else ()):
+        if line.startswith("["):
+            section = line
+        elif section == f"[{ENTRY_POINT_GROUP}]" and not line.startswith("#"):
+            name, equals, target = line.partition("=")
+            if equals:
+                yield name.strip(), target.strip()
 
 
 loaded: dict[str, list[PluginReport]] = {}  # by the name of the entry point, which several distributions may have
@@ -85,9 +129,9 @@ def _load(name: str | None = None) -> None:
         outer, _loader = _loader, threading.get_ident()
         try:
             entries = _entries()
-            for each in dict.fromkeys(entry.name for entry in entries):
+            for each in dict.fromkeys(found for found, _ in entries):
                 if name in (None, each) and each not in loaded:
-                    loaded[each] = [_report(each, entry.load) for entry in entries if entry.name == each]
+                    loaded[each] = [_report(each, target) for found, target in entries if found == each]
         finally:
             _loader = outer
 
@@ -220,10 +264,13 @@ def _hardware(plugin: Plugin | None) -> str | None:
         return None
 
 
-def _report(name: str, load: Callable[[], Plugin]) -> PluginReport:
-    plugin = None
+def _report(name: str, target: str) -> PluginReport:
+    plugin: Any = None
     try:
-        plugin = load()
+        module, _, attribute = target.partition("[")[0].replace(" ", "").partition(":")
+        plugin = import_module(module)
+        if attribute:
+            plugin = attrgetter(attribute)(plugin)
         present = tuple(plugin.device(index) for index in range(plugin.device_count()))
     except PluginUnavailableError as error:
         return PluginReport(name, (), str(error), plugin)

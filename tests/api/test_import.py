@@ -55,6 +55,7 @@ def test_a_device_by_its_name_brings_in_its_plugin_alone() -> None:
     modules = imported_by("import pinning; pinning.lock(bytearray(9), device=pinning.device('host:0')).unlock()")
     modules |= imported_by("import pinning; pinning.lock(bytearray(9), device='host').unlock()")
     assert {module for module in modules if module.startswith("pinning_") and "." not in module} == {"pinning_host"}
+    assert not modules & HEAVY
 
 
 def test_dir_has_the_public_names_and_no_others() -> None:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import warnings
 import weakref
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +100,42 @@ def test_the_host_is_always_there_and_last() -> None:
     assert isinstance(pinning.devices()[-1], Device)
     assert isinstance(pinning.devices()[-1], LimitedDevice)
     assert pinning.device("host") is pinning.device("host:0") is pinning.devices()[-1]
+
+
+def test_plugins_are_those_of_importlib_metadata(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose rules a reader of its own for the files must follow: first come, comments, other groups, extras."""
+    first = tmp_path / "first"
+    for folder, name in (
+        (first / "Two.Names-2.dist-info", "two"),
+        (tmp_path / "two_names-1.dist-info", "hidden"),
+        (tmp_path / "old_egg.egg-info", "egg"),
+        (tmp_path / "backup.dist-info.bak", "none"),
+    ):
+        folder.mkdir(parents=True)
+        ours = [f"[{ENTRY_POINT_GROUP}]", "# c = d:e", "", f" {name}= announced_both:of.us [more]"]
+        other = ["[other]", "no = no:no"]
+        (folder / "entry_points.txt").write_text("\n".join([*other, *ours, *other]))
+    (first / "announced_both.py").write_text(SOUND.format(name="two", count=1) + "class of:\n    us = plugin\n")
+    monkeypatch.syspath_prepend(str(first))
+    monkeypatch.chdir(tmp_path)
+    install("ape", SOUND.format(name="ape", count=1))
+    found = {entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    assert {report.name for report in pinning.plugins()} == found
+    assert found >= {"two", "egg", "ape"}
+    assert not found & {"hidden", "none", "no"}
+    assert pinning.device("two").name == "two:0"
+
+
+def test_a_plugin_in_an_archive_is_found(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("announced_zip.py", SOUND.format(name="zip", count=1))
+        archive.writestr("zipped-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: zipped\nVersion: 1\n")
+        archive.writestr("zipped-1.dist-info/entry_points.txt", f"[{ENTRY_POINT_GROUP}]\nzip = announced_zip:plugin\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "all.zip"))
+    look_again()
+    assert pinning.device("zip").name == "zip:0"
 
 
 def test_a_third_partys_plugin_is_found(install: Install) -> None:
@@ -224,7 +261,7 @@ def test_hardware_that_is_not_used_is_told_of_once(
     if used:
         install("acme", SOUND.format(name="acme", count=1))
     module = sys.modules["pinning.locking.devices"]
-    entries = [entry for entry in module._entries() if entry.name not in VENDORS]
+    entries = [entry for entry in module._entries() if entry[0] not in VENDORS]
     monkeypatch.setattr(module, "_entries", lambda: tuple(entries))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
