@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from limits import needs_room_to_lock
 from pinning.cli.status import NoStatusError, status_of
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -186,6 +187,7 @@ def test_what_cannot_be_seen_is_said_in_a_line() -> None:
 
 
 def test_figures_are_whole_in_80_columns(program: Program) -> None:
+    needs_room_to_lock(1200 << 10)
     program("class AnOwnerWithAVeryLongNameThatLeavesNoRoom(mmap.mmap): pass")
     program("other = AnOwnerWithAVeryLongNameThatLeavesNoRoom(-1, 1200 << 10)")
     program("held.append(pinning.lock(other, device='host', piece=4096))")
