@@ -376,6 +376,33 @@ print(library.work_in_threads(ctypes.c_void_p(ptr)), pinning.regions())
     assert child_with(tmp_path, program, scene).split() == ["0", "[]"]
 
 
+def test_python_finds_the_region_of_one_device_while_that_of_another_comes_and_goes(tmp_path: Path) -> None:
+    """In native code: a thread of Python that unlocks can hardly come between two steps of one that has the GIL."""
+    program = r"""
+#include <pinning/pinning.h>
+long come_and_go(char *memory) {
+  pinning_map *map;
+  long refused = pinning_map_open(&map, "host:0");
+  for (int i = 0; i < 100000; ++i) {
+    refused += pinning_lock(map, memory, 100, 0) != PINNING_OK;
+    refused += pinning_unlock(map, memory) != PINNING_OK;
+  }
+  return refused;
+}
+"""
+    scene = """
+from fake_device import Background, FakeDevice
+pinning.lock(memory, device="host").unlock()  # so that this device's map is looked at first
+with pinning.lock(memory, device=FakeDevice()):
+    other = Background(lambda: library.come_and_go(ctypes.c_void_p(ptr)))
+    absent = 0
+    while other.is_alive():
+        absent += sum(pinning.find(ptr) is None for _ in range(1000))
+print(other.result(), absent)
+"""
+    assert child_with(tmp_path, program, scene).split() == ["0", "0"]
+
+
 @pytest.mark.parametrize("first", ["native", "python"])
 def test_the_map_outlives_python(tmp_path: Path, first: str) -> None:
     program = r"""

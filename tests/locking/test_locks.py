@@ -357,30 +357,6 @@ def test_unlock_without_a_device_looks_at_all_of_them(device: FakeDevice) -> Non
         pinning.unlock(values)
 
 
-def test_find_tells_of_another_device_where_a_region_leaves_meanwhile(device: FakeDevice) -> None:
-    pinning.pinned_map("host")  # is looked at first
-    over = threading.Event()
-    buffer = np.zeros(4096, "u1")
-
-    def come_and_go() -> None:
-        while not over.is_set():
-            with pinning.lock(buffer, device="host"):
-                pass
-
-    thread = Background(come_and_go)
-    devices = set()
-    try:
-        with pinning.lock(buffer, device=device):
-            for _ in range(200_000):
-                region = pinning.find(buffer)
-                assert region is not None
-                devices.add(region.device)
-    finally:
-        over.set()
-        thread.result()
-    assert device in devices
-
-
 def test_regions_of_all_devices(device: FakeDevice) -> None:
     other = FakeDevice("fake:1")
     with pinning.lock(bytearray(10), device=device) as first, pinning.lock(bytearray(10), device=other) as second:
