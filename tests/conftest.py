@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from pinning_host.kernel import lock_limit
+from stacks import tell_before_killing
 from standins.standin import Driver, MissingError
 
 USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every test has enough
+
+tell_before_killing()
 
 # A shell has its background jobs ignore Ctrl-C, and what they start inherits that; but tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
