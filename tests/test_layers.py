@@ -434,3 +434,9 @@ def test_a_header_compiles_alone_and_without_python(header: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_each_test_has_an_id_of_its_own(request: pytest.FixtureRequest) -> None:
+    """Of several that share one, `--dist loadfile` runs one, and a failure does not say which it is."""
+    ids = [item.nodeid for item in request.session.items]
+    assert sorted(ids) == sorted(set(ids))

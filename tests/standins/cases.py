@@ -72,9 +72,8 @@ class StandInFile(pytest.File):
         for run in self.runs:
             child = _Child(self.path, self.runs[run])
             for name in dict.fromkeys(_tests(self.path, run)):
-                item: StandInTest = StandInTest.from_parent(
-                    self, name=f"{name}[{run}]" if run else name, callobj=child.test(name), originalname=name
-                )
+                own_name = f"{name}[{run}]" if run else name
+                item: StandInTest = StandInTest.from_parent(self, name=own_name, callobj=child.test(name))
                 child.items[item.nodeid] = name
                 yield item
 
