@@ -464,6 +464,9 @@ def unlock(buffer: object, *, device: Device | str | None = None) -> None:
         return
     cdef PinnedMap pinned_map
     if range_at(buffer, None, &found):
+        pinned_map = map_with(found.ptr, 1) if device is None else None
+        if pinned_map is not None and unlock_youngest(pinned_map, &found):  # which most are, without a list of all maps
+            return
         for pinned_map in pinned_maps() if device is None else (map_of(device),):
             if unlock_youngest(pinned_map, &found):
                 return
