@@ -381,6 +381,21 @@ def test_a_copy_waits_for_events(device: FakeMemoryDevice) -> None:
         device.let_go()
 
 
+def test_a_large_copy_waits_for_what_an_iterator_gives(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
+    array = noise(64 * MIB)
+    device.held = True
+    other = pinning.Queue(device)
+    device.queues[-1].mark(lambda: None)
+    event = other.record()
+    with pinning.alloc(array.size, device=device) as there, pinning.lock(array, device=device):
+        copy = pinning.copy_async(there, array, queue=queue, wait_for=iter([event]))
+        over = copy.done()
+        run(device, copy.done)
+        assert not over
+        assert (bytes_of(there) == array).all()
+    other.close()
+
+
 # ---- fill and rows ----
 
 
