@@ -2,10 +2,11 @@
 """What staging costs a program on a CUDA GPU, in fresh processes: ``staging_costs.py [ROW ...] [--rounds N]``.
 
 ``first``: milliseconds until a queue and an allocation are there and until the first staged copies are over, in a
-process that has the GPU's context already. ``processors``: staged copies with 2, 4 and all processors, beside the
-driver's own, and the processor time of 1 GiB. ``processes``: 1, 4 and 8 processes that copy at once. ``waits``:
-microseconds that a lone small copy, 0.5 ms after the one before, takes to submit and to wait for, beside the
-driver's. ``beside``: a small locked copy beside large ones of another queue.
+process that has the GPU's context already. ``memory``: milliseconds until 64 MiB are pinned, by the driver's own
+allocation and by registering memory that threads have brought in. ``processors``: staged copies with 2, 4 and all
+processors, beside the driver's own, and the processor time of 1 GiB. ``processes``: 1, 4 and 8 processes that copy at
+once. ``waits``: microseconds that a lone small copy, 0.5 ms after the one before, takes to submit and to wait for,
+beside the driver's. ``beside``: a small locked copy beside large ones of another queue.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from statistics import median
 from typing import Any
 
 MIB, GIB = 1 << 20, 1 << 30
-ROWS = "first", "processors", "processes", "waits", "beside"
+ROWS = "first", "memory", "processors", "processes", "waits", "beside"
 SMALL = 51 << 10
 
 
@@ -49,24 +50,60 @@ def milliseconds(do: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - begin) / 1e6
 
 
-def first() -> None:
+def first(size: int) -> None:
     driver = Driver()
     import numpy
 
-    array, back = numpy.ones(64 * MIB, numpy.uint8), numpy.ones(64 * MIB, numpy.uint8)
+    array, back = numpy.ones(size, numpy.uint8), numpy.ones(size, numpy.uint8)
     imported = milliseconds(lambda: __import__("pinning"))
     import pinning
 
     made: list[Any] = []
     queue = milliseconds(lambda: made.append(pinning.Queue("cuda:0")))
-    allocation = milliseconds(lambda: made.append(pinning.alloc(64 * MIB, device="cuda:0")))
+    allocation = milliseconds(lambda: made.append(pinning.alloc(size, device="cuda:0")))
     there = made[1]
     inward = milliseconds(lambda: pinning.copy(there, array, queue=made[0]))
     again = milliseconds(lambda: pinning.copy(there, array, queue=made[0]))
     outward = milliseconds(lambda: pinning.copy(back, there, queue=made[0]))
-    bare = milliseconds(lambda: driver("cuMemcpyHtoD_v2", there.ptr, array.ctypes.data, 64 * MIB))
+    bare = milliseconds(lambda: driver("cuMemcpyHtoD_v2", there.ptr, array.ctypes.data, size))
+    assert (back == 1).all()
     figures = imported, queue, allocation, inward, again, outward, bare
     print(" ".join(f"{figure:.2f}" for figure in figures))
+
+
+def memory(size: int = 64 * MIB) -> None:
+    driver = Driver()
+    driver("cuMemHostAlloc", ctypes.byref(ctypes.c_void_p()), 4096, 3)
+    import mmap
+    from concurrent.futures import ThreadPoolExecutor
+
+    libc = ctypes.CDLL(None)
+    huge_page, populate_write = 2 * MIB, 23
+    threads = max(1, len(os.sched_getaffinity(0)) * 3 // 4)
+
+    def pinned(huge: bool, count: int) -> str:
+        """Of one more mapping, brought in by so many threads."""
+        kept = mmap.mmap(-1, size + huge_page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        kept.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        start = -(-ctypes.addressof(ctypes.c_char.from_buffer(kept)) // huge_page) * huge_page
+
+        def bring_in(at: int) -> None:
+            code = libc.madvise(ctypes.c_uint64(at), ctypes.c_uint64(huge_page), populate_write)
+            assert code == 0, "no MADV_POPULATE_WRITE"
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(time.sleep, [0.001] * count))  # so that all threads are there
+            brought = milliseconds(lambda: list(pool.map(bring_in, range(start, start + size, huge_page))))
+        registered = milliseconds(lambda: driver("cuMemHostRegister_v2", start, size, 3))
+        unregistered = milliseconds(lambda: driver("cuMemHostUnregister", start))
+        return f"{brought:.1f} + {registered:.1f} (given back {unregistered:.1f})"
+
+    ptr = ctypes.c_void_p()
+    allocated = milliseconds(lambda: driver("cuMemHostAlloc", ctypes.byref(ptr), size, 3))
+    freed = milliseconds(lambda: driver("cuMemFreeHost", ptr))
+    parts = [f"{name} pages by {count} threads {pinned(huge, count)}"
+             for name, huge in (("huge", True), ("small", False)) for count in (1, threads)]
+    print(f"allocated {allocated:.1f} (given back {freed:.1f});", "; ".join(parts))
 
 
 def rates(size: int, rounds: int = 5) -> None:
@@ -234,10 +271,12 @@ def output(process: subprocess.Popen[str]) -> str:
 
 def row(name: str, rounds: int) -> None:
     if name == "first":
-        lines = [output(child("first")) for _ in range(rounds)]
-        columns = zip(*[map(float, line.split()) for line in lines], strict=True)
         names = "import", "queue", "allocation", "first in", "second in", "first out", "driver in"
-        print("first, ms:", ", ".join(f"{n} {median(c):.1f}" for n, c in zip(names, columns, strict=True)))
+        for size in (64 * MIB, GIB):
+            lines = [output(child("first", size)) for _ in range(rounds)]
+            columns = zip(*[map(float, line.split()) for line in lines], strict=True)
+            figures = ", ".join(f"{n} {median(c):.1f}" for n, c in zip(names, columns, strict=True))
+            print(f"first, {size // MIB} MiB, ms: {figures}")
     elif name == "processors":
         mine = sorted(os.sched_getaffinity(0))
         for count in sorted({n for n in (2, 4, 8, len(mine)) if n <= len(mine)}):
@@ -262,7 +301,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         name, *given = sys.argv[2:]
         programs: dict[str, Callable[..., None]] = {
-            "first": first, "rates": rates, "together": together, "waits": waits, "beside": beside
+            "first": first, "memory": memory, "rates": rates, "together": together, "waits": waits, "beside": beside
         }
         programs[name](*[float(each) if "." in each else int(each) for each in given])
         return

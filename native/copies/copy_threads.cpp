@@ -32,6 +32,8 @@ constexpr auto shortest_nap = 20us, longest_nap = 200us;
 constexpr unsigned look_at = 4;
 // A slice whose source needs more new pages than this faults.
 constexpr long few_faults = 1;
+// New memory is waited for so long: each thread clears some GB a second.
+constexpr auto longest_populate = 50ms;
 
 std::atomic<CopyThreads*> threads{nullptr};
 std::atomic_flag starting = ATOMIC_FLAG_INIT;
@@ -96,9 +98,11 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
   {
     std::lock_guard const guard(lock_);
     auto const most = [&](unsigned given) { return std::max(1u, given > 0 ? given : limits.threads); };
-    most_to_device_ = most(limits.threads_to_device), most_to_host_ = most(limits.threads_to_host);
+    if (transfer->way != Way::fresh) {
+      most_to_device_ = most(limits.threads_to_device), most_to_host_ = most(limits.threads_to_host);
+    }
     // There will be work for them, and to be woken takes longer than for the first chunk to come.
-    if (transfer->way == Way::to_device) wake = most_to_device_;
+    if (transfer->way == Way::to_device || transfer->way == Way::fresh) wake = most_to_device_;
     if (transfer->way == Way::to_host) wake = most_to_host_;
     if (ring.transfers.empty()) active_.push_back(&ring);
     try {
@@ -137,6 +141,25 @@ void CopyThreads::abandon(Transfer& transfer) noexcept {
     guard.unlock();
     sched_yield();
     guard.lock();
+  }
+}
+
+void CopyThreads::bring_in(char* memory, std::uint64_t size, std::uint64_t slice) noexcept {
+  try {
+    Words words;
+    Ring ring;
+    ring.memory.ptr = reinterpret_cast<Address>(&words);
+    auto const transfer = std::make_shared<Transfer>();
+    transfer->way = Way::fresh;
+    transfer->slice = slice;
+    transfer->faults = true;
+    transfer->ranges = {{0, reinterpret_cast<Address>(memory), 0}, {size, 0, 0}};
+    transfer->chunks.push_back({0, size, nullptr, 0, false, size});
+    transfer->count = 1;
+    begin(transfer, ring, {});
+    for (auto const end = Clock::now() + longest_populate; !moved(*transfer) && Clock::now() < end;) sched_yield();
+    abandon(*transfer);
+  } catch (std::bad_alloc const&) {
   }
 }
 
@@ -321,6 +344,8 @@ bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
       case Way::signal:
       case Way::wait:
         continue;
+      case Way::fresh:
+        break;
     }
     if (!has_room(transfer)) continue;
     if (slice == nullptr) return true;
@@ -371,6 +396,7 @@ bool CopyThreads::move(Slice const& slice) const noexcept {
   long const before = slice.watch ? minor_faults() : 0;
   transfer.for_each_range(chunk.at + slice.at, slice.size, [&](Address address, Address from, auto at, auto size) {
     if (transfer.way == Way::in_host) return move_in_host(transfer, address, from, size);
+    if (transfer.way == Way::fresh) return touch(memory_at(address), size);
     char* const block = chunk.block + (at - chunk.at);
     if (transfer.file) return transfer.file.move(block, address, size);
     char* const host = memory_at(address);

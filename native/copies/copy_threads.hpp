@@ -32,6 +32,9 @@ class CopyThreads {
   /// slices are done that threads are at.
   void abandon(Transfer& transfer) noexcept;
 
+  /// Has its threads bring in memory that is new, so many bytes at a time; what they are late for is left.
+  void bring_in(char* memory, std::uint64_t size, std::uint64_t slice) noexcept;
+
   /// Whether all its chunks are.
   bool moved(Transfer const& transfer) noexcept;
 

@@ -53,6 +53,11 @@ inline long minor_faults() noexcept {
   return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_minflt : 0;
 }
 
+/// Brings in the pages of memory that is new.
+inline void touch(char* memory, std::size_t size) noexcept {
+  for (std::size_t at = 0; at < size; at += 4096) const_cast<char volatile&>(memory[at]) = 0;
+}
+
 /// Brings in the pages of a range that will be read, in one call. Where the kernel has none for it (before 5.14), or
 /// refuses, reading does it.
 inline void populate(char const* from, std::size_t size) noexcept {

@@ -13,6 +13,7 @@
 #include <pinning/file.hpp>
 
 #include "moving.hpp"
+#include "ring_memory.hpp"
 
 namespace pinning {
 
@@ -28,7 +29,7 @@ struct Words {
   alignas(64) std::atomic<std::uint32_t> moved{0};  // by the threads: chunks in their block, or in the host's memory
 };
 
-enum class Way : std::uint8_t { to_device, to_host, in_host, signal, wait };
+enum class Way : std::uint8_t { to_device, to_host, in_host, signal, wait, fresh };  // fresh: memory is brought in
 
 struct Chunk {
   std::uint64_t at, size;  // of the copy's bytes
@@ -126,15 +127,16 @@ struct Transfer {
 
 /// One queue's at a time. `next` and `placement` belong to whoever submits there.
 struct Ring {
-  Address ptr = 0;
+  RingMemory memory;
   std::uint64_t size = 0;  // of its blocks; the words are in a page in front of them
   static constexpr std::uint64_t front = 4096;
 
-  Words& words() const noexcept { return *reinterpret_cast<Words*>(ptr); }
-  Address taken() const noexcept { return ptr + offsetof(Words, taken); }
-  Address begun() const noexcept { return ptr + offsetof(Words, begun); }
-  Address moved() const noexcept { return ptr + offsetof(Words, moved); }
-  char* blocks() const noexcept { return reinterpret_cast<char*>(ptr + front); }
+  Words& words() const noexcept { return *reinterpret_cast<Words*>(memory.ptr); }
+  Address on_device(std::size_t word) const noexcept { return memory.ptr + memory.shift + word; }
+  Address taken() const noexcept { return on_device(offsetof(Words, taken)); }
+  Address begun() const noexcept { return on_device(offsetof(Words, begun)); }
+  Address moved() const noexcept { return on_device(offsetof(Words, moved)); }
+  char* blocks() const noexcept { return reinterpret_cast<char*>(memory.ptr + front); }
 
   // guarded by the threads' lock
   std::uint32_t published = 0;                      // what `moved` says

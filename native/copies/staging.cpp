@@ -63,11 +63,13 @@ constexpr std::uint64_t least_ring = 4 << 20, least_share = 16 << 20, least_chun
 /// The device's side of a copy: one range, or those of a batch, which move part by part.
 class DeviceSide {
  public:
-  explicit DeviceSide(Address address) : address_(address) {}
+  DeviceSide(Ring const& ring, Address address) : shift_(ring.memory.shift), address_(address) {}
 
   /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them, where the queue has one; let
   /// this go once no device does.
-  DeviceSide(VendorQueue& queue, Transfer const& transfer, std::vector<CopyItem> const& parts, PartLists& lists) {
+  DeviceSide(Ring const& ring, VendorQueue& queue, Transfer const& transfer, std::vector<CopyItem> const& parts,
+             PartLists& lists)
+      : shift_(ring.memory.shift) {
     if (queue.moves_parts()) list_.emplace(lists);
     std::uint64_t const most = list_ ? PartLists::part_bytes : ~std::uint64_t{0};
     auto const add = [&](CopyItem const& part) { list_ ? list_->push_back(part) : parts_.push_back(part); };
@@ -78,7 +80,7 @@ class DeviceSide {
       while (part.size > 0) {
         Chunk const& in = transfer.chunks[chunk];
         std::uint64_t const size = std::min({part.size, in.at + in.size - at, most});
-        auto const block = reinterpret_cast<Address>(in.block) + (at - in.at);
+        auto const block = reinterpret_cast<Address>(in.block) + shift_ + (at - in.at);
         bool const to_device = transfer.way == Way::to_device;
         add({to_device ? part.dst : block, to_device ? block : part.src, size});
         ++count;
@@ -92,7 +94,7 @@ class DeviceSide {
 
   void copy(VendorQueue& queue, Transfer const& transfer, std::size_t index) const {
     Chunk const& chunk = transfer.chunks[index];
-    auto const block = reinterpret_cast<Address>(chunk.block), device_ptr = address_ + chunk.at;
+    Address const block = reinterpret_cast<Address>(chunk.block) + shift_, device_ptr = address_ + chunk.at;
     bool const to_device = transfer.way == Way::to_device;
     if (first_.empty()) return queue.copy(to_device ? device_ptr : block, to_device ? block : device_ptr, chunk.size);
     std::size_t const first = first_[index], count = first_[index + 1] - first;
@@ -101,7 +103,8 @@ class DeviceSide {
   }
 
  private:
-  Address address_ = 0;
+  Address const shift_;  // of blocks, from the host's address to the device's
+  Address const address_ = 0;
   std::optional<PartList> list_;
   std::vector<CopyItem> parts_;         // without a list
   std::vector<std::size_t> first_;  // the number of each chunk's first part, and one more
@@ -161,6 +164,7 @@ void submit(VendorQueue& queue, Transfer const& transfer, DeviceSide const& devi
       calls.write(ring.taken(), ++number);
       break;
     case Way::wait:
+    case Way::fresh:
       break;
   }
   if (transfer.way == Way::to_host || transfer.way == Way::in_host || transfer.way == Way::wait) {
@@ -257,7 +261,7 @@ class Rings : public Staging {
   template <class Function>
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
   std::optional<Use> ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
-  std::optional<Use> made(std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
+  std::optional<Use> made(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
   /// How much of an idle ring is put to use: the less the more are at work, so that their blocks stay in the caches.
   /// (mutex_)
   std::uint64_t usable(CopyThreads& threads, Ring const& ring) {
@@ -396,8 +400,8 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   if (transfer->to_host() || transfer->way == Way::wait) ++transfer->count;
   auto handle = std::make_unique<Handle>(threads, transfer);
   handle->device_side = range.parts == nullptr
-                            ? std::make_unique<DeviceSide>(range.address)
-                            : std::make_unique<DeviceSide>(queue, *transfer, *range.parts, lists());
+                            ? std::make_unique<DeviceSide>(through, range.address)
+                            : std::make_unique<DeviceSide>(through, queue, *transfer, *range.parts, lists());
   threads.begin(transfer, through, limits);
   through.placement = std::move(placement);
   try {
@@ -431,7 +435,7 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
       if (idle(threads, *best)) {
         if (best->next.load() >= worn_) {
           best->next = best->published = 0;
-          new (reinterpret_cast<void*>(best->ptr)) Words;
+          new (reinterpret_cast<void*>(best->memory.ptr)) Words;
         }
         best->placement = Placement(best->blocks(), usable(threads, *best), best->next.load());
       }
@@ -440,11 +444,12 @@ std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t qu
       return Use(*this, *best);
     }
   }
-  return made(queue, blocks, limits);
+  return made(threads, queue, blocks, limits);
 }
 
 /// A new ring, if there is memory for it.
-std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, StagingLimits const& limits) {
+std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue, Blocks blocks,
+                                      StagingLimits const& limits) {
   auto ring = std::make_unique<Ring>();
   if (blocks == Blocks::yes) {
     std::lock_guard const guard(mutex_);
@@ -460,8 +465,8 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
     bytes_ -= ring->size;
   };
   try {
-    std::uint64_t const bytes = Ring::front + ring->size;
-    ring->ptr = process_budget().with_room(bytes, [&] { return device_.allocate(bytes, MemoryKind::host); });
+    ring->memory = process_budget().with_room(Ring::front + ring->size,
+                                              [&] { return RingMemory::make(device_, threads, ring->size); });
   } catch (std::exception const&) {  // a limit on locked memory, most likely: copies go on without
     refused();
     return std::nullopt;
@@ -469,7 +474,7 @@ std::optional<Rings::Use> Rings::made(std::uint64_t queue, Blocks blocks, Stagin
     refused();
     throw;
   }
-  new (reinterpret_cast<void*>(ring->ptr)) Words;
+  new (reinterpret_cast<void*>(ring->memory.ptr)) Words;
   ring->placement = Placement(ring->blocks(), ring->size, 0);
   ring->queue = queue;
   ring->users = 1;
@@ -494,13 +499,12 @@ void Rings::give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transf
   threads.abandon(transfer);
   if (!over || !threads.left(ring)) return;
   try {
-    device_.free(ring.ptr, MemoryKind::host);
+    ring.memory.free(device_);
   } catch (...) {
     return;
   }
   std::lock_guard const guard(mutex_);
   bytes_ -= ring.size;
-  ring.ptr = 0;
 }
 
 std::unique_ptr<Staging::Block> Rings::borrow(std::uint64_t at_most, StagingLimits const& limits) {
@@ -521,25 +525,24 @@ std::uint64_t Rings::trim() {
     if (threads == nullptr) return freed;
     out.reserve(rings_.size());
     for (auto& ring : rings_) {
-      if (ring->users == 0 && (ring->ptr == 0 || idle(*threads, *ring))) out.push_back(std::move(ring));
+      if (ring->users == 0 && (ring->memory.ptr == 0 || idle(*threads, *ring))) out.push_back(std::move(ring));
     }
     std::erase(rings_, nullptr);
   }
   for (auto& ring : out) {
-    if (ring->ptr == 0) continue;
+    if (ring->memory.ptr == 0) continue;
     try {
-      device_.free(ring->ptr, MemoryKind::host);
+      ring->memory.free(device_);
     } catch (...) {
       std::lock_guard const guard(mutex_);
       for (auto& each : out) {
-        if (each != nullptr && each->ptr != 0) rings_.push_back(std::move(each));
+        if (each != nullptr && each->memory.ptr != 0) rings_.push_back(std::move(each));
       }
       throw;
     }
     freed += ring->size;
     std::lock_guard const guard(mutex_);
     bytes_ -= ring->size;
-    ring->ptr = 0;
   }
   return freed;
 }

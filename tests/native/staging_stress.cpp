@@ -171,11 +171,24 @@ class Memory : public pinning::VendorDevice {
   ~Memory() override {
     for (Address const ptr : allocated_) std::free(pointer<void>(ptr));
   }
-  Address lock(Address, std::uint64_t, pinning::LockOptions) override { std::abort(); }
-  void unlock(Address) override { std::abort(); }
+  bool locks_sooner() const noexcept override { return true; }
+  Address lock(Address ptr, std::uint64_t, pinning::LockOptions) override {
+    std::lock_guard const guard(mutex_);
+    if (++locks_ % 4 == 0) throw refused();
+    locked_.insert(ptr);
+    return ptr;
+  }
+  void unlock(Address ptr) override {
+    std::lock_guard const guard(mutex_);
+    if (locked_.erase(ptr) != 1) fail("memory is unlocked that is not locked");
+  }
   std::optional<pinning::Pinned> is_pinned(Address) override { std::abort(); }
   std::string const& name() const noexcept override { std::abort(); }
-  std::optional<pinning::MemoryInfo> memory_info(Address) override { std::abort(); }
+  std::optional<pinning::MemoryInfo> memory_info(Address ptr) override {
+    std::lock_guard const guard(mutex_);
+    if (!locked_.contains(ptr)) return std::nullopt;
+    return pinning::MemoryInfo{pinning::MemoryKind::host, ptr, 0, -1};
+  }
   void copy(Address, Address, std::uint64_t) override { std::abort(); }
   void synchronize() override { std::abort(); }
   std::unique_ptr<pinning::VendorQueue> make_queue() override { std::abort(); }
@@ -196,7 +209,8 @@ class Memory : public pinning::VendorDevice {
 
  private:
   std::mutex mutex_;
-  std::set<Address> allocated_;
+  std::set<Address> allocated_, locked_;
+  unsigned locks_ = 0;
 };
 
 struct Device {

@@ -200,7 +200,8 @@ def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
     plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
     if not (memory == "managed" and form != "sync"):  # written on by the program, after which anything may be read
         assert ran.outcome == plain.outcome
-    assert ran.calls.get("cuMemHostAlloc") == plain.calls.get("cuMemHostAlloc")
+    for call in ("cuMemHostAlloc", "cuMemHostRegister"):
+        assert ran.calls.get(call) == plain.calls.get(call)
     assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
 
 
@@ -229,7 +230,7 @@ def test_captures_are_left_alone(run: Run) -> None:
 def test_a_context_of_the_programs_own(run: Run, form: str) -> None:
     ran = run("proc", form, "own context")
     assert ran.outcome == (0, "same\nsame\n", "")
-    assert (ran.by_driver, ran.calls["cuMemHostAlloc"]) == (0, 2)
+    assert (ran.by_driver, ran.calls["cuMemHostRegister"]) == (0, 2)
     assert "cuDevicePrimaryCtxRetain" not in ran.calls
 
 
@@ -255,7 +256,7 @@ def test_streams_that_come_and_go(run: Run) -> None:
     ran = run("proc", "async", "many streams")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.calls["cuStreamCreate"]) == (0, 1000)
-    assert ran.calls["cuMemHostAlloc"] <= 6  # blocks that are free go to the next stream
+    assert ran.calls["cuMemHostRegister"] <= 6  # blocks that are free go to the next stream
 
 
 def test_many_streams_at_once(run: Run) -> None:
@@ -286,7 +287,8 @@ def test_with_an_allocator_of_the_programs_own(run: Run, library: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        "cuMemHostAlloc:1:2",
+        "cuMemHostRegister:1:801",
+        "cuMemHostRegister:1:2;fail=cuMemHostAlloc:1:2",
         "cuMemcpyAsync:3:999",
         "cuStreamBatchMemOp:1:801",
         "cuStreamIsCapturing:1:999",

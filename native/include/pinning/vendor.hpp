@@ -181,6 +181,8 @@ class VendorDevice : public Locker {
   /// Bytes that one `lock` can take.
   virtual std::uint64_t largest_lock() const noexcept { return ~std::uint64_t{0}; }
 
+  /// Whether to lock memory that is there is quicker than to `allocate` HOST memory, and as good for the device.
+  virtual bool locks_sooner() const noexcept { return false; }
   /// Exactly `size` bytes, aligned to at least 16; the host's address of host memory, else the device's.
   virtual Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined = false) = 0;
   /// Gives back what `allocate` returned for this kind. After an error it is still allocated.

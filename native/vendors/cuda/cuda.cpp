@@ -176,6 +176,8 @@ class CudaDevice : public VendorDevice {
 
   // ---- memory ----
 
+  bool locks_sooner() const noexcept override { return true; }
+
   /// Aligned to 256. Host memory is pinned for every GPU, and its device address is the host's.
   Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
     auto const current = here();

@@ -24,6 +24,7 @@
 #include "standin.h"
 
 enum { MAX_DEVICES = 8, MAX_DEPTH = 16 };
+enum { OF_CONTEXT = 8 };  // the bit of a registration's flags from which on they have the context
 
 static int device_count = 1, shared_kib = 227, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
 static int nvswitch;
@@ -254,13 +255,15 @@ CUresult CUDAAPI cuCtxDestroy(CUcontext ctx) {
     pthread_mutex_lock(&mutex);
     for (struct range **link = &ranges; *link;) {
         struct range *r = *link;
-        if (r->kind != HOST_ALLOCATION || r->flags != (unsigned)(ctx - primary)) {
+        unsigned const its = r->kind == REGISTRATION ? r->flags >> OF_CONTEXT : r->flags;
+        if (r->kind > HOST_ALLOCATION || its != (unsigned)(ctx - primary)) {
             link = &r->next;
             continue;
         }
         *link = r->next;
         unlock_pages(r->host, r->size);
-        mprotect((void *)r->host, page_end(r->size), PROT_NONE);  // whoever still uses it ends
+        // Whoever still uses what was the driver's ends.
+        if (r->kind == HOST_ALLOCATION) mprotect((void *)r->host, page_end(r->size), PROT_NONE);
         free(r);
     }
     pthread_mutex_unlock(&mutex);
@@ -328,12 +331,13 @@ CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
     REQUIRE(!confidential, CUDA_ERROR_NOT_SUPPORTED);
     REQUIRE(bytesize <= most_registered, CUDA_ERROR_OUT_OF_MEMORY);
     REQUIRE(read_only_supported || !(Flags & CU_MEMHOSTREGISTER_READ_ONLY), CUDA_ERROR_NOT_SUPPORTED);
+    unsigned const flags = Flags | (unsigned)(current() - primary) << OF_CONTEXT;
     pthread_mutex_lock(&mutex);
     CUresult code = CUDA_SUCCESS;
     if (overlapping(REGISTRATION, host, bytesize)) code = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     // Of memory that the driver itself has allocated it says this (seen on an H200, driver 580.159).
     else if (overlapping(HOST_ALLOCATION, host, bytesize)) code = CUDA_ERROR_INVALID_VALUE;
-    else if (!add(REGISTRATION, host, REGISTERED, bytesize, Flags)) code = CUDA_ERROR_INVALID_VALUE;
+    else if (!add(REGISTRATION, host, REGISTERED, bytesize, flags)) code = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&mutex);
     return code;
 }
