@@ -41,6 +41,8 @@
 //   - A Staged that goes early abandons its transfer: its chunks count as moved, so that the queue gets past them, and no
 //     thread touches the caller's memory any more.
 //
+//   - A ring that is idle stays: to give it back, a vendor holds up all submissions until its device is idle.
+//
 // Locks: a device's `mutex_` guards its list of rings and what they may take; the threads' lock is taken under it. No
 // vendor is called under either.
 #include <algorithm>
@@ -213,7 +215,8 @@ class Handle : public Staged {
 
 class Rings : public Staging {
  public:
-  Rings(VendorDevice& device, std::uint32_t worn) : device_(device), worn_(worn), lists_(device) {}
+  Rings(VendorDevice& device, std::uint32_t worn, std::uintptr_t context = 0)
+      : device_(device), context_(context), worn_(worn), lists_(device) {}
 
   std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
                                StagingLimits const& limits) override;
@@ -224,6 +227,12 @@ class Rings : public Staging {
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
   std::uint64_t trim() override;
+  /// Unmaps rings of which the context is gone.
+  void forget_gone(CopyThreads& threads);
+  /// Whether it is of the same device in the same context.
+  bool is_of(VendorDevice& device, std::uintptr_t context) const {
+    return context != 0 && context == context_ && device.name() == device_.name();
+  }
   bool empty() noexcept override {
     std::lock_guard const guard(mutex_);
     return rings_.empty();
@@ -273,6 +282,7 @@ class Rings : public Staging {
   void give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
   VendorDevice& device_;
+  std::uintptr_t const context_;  // 0 where it is not known
   std::uint32_t const worn_;  // chunks
   PartLists lists_;
   std::mutex mutex_;
@@ -547,13 +557,52 @@ std::uint64_t Rings::trim() {
   return freed;
 }
 
+/// A context takes what was locked in it along; the mapping is ours. Those that are asked about are in use meanwhile.
+void Rings::forget_gone(CopyThreads& threads) {
+  std::vector<Ring*> asked, gone;
+  std::vector<std::unique_ptr<Ring>> out;
+  {
+    std::lock_guard const guard(mutex_);
+    asked.reserve(rings_.size()), gone.reserve(rings_.size()), out.reserve(rings_.size());
+    for (auto const& ring : rings_) {
+      if (ring->memory.mapped > 0 && ring->users == 0 && threads.left(*ring)) ++ring->users, asked.push_back(ring.get());
+    }
+  }
+  for (Ring* const ring : asked) {
+    try {
+      if (!device_.memory_info(ring->memory.ptr)) gone.push_back(ring);
+    } catch (std::exception const&) {  // of a device that is lost: it stays
+    }
+  }
+  {
+    std::lock_guard const guard(mutex_);
+    for (Ring* const ring : asked) --ring->users;
+    for (auto& ring : rings_) {
+      if (std::ranges::find(gone, ring.get()) == gone.end()) continue;
+      bytes_ -= ring->size;
+      out.push_back(std::move(ring));
+    }
+    std::erase(rings_, nullptr);
+  }
+  for (auto const& ring : out) ring->memory.unmap();
+}
+
 /// The staging of each device. A fork begins with another, for its parent's threads may have been anywhere in this
 /// one.
 struct Known {
   std::mutex mutex;
-  std::map<VendorDevice*, std::shared_ptr<Staging>> of;
+  std::map<VendorDevice*, std::shared_ptr<Rings>> of;
 };
 Only<Known> known_stagings;
+
+std::vector<std::shared_ptr<Rings>> all_known() {
+  std::vector<std::shared_ptr<Rings>> all;
+  if (Known* const known = known_stagings.if_made()) {
+    std::lock_guard const guard(known->mutex);
+    for (auto const& [device, rings] : known->of) all.push_back(rings);
+  }
+  return all;
+}
 
 void begin_anew() {
   CopyThreads::after_fork();
@@ -587,10 +636,29 @@ std::uint64_t next_queue_number() noexcept { return ++queue_numbers; }
 
 Staging& staging(VendorDevice& device) {
   Known& all = known();
-  std::lock_guard const guard(all.mutex);
-  auto& found = all.of[&device];
-  if (found == nullptr) found = std::make_shared<Rings>(device, worn_chunks);
-  return *found;
+  {
+    std::lock_guard const guard(all.mutex);
+    if (auto const found = all.of.find(&device); found != all.of.end()) return *found->second;
+  }
+  std::uintptr_t context = 0;
+  try {
+    if (device.is_permanent()) context = device.native_context();
+  } catch (std::exception const&) {  // such as in a fork
+  }
+  std::shared_ptr<Rings> rings;
+  {
+    std::lock_guard const guard(all.mutex);
+    for (auto const& [known, other] : all.of) {
+      if (other->is_of(device, context)) rings = other;
+    }
+    if (rings == nullptr) rings = std::make_shared<Rings>(device, worn_chunks, context);
+    rings = all.of.try_emplace(&device, rings).first->second;
+  }
+  // Contexts that others had may be gone, and this one may have the handle of one.
+  if (CopyThreads* const threads = CopyThreads::known()) {
+    for (auto const& each : all_known()) each->forget_gone(*threads);
+  }
+  return *rings;
 }
 
 void forget_staging(VendorDevice& device) noexcept {
@@ -601,14 +669,8 @@ void forget_staging(VendorDevice& device) noexcept {
 }
 
 std::uint64_t trim_stagings() {
-  std::vector<std::shared_ptr<Staging>> all;
-  {
-    Known& stagings = known();
-    std::lock_guard const guard(stagings.mutex);
-    for (auto const& [device, staging] : stagings.of) all.push_back(staging);
-  }
   std::uint64_t freed = 0;
-  for (auto const& each : all) freed += each->trim();
+  for (auto const& each : all_known()) freed += each->trim();
   return freed;
 }
 

@@ -92,13 +92,13 @@ class Context {
  public:
   Context(void* handle, std::uint64_t number)
       : number(number), device_(cuda_device_of_context(reinterpret_cast<std::uintptr_t>(handle))),
-        staging_(make_staging(*device_)) {}
+        staging_(pinning::staging(*device_)) {}
 
   std::uint64_t const number;
   std::atomic<std::uint64_t> asked_for = 0;  // bytes that could have been staged
   std::atomic<unsigned> failures = 0;        // one after the other
 
-  Staging& staging() noexcept { return *staging_; }
+  Staging& staging() noexcept { return staging_; }
 
   /// Those of streams in which no copy is being submitted are forgotten when they are many.
   std::shared_ptr<Stream> stream(std::uintptr_t handle, std::uint64_t stream_number) {
@@ -115,7 +115,7 @@ class Context {
 
  private:
   std::unique_ptr<VendorDevice> const device_;
-  std::unique_ptr<Staging> const staging_;
+  Staging& staging_;  // which Python's copies in the context use too
   std::mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Stream>> streams_;  // by their numbers
 };

@@ -342,6 +342,20 @@ def test_a_copy_that_crosses_a_lock_of_ours_is_split_there(build: Callable[[Driv
     assert (done.returncode, done.stdout) == (0, "40000 right 1\n8388608 right 1\n"), done.stderr
 
 
+@pytest.mark.parametrize("what", ["shared", "context", "fork"])
+def test_rings(build: Callable[[Driver], Path], what: str) -> None:
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("needs two processors: with one nothing is staged")
+    try:
+        base = {**os.environ, "LD_PRELOAD": str(TOOL), "PINNING_COPIES_MIN_BYTES": "64KiB"}
+        environment = DRIVER.environment(build(DRIVER), "", base)
+    except MissingError as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-P", Path(__file__).parent / "rings.py", what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "small"])
 def test_the_report(run: Run, memory: str) -> None:
     ran = run("proc", "async", memory, PINNING_REPORT="-")

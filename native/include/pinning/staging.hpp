@@ -93,7 +93,7 @@ class Staging {
   virtual bool empty() noexcept = 0;
 };
 
-/// Of a device, the same as long as the device is there.
+/// Of a device, the same as long as the device is there; devices that are one in the same context have one.
 PINNING_API Staging& staging(VendorDevice& device);
 /// Before a device goes: that of this one, which is `empty`.
 PINNING_API void forget_staging(VendorDevice& device) noexcept;
@@ -101,7 +101,7 @@ PINNING_API void forget_staging(VendorDevice& device) noexcept;
 PINNING_API std::uint64_t trim_stagings();
 /// A ring that has counted so many chunks counts anew when it is idle: HIP compares words without wrapping.
 inline constexpr std::uint32_t worn_chunks = 1u << 30;
-/// One more for a device, which may go once its rings are given back.
+/// One more for a device, which may go once its rings are given back; they are by `trim` only.
 PINNING_API std::unique_ptr<Staging> make_staging(VendorDevice& device, std::uint32_t worn = worn_chunks);
 
 }  // namespace pinning

@@ -345,7 +345,7 @@ CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 CUresult CUDAAPI cuMemHostUnregister(void *p) {
     ENTER(CONTEXT, "%p", p);
     REQUIRE(p, CUDA_ERROR_INVALID_VALUE);
-    if (channel_count) drain();
+    if (channel_count) drain_alone();
     pthread_mutex_lock(&mutex);
     bool found = discard((uintptr_t)p + REGISTERED, REGISTRATION, REGISTRATION);
     pthread_mutex_unlock(&mutex);
