@@ -15,7 +15,7 @@ from functools import lru_cache
 from sys import is_finalizing
 from typing import Any
 
-from pinning.errors import OutOfMemoryError
+from pinning.errors import GraphCaptureError, OutOfMemoryError
 from pinning.locking.devices import device as device_of_name
 from pinning.memory import Allocation, alloc
 from pinning.plugin import MemoryKind
@@ -44,7 +44,7 @@ def device_memory(nbytes: int) -> Any:
     """Memory of CuPy's current device, in the order of its current stream; for `cupy.cuda.set_allocator`.
 
     When the last array over it goes it is given back in the order of the stream in which it was allocated, as in CuPy's
-    own pools.
+    own pools. While that stream is captured into a graph, memory is from CuPy's pool.
 
     Parameters
     ----------
@@ -67,6 +67,8 @@ def device_memory(nbytes: int) -> Any:
         allocation, _ = queue.alloc(nbytes)
     except OutOfMemoryError as error:
         raise cupy.cuda.memory.OutOfMemoryError(nbytes, cupy.cuda.Device().mem_info[1]) from error
+    except GraphCaptureError:
+        return cupy.get_default_memory_pool().malloc(nbytes)
     memory = cupy.cuda.UnownedMemory(allocation.ptr, nbytes, _Owner(allocation), index)
     return cupy.cuda.MemoryPointer(memory, 0)
 

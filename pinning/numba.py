@@ -55,7 +55,8 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         """Called whenever the context is made current."""
         if self._pool is not None:
             return
-        self._device = device_of_name(f"cuda:{self.context.device.id}")
+        device = self.context.device  # the driver's, in a context that another library has made
+        self._device = device_of_name(f"cuda:{int(getattr(device, 'id', device))}")
         self._queue = Queue.adopt(_LEGACY_STREAM, self._device)
         # Work may be submitted by the handle, so each free is at once a point in the stream itself.
         assert self._queue.handle

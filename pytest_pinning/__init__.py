@@ -20,5 +20,8 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
     group.addoption("--device", metavar="NAME", help="the device to test, such as mydevice:0")
     group.addoption("--refuses", action="store_true", help="it is known to lock no memory; it must say so clearly")
     group.addoption(
+        "--counted-as", choices=["VmLck", "VmPin"], help="what grows in /proc/self/status by the pages that it locks"
+    )
+    group.addoption(
         "--faults", metavar="MODULE:OBJECT", help="a stand-in for its driver: see Faults in docs/plugins.md"
     )

@@ -91,3 +91,11 @@ def test_other_runs_of_pytest_have_no_such_option(tmp_path: Path) -> None:
 def test_a_device_that_locks_does_not_refuse() -> None:
     with pytest.raises(pytest.fail.Exception, match="host:0 does lock memory: run it without --refuses"):
         run_pytest(*SUITE, "--device", "host:0", "--refuses", "-k", "refuse", environment=os.environ)
+
+
+def test_the_count_of_the_kernel_tells_what_pins_nothing() -> None:
+    run = [*SUITE, "-k", "kernel_counts", "--device", "host:0", "--counted-as"]
+    run_pytest(*run, "VmLck", environment=os.environ)
+    # Which mlock does not raise, as a plugin that only keeps a list raises neither.
+    with pytest.raises(pytest.fail.Exception, match="has locked 32768 bytes, and VmPin has grown by 0"):
+        run_pytest(*run, "VmPin", environment=os.environ)

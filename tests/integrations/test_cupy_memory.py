@@ -53,3 +53,16 @@ def test_pinned_memory_goes_back(of_cupy: Any, monkeypatch: pytest.MonkeyPatch) 
     assert pinning.is_locked((at, 100), device="host:0")
     del pointer
     assert eventually(lambda: not pinning.is_locked((at, 100), device="host:0"))
+
+
+def test_memory_in_a_capture_is_of_cupys_pool(of_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Captured:
+        def alloc(self, nbytes: int) -> None:
+            raise pinning.GraphCaptureError("the stream is being captured")
+
+    cupy = sys.modules["cupy"]
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=8), raising=False)
+    pool = SimpleNamespace(malloc=lambda nbytes: f"{nbytes} of CuPy's")
+    monkeypatch.setattr(cupy, "get_default_memory_pool", lambda: pool, raising=False)
+    monkeypatch.setattr(of_cupy, "_queue", lambda stream, index: Captured())
+    assert of_cupy.device_memory(100) == "100 of CuPy's"

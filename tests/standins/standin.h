@@ -241,7 +241,7 @@ static inline bool discard(uintptr_t address, int first_kind, int last_kind) {
 
 // Memory of the vendor's own: its device address, or 0.
 static inline uintptr_t allocate(int kind, uintptr_t shift, size_t size) {
-    void *host = aligned_alloc(PAGE, page_end(size));
+    void *host = page_end(size) < size ? NULL : aligned_alloc(PAGE, page_end(size));
     if (!host) return 0;
     pthread_mutex_lock(&mutex);
     add(kind, (uintptr_t)host, shift, size, 0);

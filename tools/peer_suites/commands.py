@@ -12,6 +12,13 @@ from pathlib import Path
 from results import Result, of_junit
 
 IN_PLACE = Path(__file__).parent / "in_place"
+STAGED = "pinning run, copies of 1 byte"
+
+
+def run_by(way: str, python: str | Path = sys.executable) -> list[str | Path]:
+    """What comes before a command: `pinning run` for a way that begins so; STAGED has no smallest copy."""
+    small = ["/usr/bin/env", "PINNING_COPIES_MIN_BYTES=1"] if way == STAGED else []
+    return [*small, python, "-P", "-m", "pinning", "run", "--"] if way.startswith("pinning run") else []
 
 
 def pytest(
@@ -21,7 +28,6 @@ def pytest(
     only: Collection[str] | None,
     *arguments: str,
     python: str | Path = sys.executable,
-    before: Collection[str | Path] = (),
     plugin: str | None = None,
     **variables: str,
 ) -> dict[str, Result]:
@@ -37,7 +43,7 @@ def pytest(
     environment.pop("PYTHONSAFEPATH", None)
     with log.open("w") as output:
         subprocess.run(
-            [*before, python, "-m", "pytest", *placed, *options, *chosen, *arguments],
+            [*run_by(way, python), python, "-m", "pytest", *placed, *options, *chosen, *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

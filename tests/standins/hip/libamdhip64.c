@@ -203,6 +203,7 @@ static bool pinned(uintptr_t host, size_t size) {
 }
 
 static hipError_t allocated(int kind, uintptr_t shift, size_t size, void **ptr) {
+    DEMAND(ptr, hipErrorInvalidValue);
     *ptr = NULL;
     if (!size) return hipSuccess;
     uintptr_t address = allocate(kind, shift, size);
@@ -266,7 +267,7 @@ hipError_t hipHostGetDevicePointer(void **devPtr, void *hstPtr, unsigned int fla
     ENTER("%p %u", hstPtr, flags);
     pthread_mutex_lock(&mutex);
     struct range *r = holding((uintptr_t)hstPtr);
-    bool mapped = r && !flags && (uintptr_t)hstPtr - r->host < r->size;
+    bool mapped = devPtr && r && !flags && (uintptr_t)hstPtr - r->host < r->size;
     if (mapped) *devPtr = (void *)on_current_device(r, (uintptr_t)hstPtr - r->host);
     pthread_mutex_unlock(&mutex);
     DEMAND(mapped, hipErrorInvalidValue);

@@ -13,6 +13,7 @@ from results import FAILED, PASSED, SKIPPED, Result
 
 WAYS = ["pinning in the process"]
 EXPLAINED: dict[str, str] = {}
+OURS = ["lock", "lock of arrays", "what is found"]  # the threads that bare has not, and are taken to pass there
 ALLOCATOR = "pinned_use_cuda_host_register:True,pinned_num_register_threads:4"
 
 
@@ -32,7 +33,7 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
         *with_ours,
     ]
     said = subprocess.run(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True).stdout
-    results = {}
+    results = {} if with_ours else dict.fromkeys(OURS, Result(PASSED))
     for line in said.splitlines():
         case, _, reason = line.partition(": ")
         state = PASSED if reason.startswith("passed") else SKIPPED if reason.startswith("skipped") else FAILED

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
+from commands import run_by
 from results import Result, of_junit
 
 FILES = [
@@ -41,7 +42,6 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
     (holds / "sitecustomize.py").write_text(HOLDS)
     environment = dict(os.environ) | ({"PYTHONPATH": str(holds)} if way.startswith("imported") else {})
     environment.pop("PYTHONSAFEPATH", None)
-    before: list[str | Path] = [python, "-m", "pinning", "run", "--"] if way == "pinning run" else []
     matching = work / "only"
     matching.write_text("\n".join(only or ["*"]))
     results: dict[str, Result] = {}
@@ -50,7 +50,7 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
             continue
         report.unlink(missing_ok=True)
         options = ["-j1", "--timeout", "1200", "--junit-xml", report, "--matchfile", matching]
-        command = [*before, python, "-m", "test", *options]
+        command = [*run_by(way, python), python, "-m", "test", *options]
         if file in METHODS:
             folder = work / "begins"
             folder.mkdir(exist_ok=True)

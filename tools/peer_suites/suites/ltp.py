@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from commands import run_by
 from results import FAILED, PASSED, SKIPPED, Result
 
 WAYS = ["pinning run"]
@@ -31,7 +31,6 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
     environment = dict(os.environ)
     environment["PATH"] += "".join(f":{checkout / FOLDER / each}" for each in folders)
     environment |= {"LTPROOT": str(checkout), "TMPDIR": str(work)}
-    before = [sys.executable, "-m", "pinning", "run", "--"] if way == "pinning run" else []
     results: dict[str, Result] = {}
     for line in (checkout / "runtest" / "syscalls").read_text().splitlines():
         case, *command = line.split() or [""]
@@ -41,7 +40,7 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
         if not programs or HARMS.search(programs[0].with_suffix(".c").read_text(errors="replace")):
             continue
         ran = subprocess.run(
-            ["/usr/bin/timeout", "-k", "5", "120", *before, *command],
+            ["/usr/bin/timeout", "-k", "5", "120", *run_by(way), *command],
             env=environment,
             cwd=work,
             stdin=subprocess.DEVNULL,
