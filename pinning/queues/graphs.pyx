@@ -64,6 +64,7 @@ cdef class Graphs:
     cdef bint known, watched
 
     closed = retired = False
+    owner_device = None  # when graphs are launched is not known
     lost = True  # the program's end does not wait for a graph
 
     def __init__(self):

@@ -27,7 +27,7 @@ TODAY = int(time.time()) // 86400
 TIMEOUT = 600.0  # seconds; a program gives up by itself after two minutes without progress
 ENOUGH = 3  # programs that fail
 
-NOT_ON_THE_HOST = ["copy_staged", "copy_often", "batch", "copy_file", "save_and_load"]
+NOT_ON_THE_HOST = ["copy_staged", "copy_often", "copy_over_links", "batch", "copy_file", "save_and_load"]
 
 Environment = dict[str, str]
 failed: list[str] = []
@@ -41,7 +41,7 @@ def host() -> Environment:
 @pytest.fixture(scope="session")
 def standin(build: Callable[[Driver], Path], host: Environment) -> Environment:
     pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings: pip install 'pinning[cuda]'")
-    return {**DRIVER.environment(build(DRIVER), base=host), "INTERRUPTED": "cuda:0"}
+    return {**DRIVER.environment(build(DRIVER), "devices=2", base=host), "INTERRUPTED": "cuda:0"}
 
 
 def run(environment: Environment, program: str, *arguments: object) -> None:
@@ -57,8 +57,8 @@ def run(environment: Environment, program: str, *arguments: object) -> None:
 
 
 def sample_of(scenario: str) -> tuple[int, int]:
-    """The first bytecode and the step: all of them, but where there are thousands that write files."""
-    return (1 + TODAY % 7, 7) if scenario == "save_and_load" else (1, 1)
+    """The first bytecode and the step: all of them, but where there are thousands that write files or move much."""
+    return (1 + TODAY % 7, 7) if scenario in ("save_and_load", "copy_over_links") else (1, 1)
 
 
 pytestmark = pytest.mark.timeout(TIMEOUT + 60)

@@ -35,6 +35,8 @@ SIZE = 3 << 13  # bytes: what is locked at once has room where 64 KiB may be loc
 FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm"))  # where no disk is waited for
 atexit.register(shutil.rmtree, FOLDER)
 
+_kept: list[Any] = []
+
 Given = list[Any]  # what the user has been given, youngest last
 Scenario = Callable[[Given], None]
 
@@ -188,6 +190,20 @@ def copy_often(given: Given) -> None:
     given[0].free()
 
 
+def copy_over_links(given: Given) -> None:
+    """There in rounds, and back at once; the memory is kept, for it takes long to make."""
+    size = SIZE if DEVICE == "host:0" else 72 << 20
+    if not _kept:
+        _kept.extend((numpy.arange(size, dtype="u1"), numpy.zeros(size, "u1"), pinning.alloc(size, device=DEVICE)))
+        _kept.append(DEVICE == "host:0" or pinning.lock(_kept[0], device=DEVICE))
+    source, back, there = _kept[:3]
+    with pinning.Queue(DEVICE, links="idle") as one:
+        pinning.copy(there, source, queue=one)
+        back[::997] = 0
+        pinning.copy_async(back, there, queue=one).wait()
+    assert (back[::997] == source[::997]).all()
+
+
 def copy_2d(given: Given) -> None:
     source = numpy.arange(SIZE, dtype="u1").reshape(-1, 512)
     given.append(pinning.alloc(SIZE, device=DEVICE))
@@ -295,6 +311,7 @@ SCENARIOS: dict[str, Scenario] = {
     "copy_locked": copy_locked,
     "copy_staged": copy_staged,
     "copy_often": copy_often,
+    "copy_over_links": copy_over_links,
     "copy_2d": copy_2d,
     "batch": batch,
     "make_arrays": make_arrays,

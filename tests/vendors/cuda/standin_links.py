@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import numpy
 import pytest
+from captures import Graph
 
 import pinning
+from child_process import run_in_child
+from fake_device import in_threads
 from made_up_pci import make_machine
-from pinning import PinningError, PluginUnavailableError
+from pinning import PinningError, PluginUnavailableError, VendorError
+from pinning.conformance.faults import eventually
 from pinning.copies import CopyPath, costs
 from pinning.copies import links as of_copies
 from pinning.machine import topology
 from pinning.queues import links as of_queues
+from pinning.queues import pending
 from pinning.runtime.per_device import device_slots
-from standins.libcuda import DRIVER
+from standins.libcuda import DRIVER, FAULTS
 from standins.standin import StandIn
 
 MIB = 1 << 20
@@ -36,6 +42,7 @@ def joined(standin: StandIn) -> Iterator[None]:
     yield
     for device in pinning.devices():
         device_slots(device).pop(of_queues.peers_of, None)
+    pending._seen.clear()  # else queues that are gone count as news of the next test's peers
 
 
 def noise(size: int, seed: int = 1) -> numpy.ndarray:
@@ -208,3 +215,121 @@ def test_shares_follow_the_rates_of_the_buses(standin: StandIn, monkeypatch: pyt
         standin.configure("nvswitch")
         pinning.copy(there, host, queue=queue)
         assert standin.calls("cuMemcpyAsync")[0].split()[3] == str(50 * MIB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("to_device", "waited"), [(True, True), (False, False)])
+def test_whatever_call_fails_all_bytes_are_right_or_it_says_so(to_device: bool, waited: bool) -> None:
+    size = 64 * MIB
+    there, array, back = pinning.alloc(size, device="cuda:0"), numpy.empty(size, numpy.uint8), noise(size)
+    with there, pinning.locked(array, device="cuda:0"), pinning.Queue("cuda:0") as plain:
+        for n in count(1):
+            array[:] = to_device * n % 251
+            pinning.fill(there, (not to_device) * n % 251, queue=plain).wait()
+            with suppress(VendorError), pinning.Queue("cuda:0", links=["cuda:1"]) as queue:
+                FAULTS.begin(n)
+                failed = True
+                with suppress(VendorError):
+                    copy = pinning.copy if waited else pinning.copy_async
+                    copy(*((there, array) if to_device else (array, there)), queue=queue).wait()
+                    failed = False
+                last = n > len(FAULTS.calls())
+                FAULTS.begin()
+            pinning.copy(back, there, queue=plain)
+            assert failed or ((back == n % 251).all() and (array == n % 251).all())
+            pinning.copies.trim_staging()  # so that each time all is made anew
+            if last:
+                break
+    assert n > 30 and not failed
+
+
+def test_a_fork_has_nothing_of_it() -> None:
+    with memory(64 * MIB) as (host, there), pinning.Queue("cuda:0", links=["cuda:1"]) as queue:
+        copy = pinning.copy_async(there, host, queue=queue)
+
+        def child() -> None:
+            assert pinning.copies.trim_staging() == 0
+            with pytest.raises(PinningError, match="cannot be copied"):
+                pinning.copy(there, host, queue=queue)
+
+        run_in_child(child)
+        copy.wait()
+        assert pinning.copy(host, there, queue=queue).reason.endswith("direct over 2 links: cuda:0, cuda:1")
+
+
+def test_what_is_captured_goes_over_the_own_link(standin: StandIn) -> None:
+    source = noise(64 * MIB)
+    with pinning.Queue("cuda:0", links="idle") as queue, pinning.alloc(source.nbytes, device="cuda:0") as there:
+        with pinning.locked(source, device="cuda:0"):
+            with Graph(queue.handle) as graph:
+                assert "links" not in pinning.copy_async(there, source, queue=queue).reason
+            source[::7] += 1
+            graph.launch()
+            graph.close()
+        back = numpy.zeros_like(source)
+        pinning.copy(back, there, queue=queue)
+    assert (back == source).all()
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_queue_that_is_closed_meanwhile(drop: bool) -> None:
+    source, back = noise(64 * MIB), numpy.zeros(64 * MIB, numpy.uint8)
+    with pinning.alloc(source.nbytes, device="cuda:0") as there, pinning.locked(source, back, device="cuda:0"):
+        for to, origin in ((there, source), (back, there)):
+            queue = pinning.Queue("cuda:0", links=["cuda:1", "cuda:2"])
+            copy = pinning.copy_async(to, origin, queue=queue)
+            if not drop:
+                queue.close()
+                assert copy.done()
+            del queue
+            copy.wait()
+    assert (back == source).all()
+
+
+def test_a_queue_that_is_closed_between_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_copies, "ROUND", 32 * MIB)
+    asked = of_copies.ways_of
+    with memory(192 * MIB) as (host, there), pinning.Queue("cuda:0", links=["cuda:1"]) as queue:
+        calls = count()
+
+        def closing(of: pinning.Queue) -> object:
+            if next(calls) == 1:
+                in_threads(lambda each: each.close(), [of])
+            return asked(of)
+
+        monkeypatch.setattr(of_copies, "ways_of", closing)
+        with pytest.raises(PinningError, match="closed"):
+            pinning.copy(there, host, queue=queue)
+        monkeypatch.undo()
+        with pinning.Queue("cuda:0", links=["cuda:1"]) as other:
+            # Blocks on the peer may be about to be given back.
+            assert eventually(lambda: "over 2 links" in pinning.explain(there, host, queue=other).reason)
+
+
+def test_a_peer_whose_own_copies_begin_meanwhile_is_let_go(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_copies, "ROUND", 32 * MIB)
+    asked, small, calls = of_copies.ways_of, numpy.zeros(4096, numpy.uint8), count()
+    source, back = noise(192 * MIB), numpy.zeros(192 * MIB, numpy.uint8)
+    with (
+        pinning.alloc(source.nbytes, device="cuda:0") as there,
+        pinning.alloc(small.nbytes, device="cuda:1") as own,
+        pinning.Queue("cuda:0", links=["cuda:1"]) as queue,
+        pinning.Queue("cuda:1") as busy,
+        pinning.locked(source, device="cuda:0"),
+    ):
+
+        def at_work(of: pinning.Queue) -> object:
+            if next(calls) >= 1:
+                pinning.copy_async(own, small, queue=busy)
+            return asked(of)
+
+        monkeypatch.setattr(of_copies, "ways_of", at_work)
+        standin.configure("nvswitch")
+        copy = pinning.copy(there, source, queue=queue)
+        sizes = [int(call.split()[3]) for call in standin.calls("cuMemcpyAsync")]
+        assert "over 2 links" in copy.reason
+        assert sizes.count(32 * MIB) == 4, "after the first round all goes directly"
+        monkeypatch.undo()
+        queue.links = "own"
+        pinning.copy(back, there, queue=queue)
+    assert (back == source).all()
