@@ -12,18 +12,21 @@ from weakref import WeakKeyDictionary
 import numpy
 import torch
 
+from pinning.arena import Arena
 from pinning.copies import copy_async, copy_batch_async
-from pinning.errors import PinningError
+from pinning.errors import LockLimitError, PinningError, VendorError
 from pinning.memory import Allocation, alloc
 from pinning.plugin import MemoryKind
 from pinning.queues import Event, Queue
 from pinning.queues.links import Links
+from pinning.runtime.process import defer
 from pinning.torch.storages import in_host, tensors_of
 
 Holder: TypeAlias = "torch.nn.Module | torch.optim.Optimizer"  # a string: the site is made without torch
 
 _ALIGNMENT = 256  # bytes
 _ALONE = 1 << 20  # bytes of a storage from which it is a copy of its own
+_UNIT = 64 << 20  # bytes of the host's memory that are locked at a time, while the next are brought in
 _AHEAD = 8  # copies under way at a time, so that links are let go soon
 _parked: WeakKeyDictionary[Holder, Parked] = WeakKeyDictionary()
 
@@ -40,7 +43,7 @@ class Parked:
     """
 
     def __init__(self) -> None:
-        self._host: Allocation | None = None
+        self._host: Arena | Allocation | None = None
         self._storages: list[tuple[str, torch.UntypedStorage, int, int]] = []  # device, offset and bytes of each
         self.nbytes = 0
 
@@ -57,8 +60,10 @@ class Parked:
         if not placed:
             return
         if self._host is None or self._host.nbytes < end:
+            if isinstance(self._host, Arena):
+                self._host.close()
             self._host = None  # before there is another
-            self._host = alloc(end, MemoryKind.HOST, device=placed[0][0])
+            self._host = _host_memory(end, placed[0][0])
         _synchronize(placed)
         self._copy(placed, links, back=False)
         self._storages, self.nbytes = placed, sum(size for *_, size in placed)
@@ -112,6 +117,10 @@ class Parked:
                 pending.append(copy_batch_async(dsts, srcs, sizes, queue=queues[device]))
             for event in pending:
                 event.wait()
+
+    def __del__(self) -> None:
+        if isinstance(self._host, Arena):
+            defer(self._host._close)  # not here: the garbage collector runs this in the middle of anything
 
     def __repr__(self) -> str:
         return f"<Parked: {self.nbytes} bytes, {'in the host' if self.parked else 'awake'}>"
@@ -182,6 +191,19 @@ def wake(*holders: Holder, links: Links = "idle") -> None:
             raise PinningError(f"this {type(each).__name__} was not parked: there is nothing to wake")
         if parked.parked:
             parked.wake(links)
+
+
+def _host_memory(nbytes: int, device: str) -> Arena | Allocation:
+    """Of an arena, whose pages many threads bring in; the vendor's own are brought in by one."""
+    try:
+        with ExitStack() as undo:
+            arena = Arena(nbytes, device, unit=_UNIT)
+            undo.callback(arena.close)
+            arena.wait()
+            undo.pop_all()
+            return arena
+    except (LockLimitError, VendorError):  # the vendor's own has other limits
+        return alloc(nbytes, MemoryKind.HOST, device=device)
 
 
 def _storages_of(holders: Iterable[Holder]) -> Iterator[tuple[str, torch.UntypedStorage]]:

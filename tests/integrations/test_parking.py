@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import pinning
 from pinning import PinningError
+from pinning.conformance.faults import eventually
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
@@ -68,7 +70,7 @@ def test_an_optimizer_and_gradients_go_along() -> None:
     assert all(torch.equal(a, b) for a, b in zip(contents(made) + contents(adam), before + state, strict=True))
 
 
-@pytest.mark.parametrize("failing", ["alloc", "copy_async", "copy_batch_async"])
+@pytest.mark.parametrize("failing", ["_host_memory", "copy_async", "copy_batch_async"])
 def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     made = model()
     before = contents(made)
@@ -82,7 +84,7 @@ def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, failing: 
             park(made)
     assert all(torch.equal(a, b) for a, b in zip(contents(made), before, strict=True))
     parked = park(made)
-    if failing != "alloc":
+    if failing != "_host_memory":
         with monkeypatch.context() as patch:
             patch.setattr(parking, failing, fail)
             with pytest.raises(MemoryError, match="no room"):
@@ -91,6 +93,35 @@ def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch, failing: 
         assert all(each.untyped_storage().nbytes() == 0 for each in made.parameters())
     wake(made)
     assert all(torch.equal(a, b) for a, b in zip(contents(made), before, strict=True))
+
+
+def test_where_so_much_cannot_be_locked_the_vendors_memory_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: pinning.Arena, nbytes: int | None = None, timeout: float | None = None) -> None:
+        raise pinning.LockLimitError("no more can be locked")
+
+    monkeypatch.setattr(pinning.Arena, "wait", refuse)
+    made = model()
+    before = contents(made)
+    park(made)
+    wake(made)
+    assert all(torch.equal(a, b) for a, b in zip(contents(made), before, strict=True))
+
+
+def test_the_hosts_memory_goes_with_the_module() -> None:
+    def regions() -> set[int]:
+        gc.collect()
+        return {region.start for region in pinning.regions("host:0")}
+
+    before = regions()
+    made = model()
+    park(made)
+    larger = torch.nn.Sequential(made, torch.nn.Linear(900, 900))
+    wake(made)
+    park(larger)
+    park(torch.nn.Linear(10, 10))
+    parking._parked.clear()
+    del made, larger
+    assert eventually(lambda: regions() <= before)
 
 
 def test_what_is_refused() -> None:
