@@ -30,6 +30,7 @@ from pinning.copies import costs
 from pinning.files import load as loading
 from pinning.files import shard, trim_snapshots
 from pinning.memory import default_pool
+from pinning.queues import default_queue
 from standins.standin import StandIn
 
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
@@ -86,12 +87,13 @@ def test_loads_at_once(queue: pinning.Queue, tmp_path: Path) -> None:
                 assert (array.copy_to_host() == whole[name[2:]]).all()
 
 
-def test_ctrl_c_in_a_load(queue: pinning.Queue, tmp_path: Path, small_ring: None) -> None:
+@pytest.mark.parametrize("two", [False, True])
+def test_ctrl_c_in_a_load(queue: pinning.Queue, second: None, tmp_path: Path, small_ring: None, two: bool) -> None:
     """The main thread waits for copies that a queue holds back, and Ctrl-C comes."""
     path = tmp_path / "a.safetensors"
     pinning.save_file({"a": noise(SIZE)}, path)
     main, go = threading.get_ident(), threading.Event()
-    held = queue.call(lambda: go.wait(600))
+    held = (default_queue("cuda:0") if two else queue).call(lambda: go.wait(600))
 
     def interrupt() -> None:
         assert eventually(lambda: descriptors_of(path) > 0)
@@ -103,10 +105,14 @@ def test_ctrl_c_in_a_load(queue: pinning.Queue, tmp_path: Path, small_ring: None
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        pinning.load_file(path, "cuda:0", queue, framework="pinning")
+        if two:
+            pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
+        else:
+            pinning.load_file(path, "cuda:0", queue, framework="pinning")
     thread.join()
     held.wait()
-    queue.synchronize()
+    for each in (queue, default_queue("cuda:0"), default_queue("cuda:1")):
+        each.synchronize()
     assert eventually(lambda: descriptors_of(path) == 0)
 
 
@@ -214,6 +220,59 @@ def test_a_load_for_two_that_fails(
     copy_parts = loading.copy_parts
     monkeypatch.setattr(loading, "copy_parts", late)
     with pytest.raises(pinning.FileError):
+        pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
+    assert eventually(lambda: descriptors_of(path) == 0)
+
+
+def test_each_call_failing_in_a_load_for_two(
+    standin: StandIn, queue: pinning.Queue, second: None, tmp_path: Path
+) -> None:
+    """Nothing is half loaded, and the next load works. Memory that ends for the second device is among them."""
+    whole = {f"{i}": noise(4 << 20, i).reshape(1 << 10, -1) for i in range(2)}
+    path = tmp_path / "a.safetensors"
+    pinning.save_file(whole, path)
+    plans = {f"cuda:{i}": {"0": ..., "1": shard(1, i, 2)} for i in (0, 1)}
+    failed = set()
+    for n in count(1):
+        standin.configure(f"fail=*:{n}:{UNKNOWN}")
+        found = None
+        with suppress(pinning.VendorError, MemoryError):
+            found = pinning.load_file(path, plans, framework="pinning")
+        calls = standin.calls()
+        standin.configure()
+        for name in plans:
+            with suppress(pinning.VendorError):  # of a call that only asks
+                default_queue(name).synchronize()
+        if found is None:
+            failed.add(calls[n - 1].split()[0])
+        else:
+            for i, name in enumerate(plans):
+                assert (found[name]["0"].copy_to_host() == whole["0"]).all()
+                assert (found[name]["1"].copy_to_host() == numpy.split(whole["1"], 2, axis=1)[i]).all()
+        del found
+        gc.collect()
+        for i in (0, 1):
+            arrays.synchronize(f"cuda:{i}")
+            default_pool(pinning.device(f"cuda:{i}"), MemoryKind.DEVICE).trim_to(0)
+        assert eventually(lambda: descriptors_of(path) == 0)
+        if n > len(calls):
+            break
+    assert any(call.startswith("cuMemAlloc") for call in failed)
+
+
+def test_a_file_that_is_written_while_two_load_it(
+    second: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.safetensors"
+    pinning.save_file({"a": noise(SIZE)}, path)
+
+    def late(*arguments: object, **more: object) -> object:
+        os.utime(path, ns=(0, 0))
+        return copy_parts(*arguments, **more)
+
+    copy_parts = loading.copy_parts
+    monkeypatch.setattr(loading, "copy_parts", late)
+    with pytest.raises(pinning.FileError, match="written while it was read"):
         pinning.load_file(path, {"cuda:0": None, "cuda:1": None}, framework="pinning")
     assert eventually(lambda: descriptors_of(path) == 0)
 
