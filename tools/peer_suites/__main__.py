@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python tools/peer_suites NAME PATH``: another project's tests, bare and with ours in place.
 
-PATH is a clone of that project, with or without a work tree; nothing is written there. For each way to have ours in
-place one row is printed, and entered in the table of docs/compatibility.md, which says what each suite needs. The
-status is 1 if a case fails by ours.
+PATH is a clone of that project, with or without a work tree, or the source of a release; nothing is written there. For
+each way to have ours in place one row is printed, and entered in the table of docs/compatibility.md, which says what
+each suite needs. The status is 1 if a case fails by ours.
 
 A suite is a module in `suites`: `WAYS` names the ways to have ours in place, `EXPLAINED` the differences that the
 documentation explains, and ``run(checkout, work, way, only)`` has the results of its cases. There `way` is "bare" for
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -28,10 +29,14 @@ SUITES = sorted(path.stem for path in (Path(__file__).parent / "suites").glob("[
 
 
 def checkout(path: Path, work: Path, only: list[str]) -> tuple[Path, str]:
-    """The files of the newest commit of a clone, or of some folders, in a folder of ours, and that commit."""
-    commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    name = commit.stdout.strip()[:8]
+    """The files of a clone's newest commit, or of a release, or some folders of them, in a folder of ours; its name."""
+    commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True)
+    name = commit.stdout.strip()[:8] or path.name
     files = work / name
+    if commit.returncode != 0:
+        for folder in only or ["."]:
+            shutil.copytree(path / folder, files / folder, dirs_exist_ok=True)
+        return files, name
     if not files.exists():
         files.mkdir(parents=True)
         archive = subprocess.Popen(["git", "-C", path, "archive", "HEAD", *only], stdout=subprocess.PIPE)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from commands import run_by
 from results import FAILED, PASSED, SKIPPED, Result
 
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "openmp"))
@@ -18,6 +19,7 @@ from programs import clang, libraries, run_plain
 
 MAPS = re.compile(r"\bmap *\(|\btarget\s+(enter|exit|update)\b|\bomp_target_")
 ADDRESSES = re.compile(r"\b0x[0-9a-f]+")  # which no two runs have in common
+VARIABLES_OF_RUN = re.compile(r"^// RUN:.*?\benv (\w+=\S+)", re.MULTILINE)  # of tests for lit
 EARLY = {"PINNING_LOCK_AFTER": "1", "PINNING_LOCK_MIN_BYTES": "1"}
 VARIABLES = {
     "locks at the first transfer, of 1 byte": EARLY,
@@ -28,25 +30,34 @@ EXPLAINED: dict[str, str] = {}
 
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
-    sources = sorted(
-        path for path in (checkout / "tests").rglob("*.c*") if MAPS.search(path.read_text(errors="replace"))
-    )
+    return run_programs(checkout / "tests", [MAPS], [f"-I{checkout / 'ompvv'}"], work, way, only)
+
+
+def run_programs(
+    folder: Path,
+    has: Collection[re.Pattern[str]],
+    flags: Collection[str],
+    work: Path,
+    way: str,
+    only: Collection[str] | None,
+) -> dict[str, Result]:
+    """What each program below a folder that has all of these comes to."""
     results: dict[str, Result] = {}
-    for source in sources:
-        case = str(source.relative_to(checkout / "tests"))
-        if only is None or case in only:
-            results[case] = _run(_compiled(source, checkout, work), way)
+    for source in sorted(folder.rglob("*.c*")):
+        case, text = str(source.relative_to(folder)), source.read_text(errors="replace")
+        if all(each.search(text) for each in has) and (only is None or case in only):
+            program = _compiled(source, work / "programs" / case.replace("/", "-"), flags)
+            results[case] = _run(program, way, dict(each.split("=", 1) for each in VARIABLES_OF_RUN.findall(text)))
     return results
 
 
-def _compiled(source: Path, checkout: Path, work: Path) -> Path:
+def _compiled(source: Path, program: Path, more: Collection[str]) -> Path:
     """The program; an empty file where this compiler does not take the source."""
-    program = work / "programs" / str(source.relative_to(checkout / "tests")).replace("/", "-")
     if not program.exists():
         program.parent.mkdir(exist_ok=True)
         folder = libraries(clang())
         language = ["-x", "c++"] if source.suffix == ".cpp" else []
-        flags = ["-w", "-O1", "-fopenmp", "-fopenmp-targets=x86_64-pc-linux-gnu", f"-I{checkout / 'ompvv'}"]
+        flags = ["-w", "-O1", "-fopenmp", "-fopenmp-targets=x86_64-pc-linux-gnu", *more]
         link = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lm", *(["-lstdc++"] if language else [])]
         made = subprocess.run([clang(), *flags, *language, source, *link, "-o", program], capture_output=True)
         if made.returncode != 0:
@@ -54,13 +65,12 @@ def _compiled(source: Path, checkout: Path, work: Path) -> Path:
     return program
 
 
-def _run(program: Path, way: str) -> Result:
+def _run(program: Path, way: str, variables: dict[str, str]) -> Result:
     if program.stat().st_size == 0:
         return Result(SKIPPED, reason="the compiler refuses it")
-    ours = [sys.executable, "-m", "pinning", "run", "--"] if way in VARIABLES else []
-    ran = run_plain(
-        Path("/usr/bin/timeout"), "120", *ours, program, environment={**os.environ, **VARIABLES.get(way, {})}
-    )
+    ours = run_by("pinning run") if way in VARIABLES else []
+    environment = {**os.environ, **variables, **VARIABLES.get(way, {})}
+    ran = run_plain(Path("/usr/bin/timeout"), "120", *ours, program, environment=environment)
     state = PASSED if ran.code == 0 else FAILED
     output = ADDRESSES.sub("0x", f"{ran.code} {ran.out}{ran.errors}")
     return Result(state, output, f"status {ran.code}")
