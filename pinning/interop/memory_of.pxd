@@ -20,7 +20,7 @@ cdef class Kind:
     cdef bint address  # an integer
     cdef bint buffer  # by the buffer protocol
     cdef bint interface  # by __cuda_array_interface__, if at all
-    cdef bint cupy  # an array of CuPy's for CUDA, which takes far longer to make that interface than to say the same
+    cdef bint cupy, numba  # arrays of these for CUDA, which take far longer to make that interface than to say the same
     cdef const DLPackExchangeAPI* dlpack  # null where it has none, or the buffer protocol
 
 

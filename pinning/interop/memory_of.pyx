@@ -99,6 +99,7 @@ cdef Kind find_kind(object cls, object buffer):
     kind.interface = hasattr(cls, "__cuda_array_interface__")
     if kind.interface and cls.__module__.partition(".")[0] == "cupy" and hasattr(cls, "data"):
         kind.cupy = not sys.modules["cupy"].cuda.runtime.is_hip
+    kind.numba = kind.interface and hasattr(cls, "__cuda_ndarray__")
     if not kind.buffer:
         kind.dlpack = exchange_api_of(cls)
     return kind
@@ -243,11 +244,19 @@ cdef bint of_tensor(object array, const DLPackExchangeAPI* api, DLTensor* tensor
 cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
     """By ``__cuda_array_interface__``; False where it has none."""
     if kind.cupy:
-        flags = array.flags
-        if flags.c_contiguous or flags.f_contiguous:
+        if array._c_contiguous or array._f_contiguous:  # what `flags`, an object, is made of
             data = array.data
             set_range(memory, data.ptr, array.nbytes)
             memory.device_type, memory.device_id = CUDA, data.device_id
+            return True
+    if kind.numba:
+        try:
+            ptr = array.gpu_data.device_pointer.__int__()  # int() would read the digits in a pointer of ctypes
+        except AttributeError:  # of another release
+            pass
+        else:
+            set_array(memory, ptr, array.shape, array.strides, array.dtype.itemsize, None)
+            memory.device_type = 0
             return True
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:

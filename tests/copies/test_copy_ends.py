@@ -205,6 +205,40 @@ def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Q
             pinning.copy_async(there, ((1 << 64) - 5, 10), queue=queue)
 
 
+class NumbaArray:
+    """As numba's arrays of a device, of a release that has an integer's pointer, or of one before."""
+
+    __cuda_ndarray__ = True
+    asked = 0
+
+    def __init__(self, ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], later: bool) -> None:
+        self.shape, self.strides, self.dtype = shape, strides, numpy.dtype("i4")
+        self.gpu_data = SimpleNamespace(device_pointer=ptr if later else ctypes.c_uint64(ptr))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self.asked += 1
+        pointer = self.gpu_data.device_pointer
+        ptr = pointer if isinstance(pointer, int) else pointer.value
+        return {"data": (ptr, False), "shape": self.shape, "strides": self.strides, "typestr": "<i4", "version": 3}
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_an_array_of_numbas(device: FakeMemoryDevice, queue: pinning.Queue, later: bool) -> None:
+    data, back = noise(240).view("i4").reshape(6, 10), numpy.zeros((6, 10), "i4")
+    with pinning.alloc(240, device=device) as there:
+        array = NumbaArray(there.ptr, (6, 10), (40, 4), later)
+        pinning.copy(array, data, queue=queue)
+        pinning.copy(back, array, queue=queue)
+        assert (back == data).all()
+        assert (array.asked == 0) is later
+        columns = NumbaArray(there.ptr, (6, 5), (40, 8), later)
+        with pytest.raises(InvalidRangeError, match="do not follow one another"):
+            pinning.copy(columns, data[:, :5], queue=queue)
+        with pytest.raises(InvalidRangeError):
+            pinning.copy(NumbaArray(0, (0, 5), (20, 4), later), back, queue=queue)
+
+
 # ---- a Lock as an end ----
 
 
