@@ -64,7 +64,7 @@ class Many {
 
   std::unique_ptr<pinning::CopyOperation> submit(pinning_map& map, pinning::VendorQueue& queue) const {
     auto batch = std::make_unique<pinning::Batch>(*map.map, *map.device, items_, pinning::Engine::automatic,
-                                                  queue.moves_parts(), pinning::CopyLimits{});
+                                                  queue.moves_parts() && !queue.kernel_is_late(items_.count), pinning::CopyLimits{});
     batch->submit(queue);
     return batch;
   }

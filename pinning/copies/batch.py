@@ -56,7 +56,7 @@ def copy_batch_async(
     engine : {"auto", "copy", "kernel"}
         What moves locked memory: the copy engines, one descriptor an item; or a kernel on a few multiprocessors, which
         is far faster for items below about 64 KiB. By itself this takes the kernel for small items where there are
-        several.
+        several, unless the queue's last kernel has waited for multiprocessors longer than the engines take.
 
     Returns
     -------
@@ -355,7 +355,8 @@ def _queue_of(devices: Sequence[MemoryDevice | None]) -> Queue:
 
 def _work(batch: _Batch, engine: Engine) -> BatchCopy:
     queue = batch.queue
-    return BatchCopy(queue.device, batch.dsts, batch.srcs, batch.sizes, batch.owners, engine, queue.moves_parts)
+    by_kernel = queue.moves_parts and not (engine == "auto" and queue.kernel_is_late(batch.dsts.size))
+    return BatchCopy(queue.device, batch.dsts, batch.srcs, batch.sizes, batch.owners, engine, by_kernel)
 
 
 def _submit(batch: _Batch, engine: Engine, wait_for: Iterable[Event]) -> Copy:

@@ -80,6 +80,7 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         bool waits_for_values() noexcept
         void copy_batch(const CopyItem* parts, uint64_t count) except +raise_in_python
         bool moves_parts() noexcept
+        bool kernel_is_late(uint64_t count) except +raise_in_python
         void move_parts(uint64_t parts, uint64_t count) except +raise_in_python
         void wait_value(uint64_t address, uint32_t value) except +raise_in_python
         void write_value(uint64_t address, uint32_t value) except +raise_in_python

@@ -110,6 +110,14 @@ cdef class Submitter:
         """Whether the vendor's queue has a kernel that copies many parts at once."""
         return getattr((<Lane>self.lanes[0]).vendor, "moves_parts", False)
 
+    def kernel_is_late(self, uint64_t count) -> bool:
+        """Whether the copy engines are likely to have moved `count` small parts sooner than that kernel."""
+        cdef Lane lane = self.lanes[0]
+        cdef bint late
+        with nogil:
+            late = lane.queue.kernel_is_late(count)
+        return late
+
     @property
     def waits_for_values(self) -> bool:
         """Whether the vendor's queues have `wait_value` and `write_value`, without which nothing can be staged."""

@@ -103,6 +103,9 @@ class VendorQueue {
   virtual void move_parts(Address, std::uint64_t /*count*/, std::uint64_t /*bytes*/, bool /*aligned*/) {
     throw Unsupported("this queue has no kernel that moves parts");
   }
+  /// Whether the copy engines are likely to have moved `count` small parts sooner: `move_parts` has lately waited for the
+  /// multiprocessors, which are full of others' work.
+  virtual bool kernel_is_late(std::uint64_t /*count*/) { return false; }
   /// Writes the low `bytes` (1, 2 or 4) of `value` `count` times.
   virtual void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) = 0;
   /// Calls a function of the host in its turn, on a thread of the vendor's, which it must not keep for long.

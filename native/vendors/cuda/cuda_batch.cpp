@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many copies in one call: by the copy engines, and by a kernel that reads and writes locked memory over the bus.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <move_parts_ptx.hpp>
@@ -24,6 +25,26 @@ struct Kernel {
     if (shared_bytes == 0) return 8;
     return part_bytes >= (8 << 10) ? 3 : part_bytes >= (4 << 10) ? 4 : 6;
   }
+};
+
+// Bytes a second that the kernel moves at least, and seconds that the copy engines take for a part, by the H200. A kernel that
+// waited for less is not late: what else runs on the host and the bus lets either of them vary.
+constexpr double kernel_rate = 20e9, engine_seconds = 6e-6, late_from = 1e-3;
+constexpr unsigned try_again_after = 16;  // batches
+
+/// Whether this thread is the only one that wants something; no thread waits for it.
+class Alone {
+ public:
+  explicit Alone(std::atomic_flag& flag) : flag_(flag), is_(!flag.test_and_set(std::memory_order_acquire)) {}
+  ~Alone() {
+    if (is_) flag_.clear(std::memory_order_release);
+  }
+  Alone(Alone const&) = delete;
+  explicit operator bool() const noexcept { return is_; }
+
+ private:
+  std::atomic_flag& flag_;
+  bool const is_;
 };
 
 constexpr int bulk_bytes = 197632;  // what move_parts_in_bulk keeps of 8 warps
@@ -84,12 +105,33 @@ void Queue::move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, 
   std::uint64_t const warps = kernel.threads / 32, needed = (count + warps - 1) / warps;
   auto const blocks = static_cast<unsigned>(std::min<std::uint64_t>(needed, kernel.multiprocessors(bytes / count)));
   void* arguments[] = {&parts, &count};
-  Current const current(driver_, where());
-  submit(driver_.cuLaunchKernel, kernel.function, blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream(), arguments,
-         nullptr);
+  Alone const timing(timing_);
+  bool const timed = timing && !kernel_ended_ && capture() == 0;
+  auto const begin = std::chrono::steady_clock::now();
+  if (timed) kernel_began_ = record();
+  {
+    Current const current(driver_, where());
+    submit(driver_.cuLaunchKernel, kernel.function, blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream(),
+           arguments, nullptr);
+  }
+  if (!timed) return;
+  kernel_ended_ = record();
+  std::chrono::duration<double> const submitting = std::chrono::steady_clock::now() - begin;
+  kernel_takes_ = submitting.count() + static_cast<double>(bytes) / kernel_rate;
+}
+
+bool Queue::kernel_is_late(std::uint64_t count) {
+  if (Alone const timing(timing_); timing && kernel_ended_ && kernel_ended_->done()) {
+    kernel_waited_ = kernel_ended_->seconds_since(*kernel_began_) - kernel_takes_;
+    kernel_ended_.reset();
+    batches_since_ = 0;
+  }
+  double const by_engines = std::max(engine_seconds * static_cast<double>(count), late_from);
+  return batches_since_ < try_again_after && kernel_waited_ > by_engines && capture() == 0;  // a graph is for good
 }
 
 void Queue::copy_batch(CopyItem const* parts, std::uint64_t count) {
+  ++batches_since_;
   bool const has_call = driver_.cuMemcpyBatchAsync_v2 || driver_.cuMemcpyBatchAsync_v1;
   // The call refuses the default streams and streams under capture.
   if (count < 2 || !has_call || handle() <= last_default || capture() != 0) return VendorQueue::copy_batch(parts, count);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_queue.hpp"
 
+#include <thread>
+
 namespace pinning::cuda {
 
 void Queue::copy(Address dst, Address src, std::uint64_t size) {
@@ -78,6 +80,10 @@ void Queue::keep_with_graph(void* object, void (*release)(void*)) {
 
 void Queue::close() {
   StreamQueue::close();
+  while (timing_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();  // for two calls of the driver at most
+  kernel_began_.reset();
+  kernel_ended_.reset();
+  timing_.clear(std::memory_order_release);
   if (own_spares_) own_spares_->destroy_all();
 }
 

@@ -29,6 +29,7 @@ class Queue final : public StreamQueue {
   void copy_batch(CopyItem const* parts, std::uint64_t count) override;
   bool moves_parts() const noexcept override { return moves_parts_; }
   void move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, bool aligned) override;
+  bool kernel_is_late(std::uint64_t count) override;
   /// `ptr` is a multiple of `bytes`.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
   bool waits_for_values() const noexcept override { return true; }
@@ -57,6 +58,11 @@ class Queue final : public StreamQueue {
 
   Driver const& driver_;
   bool const moves_parts_;
+  std::atomic_flag timing_;  // the next three are one thread's; others leave them
+  std::unique_ptr<VendorEvent> kernel_began_, kernel_ended_;
+  double kernel_takes_ = 0;  // seconds, where it finds multiprocessors at once
+  std::atomic<double> kernel_waited_ = 0;
+  std::atomic<unsigned> batches_since_ = 0;  // that the copy engines have moved
   std::shared_ptr<SpareEvents> const own_spares_;
 };
 

@@ -37,6 +37,7 @@ static void run_move_parts(void *argument) {
     struct launch launch = *(struct launch *)argument;
     free(argument);
     const struct part *parts = host_of(launch.parts);
+    usleep(1000 * (useconds_t)kernel_ms);
     for (unsigned long long i = 0; i < launch.count; ++i)
         memmove(host_of(parts[i].dst), host_of(parts[i].src), parts[i].size);
 }

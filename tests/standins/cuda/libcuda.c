@@ -26,7 +26,7 @@
 enum { MAX_DEVICES = 8, MAX_DEPTH = 16 };
 enum { OF_CONTEXT = 8 };  // the bit of a registration's flags from which on they have the context
 
-static int device_count = 1, shared_kib = 227, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
+static int device_count = 1, shared_kib = 227, kernel_ms, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
 static int nvswitch;
 static _Atomic pid_t initialised_in;
 static struct CUctx_st {
@@ -51,12 +51,14 @@ static bool standin_option(const char *entry) {
         read_only_supported = managed_supported = peers_supported = 1;
         want_context = channel_count = confidential = nvswitch = 0;
         shared_kib = 227;
+        kernel_ms = 0;
         begin_times(0, 0);
         most_registered = SIZE_MAX;
     } else if (!strcmp(entry, "no_read_only")) read_only_supported = 0;
     else if (!strcmp(entry, "no_managed")) managed_supported = 0;
     else if (!strcmp(entry, "confidential")) confidential = 1;
     else if (sscanf(entry, "shared_kib=%d", &shared_kib) == 1) return true;
+    else if (sscanf(entry, "kernel_ms=%d", &kernel_ms) == 1) return true;
     else if (sscanf(entry, "most_registered=%zu", &most_registered) == 1) return true;
     else if (!strcmp(entry, "no_peers")) peers_supported = 0;
     else if (!strcmp(entry, "nvswitch")) nvswitch = 1;

@@ -57,6 +57,35 @@ def test_locked_blocks_go_by_one_call(standin: StandIn, queue: pinning.Queue, en
     standin.configure()
 
 
+def test_blocks_go_by_the_engines_where_the_kernel_waits_for_multiprocessors(
+    standin: StandIn, queue: pinning.Queue
+) -> None:
+    host = noise((64, BLOCK))
+    back = numpy.zeros_like(host)
+    order = numpy.arange(64)
+
+    def ways(count: int, engine: str = "auto") -> str:
+        """K for each batch that a kernel moves, and E for each that the engines do."""
+        taken = ""
+        for _ in range(count):
+            copy = pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue, engine=engine)
+            copy.wait()
+            taken += "K" if "by a kernel" in copy.reason else "E"
+        return taken
+
+    with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.lock(host, device="cuda:0"):
+        standin.configure("kernel_ms=100")
+        assert ways(1 + 16 + 1 + 2) == "K" + 16 * "E" + "K" + 2 * "E"
+        assert "by its copy engines" in pinning.explain_batch([there] * 64, [host] * 64, BLOCK, queue=queue).reason
+        assert ways(2, "kernel") == "KK", "that was asked for"
+        with pinning.Queue("cuda:0") as other:
+            other_copy = pinning.copy_blocks(there, order, host, order, BLOCK, queue=other)
+            assert "by a kernel" in other_copy.reason, "each queue by what it has seen"
+        standin.configure()
+        pinning.copy(back, there, queue=queue)
+    assert (back == host).all()
+
+
 @pytest.mark.parametrize("inwards", [True, False])
 def test_locked_and_pageable_and_across_the_border(standin: StandIn, queue: pinning.Queue, inwards: bool) -> None:
     host, there_bytes = noise((64 * BLOCK,)), noise((64 * BLOCK,), 2)
