@@ -85,16 +85,21 @@ def _entries_in_folders() -> Iterator[tuple[str, str]]:
         raise NotADirectoryError
     seen = set()
     for folder in sys.path:
+        if not isinstance(folder, str):  # a slip, from which Python imports nothing
+            continue
         if folder.endswith(".egg"):
             raise NotADirectoryError
         try:
             with os.scandir(folder or ".") as inside:
                 names = [each.name for each in inside]
-        except (FileNotFoundError, PermissionError):
+        except NotADirectoryError:
+            raise
+        except OSError:
             continue
         for name in names:
-            distribution = name.partition("-")[0].removesuffix(".egg-info").lower().replace(".", "_")
-            if name.endswith((".dist-info", ".egg-info")) and distribution not in seen:
+            stem, _, kind = name.rpartition(".")
+            distribution = stem.partition("-")[0].lower().replace(".", "_")
+            if kind in ("dist-info", "egg-info") and distribution not in seen:
                 seen.add(distribution)
                 yield from _entries_of(Path(folder, name, "entry_points.txt"))
 

@@ -110,6 +110,7 @@ def test_plugins_are_those_of_importlib_metadata(
     for folder, name in (
         (first / "Two.Names-2.dist-info", "two"),
         (tmp_path / "two_names-1.dist-info", "hidden"),
+        (tmp_path / "two_names.egg-info", "hidden"),
         (tmp_path / "old_egg.egg-info", "egg"),
         (tmp_path / "backup.dist-info.bak", "none"),
     ):
@@ -119,6 +120,7 @@ def test_plugins_are_those_of_importlib_metadata(
         (folder / "entry_points.txt").write_text("\n".join([*other, *ours, *other]))
     (first / "announced_both.py").write_text(SOUND.format(name="two", count=1) + "class of:\n    us = plugin\n")
     monkeypatch.syspath_prepend(str(first))
+    monkeypatch.setattr(sys, "path", [Path("not", "imported", "from"), *sys.path])
     monkeypatch.chdir(tmp_path)
     install("ape", SOUND.format(name="ape", count=1))
     found = {entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}

@@ -108,16 +108,26 @@ void Queue::move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, 
   Alone const timing(timing_);
   bool const timed = timing && !kernel_ended_ && capture() == 0;
   auto const begin = std::chrono::steady_clock::now();
-  if (timed) kernel_began_ = record();
+  std::unique_ptr<VendorEvent> began = timed ? event_or_none() : nullptr;
   {
     Current const current(driver_, where());
     submit(driver_.cuLaunchKernel, kernel.function, blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream(),
            arguments, nullptr);
   }
-  if (!timed) return;
-  kernel_ended_ = record();
+  if (began == nullptr) return;
+  kernel_began_ = std::move(began);
+  kernel_ended_ = event_or_none();
   std::chrono::duration<double> const submitting = std::chrono::steady_clock::now() - begin;
   kernel_takes_ = submitting.count() + static_cast<double>(bytes) / kernel_rate;
+}
+
+/// For a figure that the copies can do without.
+std::unique_ptr<VendorEvent> Queue::event_or_none() noexcept {
+  try {
+    return record();
+  } catch (...) {
+    return nullptr;
+  }
 }
 
 bool Queue::kernel_is_late(std::uint64_t count) {

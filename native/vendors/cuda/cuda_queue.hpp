@@ -56,6 +56,8 @@ class Queue final : public StreamQueue {
 
   static constexpr std::uintptr_t last_default = 2;  // 0 and 1: the legacy default stream; 2: the calling thread's own
 
+  std::unique_ptr<VendorEvent> event_or_none() noexcept;
+
   Driver const& driver_;
   bool const moves_parts_;
   std::atomic_flag timing_;  // the next three are one thread's; others leave them

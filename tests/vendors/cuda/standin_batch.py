@@ -86,6 +86,23 @@ def test_blocks_go_by_the_engines_where_the_kernel_waits_for_multiprocessors(
     assert (back == host).all()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_batch_whose_kernel_cannot_be_timed_is_none_that_failed(
+    standin: StandIn, queue: pinning.Queue, n: int
+) -> None:
+    host, order = noise((64, BLOCK)), numpy.arange(64)
+    back = numpy.zeros_like(host)
+    with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.locked(host, device="cuda:0"):
+        standin.configure(f"fail=cuEventRecord:{n}:{UNKNOWN}")
+        copy = pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue)
+        copy.wait()
+        assert sum(call.startswith("cuEventRecord") for call in standin.calls()) >= n
+        standin.configure()
+        assert "by a kernel" in copy.reason
+        pinning.copy(back, there, queue=queue)
+    assert (back == host).all()
+
+
 @pytest.mark.parametrize("inwards", [True, False])
 def test_locked_and_pageable_and_across_the_border(standin: StandIn, queue: pinning.Queue, inwards: bool) -> None:
     host, there_bytes = noise((64 * BLOCK,)), noise((64 * BLOCK,), 2)
