@@ -40,7 +40,6 @@
 //     the ring is broken: no other copy gets it.
 //   - A Staged that goes early abandons its transfer: its chunks count as moved, so that the queue gets past them, and no
 //     thread touches the caller's memory any more.
-//
 //   - A ring that is idle stays: to give it back, a vendor holds up all submissions until its device is idle.
 //
 // Locks: a device's `mutex_` guards its list of rings and what they may take; the threads' lock is taken under it. No

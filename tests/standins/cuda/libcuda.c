@@ -264,7 +264,7 @@ CUresult CUDAAPI cuCtxDestroy(CUcontext ctx) {
         }
         *link = r->next;
         unlock_pages(r->host, r->size);
-        // Whoever still uses what was the driver's ends.
+        // A later use of memory that was the driver's ends the program.
         if (r->kind == HOST_ALLOCATION) mprotect((void *)r->host, page_end(r->size), PROT_NONE);
         free(r);
     }

@@ -17,4 +17,4 @@ RUNS = re.compile(r"^// RUN: .*%libomptarget-\S*run\S*-generic", re.MULTILINE)  
 
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
-    return run_programs(checkout / "offload" / "test", [RUNS], [], work, way, only)
+    return run_programs(checkout / "offload" / "test", RUNS, [], work, way, only)

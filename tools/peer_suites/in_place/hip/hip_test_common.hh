@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of hip-tests ask of their harness, and of HIP beyond what our stand-in has, made of what it has.
+// The parts of its harness that hip-tests uses, and functions of HIP that our stand-in lacks, by those that it provides.
 // Kernels run on the CPU, where a device with xnack finds the memory too.
 
 #pragma once
