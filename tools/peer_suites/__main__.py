@@ -30,7 +30,8 @@ SUITES = sorted(path.stem for path in (Path(__file__).parent / "suites").glob("[
 
 def checkout(path: Path, work: Path, only: list[str]) -> tuple[Path, str]:
     """The files of a clone's newest commit, or of a release, or some folders of them, in a folder of ours; its name."""
-    commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True)
+    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}  # no clone that the path is within
+    commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], env=alone, capture_output=True, text=True)
     name = commit.stdout.strip()[:8] or path.name
     files = work / name
     if commit.returncode != 0:
