@@ -37,7 +37,9 @@ test: $(VENV)/installed-for-tests
 test-slow: $(VENV)/installed-for-tests
 	@$(PYTEST) -m slow
 
-test-all: test test-slow
+# In one run, so that no processor waits for the last test of the first group.
+test-all: $(VENV)/installed-for-tests
+	@$(PYTEST) -m "not sample"
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check

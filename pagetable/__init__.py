@@ -15,8 +15,8 @@ except ModuleNotFoundError as error:
     if error.name != "pagetable.table":
         raise
     raise ImportError(
-        f"{Path(__file__).parent.parent} is a source tree, which has no native modules: `pip install .` builds them, "
-        "and Python finds what is installed from any other folder, or with -P (PYTHONSAFEPATH=1)"
+        f"{Path(__file__).parent.parent} is a source tree, which has no native modules: run `pip install .`, "
+        "and start Python in another folder, or with -P (PYTHONSAFEPATH=1)"
     ) from None
 
 __all__ = ["AbsentError", "OverlapError", "PageTable", "RangeError", "Region", "cmake_dir", "include_dir"]

@@ -85,7 +85,7 @@ cdef object index(object value, str what):
     try:
         return PyNumber_Index(value)
     except TypeError:
-        raise TypeError(f"{what} is {said(value)}; it must be an integer. Many at once are for contains_many and "
+        raise TypeError(f"{what} is {said(value)}; it must be an integer. For many at once, use contains_many and "
                         "find_many") from None
 
 

@@ -71,7 +71,7 @@ class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
         try:
             begun = _begin(self.nbytes, self.device, self.smallest)
         except PinningError as error:
-            _log.warning("frames are not locked, so they are copied as ever: %s", error)
+            _log.warning("frames are not locked, so they are copied as before: %s", error)
             return
         if begun:
             worker.metrics["locked_bytes"] = _locked_bytes
@@ -112,7 +112,7 @@ class _Frames:
             self._arena.wait()
         except PinningError as error:
             self._failed = True
-            _log.warning("frames are not locked, so they are copied as ever: %s", error)
+            _log.warning("frames are not locked, so they are copied as before: %s", error)
         waiting: list[ArenaAllocation] = []
         while not self._is_over():
             block = self._dropped.get()

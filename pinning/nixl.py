@@ -144,7 +144,7 @@ class AgentMemory:
             What `pinning.lock` raises. After any error none of them is locked.
         """
         if self._closed:
-            raise PinningError(f"{self!r} registers nothing any more; make another")
+            raise PinningError(f"{self!r} no longer registers anything; make another")
         if not isinstance(buffers, Iterable) or hasattr(buffers, "__array_interface__") or hasattr(buffers, "data_ptr"):
             raise TypeError(f"buffers is {describe(buffers)}; it must be a list of buffers, or of one")
         kept = list(buffers)

@@ -25,7 +25,7 @@ from pinning.queues import Queue
 try:
     import numpy
     from numba import cuda
-    from numba.cuda.cudadrv.driver import AutoFreePointer, MappedMemory, MemoryInfo, PinnedMemory
+    from numba.cuda.cudadrv.driver import AutoFreePointer, MappedMemory, MemoryInfo, PinnedMemory, binding
 except ImportError as error:
     raise ImportError(
         f"pinning.numba needs numba-cuda, of which this is missing: {error}; pip install 'pinning[numba]'"
@@ -146,7 +146,7 @@ def _free(allocation: Any) -> None:
 
 
 def _pointer(address: int) -> Any:
-    return cuda.cudadrv.driver.binding.CUdeviceptr(address)
+    return binding.CUdeviceptr(address)
 
 
 def _whole(owner: Any, pointer: int, size: int) -> Any:

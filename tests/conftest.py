@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import traceback
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pinning_host.kernel import lock_limit
+from run_folder import made_once, run_folder
 from stacks import tell_before_killing
 from standins.standin import Driver, MissingError
 
@@ -32,20 +34,30 @@ os.environ["PYTHONWARNINGS"] = ",".join(
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Driver], Path]:
+def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Driver], Path]:
     """Builds a stand-in driver, once, and says in which folder it is; skips where that needs what is not installed."""
-    folders: dict[str, Path] = {}
+    shared = run_folder(request.config, tmp_path_factory)
 
     def build(driver: Driver) -> Path:
-        name = " ".join([driver.soname, *driver.options])
-        if name not in folders:
-            try:
-                folders[name] = driver.build(tmp_path_factory.mktemp(driver.soname))
-            except MissingError as missing:
-                pytest.skip(str(missing))
-        return folders[name]
+        folder = shared / "-".join([driver.soname, *driver.options]).replace("/", "_")
+        with made_once(folder) as made:
+            if not made:
+                part = Path(f"{folder}.part")
+                part.mkdir(exist_ok=True)
+                try:
+                    driver.build(part)
+                except MissingError as missing:
+                    pytest.skip(str(missing))
+                part.rename(folder)
+        return folder
 
     return build
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test is looked at by no collection of garbage: tests ask for hundreds of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

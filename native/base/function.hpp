@@ -18,3 +18,9 @@ struct Function<Result(Parameters...)> {
 };
 
 }  // namespace pinning
+
+// What the lists of a vendor's functions and constants become.
+#define PINNING_MEMBER(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
+#define PINNING_CONSTANT(name, value) name = value,
+#define PINNING_LOOK_UP(name, ...) library_.get(this->name);
+#define PINNING_LOOK_UP_IF_THERE(name, ...) library_.get_if_there(this->name);

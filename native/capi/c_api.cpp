@@ -32,7 +32,7 @@ pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locke
   return guarded([&] {
     room(map);
     if (locker == nullptr || locker->lock == nullptr || locker->unlock == nullptr || locker->is_pinned == nullptr) {
-      throw InvalidArgument("a locker needs its three functions, and one of them or all is null");
+      throw InvalidArgument("a locker needs its three functions, and at least one of them is null");
     }
     auto calls = std::make_unique<pinning::CLocker>(*locker);
     *map = new pinning_map(*calls, ~std::uint64_t{0}, nullptr);
@@ -44,7 +44,7 @@ pinning_status pinning_map_destroy(pinning_map* map) noexcept {
   return guarded([&] {
     std::unique_ptr<pinning::CLocker> calls(dynamic_cast<pinning::CLocker*>(&given(map).locker));
     if (calls == nullptr) {
-      throw InvalidArgument("this map is the process's, by pinning_map_open, and lives as long; leave it");
+      throw InvalidArgument("this map is from pinning_map_open and exists until the process ends; do not destroy it");
     }
     try {
       map->map->clear();
@@ -106,7 +106,7 @@ pinning_status pinning_unlock_unmapped(pinning_map* map, void const* ptr) noexce
 pinning_status pinning_add_registrar(pinning_map* map, pinning_registrar const* registrar) noexcept {
   return guarded([&] {
     if (registrar == nullptr || registrar->add == nullptr || registrar->remove == nullptr) {
-      throw InvalidArgument("a registrar needs its two functions, and one of them or all is null");
+      throw InvalidArgument("a registrar needs its two functions, and at least one of them is null");
     }
     given(map).map->add_registrar(std::make_unique<pinning::CRegistrar>(*registrar));
   });

@@ -15,13 +15,13 @@ inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(
 template <class Map>
 Map& given(Map* map) {
   if (map == nullptr) throw InvalidArgument("the map is null; make one by pinning_map_create or pinning_map_open");
-  if (map->map == nullptr) throw std::bad_alloc();  // there was no memory for it in this child of fork
+  if (map->map == nullptr) throw std::bad_alloc();  // there was no memory for it in this forked child
   return *map;
 }
 
 template <class Result>
 Result& room(Result* result) {
-  if (result == nullptr) throw InvalidArgument("there is no place for the result: a pointer is null");
+  if (result == nullptr) throw InvalidArgument("a pointer for the result is null");
   return *result;
 }
 

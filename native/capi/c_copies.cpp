@@ -31,8 +31,8 @@ std::unique_ptr<pinning::VendorQueue> queue_over(pinning::VendorDevice& device, 
   if (stream == nullptr && !device.has_default_stream()) return device.make_queue();
   auto queue = device.adopt_queue(pinning::word(stream));
   if (queue->capture() == 0) return queue;
-  throw pinning::GraphCapture("the stream is being captured into a graph, and a copy of this interface has an end to be "
-                              "asked for, which work in a graph has not: record the vendor's own copies of locked memory "
+  throw pinning::GraphCapture("the stream is being captured into a graph, and a copy of this interface can be waited for, "
+                              "which work in a graph cannot: record the vendor's own copies of locked memory "
                               "instead");
 }
 
@@ -59,12 +59,12 @@ class Many {
                count} {
     if (count == 0) throw pinning::InvalidRange("the batch has no items; give at least one dst and one src");
     if (dsts != nullptr && srcs != nullptr && sizes != nullptr) return;
-    throw InvalidArgument("a batch needs three arrays, of dsts, srcs and sizes, and one of them or all is null");
+    throw InvalidArgument("a batch needs three arrays, of dsts, srcs and sizes, and at least one of them is null");
   }
 
   std::unique_ptr<pinning::CopyOperation> submit(pinning_map& map, pinning::VendorQueue& queue) const {
-    auto batch = std::make_unique<pinning::Batch>(*map.map, *map.device, items_, pinning::Engine::automatic,
-                                                  queue.moves_parts() && !queue.kernel_is_late(items_.count), pinning::CopyLimits{});
+    auto batch = std::make_unique<pinning::Batch>(*map.map, *map.device, queue, items_, pinning::Engine::automatic,
+                                                  pinning::CopyLimits{});
     batch->submit(queue);
     return batch;
   }

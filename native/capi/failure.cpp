@@ -54,11 +54,11 @@ pinning_status failure() noexcept {
   } catch (Unsupported const& error) {
     return fail(PINNING_UNAVAILABLE, error.what());
   } catch (std::bad_alloc const&) {
-    return fail(PINNING_NO_MEMORY, "the host's heap is exhausted");
+    return fail(PINNING_NO_MEMORY, "the host is out of memory");
   } catch (std::exception const& error) {
     return fail(PINNING_UNKNOWN_ERROR, error.what());
   } catch (...) {
-    return fail(PINNING_UNKNOWN_ERROR, "an exception of unknown kind");
+    return fail(PINNING_UNKNOWN_ERROR, "an unknown exception");
   }
 }
 
@@ -80,7 +80,7 @@ char const* pinning_error_string(pinning_status status) noexcept {
     case PINNING_LOCK_LIMIT: return "it would exceed a limit of this machine";
     case PINNING_VENDOR_ERROR: return "a vendor's call failed";
     case PINNING_UNAVAILABLE: return "a library, a driver, a device or an interpreter is missing";
-    case PINNING_NO_MEMORY: return "the host's heap is exhausted";
+    case PINNING_NO_MEMORY: return "the host is out of memory";
     case PINNING_INTERRUPTED: return "interrupted";
     case PINNING_UNKNOWN_ERROR: return "an error of unknown kind";
   }

@@ -4,29 +4,21 @@
 
 namespace pinning {
 
-namespace {
-
-std::uint64_t bytes_of(std::vector<CopyItem> const& parts) noexcept {
-  std::uint64_t bytes = 0;
-  for (CopyItem const& part : parts) bytes += part.size;
-  return bytes;
-}
-
-}  // namespace
-
-Batch::Batch(PinnedMap& map, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
+Batch::Batch(PinnedMap& map, VendorDevice& device, VendorQueue& queue, Items const& items, Engine engine,
              CopyLimits const& limits)
     : staging_(staging(device)),
       limits_(limits),
       dst_ranges_(map, device),
       src_ranges_(map, device),
       parts_(staging_.lists()) {
-  if (engine == Engine::kernel && !has_kernel) {
-    throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
-  }
   std::uint64_t largest = 0;
-  if (engine == Engine::kernel) largest = ~std::uint64_t{0};
-  if (engine == Engine::automatic && has_kernel && items.count >= limits.kernel_from_items) {
+  if (engine == Engine::kernel) {
+    if (!queue.moves_parts()) {
+      throw Unsupported(device.name() + " has no kernel that copies: leave the choice of the engine to the library");
+    }
+    largest = ~std::uint64_t{0};
+  } else if (engine == Engine::automatic && items.count >= limits.kernel_from_items && queue.moves_parts() &&
+             !queue.kernel_is_late(items.count)) {
     largest = limits.kernel_to_bytes;
   }
   Sorter(dst_ranges_, src_ranges_, largest, parts_).sort(items);

@@ -8,18 +8,19 @@ namespace pinning {
 namespace {
 
 constexpr Address end_of_memory = ~Address{0};
+constexpr std::uint64_t most_turns = 64;  // of a copy: each takes the driver 5 us and a place in the stream
 
 /// Whether all of a range is memory of devices, or none of it is.
 bool is_device(MemoryRanges& ranges, char const* name, Address ptr, std::uint64_t size) {
   if (ptr == 0 || size == 0 || ptr > end_of_memory - size) {
-    throw InvalidRange(std::string(name) + " " + describe(ptr, size) + " is no range of memory");
+    throw InvalidRange(std::string(name) + " " + describe(ptr, size) + " is not a range of memory");
   }
   auto const is_device_at = [&](Address at) { return ranges.of(at, ptr + size).kind == MemoryRange::Kind::device; };
   if (!is_device_at(ptr)) return false;
   for (Address at = ptr; at < ptr + size; at = ranges.of(at, ptr + size).end) {
     if (is_device_at(at)) continue;
     throw InvalidRange(std::string(name) + " " + describe(ptr, size) +
-                       " runs past the end of an allocation of the device's, at " + describe(at));
+                       " runs past the end of an allocation of the device, at " + describe(at));
   }
   return true;
 }
@@ -114,7 +115,7 @@ void PlannedCopy::submit_all(VendorQueue& queue) {
       staged_.push_back(std::move(copy));
     } else {
       if (path == CopyPath::staged) path = CopyPath::plain, no_room_ = true;
-      queue.copy(step.dst, step.src, step.size);
+      path == CopyPath::direct ? copy_in_turns(queue, step) : queue.copy(step.dst, step.src, step.size);
     }
     any_submitted_ = true;
     count_moved(path, step.size);
@@ -128,6 +129,22 @@ std::unique_ptr<Staged> PlannedCopy::staged(VendorQueue& queue, CopyStep const& 
   using Toward = Staging::Toward;
   Toward const toward = in_host ? Toward::in_host : request_.to_device() ? Toward::device : Toward::host;
   return staging_.copy(queue, toward, {{step.dst, step.src, step.size}}, request_.early, limits_);
+}
+
+/// In pieces, each followed by a wait that is already satisfied, so that small copies of other queues need not wait for all
+/// of a large one. Where the wait is refused, the copy goes on without it.
+void PlannedCopy::copy_in_turns(VendorQueue& queue, CopyStep const& step) {
+  std::uint64_t const turn = std::max(queue.turn_bytes(), (step.size / most_turns + 4095) & ~std::uint64_t{4095});
+  if (!request_.has_host_end() || step.size < turn || queue.capture() != 0) return queue.copy(step.dst, step.src, step.size);
+  for (std::uint64_t at = 0; at < step.size; at += turn) {
+    queue.copy(step.dst + at, step.src + at, std::min(turn, step.size - at));
+    any_submitted_ = true;
+    try {
+      if (!zero_) zero_ = staging_.zero();
+      queue.wait_value(reinterpret_cast<Address>(zero_->begin()), 0);
+    } catch (std::exception const&) {
+    }
+  }
 }
 
 std::unique_ptr<PlannedCopy> submit_copy(PinnedMap& map, VendorDevice& device, VendorQueue& queue,

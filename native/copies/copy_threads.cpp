@@ -77,11 +77,14 @@ void CopyThreads::after_fork() noexcept {
   starting.clear();
 }
 
-/// A detached thread, which no signal of the program's reaches.
+/// A detached thread, which no signal of the program's reaches but those of its own copies: a program may mend a page that
+/// is read or written, and go on.
 bool CopyThreads::start() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t others, before;
+  sigfillset(&others);
+  sigdelset(&others, SIGSEGV);
+  sigdelset(&others, SIGBUS);
+  pthread_sigmask(SIG_SETMASK, &others, &before);
   pthread_t thread;
   auto const run = [](void* self) -> void* {
     static_cast<CopyThreads*>(self)->work();

@@ -198,7 +198,9 @@ class Handle : public Staged {
   Handle(CopyThreads& threads, std::shared_ptr<Transfer> transfer)
       : threads(threads), transfer(std::move(transfer)) {}
   ~Handle() override {
-    if (here()) threads.abandon(*transfer);
+    if (!here()) return;
+    threads.abandon(*transfer);
+    transfer->file = {};  // closed now, not when the thread goes on that has moved its last bytes
   }
   bool moved() const noexcept override { return threads.moved(*transfer); }
   void give() noexcept override {
@@ -220,6 +222,7 @@ class Rings : public Staging {
   std::unique_ptr<Staged> copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
                                StagingLimits const& limits) override;
   PartLists& lists() noexcept override { return lists_; }
+  std::shared_ptr<PartList const> zero() override;
   std::unique_ptr<Staged> copy_file(VendorQueue& queue, FileEnd file, Memory memory,
                                     std::vector<CopyItem> const& parts, bool early, StagingLimits const& limits) override;
   std::unique_ptr<Staged> signal(VendorQueue& queue) override;
@@ -285,9 +288,22 @@ class Rings : public Staging {
   std::uint32_t const worn_;  // chunks
   PartLists lists_;
   std::mutex mutex_;
+  std::weak_ptr<PartList const> zero_;
   std::vector<std::unique_ptr<Ring>> rings_;
   std::uint64_t bytes_ = 0;  // of all their blocks
 };
+
+std::shared_ptr<PartList const> Rings::zero() {
+  {
+    std::lock_guard const guard(mutex_);
+    if (auto list = zero_.lock()) return list;
+  }
+  auto list = std::make_shared<PartList>(lists_);
+  list->push_back({});
+  std::lock_guard const guard(mutex_);
+  zero_ = list;
+  return list;
+}
 
 std::unique_ptr<Staged> Rings::copy(VendorQueue& queue, Toward toward, std::vector<CopyItem> const& parts, bool early,
                                     StagingLimits const& limits) {
@@ -538,21 +554,22 @@ std::uint64_t Rings::trim() {
     }
     std::erase(rings_, nullptr);
   }
+  std::exception_ptr refused;  // as for a device that is lost
   for (auto& ring : out) {
     if (ring->memory.ptr == 0) continue;
     try {
       ring->memory.free(device_);
     } catch (...) {
+      refused = std::current_exception();
       std::lock_guard const guard(mutex_);
-      for (auto& each : out) {
-        if (each != nullptr && each->memory.ptr != 0) rings_.push_back(std::move(each));
-      }
-      throw;
+      rings_.push_back(std::move(ring));
+      continue;
     }
     freed += ring->size;
     std::lock_guard const guard(mutex_);
     bytes_ -= ring->size;
   }
+  if (refused) std::rethrow_exception(refused);
   return freed;
 }
 
@@ -669,7 +686,15 @@ void forget_staging(VendorDevice& device) noexcept {
 
 std::uint64_t trim_stagings() {
   std::uint64_t freed = 0;
-  for (auto const& each : all_known()) freed += each->trim();
+  std::exception_ptr refused;
+  for (auto const& each : all_known()) {
+    try {
+      freed += each->trim();
+    } catch (...) {  // the other devices' memory can be given back all the same
+      refused = std::current_exception();
+    }
+  }
+  if (refused) std::rethrow_exception(refused);
   return freed;
 }
 

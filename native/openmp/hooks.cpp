@@ -33,6 +33,7 @@
 #include <new>
 #include <pinning/watcher.hpp>
 
+#include "next_function.hpp"
 #include "stacks.hpp"
 #include "this_process.hpp"
 #include "tool.hpp"
@@ -42,6 +43,7 @@ namespace {
 
 using pinning::omp::Address;
 using pinning::omp::Inside;
+using pinning::omp::next_function;
 using pinning::omp::Range;
 using pinning::omp::range_of;
 using pinning::omp::Stack;
@@ -73,7 +75,7 @@ Next next;
 
 template <class Function>
 void find(char const* name, Function*& function) {
-  function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+  function = next_function<Function>(name);
 }
 
 /// The object that is loaded there, or null.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // LLVM's extensions by which a program locks host memory itself, or allocates it locked. Where this library is loaded
 // before libomptarget, by LD_PRELOAD or link order, the program calls these; libomptarget's come after them.
-#include <dlfcn.h>
-
+#include "next_function.hpp"
 #include "output.hpp"
 #include "tool.hpp"
 
@@ -11,15 +10,10 @@ namespace {
 using pinning::omp::Address;
 using pinning::omp::Device;
 using pinning::omp::Inside;
+using pinning::omp::next_function;
 using pinning::omp::range_of;
 using pinning::omp::say;
 using pinning::omp::Tool;
-
-/// libomptarget's function of this name, or null.
-template <class Function>
-Function* next(char const* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-}
 
 /// Whether this library locks for the device; else libomptarget is asked.
 Device* known(Tool* tool, int number) {
@@ -65,18 +59,18 @@ void* llvm_omp_target_lock_mem(void* ptr, size_t size, int device) {
   void* device_ptr = nullptr;
   pinning_status const status = lock(ptr, size, device, &device_ptr);
   if (status == PINNING_OK || status == PINNING_PARTIAL_OVERLAP) return device_ptr;
-  auto* const theirs = next<void*(void*, size_t, int)>("llvm_omp_target_lock_mem");
+  auto* const theirs = next_function<void*(void*, size_t, int)>("llvm_omp_target_lock_mem");
   return theirs != nullptr ? theirs(ptr, size, device) : nullptr;
 }
 
 void llvm_omp_target_unlock_mem(void* ptr, int device) {
   if (unlock(ptr)) return;
-  if (auto* const theirs = next<void(void*, int)>("llvm_omp_target_unlock_mem")) theirs(ptr, device);
+  if (auto* const theirs = next_function<void(void*, int)>("llvm_omp_target_unlock_mem")) theirs(ptr, device);
 }
 
 /// libomptarget's memory; on CPU devices, where that is any memory, locked by this library.
 void* llvm_omp_target_alloc_host(size_t size, int device) {
-  auto* const theirs = next<void*(size_t, int)>("llvm_omp_target_alloc_host");
+  auto* const theirs = next_function<void*(size_t, int)>("llvm_omp_target_alloc_host");
   void *const ptr = theirs != nullptr ? theirs(size, device) : nullptr, *device_ptr = nullptr;
   if (ptr != nullptr && size != 0) lock(ptr, size, device, &device_ptr);
   return ptr;
@@ -84,7 +78,7 @@ void* llvm_omp_target_alloc_host(size_t size, int device) {
 
 void llvm_omp_target_free_host(void* ptr, int device) {
   if (ptr != nullptr) unlock(ptr);
-  if (auto* const theirs = next<void(void*, int)>("llvm_omp_target_free_host")) theirs(ptr, device);
+  if (auto* const theirs = next_function<void(void*, int)>("llvm_omp_target_free_host")) theirs(ptr, device);
 }
 }
 #pragma GCC visibility pop

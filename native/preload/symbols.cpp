@@ -14,6 +14,7 @@
 #include <iterator>
 #include <pinning/staging.hpp>
 
+#include "../openmp/next_function.hpp"
 #include "../openmp/this_process.hpp"
 #include "driver.hpp"
 #include "entry.hpp"
@@ -42,23 +43,8 @@ Entry const entries[] = {PINNING_COPY_SYMBOLS(PINNING_ENTRY)};
 #undef PINNING_ENTRY
 static_assert(std::size(entries) == symbols);
 
-using Dlsym = void*(void*, char const*);
-
-/// libc's dlsym, or that of another library which answers in its place. The version is the oldest, which each libc has.
-Dlsym* libc_dlsym() noexcept {
-#if defined(__x86_64__)
-  constexpr char version[] = "GLIBC_2.2.5";
-#else
-  constexpr char version[] = "GLIBC_2.17";
-#endif
-  static constinit std::atomic<Dlsym*> known = nullptr;
-  Dlsym* next = known.load(std::memory_order_relaxed);
-  if (next == nullptr) {
-    next = reinterpret_cast<Dlsym*>(dlvsym(RTLD_NEXT, "dlsym", version));
-    known.store(next, std::memory_order_relaxed);
-  }
-  return next;
-}
+using omp::Dlsym;
+using omp::next_dlsym;
 
 /// The object that an address is in.
 void const* object_of(void const* address) noexcept {
@@ -95,7 +81,7 @@ void* remembered(Entry const& entry, void* function) noexcept {
 void* driver_symbol(char const* name) noexcept {
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
-  void* const function = libc_dlsym()(library, name);
+  void* const function = next_dlsym()(library, name);
   dlclose(library);
   return function;
 }
@@ -136,17 +122,17 @@ extern "C" [[gnu::visibility("hidden"), gnu::used]] Answer pinning_answer_dlsym(
   void* const drivers = driver_symbol(name);
   if (drivers == nullptr) {
     // Without the driver these names are as unknown as if this library did not have them.
-    void* const function = handle == RTLD_NEXT ? nullptr : libc_dlsym()(handle, name);
+    void* const function = handle == RTLD_NEXT ? nullptr : next_dlsym()(handle, name);
     if (handle != RTLD_NEXT && object_of(function) != object_of(entries)) return libcs;
-    return {libc_dlsym()(RTLD_NEXT, name), 1};
+    return {next_dlsym()(RTLD_NEXT, name), 1};
   }
   if (handle == RTLD_NEXT) return libcs;
-  void* const function = libc_dlsym()(handle, name);
+  void* const function = next_dlsym()(handle, name);
   if (function == drivers || object_of(function) == object_of(entries)) return {remembered(*entry, drivers), 1};
   return libcs;
 }
 
-extern "C" [[gnu::visibility("hidden"), gnu::used]] Dlsym* pinning_libc_dlsym() noexcept { return libc_dlsym(); }
+extern "C" [[gnu::visibility("hidden"), gnu::used]] Dlsym* pinning_next_dlsym() noexcept { return next_dlsym(); }
 
 }  // namespace
 
@@ -171,7 +157,7 @@ dlsym:
   call pinning_answer_dlsym
   testq %rdx, %rdx
   jne 1f
-  call pinning_libc_dlsym
+  call pinning_next_dlsym
   movq %rax, %r11
   addq $8, %rsp
   .cfi_adjust_cfa_offset -8
@@ -204,7 +190,7 @@ dlsym:
   mov x2, x30
   bl pinning_answer_dlsym
   cbnz x1, 1f
-  bl pinning_libc_dlsym
+  bl pinning_next_dlsym
   mov x16, x0
   ldp x0, x1, [sp, #16]
   ldp x29, x30, [sp], #32

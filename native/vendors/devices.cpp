@@ -33,7 +33,7 @@ unsigned index_of(std::string const& name) {
   char const* const end = name.c_str() + name.size();
   auto const [stopped, error] = std::from_chars(first, end, index);
   if (error != std::errc() || stopped != end || (*first == '0' && end - first > 1)) {
-    throw InvalidArgument("\"" + name + "\" names no device; a name is a vendor and a number, such as \"cuda:0\"");
+    throw InvalidArgument("\"" + name + "\" is not a device name; a name is a vendor and a number, such as \"cuda:0\"");
   }
   return index;
 }

@@ -38,52 +38,52 @@ _STEP = 2 << 20  # bytes by which it grows at least, by itself
 
 
 class Arena(Space):
-    """Host memory of exactly so many bytes, locked for devices once, in the background, from the moment it is made.
+    """Host memory of an exact size that is locked once, in the background, starting when the arena is made.
 
-    What is allocated in it is locked by that: a lock, a lookup or a copy inside it never calls the vendor. A context
+    Allocations in it are already locked: a lock, a lookup or a copy inside it makes no vendor call to pin. A context
     manager, which closes it at the end. It is a writable buffer of all its bytes, also for NumPy, DLPack and
     ``torch.frombuffer``.
 
-    One that is dropped without being closed warns (ResourceWarning) and is closed soon after. In a child process after
-    fork an arena without `name` and `shared` is not there at all; any other is there, with its bytes, and not locked.
+    An arena that is dropped without being closed warns (ResourceWarning) and is closed soon afterwards. In a forked
+    child, an arena without `name` and `shared` is not mapped; any other is mapped, but not locked.
 
     Parameters
     ----------
     nbytes : int
-        How much. Nothing is rounded, but for the last page.
+        The size. Only the mapping is rounded up, to whole pages.
     devices : Device, str, or several, optional
-        For which devices it is locked; for the default device where nothing is said, for none where it is empty.
+        The devices for which it is locked; by default the default device; none if empty.
     unit : int, optional
-        Bytes that are copied at a time, such as a block of a cache. It is then locked in small pieces, whose borders
-        lie at multiples of it, so that a GPU stands still for 3 ms at most and no copy of a unit crosses a border.
-        Allocations begin at multiples of it. They are counted from where the arena, its `part` or the growth begins.
+        Bytes that are copied at a time, such as a block of a cache. The arena is then locked in small pieces, whose
+        borders lie at multiples of `unit`, so that a GPU stalls for at most 3 ms and no copy of a unit crosses a
+        border. Allocations begin at such multiples, counted from the start of the arena, its `part` or the growth.
     name : str, optional
-        Of memory that processes share: the first process makes it, the others join. It is gone once the last one has
-        closed it or has ended.
+        The name of memory that processes share: the first process creates it, the others join. It is removed when the
+        last one has closed it or has ended.
     numa_node : int, optional
-        Where its pages are to be; near the first device by default, where that says where it is.
+        The NUMA node for its pages; by default the one near the first device, if known.
     huge_pages : {None, True, False, "hugetlb", "try"}
-        None: where the system gives them on demand. True: they must be had. False: none. ``"hugetlb"``: of those that
-        the administrator has set aside; ``"try"``: of those, or else as None.
+        None: if the system provides them. True: required. False: none. ``"hugetlb"``: from the pool that the
+        administrator has reserved; ``"try"``: from that pool, or otherwise as None.
     grow : int, optional
-        The most bytes it may grow to, by `grow` and by `allocate`. Addresses are set aside for that, no memory.
+        The size up to which `grow` and `allocate` may enlarge it. This reserves address space, not memory.
     shared : bool
-        Whether children after fork share it, without a name, and processes that `fileno` is handed to.
+        Whether it is shared, without a name, with forked children and with processes that receive its `fileno`.
     create : bool, optional
-        True: the name must be new. False: there must be a segment of this name, and one that killed processes have left
-        is taken with what is in it. None: joined, or made, also in place of one that was left.
+        True: the name must be new. False: the name must exist; an arena left behind by killed processes is taken over
+        with its contents. None: joined, or created, also in place of one that was left behind.
     part : slice, optional
-        The bytes of a shared arena that this process locks and allocates; all by default.
+        The bytes of a shared arena that this process locks and allocates from; by default all.
 
     Raises
     ------
     InvalidRangeError
-        A size below 1; a name that is none, or a segment of another size; a node that there is not; a part beyond it.
+        A size below 1; an invalid name, or one in use with another size; a node that does not exist; a part outside it.
     LockLimitError
-        The memory, the control group, a limit on locks or the file system of shared memory has not so much left. The
-        message has the figures. Nothing has been touched.
+        The memory, the control group, a limit on locks or the file system of shared memory has not enough left. The
+        message has the figures. No page has been touched.
     PinningError
-        There are no such huge pages; the name is taken, or is not there.
+        Such huge pages are not available; the name is taken, or does not exist.
     PluginUnavailableError
         There is no such device.
 
@@ -96,11 +96,11 @@ class Arena(Space):
     devices : tuple of Device
     unit : int or None
     part : slice
-        The bytes that are this process's.
+        The bytes of this process.
     made : bool
-        Whether this call made the memory: it is zeroes then. Else others may have written.
+        Whether this call created the memory, which is then zero. Otherwise others may have written to it.
     allocated, available, largest_available : int
-        Bytes that allocations have, that are left, and that the largest could have.
+        Bytes in allocations, bytes left, and the size of the largest possible allocation.
     """
 
     _memory: Memory | None = None
@@ -121,13 +121,17 @@ class Arena(Space):
         part: slice | None = None,
     ) -> None:
         if self._memory is not None:
-            raise TypeError("an Arena is made once")
+            raise TypeError("an Arena cannot be initialized again")
         size = byte_count(nbytes)
         self.maximum = size if grow is None else byte_count(grow, "grow")
         if self.maximum < size:
-            raise InvalidRangeError(f"grow is {grow}, the most it may grow to; that must be at least nbytes, {size}")
+            raise InvalidRangeError(
+                f"grow is {grow}; the size up to which the arena may grow must be at least nbytes, {size}"
+            )
         if name is not None and self.maximum > size:
-            raise PinningError(f"an arena with a name cannot grow: by its size, {size}, others know it; leave out grow")
+            raise PinningError(
+                f"an arena with a name cannot grow, because other processes rely on its size, {size}: leave out grow"
+            )
         if name is None and create is not None:
             raise PinningError("create is for arenas with a name")
         if part is not None and name is None:
@@ -300,7 +304,7 @@ class Arena(Space):
             What `allocate` has returned.
         """
         if not isinstance(allocation, ArenaAllocation) or allocation.arena is not self:
-            raise InvalidRangeError(f"{describe(allocation)} is no allocation of {self!r}")
+            raise InvalidRangeError(f"{describe(allocation)} is not an allocation of {self!r}")
         allocation.free()
 
     def grow(self, nbytes: int) -> None:
@@ -514,7 +518,7 @@ def _part(given: slice | None, size: int) -> slice:
     first = 0 if given.start is None else integer(given.start, "the start of part")
     last = size if given.stop is None else integer(given.stop, "the end of part")
     if given.step not in (None, 1) or not 0 <= first < last <= size:
-        raise InvalidRangeError(f"part is {given}; it must be some of the bytes 0 to {size}, one after the other")
+        raise InvalidRangeError(f"part is {given}; it must be a contiguous part of the bytes 0 to {size}")
     return slice(first, last)
 
 

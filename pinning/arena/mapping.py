@@ -98,7 +98,9 @@ def _require_huge_pages(name: str | None, shared: bool) -> None:
         had = huge_page_mode(setting) not in ("never", "deny", "")
         way = f"echo {'advise' if shared else 'madvise'} | sudo tee {setting}"
     if not had:
-        raise PinningError(f"huge_pages is True, but this system gives no huge pages to such memory: {way}, or None")
+        raise PinningError(
+            f"huge_pages is True, but this system provides no huge pages for such memory: {way}, or None"
+        )
 
 
 def _mapped(size: int, maximum: int, page: int, aligned: int, segment: Segment | None, advice: int | None) -> Memory:

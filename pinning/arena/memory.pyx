@@ -228,7 +228,7 @@ cdef class Segment:
     cdef object __weakref__
 
     def __init__(self):
-        raise TypeError("a Segment is had from Segment.unnamed, make or join")
+        raise TypeError("a Segment comes from Segment.unnamed, make or join")
 
     def __dealloc__(self):
         self.shared.leave()
@@ -335,7 +335,7 @@ cdef class Memory:
 
     def __init__(self, uint64_t maximum, uint64_t aligned, Segment segment, uint64_t page, int advice) -> None:
         if self.mapped.start is not NULL:
-            raise TypeError("Memory is made once")
+            raise TypeError("a Memory cannot be initialized again")
         self.segment, self.page, self.advice, self.holds = segment, page, advice, []
         self.generation = generation()
         cdef int code = self.mapped.reserve(maximum, aligned)

@@ -67,7 +67,7 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
                     found.take()
                 return found
     except OSError as error:
-        raise PinningError(f"shared memory {name!r} is not to be had: {error}") from error
+        raise PinningError(f"shared memory {name!r} cannot be used: {error}") from error
 
 
 def abandoned() -> list[tuple[str, int]]:

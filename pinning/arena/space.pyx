@@ -121,8 +121,8 @@ cdef class Space:
         if self.allocations:
             raise StillInUseError(f"{self!r} has {self.allocations} {"allocation" if self.allocations == 1 else "allocations"}, of {self.taken} bytes: free them first")
         if self.exports:
-            raise StillInUseError(f"{self!r} has {self.exports} {"buffer" if self.exports == 1 else "buffers"} out, such as memoryviews and NumPy arrays of its "
-                                  "bytes: let go of them first, with `del` or release()")
+            raise StillInUseError(f"{self!r} has {self.exports} exported {"buffer" if self.exports == 1 else "buffers"}, such as memoryviews and NumPy arrays of its "
+                                  "bytes: release them first, with `del` or release()")
         self.shut = True
 
     def _unclaim(self) -> None:
@@ -130,7 +130,7 @@ cdef class Space:
 
     cpdef _check(self):  # type: () -> None
         if self.shut or not self.memory_.here:
-            raise InvalidRangeError(f"{self!r} is closed, or was never there in this process")
+            raise InvalidRangeError(f"{self!r} is closed, or does not exist in this process")
 
     @property
     def _own(self) -> bool:
@@ -273,7 +273,7 @@ cdef array_of(owner, shape, dtype, offset):
     kind = numpy.dtype(dtype)
     start = integer(offset, "offset")
     if kind.hasobject:
-        raise InvalidRangeError(f"dtype is {kind}; an array of Python objects cannot be in memory that others move")
+        raise InvalidRangeError(f"dtype is {kind}; such memory cannot hold an array of Python objects")
     if not 0 <= start <= owner.nbytes:
         raise InvalidRangeError(f"offset is {start}; it must lie between 0 and {owner.nbytes}")
     if shape is None:

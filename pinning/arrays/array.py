@@ -13,12 +13,12 @@ import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
 from pinning.arrays import exchange
-from pinning.arrays.layout import Array, usable_dtype
+from pinning.arrays.layout import Array, check_order, usable_dtype
 from pinning.arrays.streams import Stream
 from pinning.arrays.transfer import check_alike, copied, fetch, put, take
 from pinning.arrays.view import View
 from pinning.errors import LayoutError
-from pinning.runtime.arguments import describe, is_one_of
+from pinning.runtime.arguments import describe
 
 Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | None, ...]
 
@@ -80,7 +80,7 @@ class DeviceArray(View):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
-            raise ValueError(f"an array on {self.device.name} is no NumPy array unless it is copied")
+            raise ValueError(f"an array on {self.device.name} cannot become a NumPy array without a copy")
         array = self.copy_to_host()
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -104,9 +104,7 @@ class DeviceArray(View):
         except ValueError as error:
             if isinstance(error, LayoutError):
                 raise
-            raise LayoutError(
-                f"a value of this kind does not go into shape {view.shape}, {self.dtype}: {error}"
-            ) from None
+            raise LayoutError(f"this value does not fit into shape {view.shape}, {self.dtype}: {error}") from None
 
     def _view(self, index: Any) -> tuple[DeviceArray, bool]:
         """The part that an index means, and whether it is one element that each dimension's index names."""
@@ -129,7 +127,7 @@ class DeviceArray(View):
 
     def ravel(self, order: str = "C", stream: Stream = None) -> DeviceArray:
         """One dimension of all elements, without gaps: a view where there are none, or else a copy on the device."""
-        _check_order(order)
+        check_order(order)
         contiguous = self.is_c_contiguous() if order == "C" else self.is_f_contiguous()
         return (self if contiguous else self.copy(order, stream)).reshape(-1, order=order)
 
@@ -150,7 +148,7 @@ class DeviceArray(View):
         LayoutError
             It has another number of elements.
         """
-        _check_order(order)
+        check_order(order)
         wanted: Any = shape[0] if len(shape) == 1 else shape
         try:
             lengths = numpy.broadcast_to(numpy.int8(0), self.shape).reshape(wanted).shape
@@ -168,11 +166,13 @@ class DeviceArray(View):
         try:
             order = None if axes is None else tuple(map(operator.index, axes))
         except TypeError:
-            raise TypeError(f"axes is {describe(axes)}; it must be {self.ndim} integers, one a dimension") from None
+            raise TypeError(
+                f"axes is {describe(axes)}; it must be {self.ndim} integers, one for each dimension"
+            ) from None
         try:
             return DeviceArray(self._layout.transpose(order), self._buffer)
         except ValueError as error:
-            raise LayoutError(f"axes {order} are no order of {self.ndim} dimensions: {error}") from None
+            raise LayoutError(f"axes {order} are not a permutation of {self.ndim} dimensions: {error}") from None
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802
@@ -252,11 +252,6 @@ def _without_leading(array: Array, ndim: int) -> Array:
     while array.ndim > ndim and array.shape[0] == 1:
         array = array[0]
     return array
-
-
-def _check_order(order: str) -> None:
-    if not is_one_of(order, "C", "F"):
-        raise LayoutError(f"there is no order {describe(order)}; give 'C' or 'F'")
 
 
 def _no_index(index: object) -> TypeError:

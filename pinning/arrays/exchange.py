@@ -65,9 +65,9 @@ def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False
     info = memory_info(ptr) if ptr and not host else None
     owning_device = device_of_name(device if info is None or info.device is None else info.device)
     if not isinstance(owning_device, MemoryDevice):
-        raise PinningError(f"{owning_device.name} has no queues to copy in, so it has no arrays")
+        raise PinningError(f"{owning_device.name} has no queues for copies, so it has no arrays")
     if ptr and not host and info is None and owning_device.vendor != "host":
-        raise InvalidRangeError(f"{owning_device.name} knows of no memory at {ptr:#x}; was it freed?")
+        raise InvalidRangeError(f"{owning_device.name} has no memory at {ptr:#x}; was it freed?")
     place = None if host or (info is not None and info.kind is MemoryKind.HOST) else owning_device
     return Buffer(owning_device, place, None, owner, True)
 
@@ -126,9 +126,11 @@ def check_exportable(array: View, max_version: tuple[int, int] | None, copy: boo
     """Refuse what DLPack cannot say."""
     dlpack_type(array.dtype)
     if any(step % array.dtype.itemsize for step in array.strides):
-        raise BufferError(f"strides {array.strides} are no whole number of elements of {array.dtype}, as DLPack wants")
+        raise BufferError(
+            f"strides {array.strides} are not a whole number of elements of {array.dtype}, which DLPack requires"
+        )
     if array.read_only and not _versioned(max_version) and not copy:
-        raise BufferError("the array is read only, which DLPack cannot say before version 1.0: pass max_version")
+        raise BufferError("the array is read-only, which DLPack cannot express before version 1.0: pass max_version")
 
 
 def dlpack(array: View, stream: int | None, max_version: tuple[int, int] | None, is_copy: bool) -> object:

@@ -61,8 +61,7 @@ def plan(shape: Shape, dtype: DTypeLike, strides: Shape | None = None, order: st
     """What `device_array` and its like are asked for. Raises TypeError for a dtype, LayoutError for all else."""
     lengths = _integers(shape, "shape")
     steps = None if strides is None else _integers(strides, "strides")
-    if not is_one_of(order, "C", "F"):
-        raise LayoutError(f"there is no order {describe(order)}; give 'C' or 'F'")
+    check_order(order)
     if steps is not None and len(steps) != len(lengths):
         raise LayoutError(f"strides are {steps}; the shape {lengths} needs {len(lengths)}")
     planned = Plan(lengths, usable_dtype(dtype), steps, order)
@@ -78,12 +77,18 @@ def plan_like(array: Array) -> Plan:
     return Plan(like.shape, like.dtype, None if like.flags.c_contiguous else like.strides, "C")
 
 
+def check_order(order: str) -> None:
+    """Refuse an order of indices that is none."""
+    if not is_one_of(order, "C", "F"):
+        raise LayoutError(f"there is no order {describe(order)}; give 'C' or 'F'")
+
+
 def usable_dtype(dtype: DTypeLike) -> numpy.dtype[Any]:
     """A dtype whose elements are bytes that can be copied."""
     try:
         checked = numpy.dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"dtype is {describe(dtype)}; it must be a type of NumPy's, as 'float32' is: {error}") from None
+        raise TypeError(f"dtype is {describe(dtype)}; it must be a NumPy dtype, such as 'float32': {error}") from None
     if checked.hasobject:
         raise TypeError(f"dtype {checked} holds Python objects, which no device can use; convert the array first")
     if not checked.itemsize:

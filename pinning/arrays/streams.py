@@ -50,5 +50,7 @@ def queue_of(stream: Stream, device: MemoryDevice) -> Queue:
     """A stream that is not None, as a queue of this device."""
     queue = as_queue(stream, device)
     if queue.device is not device:
-        raise PinningError(f"{queue!r} is not of {device.name}, where the array is: give a stream of that device")
+        raise PinningError(
+            f"{queue!r} is not a stream of {device.name}, where the array is: give a stream of that device"
+        )
     return queue

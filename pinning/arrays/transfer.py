@@ -28,7 +28,7 @@ def fetch(array: View, ary: Array | None, stream: Stream) -> Array:
     if ary is not None:
         check_alike(ary, array._layout)
         if not ary.flags.writeable:
-            raise LayoutError("ary is read only; copy into an array that can be written")
+            raise LayoutError("ary is read-only; copy into a writable array")
         if _same_places(ary, host[forwards]):
             host = _turned(ary, forwards)
     if not array.nbytes:
@@ -100,7 +100,7 @@ def check_alike(array: Array, wanted: Array) -> None:
 
 def _check_writable(array: View) -> None:
     if array.read_only:
-        raise LayoutError(f"{array!r} is read only; copy it first")
+        raise LayoutError(f"{array!r} is read-only; copy it first")
 
 
 def _of(array: View, layout: Array) -> Side:

@@ -49,7 +49,7 @@ class Budget(NamedTuple):
 
 
 def budget(limit: int | float | None = None, *, idle: bool | int | None = None) -> Budget:
-    """Set, or return, the most bytes that this process may keep locked, over all devices.
+    """Set or return the limit on the bytes that this process may keep locked, over all devices.
 
     A lock beyond it raises `LockLimitError` after all idle regions have been given back; copies of memory that cannot
     be locked are staged. Locks of native code in the process count too. Existing locks stay.
@@ -57,25 +57,24 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
     Parameters
     ----------
     limit : int or float, optional
-        Bytes; or a fraction, above 0.0 and up to 1.0, of the memory that this process may use: of the smallest limit of
-        its control groups, or of the machine. None leaves it as it is. It is 1.0 to begin with.
+        Bytes, or a fraction above 0.0 and up to 1.0 of the memory that this process may use (the smallest limit of its
+        control groups, or the memory of the machine). None leaves it unchanged. Initially 1.0.
     idle : bool or int, optional
-        Whether, or for how many bytes, unlocked buffers stay registered with the vendor, idle: the next lock of one, or
-        of a part of it, makes no vendor call. A call with a limit switches this on by default; until then it is off.
-        Idle regions are given back, the least recently used first, when a lock finds no room, when memory is short, by
-        `give_back_idle`, and soon after their owner is dropped. Only whole buffers whose memory cannot go are kept:
-        NumPy arrays, bytes, bytearrays and mappings, which can be neither resized nor closed until they are given back
-        (docs/budget.md).
+        Whether, or up to how many bytes, unlocked buffers stay registered with the vendor (idle), so that the next lock
+        of one, or of a part of it, makes no vendor call. Off until a call sets a limit, which switches it on by
+        default. Idle regions are given back, least recently used first, when a lock does not fit, when memory is short,
+        by `give_back_idle`, and soon after their owner is dropped. Only whole NumPy arrays, bytes, bytearrays and
+        mappings are kept; they can be neither resized nor closed until they are given back (docs/budget.md).
 
     Returns
     -------
     Budget
-        What holds now.
+        The current limit and use.
 
     Raises
     ------
     TypeError, InvalidRangeError
-        A limit or a number of bytes that is none.
+        An invalid limit or number of bytes.
     """
     global _chosen
     now, _, _, _, most_idle = _cache.figures()
@@ -148,7 +147,7 @@ def _choice(limit: int | float) -> _Limit:
     room = _memory()
     if room is None:
         raise InvalidRangeError(
-            f"limit is {limit!r}, of an unknown amount of memory: /proc is not there; give bytes"
+            f"limit is {limit!r}, of a memory size that is unknown because /proc is missing: give bytes"
         )
     return _Limit(int(room.limit * limit), f"pinning.budget({limit}), of {room.name}")
 

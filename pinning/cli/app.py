@@ -29,16 +29,18 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Lock host memory for devices, and know what is locked.",
+    help="Lock host memory for devices, inspect what is locked, and measure copies.",
 )
 
-_Name = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Such as cuda:0; the best by default.")]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+_Name = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="A device such as cuda:0; default: the best one.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 @app.command()
 def demo(device: _Name = None, json: _Json = False) -> None:
-    """Lock real buffers, look at them from all sides, copy them, unlock them."""
+    """Lock real buffers, look them up, copy them, compare them and unlock them."""
     with _failures(json), progress_bar(quiet=json) as step:
         report = demonstrating.run(_device(device), step)
     if json:
@@ -50,7 +52,7 @@ def demo(device: _Name = None, json: _Json = False) -> None:
 
 @app.command()
 def doctor(json: _Json = False) -> None:
-    """Say what can be locked here and what would help; exits with 1 when locking does not work."""
+    """Report what can be locked on this machine and what would help; exits with 1 if nothing can be locked."""
     report = examining.run()
     if json:
         print_json(report, ok=report.ok)
@@ -63,10 +65,12 @@ def doctor(json: _Json = False) -> None:
 def bench(
     device: _Name = None,
     json: _Json = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Draw it too.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Seconds instead of most of a minute.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Also draw the results.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Take a few seconds instead of most of a minute.")] = False,
 ) -> None:
-    """Measure this machine: lookups, locking, copies."""
+    """Measure lookups, locks and copies on this machine."""
     with _failures(json):
         if plot and not find_spec("matplotlib"):
             raise ModuleNotFoundError("--plot needs matplotlib: pip install 'pinning[plot]'")
@@ -86,20 +90,23 @@ def bench(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]...", help="Usually after --.")],
+    program: Annotated[
+        list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]...", help="The program to run, usually after --.")
+    ],
     lock_mapped: Annotated[
-        running.LockMapped | None, typer.Option(help="Instead of PINNING_LOCK_MAPPED; on where neither is given.")
+        running.LockMapped | None, typer.Option(help="Overrides PINNING_LOCK_MAPPED; default: on.")
     ] = None,
     copies: Annotated[
         running.Copies | None,
-        typer.Option(help="Instead of PINNING_COPIES; off only watches. on where neither is given."),
+        typer.Option(help="Overrides PINNING_COPIES; off only records copies; default: on."),
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Say at its exit what was locked and copied.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Report at exit what was locked and copied.")] = False,
     report_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="The report goes there, not to standard error.")
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Write the report to a file instead of standard error."),
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="A timeline for Perfetto.")
+        Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="Write a timeline for Perfetto.")
     ] = None,
 ) -> None:
     """Run a program: stage its CUDA copies of ordinary memory, and lock the buffers that OpenMP maps to devices."""
@@ -115,12 +122,12 @@ def run(
 
 @app.command()
 def top(
-    pid: Annotated[int | None, typer.Argument(metavar="PID", help="One process; all of yours by default.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print once instead of again and again.")] = False,
+    pid: Annotated[int | None, typer.Argument(metavar="PID", help="One process; default: all of yours.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     json: _Json = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Show what processes have locked, whose it is, and how their copies go; also of a process that hangs."""
+    """Show what processes have locked, its owners, and their copies; works for a hung process too."""
 
     def look() -> list[status.Status]:
         return status.all_status() if pid is None else [status.status_of(pid)]

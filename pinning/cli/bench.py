@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from pinning.cli.machine import Bound, bound, description, memory_at
 from pinning.cli.output import Step
 from pinning.cli.timing import Times, seconds, times
 from pinning.cli.units import size as bytes_text
-from pinning.copies.batch import Engine
 from pinning.errors import LockLimitError
 from pinning.interop.memory_of import host_buffer
 from pinning.machine.populate import huge_page_mode
@@ -138,7 +138,7 @@ def run(device: Device, effort: Effort, step: Step) -> BenchReport:
         lookups=lookups,
         lock_pairs=_lock_pairs(device, effort),
         registrations=list(_registrations(device, largest, effort, step)),
-        copies=list(_copies(device, largest, effort, step)),
+        copies=copies(device, _copy_sizes(largest), effort.repeats, step),
         batches=list(_batches(device, largest, effort, step)),
     )
 
@@ -245,23 +245,26 @@ def _memory(size: int, huge: bool) -> Iterator[int]:
         yield ptr
 
 
-def _copies(device: Device, largest: int, effort: Effort, step: Step) -> Iterator[CopyRow]:
+def _copy_sizes(largest: int) -> list[int]:
+    return [size for size in (64 << 10, 1 << 20, 16 << 20, 256 << 20) if size < largest] + [largest]
+
+
+def copies(device: Device, sizes: Sequence[int], repeats: int, step: Step) -> list[CopyRow]:
+    """Measure copies of these sizes, ascending: none where the device has no memory of its own."""
     if not isinstance(device, CopyDevice):
-        return
-    sizes = [size for size in (64 << 10, 1 << 20, 16 << 20, 256 << 20) if size < largest] + [largest]
+        return []
     cases = [(way, size) for way in ("to the device", "from the device") for size in sizes]
-    with _memory(largest, huge=False) as host:
-        memory_at(host, largest)[:] = 1
-        pageable = _vendors_copies(device, host, cases, effort, step)
-        ours = _our_copies(device, host, cases, effort, step) if isinstance(device, MemoryDevice) else {}
-        with pinning.lock((host, largest), device=device):
-            locked = _vendors_copies(device, host, cases, effort, step)
-    for way, size in cases:
-        yield CopyRow(way, size, pageable[way, size], ours.get((way, size)), locked[way, size])
+    with _memory(sizes[-1], huge=False) as host:
+        memory_at(host, sizes[-1])[:] = 1
+        pageable = _vendors_copies(device, host, cases, repeats, step)
+        ours = _our_copies(device, host, cases, repeats, step) if isinstance(device, MemoryDevice) else {}
+        with pinning.lock((host, sizes[-1]), device=device):
+            locked = _vendors_copies(device, host, cases, repeats, step)
+    return [CopyRow(*case, pageable[case], ours.get(case), locked[case]) for case in cases]
 
 
 def _vendors_copies(
-    device: CopyDevice, host: int, cases: Sequence[tuple[str, int]], effort: Effort, step: Step
+    device: CopyDevice, host: int, cases: Sequence[tuple[str, int]], repeats: int, step: Step
 ) -> dict[tuple[str, int], Times]:
     found: dict[tuple[str, int], Times] = {}
     device_memory = device.allocate(max(size for _, size in cases))
@@ -269,14 +272,14 @@ def _vendors_copies(
         for way, size in cases:
             step(f"Copying {bytes_text(size)} {way}", len(found), len(cases))
             dst, src = (device_memory, host) if way == "to the device" else (host, device_memory)
-            found[way, size] = _time_copies(partial(device.copy, dst, src, size), size, effort)
+            found[way, size] = _time_copies(partial(device.copy, dst, src, size), size, repeats)
     finally:
         device.free(device_memory)
     return found
 
 
 def _our_copies(
-    device: MemoryDevice, host: int, cases: Sequence[tuple[str, int]], effort: Effort, step: Step
+    device: MemoryDevice, host: int, cases: Sequence[tuple[str, int]], repeats: int, step: Step
 ) -> dict[tuple[str, int], Times]:
     found: dict[tuple[str, int], Times] = {}
     with pinning.Queue(device) as queue:
@@ -285,7 +288,7 @@ def _our_copies(
             array = memory_at(host, size)
             with pinning.alloc(size, device=device) as there:
                 dst, src = (there, array) if way == "to the device" else (array, there)
-                found[way, size] = _time_copies(partial(pinning.copy, dst, src, queue=queue), size, effort)
+                found[way, size] = _time_copies(partial(pinning.copy, dst, src, queue=queue), size, repeats)
     return found
 
 
@@ -318,7 +321,7 @@ def _time_batches(
             pinning.copy_async(dst, src, size, queue)
         queue.synchronize()
 
-    def batch(engine: Engine) -> Times:
+    def batch(engine: Literal["copy", "kernel"]) -> Times:
         return times(lambda: pinning.copy_batch(*ends, size, queue, engine), effort.repeats, per=count)
 
     one_by_one = times(loop, effort.repeats, per=len(few))
@@ -326,11 +329,11 @@ def _time_batches(
     return BatchRow(way, size, count, one_by_one, batch("copy"), kernel)
 
 
-def _time_copies(copy: Callable[[], object], size: int, effort: Effort) -> Times:
+def _time_copies(copy: Callable[[], object], size: int, repeats: int) -> Times:
     many = max(1, (16 << 20) // size)  # so that the clock weighs little
 
     def work() -> None:
         for _ in range(many):
             copy()
 
-    return times(work, effort.repeats, per=many)
+    return times(work, repeats, per=many)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 
-from pinning.cli.bench import GIB, BenchReport
-from pinning.cli.output import heading, table
+from pinning.cli.bench import GIB, BenchReport, CopyRow
+from pinning.cli.output import section, table
 from pinning.cli.timing import Times
 from pinning.cli.units import duration, rate, size
 
@@ -17,25 +18,22 @@ from pinning.cli.units import duration, rate, size
 def show(report: BenchReport, to: Console) -> None:
     """Print a table of each kind."""
     to.print(f"[bold]pinning bench[/] on [bold]{report.device}[/], {escape(report.description)}")
-    to.print("[dim]medians, with the fastest and the slowest of the tries[/]")
+    to.print("[dim]medians, with the fastest and the slowest run[/]")
     if report.limited_by:
-        to.print(f"\n[yellow]Fitted to this machine:[/] {escape(report.limited_by.why)}.")
+        to.print(f"\n[yellow]Reduced to fit this machine:[/] {escape(report.limited_by.why)}.")
         to.print(f"To measure more: [bold]{escape(report.limited_by.remedy)}[/]")
-    heading(to, "Looking up one pointer, in a Python loop or a batch")
-    to.print(Padding(_lookups(report), (0, 0, 0, 2), expand=False))
-    heading(to, "Locking and unlocking what lies in a locked region")
-    to.print(Padding(_lock_pairs(report), (0, 0, 0, 2), expand=False))
-    heading(to, f"Locking {size(report.largest)}")
-    to.print(Padding(_registrations(report), (0, 0, 0, 2), expand=False))
+    section(to, "Lookup of one pointer, in a Python loop or a batch", _lookups(report))
+    section(to, "Lock and unlock inside a locked region", _lock_pairs(report))
+    section(to, f"Locking {size(report.largest)}", _registrations(report))
     if report.copies:
-        heading(to, "Copying: pageable memory, by the driver alone and by pinning.copy; locked memory")
-        to.print(Padding(_copies(report), (0, 0, 0, 2), expand=False))
+        title = "Copies: pageable memory by the driver alone and by pinning.copy; locked memory"
+        section(to, title, copies(report.copies))
     if report.batches:
-        heading(to, "Copying many blocks of locked memory: one by one, or a batch by ...")
-        to.print(Padding(_batches(report), (0, 0, 0, 2), expand=False))
+        section(to, "Copies of many blocks of locked memory: one by one, or as a batch by ...", _batches(report))
 
 
-def _range(times: Times) -> str:
+def spread(times: Times) -> str:
+    """The fastest and the slowest run."""
     return f"{duration(times.low)} - {duration(times.high)}"
 
 
@@ -43,29 +41,30 @@ def _lookups(report: BenchReport) -> Table:
     shown = table("", "regions", "each", "range")
     for index, row in enumerate(report.lookups):
         last = index + 1 == len(report.lookups) or report.lookups[index + 1].regions != row.regions
-        shown.add_row(row.what, f"{row.regions:,}", duration(row.times.median), _range(row.times), end_section=last)
+        shown.add_row(row.what, f"{row.regions:,}", duration(row.times.median), spread(row.times), end_section=last)
     return shown
 
 
 def _lock_pairs(report: BenchReport) -> Table:
     shown = table("", "each pair", "range")
     for row in report.lock_pairs:
-        shown.add_row(row.what, duration(row.times.median), _range(row.times))
+        shown.add_row(row.what, duration(row.times.median), spread(row.times))
     return shown
 
 
 def _registrations(report: BenchReport) -> Table:
-    shown = table("memory", "by", "a GiB", "range", "unlock", left=2)
+    shown = table("memory", "by", "per GiB", "range", "unlock", left=2)
     for row in report.registrations:
         a_gib, unlock = row.lock.median * GIB / row.size, row.unlock.median * GIB / row.size
         per_gib = Times(a_gib, row.lock.low * GIB / row.size, row.lock.high * GIB / row.size, row.lock.repeats)
-        shown.add_row(row.memory, row.how, duration(per_gib.median), _range(per_gib), duration(unlock))
+        shown.add_row(row.memory, row.how, duration(per_gib.median), spread(per_gib), duration(unlock))
     return shown
 
 
-def _copies(report: BenchReport) -> Table:
+def copies(rows: Sequence[CopyRow]) -> Table:
+    """How fast they were: pageable memory as the driver copies it and as `pinning.copy` does, and locked memory."""
     shown = table("", "bytes", "pageable", "by pinning", "locked", "locked, range")
-    for row in report.copies:
+    for row in rows:
         locked = f"{row.size / row.locked.high / 1e9:.1f} - {row.size / row.locked.low / 1e9:.1f}"
         shown.add_row(
             row.direction,
@@ -79,7 +78,7 @@ def _copies(report: BenchReport) -> Table:
 
 
 def _batches(report: BenchReport) -> Table:
-    shown = table("", "a block", "blocks", "one by one", "engines", "kernel")
+    shown = table("", "per block", "blocks", "one by one", "engines", "kernel")
     for row in report.batches:
         rates = (rate(row.size, each.median) if each else "none" for each in (row.loop, row.engines, row.kernel))
         shown.add_row(row.direction, size(row.size), f"{row.blocks:,}", *rates)

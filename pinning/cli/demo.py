@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import pinning
 from pagetable import PageTable
+from pinning.cli.bench import CopyRow, copies
 from pinning.cli.demo_buffers import CHUNK, DemoBuffer, Fit, fit, pattern, real_buffers
 from pinning.cli.machine import description, locked_by_kernel
 from pinning.cli.output import Step
@@ -85,16 +86,6 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Bandwidth:
-    """Copies of `size` bytes from pageable and from locked memory."""
-
-    direction: str
-    size: int
-    pageable: Times
-    locked: Times
-
-
-@dataclass(frozen=True)
 class DemoReport:
     """All that the demo saw. `checks` says of each part whether it went as it should."""
 
@@ -109,7 +100,7 @@ class DemoReport:
     witnesses: list[Witness]
     queries: list[Query]
     copies: list[Copy]
-    bandwidth: list[Bandwidth]
+    bandwidth: list[CopyRow]
     checks: dict[str, bool]
     seconds: float
 
@@ -119,7 +110,7 @@ class DemoReport:
 
 
 def run(device: Device, step: Step) -> DemoReport:
-    """Lock real buffers on a device, look at them from all sides, copy them, unlock them.
+    """Lock real buffers on a device, look them up, copy them, compare them, unlock them.
 
     Raises
     ------
@@ -138,17 +129,17 @@ def run(device: Device, step: Step) -> DemoReport:
             refused = _overlap(device, buffers[0])
             unchanged = regions == _regions(device, buffers)
             queries, answered = _query(device, step)
-            copies = _copies(device, buffers, step)
+            copied = _copies(device, buffers, step)
             # The host's own memory is reached alike whether it is locked or not.
-            bandwidth = [] if is_host(device) else _bandwidth(device, buffers[0].locked, step)
+            bandwidth = [] if is_host(device) else copies(device, [buffers[0].locked], 5, step)
         witnesses.append(_witness("unlocked", device, buffers))
         checks = {
             "every buffer is locked": [region.size for region in regions] == [row.locked for row in _by_start(buffers)],
             "locks inside a region share it": shared,
             "a partial overlap is refused": bool(refused) and unchanged,
             "kernel and vendor agree": _agree(device, buffers, witnesses),
-            "every query is answered right": answered,
-            "every byte arrived": all(copy.wrong_bytes == 0 for copy in copies),
+            "every lookup is correct": answered,
+            "every byte arrived": all(copy.wrong_bytes == 0 for copy in copied),
             "nothing stays locked": not pinning.regions(device) and not any(map(pinning.is_locked, _ptrs(buffers))),
         }
     return DemoReport(
@@ -162,7 +153,7 @@ def run(device: Device, step: Step) -> DemoReport:
         refused=refused,
         witnesses=witnesses,
         queries=queries,
-        copies=copies,
+        copies=copied,
         bandwidth=bandwidth,
         checks=checks,
         seconds=perf_counter() - begin,
@@ -207,7 +198,7 @@ def _share(device: Device, buffer: DemoBuffer) -> tuple[list[Sharing], bool]:
     with pinning.lock(buffer.owner, buffer.locked, device=device):
         see("locked again (nested)")
         with pinning.lock((buffer.ptr + quarter, half), device=device) as part:
-            see("its middle half locked too (contained)")
+            see("its middle half also locked (contained)")
             region = pinned_map.find(buffer.ptr)
             offset_kept = region is not None and part.device_ptr == region.device_ptr + quarter
     see("both unlocked again")
@@ -280,7 +271,7 @@ def _query(device: Device, step: Step) -> tuple[list[Query], bool]:
     ]
     rows = []
     for done, (what, count, work) in enumerate(asked):
-        step("Asking about pointers", done, len(asked))
+        step("Looking up pointers", done, len(asked))
         rows.append(Query(what, count, times(work, 7, per=count)))
     return rows, all(answers)
 
@@ -321,26 +312,3 @@ def _copy(device: CopyDevice, on_device: int, buffer: DemoBuffer, second: NDArra
         wrong += int(numpy.count_nonzero(second[:size] != pattern(buffer.seed, start, size)))
         step(f"Copying the {buffer.name}", end, buffer.size)
     return Copy(buffer.name, buffer.size, to_device, from_device, wrong)
-
-
-def _bandwidth(device: Device, size: int, step: Step) -> list[Bandwidth]:
-    """The same memory, before it is locked and after."""
-    if not isinstance(device, CopyDevice):
-        return []
-    memory = numpy.ones(size, numpy.uint8)
-    host, on_device = memory.ctypes.data, device.allocate(size)
-    ways = {"to the device": (on_device, host), "from the device": (host, on_device)}
-    found: list[dict[str, Times]] = []
-
-    def measure() -> None:
-        step("Measuring bandwidth", len(found), 2)
-        found.append({way: times(partial(device.copy, *ends, size), 5) for way, ends in ways.items()})
-
-    try:
-        measure()
-        with pinning.lock(memory, device=device):
-            measure()
-    finally:
-        device.free(on_device)
-    pageable, locked = found
-    return [Bandwidth(way, size, pageable[way], locked[way]) for way in ways]

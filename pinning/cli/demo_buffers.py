@@ -29,45 +29,23 @@ _WANTED = {"NumPy array": 64 << 20, "memory-mapped file": FILE_SIZE, "shared mem
 
 @dataclass(frozen=True)
 class Fit:
-    """How much of each buffer to lock.
+    """How much of each buffer to lock."""
 
-    Attributes
-    ----------
-    sizes : dict
-        Bytes by the buffer's name.
-    limited_by : str or None
-        What kept it from being more, and by how much.
-    remedy : str
-        The command that raises it; empty when nothing did.
-    """
-
-    sizes: dict[str, int]
-    limited_by: str | None = None
-    remedy: str = ""
+    sizes: dict[str, int]  # bytes by the buffer's name
+    limited_by: str | None = None  # what kept it from being more, and by how much
+    remedy: str = ""  # the command that raises it; empty when nothing did
 
 
 @dataclass(frozen=True)
 class DemoBuffer:
-    """A buffer filled with its pattern.
-
-    Attributes
-    ----------
-    owner : object
-        What `pinning.lock` is given.
-    ptr, size : int
-        Where it is.
-    locked : int
-        The bytes from its start that are to be locked.
-    seed : int
-        Tells its pattern from the others'.
-    """
+    """A buffer filled with its pattern."""
 
     name: str
-    owner: object
+    owner: object  # what `pinning.lock` is given
     ptr: int
     size: int
-    locked: int
-    seed: int
+    locked: int  # the bytes from its start that are to be locked
+    seed: int  # tells its pattern from the others'
 
 
 def fit(device: Device) -> Fit:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 
+from pinning.cli.bench_view import copies, spread
 from pinning.cli.demo import DemoReport
-from pinning.cli.output import BAD, GOOD, heading, table
+from pinning.cli.output import BAD, GOOD, section, table
 from pinning.cli.units import duration, pointer, rate, size
 from pinning.locking.devices import HOST
 
@@ -18,38 +18,33 @@ def show(report: DemoReport, to: Console) -> None:
     """Print every part, with a tick or a cross for its checks."""
     to.print(f"[bold]pinning demo[/] on [bold]{report.device}[/], {escape(report.description)}")
     if report.fit.limited_by:
-        to.print(f"\n[yellow]Fitted to this machine:[/] {escape(report.fit.limited_by)}.")
+        to.print(f"\n[yellow]Reduced to fit this machine:[/] {escape(report.fit.limited_by)}.")
         to.print(f"To lock more: [bold]{escape(report.fit.remedy)}[/]")
     for name, why in report.missing.items():
         to.print(f"\n[yellow]Without the {name}:[/] {escape(why)}")
     if report.device.partition(":")[0] == HOST:
-        to.print("\n[yellow]No GPU was used:[/] pinning doctor says what keeps each plugin from one.")
+        to.print("\n[yellow]No GPU was used:[/] pinning doctor reports why for each plugin.")
     parts: list[tuple[str, RenderableType, str]] = [
         ("The buffers, locked", _buffers(report), "every buffer is locked"),
         ("Their regions", _regions(report), ""),
         ("Locks are counted", _sharing(report), "locks inside a region share it"),
         ("A partial overlap is refused", f"[dim]{escape(report.refused)}[/]", "a partial overlap is refused"),
         ("What others see of it", _witnesses(report), "kernel and vendor agree"),
-        ("Is this pointer locked?", _queries(report), "every query is answered right"),
+        ("Is this pointer locked?", _queries(report), "every lookup is correct"),
         ("Copied through the device, every byte compared", _copies(report), "every byte arrived"),
     ]
     if report.bandwidth:
-        parts.append(("Bandwidth", _bandwidth(report), ""))
+        parts.append(("Copies of pageable memory, and of locked memory", copies(report.bandwidth), ""))
     for title, shown, check in parts:
-        heading(to, f"{title} {_mark(report.checks[check])}" if check else title)
-        to.print(Padding(shown, (0, 0, 0, 2), expand=False))
+        section(to, f"{title} {GOOD if report.checks[check] else BAD}" if check else title, shown)
     if report.device.startswith("cuda"):
-        to.print("\nA program that knows nothing of this copies faster too: [bold]pinning run --report -- PROGRAM[/]")
+        to.print("\nUnmodified programs copy faster too: [bold]pinning run --report -- PROGRAM[/]")
     to.print()
     wrong = [check for check, passed in report.checks.items() if not passed]
     if wrong:
-        to.print(f"{BAD} [bold]Not so:[/] {'; '.join(wrong)}")
+        to.print(f"{BAD} [bold]Failed:[/] {'; '.join(wrong)}")
     else:
-        to.print(f"{GOOD} All as it should be, and nothing stays locked. {report.seconds:.1f} s")
-
-
-def _mark(passed: bool) -> str:
-    return GOOD if passed else BAD
+        to.print(f"{GOOD} All checks passed, and nothing stays locked. {report.seconds:.1f} s")
 
 
 def _buffers(report: DemoReport) -> Table:
@@ -87,8 +82,7 @@ def _witnesses(report: DemoReport) -> Table:
 def _queries(report: DemoReport) -> Table:
     shown = table("asked", "pointers", "each took", "range")
     for row in report.queries:
-        spread = f"{duration(row.times.low)} - {duration(row.times.high)}"
-        shown.add_row(row.what, f"{row.count:,}", duration(row.times.median), spread)
+        shown.add_row(row.what, f"{row.count:,}", duration(row.times.median), spread(row.times))
     return shown
 
 
@@ -97,13 +91,4 @@ def _copies(report: DemoReport) -> Table:
     for row in report.copies:
         there, back = rate(row.size, row.to_device), rate(row.size, row.from_device)
         shown.add_row(row.buffer, size(row.size), there, back, str(row.wrong_bytes))
-    return shown
-
-
-def _bandwidth(report: DemoReport) -> Table:
-    shown = table("copy", "bytes", "pageable", "locked", "faster")
-    for row in report.bandwidth:
-        pageable, locked = rate(row.size, row.pageable.median), rate(row.size, row.locked.median)
-        faster = f"{row.pageable.median / row.locked.median:.1f}x"
-        shown.add_row(row.direction, size(row.size), pageable, locked, faster)
     return shown

@@ -150,7 +150,7 @@ def _plugin(report: pinning.PluginReport) -> PluginRow:
         library = report.plugin.library()
     except Exception as error:  # of any type: third parties write plugins
         if report.problem is None:
-            warnings.append(f"it does not say which library it uses: {str(error) or type(error).__name__}")
+            warnings.append(f"it does not report which library it uses: {str(error) or type(error).__name__}")
     return replace(row, library=library, warnings=warnings)
 
 
@@ -160,7 +160,7 @@ def _device(device: Device, default: bool) -> DeviceRow:
         page = mmap.mmap(-1, mmap.PAGESIZE)
         with pinning.lock(page, device=device):
             if device.is_pinned_ptr(host_buffer(page).ptr) is None:
-                problem = "it locked a page without an error, and then says that the page is not pinned"
+                problem = "it locked a page without an error, but reports that the page is not pinned"
     except Exception as error:  # of any type: third parties write plugins
         problem = str(error) or type(error).__name__
     address: str | None = getattr(device, "pci_address", None)
@@ -231,7 +231,7 @@ def _links(rows: list[DeviceRow]) -> Iterator[Advice]:
             share = row.link.lanes / row.link.most_lanes
             yield Advice(
                 f"{row.name} has {row.link.lanes} of its {row.link.most_lanes} PCIe lanes, so copies run at "
-                f"{share:.0%} of what it could; a narrower slot, a riser or the firmware's settings do that",
+                f"{share:.0%} of the possible rate; the cause may be a narrower slot, a riser or a firmware setting",
                 f"sudo lspci -vv -s {row.pci_address} | grep -E 'LnkCap|LnkSta'",
             )
 
@@ -240,23 +240,23 @@ def _shared_memory() -> Iterator[Advice]:
     folder = Path("/dev/shm")
     if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK):
         yield Advice(
-            f"no file can be made in {folder}, so shared memory and arenas with a name are refused",
-            f"sudo mount -o remount,rw {folder}  # in a container: give it a writable one, as --tmpfs {folder}",
+            f"no file can be created in {folder}, so shared memory and named arenas are refused",
+            f"sudo mount -o remount,rw {folder}  # in a container: mount a writable one, such as --tmpfs {folder}",
         )
 
 
 def _segments() -> Iterator[Advice]:
     for name, size in abandoned():
-        why = f"killed processes have left the arena {name!r}, of {bytes_text(size)} in memory, which no process uses"
-        yield Advice(why, f"rm {shlex.quote(str(path_of(name)))}  # the next arena with a name does it too")
+        why = f"killed processes have left behind the arena {name!r}, {bytes_text(size)} of memory that no process uses"
+        yield Advice(why, f"rm {shlex.quote(str(path_of(name)))}  # the next named arena does this too")
 
 
 def _pages() -> Iterator[Advice]:
     if huge_page_mode() == "never":
         yield Advice(
-            "memory that was never touched locks faster in huge pages, which are off",
+            "untouched memory locks faster with huge pages, which are off",
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         )
     numbers = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
     if numbers < _POPULATES_SINCE:
-        yield Advice("Linux 5.14 brings memory that was never touched in faster", "uname -r  # then upgrade the kernel")
+        yield Advice("Linux 5.14 and later populate untouched memory faster", "uname -r  # then upgrade the kernel")

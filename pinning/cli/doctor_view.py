@@ -9,33 +9,29 @@ from rich.padding import Padding
 from rich.table import Table
 
 from pinning.cli.doctor import DoctorReport, PairRow
-from pinning.cli.output import BAD, GOOD, WARNING, heading, table
+from pinning.cli.output import BAD, GOOD, WARNING, section, table
 from pinning.cli.units import size
 from pinning.machine.topology import Link
 
 _HUGE_PAGES = {
-    "always": "always given",
-    "madvise": "given when asked for, which pinning does",
-    "never": "never given",
+    "always": "always used",
+    "madvise": "on request, as pinning does",
+    "never": "never used",
 }
 
 
 def show(report: DoctorReport, to: Console) -> None:
     """Print the plugins, the devices, the limits and the advice."""
     to.print(f"[bold]pinning {report.version}[/], Python {report.python}, Linux {report.kernel}")
-    heading(to, "Plugins")
-    to.print(Padding(_plugins(report), (0, 0, 0, 2), expand=False))
-    heading(to, "Devices, each asked to lock a page just now")
-    to.print(Padding(_devices(report), (0, 0, 0, 2), expand=False))
+    section(to, "Plugins", _plugins(report))
+    section(to, "Devices, tested by locking a page on each", _devices(report))
     if report.pairs:
-        heading(to, "What joins the devices")
-        to.print(Padding(_pairs(report), (0, 0, 0, 2), expand=False))
+        section(to, "Links between devices", _pairs(report))
         if any(row.connection != "UNIFIED" for row in report.pairs):
-            to.print("  [dim](in brackets: neither can use the other's memory; copies may go through the host)[/]")
-    heading(to, "This machine")
-    to.print(Padding(_machine(report), (0, 0, 0, 2), expand=False))
+            to.print("  [dim](in brackets: no access to each other's memory; copies may go through the host)[/]")
+    section(to, "This machine", _machine(report))
     if report.advice:
-        heading(to, "What would help")
+        section(to, "What would help")
         for advice in report.advice:
             to.print(Padding(f"{escape(advice.why)}:", (0, 0, 0, 2), expand=False))
             to.print(Padding(f"[bold]{escape(advice.command)}[/]", (0, 0, 0, 4), expand=False))
@@ -74,7 +70,7 @@ def _devices(report: DoctorReport) -> Table:
     for row in report.devices:
         name = f"{row.name} (default)" if row.default else row.name
         limit = size(row.limit.limit) if row.limit else "no limit" if row.locks else "-"
-        result = f"{GOOD} locks" if row.locks else f"{BAD} does not"
+        result = f"{GOOD} locks" if row.locks else f"{BAD} fails"
         node = "-" if row.numa_node is None else str(row.numa_node)
         shown.add_row(name, escape(row.description), limit, *[node] * nodes, *[_link(row.link)] * links, result)
     return shown
@@ -116,7 +112,7 @@ def _machine(report: DoctorReport) -> Table:
     shown.add_row("NUMA", f"{report.numa_nodes} nodes" if report.numa_nodes > 1 else "one node")
     shown.add_row("memory freed while locked", escape(_seen(report)))
     if any(row.name.startswith("cuda:") for row in report.devices):
-        other = "the driver's; start programs with `pinning run` to have theirs staged"
+        other = "by the driver; start programs with `pinning run` to stage their copies"
         shown.add_row("CUDA copies of programs", "staged (preloaded)" if report.preloaded else other)
     shown.add_row("huge pages", f"{_HUGE_PAGES.get(report.huge_pages, '')} ({report.huge_pages})")
     return shown
@@ -124,14 +120,14 @@ def _machine(report: DoctorReport) -> Table:
 
 def _seen(report: DoctorReport) -> str:
     if report.unwatched is None:
-        return "noticed at once (userfaultfd)"
+        return "detected immediately (userfaultfd)"
     if report.preloaded:
-        return f"noticed where the program calls libc (preloaded), not where it asks the kernel: {report.unwatched}"
-    return f"not noticed: {report.unwatched}. Allow userfaultfd, or start programs with `pinning run`"
+        return f"detected in libc calls (preloaded), not in direct system calls: {report.unwatched}"
+    return f"not detected: {report.unwatched}. Allow userfaultfd, or start programs with `pinning run`"
 
 
 def _budget(report: DoctorReport) -> str:
     now = report.budget
     limit = "no limit" if now.limit is None else f"{size(now.limit)} ({now.source})"
-    kept = "nothing is kept" if now.idle_limit == 0 else f"{size(now.idle)} idle"
+    kept = "no registration cache" if now.idle_limit == 0 else f"{size(now.idle)} idle"
     return f"{limit}: {size(now.used)} locked, {kept}"

@@ -11,8 +11,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -79,7 +80,9 @@ def table(*columns: str, left: int = 1) -> Table:
     return table
 
 
-def heading(to: Console, title: str) -> None:
-    """A blank line and a title."""
+def section(to: Console, title: str, *contents: RenderableType) -> None:
+    """A blank line, a title, and what belongs to it, indented."""
     to.print()
     to.print(f"[bold cyan]{title}[/]")
+    for each in contents:
+        to.print(Padding(each, (0, 0, 0, 2), expand=False))

@@ -43,10 +43,11 @@ def library() -> Path:
     """
     path = pinning.library_dirs()[0] / "libpinning_omp.so"
     if not path.is_file():
-        raise pinning.PluginUnavailableError(f"{path} is missing: install pinning anew")
+        raise pinning.PluginUnavailableError(f"{path} is missing: reinstall pinning")
     if set(str(path)) & set(" :"):
         raise pinning.PluginUnavailableError(
-            f"LD_PRELOAD takes no path with a space or a colon, such as {path}: install pinning in another folder"
+            f"LD_PRELOAD does not accept a path with a space or a colon, such as {path}: install pinning "
+            "in another folder"
         )
     return path
 
@@ -108,9 +109,9 @@ def cannot_load(program: Path) -> str | None:
     if capable and os.getuid() != 0:
         return "it has capabilities of its own"
     if not kinds:
-        return "it is made for another kind of processor"
+        return "it is built for another processor architecture"
     if PT_INTERP not in kinds and ".so" not in program.name:  # the loader may be run too
-        return "it is linked statically"
+        return "it is statically linked"
     return None
 
 
@@ -142,7 +143,7 @@ def become(program: Sequence[str], variables: Mapping[str, str], files: Sequence
         remedy = "check the path" if "/" in name else f"it is not on PATH; give its path, such as ./{name}"
         raise CannotRunError(f"there is no program {name}: {remedy}", 127)
     if why := cannot_load(Path(found or name)):
-        text = f"the tool cannot be loaded into {found or name}, and nothing is locked: {why}"
+        text = f"the tool cannot be loaded into {found or name}, so nothing is locked: {why}"
         if variables.get("PINNING_LOCK_MAPPED", "").lower() == LockMapped.MANDATORY:
             raise CannotRunError(text, 1)
         print(f"pinning: {text}", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _NAME = "/memfd:pinning-status"
 _MAGIC, _VERSION = 0x0031_4E49_5049_4E50, 2
-_HEAD = struct.Struct("=QIIQq5QQQQ5Q")
+_HEAD = struct.Struct("=QIIQq5QQQQ5QQ")
 _NO_LIMIT = 2**64 - 1
 _SLOT = struct.Struct("=QQq23s?48s160s")
 _SLOTS_AT = 256
@@ -25,92 +25,43 @@ class NoStatusError(Exception):
 
 
 class Locked(NamedTuple):
-    """A range that is locked.
-
-    Attributes
-    ----------
-    device : str
-    start, size : int
-        Address and bytes.
-    idle : bool
-        Whether it is a cached registration, with no lock.
-    registrations : int
-        How many it consists of: pieces, or ranges side by side.
-    since : float
-        Seconds since 1970.
-    owner : str
-        The type of what was locked; empty where it was not given.
-    site : str
-        Where in the program; empty unless that runs with PINNING_TRACE=1.
-    """
+    """A range that is locked."""
 
     device: str
-    start: int
-    size: int
-    idle: bool
-    registrations: int
-    since: float
-    owner: str
-    site: str
+    start: int  # address
+    size: int  # bytes
+    idle: bool  # a cached registration, with no lock
+    registrations: int  # how many it consists of: pieces, or ranges side by side
+    since: float  # seconds since 1970
+    owner: str  # the type of what was locked; empty where it was not given
+    site: str  # where in the program; empty unless that runs with PINNING_TRACE=1
 
 
 class Used(NamedTuple):
-    """The process's budget; bytes.
+    """The process's budget; bytes."""
 
-    Attributes
-    ----------
-    limit : int or None
-        How many may be locked; None where there is no limit.
-    used : int
-        How many are, or are being locked: of all devices and maps, with what is idle.
-    idle : int
-        Registered and not locked.
-    external : int
-        Pinned by others, as far as maps know.
-    idle_limit : int or None
-        How many may be idle; None where there is no limit of their own.
-    """
-
-    limit: int | None
-    used: int
-    idle: int
-    external: int
-    idle_limit: int | None
+    limit: int | None  # how many may be locked; None where there is no limit
+    used: int  # how many are, or are being locked: of all devices and maps, with what is idle
+    idle: int  # registered and not locked
+    external: int  # pinned by others, as far as maps know
+    idle_limit: int | None  # how many may be idle; None where there is no limit of their own
 
 
 @dataclass(frozen=True)
 class Status:
-    """What one process has locked at an instant.
-
-    Attributes
-    ----------
-    pid : int
-    command : str
-    time, since : float
-        When it was read, and when the process first locked something; seconds since 1970.
-    locked : int
-        Bytes that vendors have locked, of all devices; with what is idle.
-    budget : Used
-    registrations : int
-        How many there have been, those that are over too.
-    unlisted : int
-        How many of those held do not stand in `ranges`.
-    moved : dict of str to int
-        Bytes that were copied so far, by path: counted as a copy is submitted, those of files as they are moved.
-    ranges : list of Locked
-        By device and address.
-    """
+    """What one process has locked at an instant."""
 
     pid: int
     command: str
-    time: float
-    since: float
-    locked: int
+    time: float  # when it was read; seconds since 1970
+    since: float  # when the process first locked something
+    locked: int  # bytes that vendors have locked, of all devices; with what is idle
     budget: Used
-    registrations: int
-    unlisted: int
-    moved: dict[str, int]
-    ranges: list[Locked]
+    registrations: int  # how many there have been, those that are over too
+    unlisted: int  # how many of those held do not stand in `ranges`
+    moved: dict[str, int]  # bytes copied so far, by path: counted when submitted, those of files when moved
+    by_peers: int  # of these, the bytes that went over the links of peers
+    ranges: list[Locked]  # by device and address
 
 
 def status_of(pid: int) -> Status:
@@ -124,8 +75,8 @@ def status_of(pid: int) -> Status:
     page = _page_of(pid)
     magic, version, slots, _, since, *figures = _HEAD.unpack_from(page)
     if magic != _MAGIC or version != _VERSION:
-        raise NoStatusError(f"process {pid} runs a version of pinning whose page this one does not know")
-    locked, registrations, unlisted, limit, used, idle, external, idle_limit = figures[len(PATHS) :]
+        raise NoStatusError(f"process {pid} runs a version of pinning whose status page this one cannot read")
+    locked, registrations, unlisted, limit, used, idle, external, idle_limit, by_peers = figures[len(PATHS) :]
     listed = page[_SLOTS_AT : _SLOTS_AT + slots * _SLOT.size]
     locks = [_locked(*fields) for fields in _SLOT.iter_unpack(listed) if fields[0]]
     return Status(
@@ -138,6 +89,7 @@ def status_of(pid: int) -> Status:
         registrations,
         unlisted,
         dict(zip(PATHS, figures[: len(PATHS)], strict=True)),
+        by_peers,
         _joined(sorted(locks)),
     )
 
@@ -162,7 +114,8 @@ def _descriptor(pid: int) -> Path:
     except PermissionError:
         raise _hidden(pid) from None
     raise NoStatusError(
-        f"process {pid} has locked nothing by pinning so far, has closed its descriptors, or runs with PINNING_STATUS=0"
+        f"process {pid} has locked nothing with pinning so far, has closed its descriptors, or runs with "
+        "PINNING_STATUS=0"
     )
 
 
@@ -179,7 +132,9 @@ def _page_of(pid: int) -> bytes:
 def _hidden(pid: int) -> NoStatusError:
     """Why the kernel does not show the descriptors of a process."""
     if os.geteuid() != 0:
-        return NoStatusError(f"process {pid} is another user's, or is not dumpable: run this as that user, or as root")
+        return NoStatusError(
+            f"process {pid} belongs to another user, or is not dumpable: run this as that user, or as root"
+        )
     return NoStatusError(
         f"the kernel does not show root the descriptors of process {pid}: this needs CAP_SYS_PTRACE "
         "(for a container: --cap-add SYS_PTRACE) in the process's user namespace, or a kernel policy forbids it"

@@ -11,6 +11,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
@@ -87,7 +88,7 @@ def _overview(processes: Sequence[Status]) -> RenderableType:
         shown.add_row(str(each.pid), *figures, since, command)
     if processes:
         return shown
-    return Text("No process of yours has locked anything by pinning, or copies under `pinning run`.")
+    return Text("No process of yours has locked anything with pinning, or copies under `pinning run`.")
 
 
 def _details(status: Status, before: Status | None) -> RenderableType:
@@ -100,8 +101,11 @@ def _details(status: Status, before: Status | None) -> RenderableType:
     )
     copies = table("Copied", "Bytes", "Now")  # of any CUDA program too, under `pinning run`
     for path in PATHS:
-        rate = "" if before is None else f"{size(_rate(status, before, path))}/s"
+        rate = _rate(status, before, partial(_moved, path))
         copies.add_row(_PATH_NAMES.get(path, path), size(status.moved[path]), rate)
+    if status.by_peers:
+        rate = _rate(status, before, lambda one: one.by_peers)
+        copies.add_row("over peers' links", size(status.by_peers), rate)
     ranges = table("Device", "Address", "Bytes", "Pieces", "State", "For")
     for column in ("Owner", "Where"):
         ranges.add_column(column)  # these two give way where the terminal is narrow
@@ -123,8 +127,14 @@ def _external(budget: Used) -> str:
     return f"; {size(budget.external)} pinned by others" if budget.external else ""
 
 
-def _rate(now: Status, before: Status, path: str) -> int:
-    return int((now.moved[path] - before.moved[path]) / max(now.time - before.time, 1e-3))
+def _moved(path: str, status: Status) -> int:
+    return status.moved[path]
+
+
+def _rate(now: Status, before: Status | None, figure: Callable[[Status], int]) -> str:
+    if before is None:
+        return ""
+    return f"{size(int((figure(now) - figure(before)) / max(now.time - before.time, 1e-3)))}/s"
 
 
 def _many(count: int, what: str) -> str:

@@ -102,6 +102,12 @@ def memories(device: Device) -> MemoryDevice:
 
 
 @pytest.fixture
+def others(memories: MemoryDevice, plugin: Plugin) -> list[Device]:
+    """The other devices of its plugin."""
+    return [each for each in map(plugin.device, range(plugin.device_count())) if each is not memories]
+
+
+@pytest.fixture
 def queue(memories: MemoryDevice) -> Iterator[VendorQueue]:
     queue = memories.make_queue()
     yield queue

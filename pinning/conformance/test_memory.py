@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pinning
-from pinning import MemoryConnection, MemoryKind, PinningError
+from pinning import Device, MemoryConnection, MemoryKind, PinningError
 from pinning.conformance.faults import Faults
 from pinning.conformance.held import Held
 from pinning.conformance.memory import PAGE, Pages, has
 from pinning.conformance.processes import refusals
-from pinning.plugin import MemoryDevice, MemoryInfo, Plugin
+from pinning.plugin import MemoryDevice, MemoryInfo
 
 HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
 
@@ -133,8 +133,7 @@ def test_a_device_uses_its_own_memory(memories: MemoryDevice) -> None:
     assert memories.connection(memories) is MemoryConnection.UNIFIED
 
 
-def test_devices_that_are_connected_copy(memories: MemoryDevice, plugin: Plugin) -> None:
-    others = [each for each in map(plugin.device, range(plugin.device_count())) if each is not memories]
+def test_devices_that_are_connected_copy(memories: MemoryDevice, others: list[Device]) -> None:
     if not others:
         pytest.skip(f"{memories.name} is the only device of its plugin")
     pages = Pages(1)
@@ -162,11 +161,10 @@ def test_other_vendors_devices_do_not_reach_it(memories: MemoryDevice) -> None:
 
 
 def test_a_fork_allocates_for_itself_or_is_told_that_it_cannot(
-    memories: MemoryDevice, plugin: Plugin, driver_faults: Faults | None
+    memories: MemoryDevice, others: list[Device], driver_faults: Faults | None
 ) -> None:
     kind = HOST if HOST in memories.memory_kinds else DEVICE
     ptr = memories.allocate(100, kind)
-    others = [each for each in map(plugin.device, range(plugin.device_count())) if each is not memories]
     attempts: list[Callable[[], object]] = [
         lambda: memories.free(memories.allocate(100, kind), kind),
         lambda: memories.free(ptr, kind),

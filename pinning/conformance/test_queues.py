@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from pinning import MemoryKind, PinningError, device
+from pinning import Device, MemoryKind, PinningError, device
 from pinning.conformance.allocations import DATA, FREE, LIBC, Allocations
 from pinning.conformance.faults import Faults, eventually
 from pinning.conformance.holding import Buffer, HeldQueue, host_bytes
 from pinning.conformance.processes import refusals
-from pinning.plugin import MemoryDevice, Plugin, VendorQueue
+from pinning.plugin import MemoryDevice, VendorQueue
 from pinning.plugin.native import NativeDevice
 
 HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
@@ -51,11 +51,10 @@ def values(queue: VendorQueue) -> VendorQueue:
 
 
 @pytest.fixture(params=["its device", "another device"])
-def other(request: pytest.FixtureRequest, memories: MemoryDevice, plugin: Plugin) -> Iterator[VendorQueue]:
+def other(request: pytest.FixtureRequest, memories: MemoryDevice, others: list[Device]) -> Iterator[VendorQueue]:
     """A second queue, of the same device or of another."""
     device: object = memories
     if request.param != "its device":
-        others = [each for each in map(plugin.device, range(plugin.device_count())) if each is not memories]
         if not others:
             pytest.skip(f"{memories.name} is the only device of its plugin")
         device = others[0]

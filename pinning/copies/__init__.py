@@ -5,7 +5,7 @@
 - ``copy.py``: all others, and `copy_2d_async`; ``work``: what they put into queues, planned by <pinning/copy_plan.hpp>;
 - ``ends``: whose memory the two ends are;
 - ``plan.py``: what a plan tells; ``costs.py``: where one path beats another;
-- ``batch.py``: many copies as one; ``batch_plan.py``: which way their parts go; ``batch_work``: its native side;
+- ``batch``: many copies as one; ``batch_plan.py``: which way their parts go;
 - `pinning.queues.staging` moves pageable memory by way of pinned blocks;
 - ``links.py``: large copies, over the links of several devices;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.

@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
-from pinning.copies.batch_work import BatchCopy
 from pinning.copies.plan import CopyPath, Plan, Reason, slowest
 
-_GROUPS = {
-    "kernel": (CopyPath.DIRECT, "by a kernel of the device", Reason.KERNEL),
-    "engine": (CopyPath.DIRECT, "by its copy engines", Reason.ENGINES),
-    "to_device": (CopyPath.STAGED, "from pageable memory", Reason.PAGEABLE),
-    "to_host": (CopyPath.STAGED, "to pageable memory", Reason.PAGEABLE),
-    "on_host": (CopyPath.STAGED, "by threads of the host", Reason.IN_HOST),
-}
+Engine = Literal["auto", "copy", "kernel"]
+
+_GROUPS = (
+    (CopyPath.DIRECT, "by a kernel of the device", Reason.KERNEL),
+    (CopyPath.DIRECT, "by its copy engines", Reason.ENGINES),
+    (CopyPath.STAGED, "from pageable memory", Reason.PAGEABLE),
+    (CopyPath.STAGED, "to pageable memory", Reason.PAGEABLE),
+    (CopyPath.STAGED, "by threads of the host", Reason.IN_HOST),
+)
 
 
 @dataclass(frozen=True)
@@ -58,34 +60,37 @@ class BatchPlan:
         return "\n".join([head, *map(str, self.groups)])
 
 
-def how(work: BatchCopy) -> tuple[CopyPath, str]:
-    """The slowest path that a part of this batch takes, and how many take which."""
-    groups = [(_GROUPS[name], count) for name, count in work.counts.items() if count]
-    path = slowest(path for (path, _, _), _ in groups)
-    reason = ", ".join(f"{_parts(count)} {words}" for (_, words, _), count in groups)
-    if work.plain:
-        return CopyPath.PLAIN, f"{reason}; {_parts(work.plain)} by the vendor's own copy"
-    return path, reason
+@lru_cache(1024)  # as a program makes the same batches again and again
+def how(counts: tuple[int, ...], plain: int = 0) -> tuple[CopyPath, str]:
+    """The slowest path that a part of a batch takes, and how many take which.
+
+    Parameters
+    ----------
+    counts : tuple of int
+        Parts that go by a kernel, by engines, from and into pageable memory, and within the host.
+    plain : int
+        How many of pageable memory the vendor has copied itself: there was no ring for them, or one small part.
+    """
+    groups = [(*group, count) for group, count in zip(_GROUPS, counts, strict=True) if count]
+    reason = ", ".join(f"{_parts(count)} {words}" for _, words, _, count in groups)
+    if plain:
+        return CopyPath.PLAIN, f"{reason}; {_parts(plain)} by the vendor's own copy"
+    return slowest(path for path, _, _, _ in groups), reason
 
 
-def plan_of_batch(work: BatchCopy) -> BatchPlan:
-    """That of a batch which is sorted natively."""
-    sizes = work.sizes
-    groups = [Group(*_GROUPS[name], count, sizes[name]) for name, count in work.counts.items() if count]
-    return BatchPlan(*how(work), tuple(groups))
+def plan_of_parts(counts: tuple[int, ...], sizes: tuple[int, ...]) -> BatchPlan:
+    """That of a batch with so many parts and bytes in each group of `how`."""
+    rows = zip(_GROUPS, counts, sizes, strict=True)
+    return BatchPlan(*how(counts), tuple(Group(*group, count, size) for group, count, size in rows if count))
 
 
-def plan_of_items(plans: Iterable[Plan]) -> BatchPlan:
-    """That of a batch whose items are copied one after another, each as its own plan says."""
-    sums: dict[tuple[CopyPath, str, Reason], tuple[int, int]] = {}
-    for plan in plans:
-        for step in plan.steps:
-            way = step.path, plan.reason, plan.reason_code
-            count, nbytes = sums.get(way, (0, 0))
-            sums[way] = count + 1, nbytes + step.size
-    groups = tuple(Group(*way, *sizes) for way, sizes in sums.items())
-    reasons = dict.fromkeys(group.reason for group in groups)
-    return BatchPlan(slowest(group.path for group in groups), "; ".join(reasons), groups)
+def plan_of_item(plan: Plan) -> BatchPlan:
+    """That of a batch of one item, which is copied as its own plan says."""
+    sizes: dict[CopyPath, list[int]] = {}
+    for step in plan.steps:
+        sizes.setdefault(step.path, []).append(step.size)
+    groups = (Group(path, plan.reason, plan.reason_code, len(each), sum(each)) for path, each in sizes.items())
+    return BatchPlan(slowest(sizes), plan.reason, tuple(groups))
 
 
 def _parts(count: int) -> str:

@@ -164,7 +164,7 @@ def copy_2d_async(
         if end.ptr + spans > 1 << 64:
             raise InvalidRangeError(f"{spans} bytes at {end.ptr:#x}, {name}, run past the top of the address space")
     if to.read_only:
-        raise InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+        raise InvalidRangeError(f"dst at {to.ptr:#x} is read-only; copy into writable memory")
     chosen = given or default_queue(to.device or origin.device)
     rows = _Rows(to, dst_pitch, origin, src_pitch, width, height)
     waits = events_of(wait_for)

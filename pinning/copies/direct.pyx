@@ -23,6 +23,7 @@ from pinning.map.pinned_map cimport Hold, PinnedMap
 from pinning.memory.allocation cimport Allocation
 from pinning.plugin.native cimport Coherence
 from pinning.queues.event cimport Event
+from pinning.queues.lane cimport Lane
 from pinning.queues.submitter cimport Submitter, events_of
 
 from functools import partial
@@ -69,10 +70,10 @@ def copy_async(
     *,
     src_access_order: Literal["stream", "any"] = "stream",
 ) -> Copy:
-    """Copy bytes, in a queue; return once the copy is submitted.
+    """Copy bytes in a queue; return when the copy is submitted.
 
-    The memory of both ends is kept alive until it is done. Later work in the queue sees the data. A copy on the path
-    ``"plain"`` blocks the caller while the vendor reads or writes pageable memory.
+    The memory of both ends is kept alive until the copy is complete. Later work in the queue sees the data. A copy on
+    the path ``"plain"`` blocks the caller while the vendor reads or writes pageable memory.
 
     Parameters
     ----------
@@ -81,24 +82,24 @@ def copy_async(
         an object with ``__cuda_array_interface__`` or DLPack's C exchange API, such as a torch tensor, or an address of
         host or device memory (with `nbytes`).
     nbytes : int, optional
-        How many; by default all, and then both ends must have the same size.
+        By default all bytes; both ends must then have the same size.
     queue : Queue or object with ``__cuda_stream__``, optional
         By default the default queue of the device whose memory is an end.
     wait_for : iterable of Event, optional
-        What must be over before.
+        Events that must complete first.
     src_access_order : {"stream", "any"}
-        When the source may be read, as CUDA has it. ``"stream"``: not before the copy's turn. ``"any"``: at once, for
-        nothing before the copy writes it, or who does is not waited for; that lets copies of pageable memory in a row
-        overlap. Where the queue's pending work cannot write the source, they overlap anyhow.
+        When the source may be read, as in CUDA. ``"stream"``: when the queue reaches the copy, or earlier if pending
+        work of the queue cannot write the source. ``"any"``: immediately, because nothing pending writes the source;
+        this lets consecutive copies of pageable memory overlap.
 
     Raises
     ------
     TypeError
-        An end is no buffer.
+        An end is not a buffer.
     InvalidRangeError
-        The sizes differ, an end is too small, is read only, or its bytes are scattered.
+        The sizes differ, or an end is too small, read-only or not contiguous.
     VendorError
-        The vendor refused. What fails later reaches the `Copy`.
+        The vendor refused. Later failures are reported by the `Copy`.
     """
     return submitted(dst, src, nbytes, queue, wait_for, src_access_order, False)
 
@@ -136,17 +137,17 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
 
 
 def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Copy:
-    """`copy_async`, and wait until it is done.
+    """`copy_async`, and wait until it is complete.
 
     Parameters
     ----------
     dst, src, nbytes, queue
-        As for `copy_async`, which also says what is raised.
+        As for `copy_async`, including the errors.
 
     Returns
     -------
     Copy
-        It is over.
+        The completed copy.
     """
     cdef Event done = submitted(dst, src, nbytes, queue, (), "stream", True)
     done.wait()
@@ -154,7 +155,7 @@ def copy(dst: object, src: object, nbytes: int | None = None, queue: Queue | obj
 
 
 def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | object | None = None) -> Plan:
-    """Which path `copy_async` would take now, and why; nothing is copied. Raises what `copy_async` does.
+    """Which path `copy_async` would take now, and why; nothing is copied. Raises the same errors as `copy_async`.
 
     Parameters
     ----------
@@ -228,6 +229,8 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitte
         return direct_copy(to, origin, size, None)
     else:
         return None
+    if size >= (<Lane>submitter.lanes[0]).queue.turn_bytes():
+        return None
     map = map_of(submitter.device)
     changes = map.map.changes()  # before it is looked at
     region = map.map.find_registered(host.ptr, size)  # to the vendor what is idle is locked: its copy would not wait
@@ -290,12 +293,12 @@ def fill(
     queue : Queue or object with ``__cuda_stream__``, optional
         By default the default queue of the device whose memory it is.
     wait_for : iterable of Event
-        What must be over before.
+        Events that must complete first.
 
     Raises
     ------
     InvalidRangeError
-        The value is no byte, has another length, or does not fit a whole number of times.
+        The value is not a byte, has another length, or does not fit a whole number of times.
     TypeError
         It is a float.
     """
@@ -307,7 +310,7 @@ def fill(
         raise read_only(to)
     cdef uint64_t size = size_between(to, to, nbytes)
     if size % width:
-        raise InvalidRangeError(f"{size} bytes are no whole number of values of {width}")
+        raise InvalidRangeError(f"{size} bytes are not a whole number of values of {width}")
     if submitter is None:
         submitter = default_of(to, to)
     if to.device is None:
@@ -322,11 +325,11 @@ def fill(
 cdef bytes pattern_of(object value):
     if type(value) is int or isinstance(value, Integral):  # NumPy's too
         if not 0 <= value <= 255:
-            raise InvalidRangeError(f"the value {value} is no byte; it must lie between 0 and 255, or be given as bytes")
+            raise InvalidRangeError(f"the value {value} is not a byte; it must lie between 0 and 255, or be given as bytes")
         return bytes((value,))
     if isinstance(value, Real) or not kind_of(value).buffer:  # NumPy's floats are buffers
         raise TypeError(
-            f"{describe(value)} is no byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat"
+            f"{describe(value)} is not a byte; give an integer between 0 and 255, or the 1, 2 or 4 bytes to repeat"
         )
     pattern = bytes(value)
     if len(pattern) not in (1, 2, 4):
@@ -357,7 +360,7 @@ cdef uint64_t size_between(End to, End origin, object nbytes) except 0:
 
 
 cdef read_only(End to):
-    return InvalidRangeError(f"dst at {to.ptr:#x} is read only; copy into writable memory")
+    return InvalidRangeError(f"dst at {to.ptr:#x} is read-only; copy into writable memory")
 
 
 cdef Submitter queue_of(object queue):

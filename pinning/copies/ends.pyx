@@ -140,7 +140,7 @@ cdef int refuse_references(object buffer) except -1:
 
 
 cdef object scattered(object buffer):
-    return InvalidRangeError(f"the bytes of this {type(buffer).__name__} do not follow one another: copy a contiguous "
+    return InvalidRangeError(f"the bytes of this {type(buffer).__name__} are not contiguous: copy a contiguous "
                              "array, or use copy_2d_async")
 
 
@@ -156,13 +156,13 @@ cdef End of_allocation(Allocation allocation):
 cdef End of_lock(Lock lock):
     # The lock drops its owner when it is unlocked, and so the copy keeps the owner itself.
     if not lock.counted:
-        raise InvalidRangeError(f"{lock!r} keeps its memory no longer: copy the buffer itself")
+        raise InvalidRangeError(f"{lock!r} no longer keeps its memory alive: copy the buffer itself")
     return new_end(lock.ptr, lock.size, None, lock.read_only == 1, lock.owner)
 
 
 cdef End at_address(address, object preferred, size=0):
     if not (FIRST <= address and address + (size or 1) <= TOP):
-        raise InvalidRangeError(f"{address:#x} is no address of {f'{size} bytes' if size else 'memory'}")
+        raise InvalidRangeError(f"{address:#x} is not an address of {f'{size} bytes' if size else 'memory'}")
     cdef uint64_t ptr = address
     cdef Allocation allocation = lookup(ptr)
     if allocation is not None and preferred is not None and allocation.device is not preferred:
@@ -190,7 +190,7 @@ cdef object device_of(object buffer, Bytes* memory, object preferred):
     if device is None and place is None:
         raise InvalidRangeError(
             f"this {type(buffer).__name__} is memory of device {memory.device_id} of DLPack's type {memory.device_type}, "
-            "which no plugin has"
+            "which no plugin supports"
         )
     return place
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large copies over several links: a part goes directly, others through blocks on peers that have buses of their own.
 
+What is copied is a `Divisible`: memory of the host here, parts of a file in `pinning.files`.
+
 All of a copy is in the vendor's queues when it is submitted, and what waits there waits for events that were recorded
 before. So whatever else the devices have to do, it ends: docs/design/staging.md.
 """
@@ -8,15 +10,16 @@ before. So whatever else the devices have to do, it ends: docs/design/staging.md
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Protocol, TypeVar
 
 from pinning.copies.costs import costs
 from pinning.copies.ends import End
-from pinning.copies.plan import CopyPath, Plan, Reason, slowest
-from pinning.copies.work import Copy, RangeCopy, count_moved, submit_native
+from pinning.copies.plan import CopyPath, Plan, Reason, Step, slowest
+from pinning.copies.work import Copy, RangeCopy, count_by_peers, count_moved, submit_native
 from pinning.errors import PinningError, VendorError
 from pinning.machine.topology import rate_of
 from pinning.memory.pool import PeerPool
@@ -26,6 +29,7 @@ from pinning.queues.links import chosen_links, peers_of
 from pinning.runtime import process
 
 MIB = 1 << 20
+DIVIDED_FROM = 64 * MIB
 LEAST_SHARE = 16 * MIB  # of one link: below, to come by a peer takes longer than it saves
 BLOCKS = 4  # on a peer, in turns
 LARGEST_BLOCK = 16 * MIB  # two of 8 MiB move as much, four of 4 MiB a tenth less
@@ -62,70 +66,105 @@ class Way:
                 each.synchronize()
 
     def close(self) -> None:
-        self.bus.close()
-        self.link.close()
+        for each in (self.bus, self.link):
+            with suppress(Exception):  # the peer is lost, and takes it along
+                each.close()
 
 
 _ways: dict[tuple[str, str], Way] = {}  # by the names of the device and the peer
 _pools: dict[str, PeerPool] = {}  # by the name of the peer
 
 
-class _Piece(NamedTuple):
-    at: int
-    size: int
+_C = TypeVar("_C", bound=Copy, covariant=True)
+
+
+class Divisible(Protocol[_C]):
+    """A copy between a device and the host, or a file, that can be submitted in parts to queues of several devices."""
+
     path: CopyPath
+    reason: str
+    to_device: bool
+    is_divided: bool  # if there are peers
+    steps: Sequence[Step]  # all of it, in order; no piece has bytes of two
+    keep: tuple[object, ...]
+
+    def submit(self, queue: Queue, steps: Sequence[Step], waits: Iterable[Event]) -> Event:
+        """Submit parts; the device's end of each is of the device of the queue."""
+
+    def submit_all(self, queue: Queue, waits: Iterable[Event]) -> _C:
+        """Submit all of it as one copy, with its path and its reason."""
+
+    def make_event(self) -> _C:
+        """The event of all of it, to be submitted."""
+
+
+class Memory:
+    """A copy of memory as it is planned now: the `Divisible` of all but files."""
+
+    def __init__(self, to: End, origin: End, size: int, queue: Queue, early: bool) -> None:
+        self._device, self._early = queue.device, early
+        self._work = _planned(to, origin, size, queue, early)  # which holds the locks of all that is locked
+        plan = self._work.plan()
+        self.path, self.reason = plan.path, plan.reason
+        self.steps: Sequence[Step] = plan.steps
+        self.to_device, self.is_divided = plan.to_device is True, _is_divided(plan)
+        self.keep: tuple[object, ...] = (self._work, to.owner, origin.owner)
+
+    def submit(self, queue: Queue, steps: Sequence[Step], waits: Iterable[Event]) -> Event:
+        dst, src, _, path = steps[0]
+        size = sum(step.size for step in steps)
+        if (
+            queue.device is not self._device and path is CopyPath.DIRECT
+        ):  # the peer's map does not know that it is locked
+            count_moved(path, size)
+            return queue.submit(_copies(Step(dst, src, size, path)), waits)
+        to = End(dst, size, queue.device if self.to_device else None, False, None)
+        origin = End(src, size, None if self.to_device else queue.device, False, None)
+        return submit_native(queue, _planned(to, origin, size, queue, self._early), waits)
+
+    def submit_all(self, queue: Queue, waits: Iterable[Event]) -> Copy:
+        copy = submit_native(queue, self._work, waits)
+        copy.path, copy.reason = self.path, self.reason
+        return copy
+
+    def make_event(self) -> Copy:
+        return Copy.__new__(Copy)
 
 
 @dataclass
 class _Divided:
     """A copy that is divided, in its queue."""
 
-    to: End
-    origin: End
+    whole: Divisible[Copy]
     queue: Queue
-    early: bool
-    plan: Plan
     start: Event
 
-    @property
-    def waits(self) -> tuple[Event, ...]:
-        return () if self.queue.order == "in_order" else (self.start,)
-
-    def directly(self, at: int, size: int) -> Event:
+    def directly(self, begin: int, end: int) -> Event:
         """A part of it in its own queue."""
-        to, origin = _part(self.to, at, size), _part(self.origin, at, size)
-        return submit_native(self.queue, _planned(to, origin, size, self.queue, self.early), self.waits)
-
-    def pieces(self, begin: int, end: int, largest: int) -> Iterator[_Piece]:
-        """Parts of [begin, end) that cross no border of a lock."""
-        at = 0
-        for step in self.plan.steps:
-            first, last = max(at, begin), min(at + step.size, end)
-            at += step.size
-            while first < last:
-                size = min(largest, last - first)
-                yield _Piece(first, size, step.path)
-                first += size
+        waits = () if self.queue.order == "in_order" else (self.start,)
+        return self.whole.submit(self.queue, list(steps_within(self.whole.steps, begin, end)), waits)
 
     def through(self, way: Way, begin: int, end: int, events: list[Event]) -> Iterator[None]:
         """Submit [begin, end) by way of a peer, one piece each time; directly what that refuses."""
         share = end - begin
         largest = -(-share // -(-share // LARGEST_BLOCK))
-        todo, memory = begin, None
+        done, memory = begin, None
+        emptied: deque[Event] = deque(maxlen=BLOCKS)
         try:
             pool = _pools.get(way.peer.name) or _pools.setdefault(way.peer.name, PeerPool(way.peer, POOL_BYTES))
             memory, ready = way.bus.alloc(BLOCKS * largest, pool=pool)
             if ready.error is not None:
-                raise ready.error
-            into, out = (way.bus, way.link) if self.plan.to_device else (way.link, way.bus)
+                # Another queue's copy took the block meanwhile. The allocation keeps the error: to raise it here would
+                # make a cycle with these frames, and keep what the copy has locked until the garbage collector comes.
+                events.append(self.directly(begin, end))
+                return
             way.user = id(self.queue)
-            emptied: deque[Event] = deque(maxlen=BLOCKS)
-            for number, piece in enumerate(self.pieces(begin, end, largest)):
+            for number, piece in enumerate(steps_within(self.whole.steps, begin, end, largest)):
                 block = memory.ptr + number % BLOCKS * largest
-                waits = (emptied[0],) if len(emptied) == BLOCKS else ()
-                filled = self._leg(into, way, block, piece, True, (self.start, ready) if number == 0 else waits)
-                emptied.append(self._leg(out, way, block, piece, False, (filled,)))
-                todo = piece.at + piece.size
+                waits = (self.start, ready) if number == 0 else (emptied[0],) if len(emptied) == BLOCKS else ()
+                emptied.append(self._by_block(way, block, piece, waits))
+                count_by_peers(piece.size)
+                done += piece.size
                 yield
             way.bus.free(memory, wait_for=(emptied[-1],))
             events.append(emptied[-1])
@@ -135,22 +174,33 @@ class _Divided:
             if memory is not None:
                 with suppress(Exception):
                     way.bus.free(memory)
-            if todo > begin and emptied:
-                events.append(emptied[-1])
-            if todo < end:
-                events.append(self.directly(todo, end - todo))
+            try:
+                if emptied:
+                    emptied[-1].wait()
+            except _REFUSALS:  # it is not known which of the others have arrived
+                done = begin
+            if done < end:
+                events.append(self.directly(done, end))
 
-    def _leg(self, queue: Queue, way: Way, block: int, piece: _Piece, fills: bool, waits: tuple[Event, ...]) -> Event:
-        far = _part(self.origin if fills else self.to, piece.at, piece.size)
-        if far.device is not None or piece.path is CopyPath.DIRECT:
-            if far.device is None:
-                count_moved(piece.path, piece.size)
-            return queue.submit(
-                _copies(block, far.ptr, piece.size) if fills else _copies(far.ptr, block, piece.size), waits
-            )
-        near = End(block, piece.size, way.peer, False, None)
-        to, origin = (near, far) if fills else (far, near)
-        return submit_native(queue, _planned(to, origin, piece.size, queue, self.early), waits)
+    def _by_block(self, way: Way, block: int, piece: Step, waits: tuple[Event, ...]) -> Event:
+        """Submit both legs of a piece; the event of the second."""
+        if self.whole.to_device:
+            filled = self.whole.submit(way.bus, [piece._replace(dst=block)], waits)
+            return way.link.submit(_copies(piece._replace(src=block)), (filled,))
+        filled = way.link.submit(_copies(piece._replace(dst=block)), waits)
+        return self.whole.submit(way.bus, [piece._replace(src=block)], (filled,))
+
+
+def steps_within(steps: Iterable[Step], begin: int, end: int, largest: int | None = None) -> Iterator[Step]:
+    """The parts of steps that are bytes [begin, end) of the copy, none larger than that."""
+    at = 0
+    for step in steps:
+        first, last = max(at, begin) - at, min(at + step.size, end) - at
+        at += step.size
+        while first < last:
+            size = last - first if largest is None else min(largest, last - first)
+            yield Step(step.dst + first, step.src + first, size, step.path)
+            first += size
 
 
 def ways_of(queue: Queue) -> tuple[Way, ...]:
@@ -173,23 +223,20 @@ def ways_of(queue: Queue) -> tuple[Way, ...]:
     return tuple(ways)
 
 
-def copy_divided(
-    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, ways: tuple[Way, ...]
-) -> Copy | None:
-    """A copy between host and device over several links; None where it is none of those that are divided."""
+def divided(
+    whole: Divisible[_C], size: int, queue: Queue, wait_for: Iterable[Event], ways: tuple[Way, ...]
+) -> _C | None:
+    """A copy over several links; None where it goes over one."""
     ways = ways[: (size - HEAD_START) // LEAST_SHARE - 1]
-    whole = _planned(to, origin, size, queue, early)  # which holds the locks of all that is locked
-    plan = whole.plan()
-    if not ways or not _is_divided(plan):
+    if not ways or not whole.is_divided:
         return None
-    keep = (whole, to.owner, origin.owner)
-    divided = _Divided(to, origin, queue, early, plan, queue.submit(None, wait_for, keep))
+    of_queue = _Divided(whole, queue, queue.submit(None, wait_for, whole.keep))
     borders = _borders(size, queue.device, ways)
     events: list[Event] = []
     try:
-        events.append(divided.directly(0, borders[0]))
+        events.append(of_queue.directly(0, borders[0]))
         lines = [
-            divided.through(way, begin, end, events)
+            of_queue.through(way, begin, end, events)
             for way, begin, end in zip(ways, borders, borders[1:], strict=False)
         ]
         while lines:  # in turns, so that all links begin at once
@@ -200,50 +247,77 @@ def copy_divided(
                 way.synchronize()
             queue.synchronize()
         raise
-    copy = queue.submit(None, tuple(events), keep, Copy)
-    copy.path, copy.reason = plan.path, reason_over(plan, queue, ways)
+    copy = queue.submit(None, tuple(events), whole.keep, whole.make_event)
+    copy.path, copy.reason = whole.path, reason_over(whole, queue, ways)
     return copy
 
 
-def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool) -> Copy:
-    """A copy for which the caller waits, of which little is under way at a time: a peer that gets work is let go soon.
+def copy_divided(
+    to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, ways: tuple[Way, ...]
+) -> Copy | None:
+    """A copy of memory over several links; None where it goes over one."""
+    return divided(Memory(to, origin, size, queue, early), size, queue, wait_for, ways)
+
+
+class Rounds:
+    """Copies for which the caller waits, of which little is under way at a time: a peer that gets work is let go soon.
 
     What fails on a peer is done again directly.
     """
-    rounds: deque[tuple[Copy, int, int]] = deque()
-    paths, reasons = [], []
-    at = 0
 
-    def direct(at: int, size: int) -> Copy:
-        part, rest = _part(to, at, size), _part(origin, at, size)
-        work = _planned(part, rest, size, queue, early)
-        copy = submit_native(queue, work, wait_for)
-        plan = work.plan()
-        copy.path, copy.reason = plan.path, plan.reason
-        return copy
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._under_way: deque[tuple[Copy, Callable[[], Divisible[Copy]]]] = deque()
+        self._paths: list[CopyPath] = []
+        self._reasons: list[str] = []
 
-    def settle() -> None:
-        copy, at, size = rounds.popleft()
+    def add(self, part: Callable[[int, int], Divisible[Copy]], size: int, wait_for: Iterable[Event] = ()) -> None:
+        """One more copy; `part` makes the copy of some of its bytes: from where, and how many."""
+        at = 0
+        while at < size:
+            ways = ways_of(self._queue)
+            count = min(size - at, (1 + len(ways)) * ROUND)
+            again = partial(part, at, count)
+            whole = again()
+            copy = divided(whole, count, self._queue, wait_for, ways) or whole.submit_all(self._queue, wait_for)
+            self._paths.append(copy.path)
+            self._reasons.append(copy.reason)
+            self._under_way.append((copy, again))
+            at += count
+            while len(self._under_way) > 2:
+                self._settle()
+
+    def finish(self) -> None:
+        while self._under_way:
+            self._settle()
+
+    def under_way(self) -> list[Copy]:
+        return [copy for copy, _ in self._under_way]
+
+    def describe(self, copy: Copy) -> None:
+        """Have a copy say how all went."""
+        copy.path, copy.reason = slowest(self._paths), max(self._reasons, key=lambda reason: " over " in reason)
+
+    def _settle(self) -> None:
+        copy, again = self._under_way[0]
         try:
             copy.wait()
         except _REFUSALS:
-            direct(at, size).wait()
+            again().submit_all(self._queue, ()).wait()
+        self._under_way.popleft()
 
-    while at < size:
-        ways = ways_of(queue)
-        part = min(size - at, (1 + len(ways)) * ROUND)
-        ends = _part(to, at, part), _part(origin, at, part)
-        copy = copy_divided(*ends, part, queue, wait_for, early, ways) or direct(at, part)
-        paths.append(copy.path)
-        reasons.append(copy.reason)
-        rounds.append((copy, at, part))
-        at += part
-        if len(rounds) > 2:
-            settle()
-    while rounds:
-        settle()
+
+def copy_in_rounds(to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool) -> Copy:
+    """A copy of memory for which the caller waits."""
+
+    def part(at: int, count: int) -> Memory:
+        return Memory(_part(to, at, count), _part(origin, at, count), count, queue, early)
+
+    rounds = Rounds(queue)
+    rounds.add(part, size, wait_for)
+    rounds.finish()
     copy = queue.submit(None, (), (), Copy)
-    copy.path, copy.reason = slowest(paths), max(reasons, key=lambda reason: " over " in reason)
+    rounds.describe(copy)
     return copy
 
 
@@ -253,7 +327,7 @@ def explained(plan: Plan, size: int, queue: Queue) -> Plan:
     return replace(plan, reason=reason_over(plan, queue, ways)) if ways and _is_divided(plan) else plan
 
 
-def reason_over(plan: Plan, queue: Queue, ways: tuple[Way, ...]) -> str:
+def reason_over(plan: Plan | Divisible[Copy], queue: Queue, ways: tuple[Way, ...]) -> str:
     names = ", ".join([queue.device.name, *(way.peer.name for way in ways)])
     return f"{plan.reason}; {plan.path} over {1 + len(ways)} links: {names}"
 
@@ -266,7 +340,8 @@ def trim() -> int:
     freed = 0
     for name, pool in list(_pools.items()):
         before = pool.reserved
-        pool.trim_to(0)
+        with suppress(*_REFUSALS):
+            pool.trim_to(0)
         freed += before - pool.reserved
         if not pool.reserved:
             _pools.pop(name, None)
@@ -297,8 +372,8 @@ def _part(end: End, at: int, size: int) -> End:
     return End(end.ptr + at, size, end.device, end.read_only, None)
 
 
-def _copies(dst: int, src: int, size: int) -> Callable[[VendorQueue], None]:
-    return lambda vendor_queue: vendor_queue.copy(dst, src, size)
+def _copies(step: Step) -> Callable[[VendorQueue], None]:
+    return lambda vendor_queue: vendor_queue.copy(step.dst, step.src, step.size)
 
 
 def _name(device: object) -> object:

@@ -44,6 +44,7 @@ cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
         uint64_t load() noexcept
     cppclass StatusPage:
         Counter moved[5]
+        Counter by_peers
     StatusPage& status_page() noexcept
 
 cdef extern from "<atomic>" nogil:
@@ -59,6 +60,11 @@ cdef void count_bytes(Way way, uint64_t size) noexcept nogil:
 def count_moved(path: CopyPath, uint64_t size) -> None:
     """Note that so many bytes have been submitted on a path; `copy_async` does so itself where it is one call."""
     count_bytes(<Way><int>WAYS[path], size)
+
+
+def count_by_peers(uint64_t size) -> None:
+    """Note that so many bytes of those on some path go by way of a peer."""
+    page.by_peers.add(size, relaxed)
 
 
 def bytes_moved() -> dict[CopyPath, int]:

@@ -6,12 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pinning.copies.ends import end_of
+from pinning.copies.links import DIVIDED_FROM, Rounds, divided, ways_of
 from pinning.errors import InvalidRangeError
-from pinning.files.file_work import FileCopy, OpenFile, copy_parts
+from pinning.files.divided import FileParts
+from pinning.files.file_work import FileCopy, OpenFile, copy_of, copy_parts, may_be_early
 from pinning.files.shards import AnyPath
 from pinning.locking.devices import is_host as is_device_of_host
 from pinning.plugin import Device
 from pinning.queues import Event, Queue, as_queue, default_queue
+from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import byte_count, integer
 
 
@@ -23,18 +26,18 @@ def copy_file_async(
     queue: Queue | object | None = None,
     wait_for: Iterable[Event] = (),
 ) -> FileCopy:
-    """Copy bytes of a file into memory of a device or the host, while the caller goes on.
+    """Copy bytes of a file into memory of a device or the host, while the caller continues.
 
-    Threads read the file straight into pinned blocks, from where the device copies: nothing is mapped, and nothing is
-    copied twice. What is not in the page cache is read past it, where the disk allows that.
+    Threads read the file directly into pinned blocks, from where the device copies: nothing is mapped, and nothing is
+    copied twice. Data that is not in the page cache is read with O_DIRECT, if the file system allows that.
 
     Parameters
     ----------
     dst : buffer
         Any end that `copy_async` takes.
     path : path-like
-        A regular file. It is opened at once, and stays open until the copy is over; to rename another over it changes
-        nothing. It may be read before the copy's turn, where nothing that is pending in the queue could write it.
+        A regular file. It is opened immediately, and stays open until the copy is complete; renaming another file over
+        it has no effect. It may be read early, if nothing pending in the queue could write it.
     offset : int
         The first byte to read.
     nbytes : int, optional
@@ -42,13 +45,13 @@ def copy_file_async(
     queue : Queue or object with ``__cuda_stream__``, optional
         By default the default queue of the device of `dst`.
     wait_for : iterable of Event
-        What must be over before; the file is not read before that.
+        Events that must complete first; the file is not read before that.
 
     Returns
     -------
     FileCopy
-        An event. If the file cannot be read, or is truncated meanwhile, it fails with a `FileError`; `dst` is anything
-        then, and the queue goes on.
+        An event. If the file cannot be read, or is truncated, it fails with a `FileError`; the contents of `dst` are
+        then undefined, and the queue continues.
 
     Raises
     ------
@@ -57,23 +60,9 @@ def copy_file_async(
     FileError
         It is a folder, a pipe or a device.
     InvalidRangeError
-        It has not so many bytes, or `dst` has not, or `dst` is read only.
+        The file or `dst` has fewer bytes, or `dst` is read-only.
     """
-    chosen = None if queue is None else as_queue(queue)
-    end = end_of(dst, None if chosen is None else chosen.device)
-    if end.read_only:
-        raise InvalidRangeError(f"dst at {end.ptr:#x} is read only; copy into writable memory")
-    with OpenFile(path) as file:
-        size = _size(file, offset, nbytes, end.size)
-        file.look_for_cold(offset, size)
-        return copy_parts(
-            chosen or default_queue(end.device),
-            file,
-            [(end.ptr, offset, size)],
-            in_device=not is_host(end.device),
-            wait_for=wait_for,
-            keep=(end.owner,),
-        )
+    return _copied(dst, path, offset, nbytes, queue, events_of(wait_for), False)
 
 
 def copy_file(
@@ -93,15 +82,52 @@ def copy_file(
     Returns
     -------
     FileCopy
-        It is over.
+        The completed copy.
     """
-    copy = copy_file_async(dst, path, offset, nbytes, queue)
+    copy = _copied(dst, path, offset, nbytes, queue, (), True)
     try:
         copy.wait()
     except BaseException:
         copy.cancel()  # Ctrl-C
         raise
     return copy
+
+
+def _copied(
+    dst: object,
+    path: AnyPath,
+    offset: int,
+    nbytes: int | None,
+    queue: Queue | object | None,
+    wait_for: tuple[Event, ...],
+    waited: bool,
+) -> FileCopy:
+    """As `copy_file_async`; `waited`: the caller waits for it, and so it may be submitted bit by bit."""
+    given = None if queue is None else as_queue(queue)
+    end = end_of(dst, None if given is None else given.device)
+    if end.read_only:
+        raise InvalidRangeError(f"dst at {end.ptr:#x} is read-only; copy into writable memory")
+    with OpenFile(path) as file:
+        size = _size(file, offset, nbytes, end.size)
+        file.look_for_cold(offset, size)
+        chosen, in_device = given or default_queue(end.device), not is_host(end.device)
+        parts = [(end.ptr, offset, size)]
+        ways = ways_of(chosen) if in_device and size >= DIVIDED_FROM else ()
+        if not ways:
+            return copy_parts(chosen, file, parts, in_device=in_device, wait_for=wait_for, keep=(end.owner,))
+        whole = FileParts(file, parts, (end.owner,), may_be_early(chosen, wait_for), copy_of(file))
+        if not waited:
+            return divided(whole, size, chosen, wait_for, ways) or whole.submit_all(chosen, wait_for)
+        rounds = Rounds(chosen)
+        try:
+            rounds.add(whole.part, size)
+            rounds.finish()
+        except BaseException:
+            whole.of.cancel()  # Ctrl-C
+            raise
+        copy = chosen.submit(None, (), (), whole.make_event)
+        rounds.describe(copy)
+        return copy
 
 
 def is_host(device: Device | None) -> bool:
@@ -113,9 +139,7 @@ def _size(file: OpenFile, offset: int, nbytes: int | None, room: int | None) -> 
     offset = integer(offset, "offset")
     rest = file.nbytes - offset
     if offset < 0 or rest <= 0:
-        raise InvalidRangeError(
-            f"offset is {offset}; {file.path!r} has {file.nbytes} bytes, and it must be that of one of them"
-        )
+        raise InvalidRangeError(f"offset is {offset}; it must be less than the {file.nbytes} bytes of {file.path!r}")
     if nbytes is not None:
         return byte_count(nbytes, most=rest if room is None else min(rest, room))
     if room is not None and room != rest:

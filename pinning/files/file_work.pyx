@@ -170,6 +170,12 @@ cdef class FileCopy(Copy):
 
     cdef Outcome outcome
 
+    def another(self) -> FileCopy:
+        """One more event of the same copy: both fail with the same error, and are cancelled together."""
+        cdef FileCopy copy = FileCopy.__new__(FileCopy)
+        copy.outcome = self.outcome
+        return copy
+
     cdef learn_error(self, bint ask):
         Copy.learn_error(self, ask)
         if self.error is None and self.outcome is not None and self.outcome.native.get().has_failed():
@@ -249,6 +255,20 @@ cdef class FileWork(Work):
             del staged
 
 
+def may_be_early(Submitter queue not None: Queue, wait_for: Iterable[Event]) -> bool:
+    """Whether a file may be read before the turn of a copy: nothing that is pending could write it."""
+    return queue.may_be_read(0, 0, wait_for)
+
+
+def copy_of(OpenFile file not None) -> FileCopy:
+    """The event of a copy that is still to be submitted, perhaps in parts."""
+    cdef FileCopy copy = FileCopy.__new__(FileCopy)
+    copy.outcome = Outcome.__new__(Outcome)
+    copy.outcome.native = make_shared[FileOutcome]()
+    copy.outcome.path = file.path
+    return copy
+
+
 def copy_parts(
     Submitter queue not None: Queue,
     OpenFile file not None,
@@ -259,6 +279,7 @@ def copy_parts(
     wait_for: Iterable[Event] = (),
     keep: Iterable[object] = (),
     early: bool | None = None,
+    FileCopy of=None,
 ) -> FileCopy:
     """Copy between parts of a file and parts of memory, as one piece of work.
 
@@ -274,6 +295,8 @@ def copy_parts(
         What keeps the memory alive.
     early : bool, optional
         Whether the file may be read before the copy's turn; by default where nothing that is pending could write it.
+    of : FileCopy, optional
+        The copy of which these are parts.
 
     Raises
     ------
@@ -281,17 +304,14 @@ def copy_parts(
         The vendor refused a step. What was submitted before it is done by then.
     """
     cdef FileWork work = FileWork.__new__(FileWork)
-    cdef FileCopy copy = FileCopy.__new__(FileCopy)
-    cdef Outcome outcome = Outcome.__new__(Outcome)
+    cdef FileCopy copy = copy_of(file) if of is None else of.another()
     cdef const uint64_t[:, ::1] rows = numpy.asarray(parts, numpy.uint64)
     cdef CopyItem part
     cdef Py_ssize_t i
     cdef uint64_t first = ~(<uint64_t>0), end = 0, size = 0
     file.fileno()
-    outcome.native = make_shared[FileOutcome]()
-    outcome.path = file.path
-    work.file.file, work.file.outcome, work.file.writes = file.file, outcome.native, writes
-    copy.outcome = work.outcome = outcome
+    work.outcome = copy.outcome
+    work.file.file, work.file.outcome, work.file.writes = file.file, copy.outcome.native, writes
     work.parts.reserve(rows.shape[0])
     for i in range(rows.shape[0]):
         part.dst, part.src, part.size = rows[i, 0], rows[i, 1], rows[i, 2]
@@ -302,7 +322,7 @@ def copy_parts(
     if not writes:
         work.written, work.written_size = first, end - first
     # Of memory that is written to a file in the queue's turn nothing is read before; `early` is of files that are read.
-    work.early = queue.may_be_read(0, 0, wait_for) if early is None else early
+    work.early = may_be_early(queue, wait_for) if early is None else early
     queue.enqueue(copy, work, wait_for, ())
     what = f"{size} bytes, {'written' if writes else 'read'} by threads"
     if work.plain:

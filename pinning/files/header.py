@@ -69,7 +69,7 @@ def length_of(first: bytes, file_bytes: int, path: str) -> int:
         _refuse(path, f"it has {file_bytes} bytes, and the length of its header alone is 8")
     length = int.from_bytes(first[:8], "little")
     if length > LONGEST:
-        _refuse(path, f"its first 8 bytes say that its header has {length} bytes; the most there may be is {LONGEST}")
+        _refuse(path, f"its first 8 bytes say that its header has {length} bytes; at most {LONGEST} are allowed")
     if length < 2:
         _refuse(path, f"its first 8 bytes say that its header has {length} bytes, which hold no JSON object")
     if 8 + length > file_bytes:
@@ -98,7 +98,7 @@ def parse(text: bytes, file_bytes: int, path: str) -> Header:
 
 def _loaded(text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
-        raise _WrongError(f"its header begins with {text[:8]!r}, and not with a brace as a JSON object does")
+        raise _WrongError(f"its header begins with {text[:8]!r}, instead of the brace of a JSON object")
     try:
         content = json.loads(text.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
@@ -106,10 +106,10 @@ def _loaded(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _WrongError("its header is nested too deep") from None
     except ValueError as error:  # of JSON, or a number of thousands of digits
-        raise _WrongError(f"its header is no JSON: {error}") from None
+        raise _WrongError(f"its header is not JSON: {error}") from None
     assert isinstance(content, dict)  # for it begins with a brace
     if b"\\u" in text and (half := half_letter(content)):
-        raise _WrongError(f"its header is not UTF-8: it has {half} in it, which is half a letter")
+        raise _WrongError(f"its header is not UTF-8: it contains {half}, an unpaired surrogate")
     return content
 
 
@@ -131,7 +131,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise _WrongError(f"its header has {name} in it, which is no JSON")
+    raise _WrongError(f"its header has {name} in it, which is not JSON")
 
 
 def _metadata(content: Any) -> dict[str, str]:
@@ -153,9 +153,12 @@ def _tensor(name: str, entry: Any, start: int, file_bytes: int) -> TensorInfo:
         raise _WrongError(f"{what} has the data_offsets {_short(offsets)}; they must be two whole numbers in order")
     begin, end = offsets
     if start + end > file_bytes:
-        raise _WrongError(f"{what} ends at byte {start + end}, and the file at {file_bytes}: it is truncated, or lies")
+        raise _WrongError(
+            f"{what} ends at byte {start + end}, and the file at {file_bytes}: the file is "
+            "truncated, or the header is wrong"
+        )
     if len(shape) > _MOST_DIMENSIONS:
-        raise _WrongError(f"{what} has {len(shape)} dimensions; the most there may be is {_MOST_DIMENSIONS}")
+        raise _WrongError(f"{what} has {len(shape)} dimensions; at most {_MOST_DIMENSIONS} are allowed")
     nbytes = _nbytes(dtype, shape, what)
     if nbytes != end - begin:
         raise _WrongError(f"{what} of {dtype} and shape {_short(shape)} has {nbytes} bytes, and its data_offsets are "
@@ -172,11 +175,13 @@ def _nbytes(dtype: str, shape: Sequence[int], what: str) -> int:
     for length in shape:
         bits *= length or 1  # an array without elements has strides all the same
         if bits >= _TOP:
-            raise _WrongError(f"{what} has the shape {_short(list(shape))}, of more bytes than any memory has")
+            raise _WrongError(f"{what} has the shape {_short(list(shape))}, with more bytes than any memory has")
     if 0 in shape:
         return 0
     if bits % 8:
-        raise _WrongError(f"{what} of {dtype} and shape {_short(list(shape))} has {bits} bits: no whole bytes")
+        raise _WrongError(
+            f"{what} of {dtype} and shape {_short(list(shape))} has {bits} bits: not a whole number of bytes"
+        )
     return bits // 8
 
 
@@ -188,7 +193,7 @@ def _check_no_holes(tensors: Iterable[TensorInfo], start: int, file_bytes: int) 
             raise _WrongError(f"its tensor {_short(tensor.name)} begins {how} {before}; they must follow one another")
         at, before = tensor.begin + tensor.nbytes, f"its tensor {_short(tensor.name)}"
     if at != file_bytes:
-        raise _WrongError(f"{before} ends at byte {at}, and the file at {file_bytes}; there must be nothing behind it")
+        raise _WrongError(f"{before} ends at byte {at}, and the file at {file_bytes}; nothing may follow it")
 
 
 def _short(value: Any) -> str:
@@ -199,7 +204,7 @@ def _short(value: Any) -> str:
 
 
 def _refuse(path: str, why: str) -> NoReturn:
-    raise FileFormatError(f"{path!r} is no safetensors file that can be read: {why}") from None
+    raise FileFormatError(f"{path!r} is not a readable safetensors file: {why}") from None
 
 
 # ---- the reverse ----
@@ -235,7 +240,9 @@ def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
             raise LayoutError(str(wrong)) from None
         content[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begins[name], at]}
     if half := half_letter(content):
-        raise FileFormatError(f"a name of a tensor, or the metadata, has {half} in it: half a letter, and no UTF-8")
+        raise FileFormatError(
+            f"a name of a tensor, or the metadata, contains {half}, an unpaired surrogate, which is not UTF-8"
+        )
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, overload
 import numpy
 from numpy.typing import NDArray
 
+from pinning.copies.links import DIVIDED_FROM, Rounds, ways_of
 from pinning.errors import FileError, FileFormatError, InvalidRangeError, PinningError
 from pinning.files.copy import is_host
-from pinning.files.file_work import OpenFile, copy_parts
+from pinning.files.divided import FileParts
+from pinning.files.file_work import OpenFile, copy_of, copy_parts
 from pinning.files.frameworks import Framework, framework_of
 from pinning.files.header import TensorInfo, length_of, parse
 from pinning.files.shards import AnyPaths, find_shards
@@ -52,46 +54,46 @@ def load_file(
 ) -> dict[Any, Any]:
     """Load the tensors of safetensors files, or slices of them, into memory of a device, or of several.
 
-    Threads read all files, as one stream, straight into pinned blocks, from where the device copies: no more of the
-    host's memory is used than these. What is not in the page cache is read past it, where the disk allows that. All
-    headers are read and checked before anything is allocated. Of slices only their bytes are read.
+    Threads read all files, as one stream, directly into pinned blocks, from where the device copies: no other host
+    memory is used. Data that is not in the page cache is read with O_DIRECT, if the file system allows that. All
+    headers are checked before anything is allocated. Only the bytes of the slices are read.
 
     Parameters
     ----------
     path : path-like, or iterable of path-like
         Files; a folder of files ``*.safetensors``; an index ``*.safetensors.index.json``, or a folder with one.
     device : Device or str, or mapping of these to plans, optional
-        Such as ``"cuda:0"`` or ``"host"``; also torch's name of it (``"cpu"``, ``torch.device("cuda")``). By default
-        that of `queue`, or else the first that is not the host. A mapping loads for several devices, for each what its
-        plan says: see `slices`. What several want alike is read once, and passed on where they reach each other.
+        Such as ``"cuda:0"`` or ``"host"``, or torch's name for it (``"cpu"``, ``torch.device("cuda")``). By default
+        that of `queue`, or the default device. A mapping loads to several devices, each with its plan (see `slices`).
+        Bytes that several need are read once, and copied between devices that reach each other.
     queue : Queue or object with ``__cuda_stream__``, optional
-        Where the copies are submitted, behind what is there; by default the device's default queue.
+        The queue for the copies; by default the device's default queue.
     slices : mapping of str to slice, or callable, optional
-        What is wanted of each tensor: ``...`` for all of it; a slice of one dimension, as ``numpy.s_[:, 2:4]`` writes
-        it; None for nothing. Or a function of the tensor's name, shape and dtype, such as ``"BF16"``, that returns such
-        a slice, as `pinning.files.shard` makes it. A mapping has slices or functions by name; what it does not name is
-        not loaded. By default all of all.
+        What to load of each tensor: ``...`` for all of it; a slice of one dimension, such as ``numpy.s_[:, 2:4]``; None
+        for nothing; or a function of the tensor's name, shape and dtype (such as ``"BF16"``) that returns one of these,
+        like `pinning.files.shard`. A mapping has slices or functions by name; tensors that it does not name are not
+        loaded. By default everything.
     framework : {"torch", "cupy", "pinning", "dlpack", "numpy"}, optional
-        Whose tensors: ``torch.Tensor``; ``cupy.ndarray``; `pinning.arrays.DeviceArray`; objects of any dtype with
-        ``__dlpack__``; ``numpy.ndarray``, on the host. By default torch's where it is installed, or else pinning's.
+        The type of the tensors: ``torch.Tensor``; ``cupy.ndarray``; `pinning.arrays.DeviceArray`; objects of any dtype
+        with ``__dlpack__``; ``numpy.ndarray``, on the host. By default torch if it is installed, otherwise pinning.
 
     Returns
     -------
     dict of str to tensor
-        Views, aligned to 16 bytes, of one allocation for each file. All bytes are there. For several devices a dict of
-        such dicts, by the keys of `device`.
+        Views, aligned to 16 bytes, of one allocation per file, completely loaded. For several devices a dict of such
+        dicts, with the keys of `device`.
 
     Raises
     ------
     OSError
         A file cannot be opened.
     FileFormatError
-        A file is no safetensors file, or says what cannot be; two files have a tensor of one name; an index names a
-        tensor that its file has not; the framework has not its dtype.
+        A file is not a valid safetensors file; two files have a tensor of the same name; an index names a tensor that
+        its file does not have; the framework does not support a dtype.
     FileError
-        A file cannot be read, or was changed meanwhile.
+        A file cannot be read, or was changed during the load.
     InvalidRangeError
-        A plan names a tensor that no file has, or a slice that a tensor has not; two devices are the same one.
+        A plan names a tensor that no file has, or a slice outside a tensor; a device is named twice.
     LayoutError
         A slice, of a dtype of less than 8 bits, begins or ends inside a byte.
     ImportError
@@ -209,6 +211,7 @@ def _load(
     memories: list[Any] = []
     events: list[Any] = []
     links = _Links(targets, files)
+    rounds = Rounds(targets[0].queue) if len(targets) == 1 else None
     try:
         for shard, of_shard in zip(shards, wanted, strict=True):
             places: list[dict[Piece, int]] = []
@@ -226,13 +229,16 @@ def _load(
                     else:
                         found[tensor.name] = target.library.empty(tensor)
                 places.append(of_target)
-            _copy(shard, places, memories[-len(targets) :], targets, links, events)
+            _copy(shard, places, memories[-len(targets) :], targets, links, rounds, events)
+        if rounds is not None:
+            rounds.finish()
         for event in events:
             event.wait()
         for shard in shards:
             if _stamp(shard.file) != shard.stamp:
                 raise FileError(5, "it was written while it was read; load it again", shard.file.path)
     except BaseException:  # Ctrl-C too
+        events += [] if rounds is None else rounds.under_way()
         for event in events:
             if hasattr(event, "cancel"):
                 event.cancel()
@@ -293,9 +299,10 @@ def _copy(
     memories: list[Any],
     targets: list[_Target],
     links: _Links,
+    rounds: Rounds | None,
     events: list[Any],
 ) -> None:
-    """Submit all copies of one file; their events are added one by one."""
+    """Submit all copies of one file; their events are added one by one, but for rounds, which go over several links."""
     wanting: dict[Piece, list[int]] = {}
     for who, of_target in enumerate(places):
         for piece in of_target:
@@ -319,6 +326,10 @@ def _copy(
             parts = _ranges(of_target)
             _look_for_cold(shard.file, parts)
             # Early: the file is as its header says already, and nothing that the queue still has to do was to write it.
+            nbytes = int(parts[:, 2].sum())
+            if rounds is not None and in_device and nbytes >= DIVIDED_FROM and ways_of(target.queue):
+                rounds.add(FileParts(shard.file, parts, (memory,), True, copy_of(shard.file)).part, nbytes)
+                continue
             copy = copy_parts(target.queue, shard.file, parts, in_device=in_device, keep=(memory,), early=True)
             events.append(copy)
         copies.append(copy)
@@ -368,5 +379,5 @@ def _device(device: Any, queue: Queue | None) -> MemoryDevice:
         name = str(device)  # torch.device too
         chosen = device_of_name("host" if name.partition(":")[0] == "cpu" else name)
     if not isinstance(chosen, MemoryDevice):
-        raise PinningError(f"{chosen.name} has no queues to copy in, so nothing can be loaded there")
+        raise PinningError(f"{chosen.name} has no queues for copies, so nothing can be loaded there")
     return chosen

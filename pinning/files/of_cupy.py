@@ -20,7 +20,7 @@ class Cupy:
             import cupy
         except ImportError as error:
             raise ImportError(
-                f"framework='cupy' needs CuPy ({error}); give 'pinning' for arrays of ours, or 'dlpack'"
+                f"framework='cupy' needs CuPy ({error}); give 'pinning' for arrays of this package, or 'dlpack'"
             ) from error
         self._cupy: Any = cupy
         self._device = cupy.cuda.Device(device.index)

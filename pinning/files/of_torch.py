@@ -21,7 +21,7 @@ class Torch:
             import torch
         except ImportError as error:
             raise ImportError(
-                f"framework='torch' needs PyTorch ({error}); give 'pinning' for arrays of ours, or 'dlpack'"
+                f"framework='torch' needs PyTorch ({error}); give 'pinning' for arrays of this package, or 'dlpack'"
             ) from error
         if device.vendor not in _NAMES:
             raise InvalidRangeError(f"PyTorch has no tensors on {device.name}; give framework='pinning' or 'dlpack'")

@@ -270,7 +270,7 @@ class _Source(NamedTuple):
 def _target(path: AnyPath) -> Path:
     target = Path(os.path.realpath(path_name(path)))  # where a link points to
     if target.exists() and not target.is_file():
-        raise FileError(errno.EINVAL, "it is no regular file, and would be replaced by one", str(target))
+        raise FileError(errno.EINVAL, "it is not a regular file, and would be replaced by one", str(target))
     return target
 
 
@@ -292,7 +292,9 @@ def _source(name: Any, tensor: Any) -> _Source:
     # ml_dtypes gives NumPy the types that torch has beside NumPy's, by the same names.
     name = NAMES_OF_NUMPY.get(numpy.dtype(dtype)) or NAMES_OF_TORCH.get(f"torch.{dtype}")
     if name is None:
-        raise TypeError(f"{named} is of dtype {dtype}, which the format has not; it has {', '.join(DTYPES)}")
+        raise TypeError(
+            f"{named} is of dtype {dtype}, which the format does not support; it supports {', '.join(DTYPES)}"
+        )
     if not is_contiguous:
         raise _scattered(named)
     if isinstance(tensor, DeviceArray):
@@ -307,9 +309,11 @@ def _end_of_ours(array: DeviceArray) -> End | None:
 def _of_torch(named: str, tensor: Any, shape: tuple[int, ...]) -> _Source:
     name = NAMES_OF_TORCH.get(str(tensor.dtype))
     if name is None:
-        raise TypeError(f"{named} is of dtype {tensor.dtype}, which the format has not; it has {', '.join(DTYPES)}")
+        raise TypeError(
+            f"{named} is of dtype {tensor.dtype}, which the format does not support; it supports {', '.join(DTYPES)}"
+        )
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
-        raise TypeError(f"{named} is {'on meta' if tensor.is_meta else tensor.layout}: it has no bytes to be saved")
+        raise TypeError(f"{named} is {'on meta' if tensor.is_meta else tensor.layout}: it has no bytes to save")
     if not tensor.is_contiguous():
         raise _scattered(named)
     bare = tensor.detach().resolve_conj().resolve_neg()  # another tensor of those bytes, unless they stand for others
@@ -326,13 +330,13 @@ def _refuse_shared(sources: Mapping[str, _Source]) -> None:
     for (device, _, end, name), (other_device, start, _, other) in pairwise(sorted(places)):
         if device == other_device and start < end:
             raise LayoutError(
-                f"the tensors {name!r} and {other!r} share memory: a file would have it twice, and what is loaded "
+                f"the tensors {name!r} and {other!r} share memory: the file would contain it twice, and what is loaded "
                 "would share it no more; save one of them, or a clone"
             )
 
 
 def _scattered(named: str) -> LayoutError:
-    return LayoutError(f"{named} is not contiguous, the last index moving fastest; save a contiguous copy of it")
+    return LayoutError(f"{named} is not contiguous in C order; save a contiguous copy of it")
 
 
 def _parts(written: Written, sources: Mapping[str, _Source]) -> list[Parts]:

@@ -61,7 +61,7 @@ def _in_folder(folder: Path) -> list[Shard]:
     indexes = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
     if len(indexes) > 1:
         names = ", ".join(each.name for each in indexes)
-        raise FileFormatError(f"the folder {str(folder)!r} has several indexes: {names}; name the one that is meant")
+        raise FileFormatError(f"the folder {str(folder)!r} has several indexes: {names}; name one of them")
     if indexes:
         return _indexed(indexes[0])
     files = sorted(folder.glob(f"*{SUFFIX}"))
@@ -74,20 +74,22 @@ def _indexed(index: Path) -> list[Shard]:
     named = f"the index {str(index)!r}"
     if not index.is_file():
         index.stat()  # says that it is not there
-        raise FileError(22, "it is no regular file", str(index))
+        raise FileError(22, "it is not a regular file", str(index))
     if index.stat().st_size > _LARGEST_INDEX:
-        raise FileFormatError(f"{named} has {index.stat().st_size} bytes; the most there may be is {_LARGEST_INDEX}")
+        raise FileFormatError(f"{named} has {index.stat().st_size} bytes; at most {_LARGEST_INDEX} are allowed")
     try:
         contents = json.loads(index.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{named} is no JSON: {error}") from None
+        raise FileFormatError(f"{named} is not JSON: {error}") from None
     places = contents.get("weight_map") if isinstance(contents, dict) else None
     if not isinstance(places, dict) or not places:
-        raise FileFormatError(f"{named} has no weight_map, which says in which file each tensor is")
+        raise FileFormatError(f"{named} has no weight_map, which names the file of each tensor")
     files: dict[str, set[str]] = {}
     for name, file in places.items():
         if not isinstance(file, str) or not _is_inside(file):
-            raise FileFormatError(f"{named} has the tensor {name!r} in {file!r}, which is no file beside it or below")
+            raise FileFormatError(
+                f"{named} has the tensor {name!r} in {file!r}, which is not a file in its folder or below"
+            )
         files.setdefault(file, set()).add(name)
     return [Shard(index.parent / file, frozenset(names)) for file, names in sorted(files.items())]
 

@@ -54,13 +54,13 @@ def shard(dim: int, rank: int, of: int, uneven: Literal["last"] | None = None) -
     dim, of = integer(dim, "dim", "a dimension"), integer(of, "of", "a number of parts")
     rank = integer(rank, "rank", "that of a part")
     if not 0 <= rank < of:
-        raise InvalidRangeError(f"rank is {rank} of {of}; it must be from 0 on and less than the number of parts")
+        raise InvalidRangeError(f"rank is {rank} of {of}; it must be at least 0 and less than the number of parts")
     if uneven not in (None, "last"):
         raise InvalidRangeError(f"uneven is {uneven!r}; it must be None or 'last'")
 
     def part(name: str, shape: tuple[int, ...], dtype: str) -> Index:
         if not -len(shape) <= dim < len(shape):
-            raise InvalidRangeError(f"the tensor {name!r} has the shape {shape}, and no dimension {dim} to be cut")
+            raise InvalidRangeError(f"the tensor {name!r} has the shape {shape}, without a dimension {dim}")
         length, at = shape[dim], dim % len(shape)
         if length % of and uneven is None:
             raise InvalidRangeError(
@@ -125,7 +125,7 @@ def _cut(tensor: TensorInfo, index: Any, named: str) -> tuple[int | None, int, i
     indexes = index if isinstance(index, tuple) else (index,)
     if not all(each is ... or isinstance(each, slice) for each in indexes):
         raise TypeError(
-            f"{named} is {describe(index)}; it must be None, a slice, or such a tuple of slices as numpy.s_[:, 2:4] is"
+            f"{named} is {describe(index)}; it must be None, a slice, or a tuple of slices such as numpy.s_[:, 2:4]"
         )
     dims = len(tensor.shape)
     given = [each for each in indexes if each is not ...]
@@ -142,11 +142,11 @@ def _cut(tensor: TensorInfo, index: Any, named: str) -> tuple[int | None, int, i
         first, last = (at + length if at < 0 else at for at in (first, last))
         if each.step not in (None, 1) or not 0 <= first <= last <= length:
             raise InvalidRangeError(
-                f"{named} is {index}, and its shape {tensor.shape}; slices go on by steps of 1, and lie in the shape"
+                f"{named} is {index}, and its shape {tensor.shape}; slices must have step 1 and lie within the shape"
             )
         if (first, last) == (0, length):
             continue
         if found[0] is not None:
-            raise InvalidRangeError(f"{named} is {index}, of two dimensions; only one can be cut")
+            raise InvalidRangeError(f"{named} is {index}, of two dimensions; only one can be sliced")
         found = dim, first, last
     return found

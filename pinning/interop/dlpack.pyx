@@ -162,7 +162,7 @@ def take_capsule(capsule: object) -> Tensor:
     cdef DLTensor* tensor
     cdef Versioned* versioned
     if not PyCapsule_CheckExact(capsule):
-        raise TypeError(f"__dlpack__ has returned a {type(capsule).__name__}, which is no capsule")
+        raise TypeError(f"__dlpack__ has returned a {type(capsule).__name__}, which is not a capsule")
     if PyCapsule_IsValid(capsule, VERSIONED):
         versioned = <Versioned*>PyCapsule_GetPointer(capsule, VERSIONED)
         if versioned.major != MAJOR:
@@ -175,7 +175,7 @@ def take_capsule(capsule: object) -> Tensor:
         PyCapsule_SetName(capsule, "used_dltensor")
         tensor, read_only = &managed.plain.tensor, None
     else:
-        raise BufferError("the capsule of DLPack has been taken already")
+        raise BufferError("the DLPack capsule has already been consumed")
     axes = range(tensor.ndim)
     return Tensor(
         <uintptr_t>tensor.data + tensor.byte_offset if tensor.data is not NULL else 0,

@@ -165,7 +165,7 @@ def array_memory(array: Any) -> ArrayMemory:
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
-            raise TypeError(f"{type(array).__name__} is no array of a device: it has neither __cuda_array_interface__ nor "
+            raise TypeError(f"{type(array).__name__} is not a device array: it has neither __cuda_array_interface__ nor "
                             "__dlpack__; copy it with to_device")
         device = dlpack_device(array)
         tensor = open_dlpack(array, device[0])
@@ -175,13 +175,13 @@ def array_memory(array: Any) -> ArrayMemory:
             tensor.ptr, tensor.shape, strides, dtype, bool(tensor.read_only), tensor.owner, device, None
         )
     if interface.get("mask") is not None:
-        raise PinningError(f"this {type(array).__name__} has a mask, which a DeviceArray has not: fill it in first")
+        raise PinningError(f"this {type(array).__name__} has a mask, which a DeviceArray does not support: apply it first")
     ptr, read_only = interface["data"]
     dtype, shape = numpy.dtype(interface["typestr"]), tuple(interface["shape"])
     if dtype.kind == "V" and interface.get("descr"):
         dtype = numpy.dtype([tuple(field) for field in interface["descr"]])
     if not ptr and 0 not in shape:
-        raise InvalidRangeError(f"this {type(array).__name__} of shape {shape} says that its memory is at address 0")
+        raise InvalidRangeError(f"this {type(array).__name__} of shape {shape} reports that its memory is at address 0")
     return ArrayMemory(
         ptr or 0, shape, interface.get("strides"), dtype, bool(read_only), array, None, interface.get("stream")
     )
@@ -276,7 +276,7 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
 cdef object by_other_protocols(object buffer, object size, bint any_device, Bytes* memory):
     """By those that take longer; with an error that says what is wrong."""
     if isinstance(buffer, POINTERS):
-        raise TypeError(f"{type(buffer).__name__} does not say how much it points to; pass a pair (address, size)")
+        raise TypeError(f"{type(buffer).__name__} does not tell the size of the memory it points to; pass a pair (address, size)")
     if PyObject_CheckBuffer(buffer):
         try:
             return checked_export(buffer, buffer, memory)
@@ -303,8 +303,8 @@ cdef object by_other_protocols(object buffer, object size, bint any_device, Byte
         raise on_a_device(buffer, "it has __cuda_array_interface__")
     name = type(buffer).__name__
     if hasattr(buffer, "__array__"):
-        raise TypeError(f"{name} is no buffer; pass its array, such as to_numpy() of a Series or numpy.asarray of it")
-    raise TypeError(f"{name} is no buffer; pass {ACCEPTED}")
+        raise TypeError(f"{name} is not a buffer; pass its array, such as to_numpy() of a Series or numpy.asarray of it")
+    raise TypeError(f"{name} is not a buffer; pass {ACCEPTED}")
 
 
 cdef Export checked_export(object buffer, object exporter, Bytes* memory):
@@ -378,7 +378,7 @@ cdef tuple dlpack_device(object array):
 
 cdef object open_dlpack(object array, int kind):
     if kind not in VENDORS:
-        raise PinningError(f"DLPack's device type {kind} is of no plugin; those known are {sorted(VENDORS)}")
+        raise PinningError(f"DLPack's device type {kind} belongs to no plugin; those known are {sorted(VENDORS)}")
     options = {"stream": NO_STREAM} if kind in STREAM_TYPES else {}
     try:
         capsule = array.__dlpack__(max_version=(1, 1), **options)
@@ -426,7 +426,7 @@ cdef int set_array(Bytes* memory, object ptr, object shape, object strides, obje
     if strides is None:
         return 0
     if dimensions > MOST_DIMENSIONS or len(strides) != dimensions:
-        raise InvalidRangeError(f"an array of shape {tuple(shape)} and strides {tuple(strides)} is none that is known here")
+        raise InvalidRangeError(f"an array of shape {tuple(shape)} and strides {tuple(strides)} is not supported")
     for i in range(dimensions):
         lengths[i], steps[i] = shape[i], strides[i]
     span(lengths, steps, 1, dimensions, itemsize, memory)
@@ -482,9 +482,9 @@ cdef object no_range(object ptr, object size):
     if size == 0:
         return InvalidRangeError("the buffer is empty; it must have at least 1 byte")
     if ptr == 0:
-        return InvalidRangeError("the buffer's address is null, which is no memory; was it freed, or is it elsewhere?")
+        return InvalidRangeError("the buffer's address is null; was it freed, or is it not host memory?")
     return InvalidRangeError(
-        f"address {ptr:#x} with size {size} is no memory; both must be positive and end below 2**64"
+        f"address {ptr:#x} with size {size} is not memory; both must be positive and end below 2**64"
     )
 
 

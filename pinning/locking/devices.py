@@ -128,7 +128,7 @@ def _load(name: str | None = None) -> None:
     if _cut_short:
         raise PluginUnavailableError(
             f"process {os.getpid()} was forked while another thread of its parent imported plugins, and such an import "
-            "cannot be ended here: call pinning.devices() before the fork, or start processes by exec"
+            "cannot be completed here: call pinning.devices() before the fork, or start processes by exec"
         )
     with _loading:
         outer, _loader = _loader, threading.get_ident()
@@ -199,7 +199,9 @@ def device(name: Device | str) -> Device:
     if not isinstance(name, str):
         if callable(getattr(name, "data_lock", None)):
             return name
-        raise TypeError(f"{describe(name)} is no device; give a name, such as {default_device().name!r}, or a Device")
+        raise TypeError(
+            f"{describe(name)} is not a device; give a name, such as {default_device().name!r}, or a Device"
+        )
     plugin_name, _, index = name.partition(":")
     wanted = f"{plugin_name}:{index or 0}"
     own = _device_in(_reports_of(plugin_name), wanted)

@@ -178,7 +178,7 @@ cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, ob
         try:
             stall = STALL_MS if stall_ms is None else float(stall_ms)
         except (TypeError, ValueError):
-            raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number, of milliseconds") from None
+            raise TypeError(f"stall_ms is {describe(stall_ms)}; it must be a number of milliseconds") from None
         if not 0 < stall < 1e9:
             raise InvalidRangeError(f"stall_ms is {stall_ms}; it must be a time in milliseconds")
         longest = <long long>(1e6 * stall)
@@ -196,7 +196,7 @@ cdef class Lock(Hold):
     """One lock of one buffer. Made by `lock`; a context manager, which unlocks at the end.
 
     While it is held the buffer's owner is kept alive, and cannot be resized or closed. A lock that is dropped while
-    held warns (ResourceWarning) and unlocks. In a child process after fork it is not held: page locks stay with the
+    held warns (ResourceWarning) and unlocks. In a forked child it is not held: page locks stay with the
     parent.
 
     Attributes
@@ -210,7 +210,7 @@ cdef class Lock(Hold):
     """
 
     def __init__(self):
-        raise TypeError("a Lock is had from pinning.lock")
+        raise TypeError("a Lock comes from pinning.lock")
 
     def __reduce__(self):
         raise TypeError("a Lock cannot be copied: it stands for one lock; lock the buffer once more")
@@ -264,7 +264,7 @@ cdef class Lock(Hold):
 
     def __enter__(self) -> Self:
         if not self.is_held():
-            raise NotLockedError(f"{self!r} is not held, so nothing would be locked: `with pinning.lock(buffer)` locks anew")
+            raise NotLockedError(f"{self!r} is not held, so nothing would be locked: use `with pinning.lock(buffer)`")
         return self
 
     def __exit__(
@@ -308,10 +308,10 @@ def lock(
     coherent: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Lock:
-    """Lock a buffer's memory for a device, or count one more lock of memory that is locked already.
+    """Lock a buffer's memory for a device, or count one more lock if it is already locked.
 
-    Before the device's vendor is called, the room is checked and the pages are brought into memory in pieces, so that
-    Ctrl-C works meanwhile and leaves nothing locked.
+    Before the vendor is called, limits are checked and pages are populated in steps, so that Ctrl-C works meanwhile and
+    leaves nothing locked.
 
     Parameters
     ----------
@@ -322,22 +322,22 @@ def lock(
     size : int, optional
         Only the first `size` bytes.
     device : Device or str, optional
-        Such as ``"cuda:0"``; the first that is not the host by default.
+        Such as ``"cuda:0"``; by default the default device.
     read_only : bool, optional
-        Whether the device may only read it; by default as the buffer and its mapping say.
+        Whether the device may only read the memory; by default this follows the buffer and its mapping.
     piece : int, optional
-        Lock in pieces of so many bytes. A GPU stands still while memory is locked, about 25 ms a GiB: pieces bound
-        that. But other libraries' copies that cross a border between pieces then fail.
+        Lock in pieces of this many bytes. A GPU stalls while memory is locked, about 25 ms per GiB: pieces bound that.
+        But copies by other libraries that cross a border between pieces then fail.
     unit : int, optional
-        Lock in pieces of so many bytes' multiples, counted from the buffer's start: no copy of such a unit crosses a
-        border. See `lock_async`, which does the same in the background.
+        Lock in pieces whose sizes are multiples of this many bytes, counted from the start of the buffer: no copy of
+        such a unit crosses a border. `lock_async` does the same in the background.
     stall_ms : float, optional
-        How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given.
+        How long a GPU may stall for one piece, in milliseconds; 3 by default if `unit` is given.
     coherent : bool, optional
-        Whether the host and a running kernel must see each other's writes. By default they do wherever the vendor has
-        that. True: refused where they do not. False: not needed, and coarse-grained, which may be faster, will do.
+        Whether the host and a running kernel must see each other's writes. By default they do if the vendor offers it.
+        True: required. False: not needed; coarse-grained memory, which may be faster, is acceptable.
     progress : callable, optional
-        ``progress(done, total)`` in bytes, while the pages are brought in.
+        ``progress(done, total)``, in bytes, while pages are populated.
 
     Returns
     -------
@@ -347,18 +347,18 @@ def lock(
     Raises
     ------
     TypeError
-        It is no buffer.
+        The object is not a buffer.
     InvalidRangeError
         Empty, null, closed, freed or device memory.
     PartialOverlapError
-        It shares bytes with a locked region without lying inside it.
+        It overlaps a locked region without lying inside it.
     StillLockedError
-        It overlaps a region that is half unlocked, because the vendor refused; unlock that again first. Or it is to be
-        coherent, and lies in a region that is not, or of which that is unknown.
+        It overlaps a half unlocked region, whose unlock the vendor refused: unlock that again first. Or it must be
+        coherent and lies in a region that is not, or for which that is unknown.
     PinningError
-        The device does not promise coherence, and it is required.
+        Coherence is required and the device does not offer it.
     LockLimitError
-        Too much for this machine's limits.
+        It exceeds a limit; the message names it.
     PluginUnavailableError
         There is no such device.
     VendorError
@@ -370,7 +370,7 @@ def lock(
     cdef Pace pace = None
     if progress is not None and not callable(progress):
         raise TypeError(
-            f"progress is {describe(progress)}; it must be a function of two integers, bytes done and in all"
+            f"progress is {describe(progress)}; it must be a function of two integers, bytes done and total"
         )
     if unit is not None or stall_ms is not None:
         pace = pace_of(pinned_map.largest, found.size, piece, unit, stall_ms)
@@ -526,7 +526,7 @@ def locked(
 
 
 def is_locked(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> bool:
-    """Whether one locked region holds all of a buffer (or the bytes at an address), so that its copies are fast.
+    """Whether one locked region contains all of a buffer (or the bytes at an address), so that its copies are direct.
 
     Parameters
     ----------
@@ -566,7 +566,7 @@ cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=N
 
 
 def find(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> Region | None:
-    """The locked region that holds all of a buffer, or all `size` bytes (1 by default) at an address.
+    """The locked region that contains all of a buffer, or all `size` bytes (1 by default) at an address.
 
     Parameters
     ----------
@@ -580,7 +580,7 @@ def find(buffer: object, size: int | None = None, *, device: Device | str | None
     Returns
     -------
     Region or None
-        As it is now; None where no region holds them all.
+        A snapshot; None if no region contains them all.
     """
     cdef Bytes found
     if not range_at(buffer, size, &found):

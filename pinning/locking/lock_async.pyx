@@ -187,7 +187,7 @@ cdef int begin(Job job) except -1:
         start_thread(worker.run)
     except RuntimeError as error:
         del workers[<size_t><void*>job.pinned_map]
-        raise PinningError(f"there is no thread to be had for a lock in the background: {error}") from None
+        raise PinningError(f"no thread can be started for a background lock: {error}") from None
     return 0
 
 
@@ -198,7 +198,7 @@ cdef class PendingLock:
     cancel the lock, and neither does Ctrl-C in `wait`.
 
     One that is dropped before it is done warns (ResourceWarning) and is undone. When the program exits, all that are
-    left are undone. In a child process after fork it is not held: page locks stay with the parent.
+    left are undone. In a forked child it is not held: page locks stay with the parent.
 
     Attributes
     ----------
@@ -214,7 +214,7 @@ cdef class PendingLock:
     cdef object __weakref__
 
     def __init__(self):
-        raise TypeError("a PendingLock is had from pinning.lock_async")
+        raise TypeError("a PendingLock comes from pinning.lock_async")
 
     @property
     def device(self) -> Device:
@@ -277,13 +277,13 @@ cdef class PendingLock:
 
     cdef check_here(self):
         if self.job.is_lost():
-            raise PinningError(f"{self!r} is the parent process', and is not held in this fork of it; lock it here")
+            raise PinningError(f"{self!r} belongs to the parent process and is not held in this fork; lock it here")
 
     cdef outcome(self, bint whole):
         if self.job.error is not None:
             raise self.job.error
         if self.job.unwanted:
-            raise PinningError(f"{self!r} was cancelled; lock the buffer anew")
+            raise PinningError(f"{self!r} was cancelled; lock the buffer again")
         return self.job.lock if whole else None
 
     def cancel(self) -> None:
@@ -386,10 +386,10 @@ def lock_async(
 ) -> PendingLock:
     """Lock a buffer's memory for a device in the background.
 
-    What is not in memory is brought in by several threads, ahead of the lock. In pieces (`unit`, `stall_ms` or `piece`)
-    what is locked so far is found and used by copies at once, a lock inside it is counted at once, and one beyond it
-    waits for that much. Without them the lock is one vendor call, as any library may copy across the whole buffer; a
-    GPU then stands still for about 25 ms a GiB.
+    Several threads populate pages ahead of the lock. With pieces (`unit`, `stall_ms` or `piece`), the part that is locked
+    so far is already found and used by copies, and a lock inside it is counted immediately; a lock beyond it waits until
+    that much is locked. Without pieces the lock is one vendor call, so that any library may copy across the whole buffer;
+    a GPU then stalls for about 25 ms per GiB.
 
     Locks of one device are taken one after another, in the order of these calls.
 
@@ -398,7 +398,7 @@ def lock_async(
     buffer, size, device, read_only, coherent
         As for `lock`.
     piece : int, optional
-        Lock in pieces of so many bytes.
+        Lock in pieces of this many bytes.
     unit : int, optional
         Bytes that are copied at a time, such as a block of a cache or a row, counted from the
         buffer's start. It is locked in pieces of whole units: no copy of a unit crosses a border.

@@ -28,6 +28,7 @@ from pinning.budget.limits import budget
 from pinning.errors import LockLimitError, PinningError
 from pinning.locking.devices import pinned_map
 from pinning.locking.lock import Lock, lock, range_of, unlock_cached
+from pinning.machine.mappings import mappings
 from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device, MemoryDevice
 
@@ -194,7 +195,7 @@ class ObjectLocks:
     def _say(self, error: Exception) -> None:
         if not self._said:
             self._said = True
-            self._log.warning("some objects of the store are not locked, so they are copied as ever: %s", error)
+            self._log.warning("some objects of the store are not locked, so they are copied as before: %s", error)
 
 
 class _Extent:
@@ -258,13 +259,8 @@ def _views(parts: Sequence[object], user: _User) -> list[object]:
 def _is_mapped(start: int, size: int, name: str) -> bool:
     """Whether memory lies in a shared mapping of a file of such a name. Locks may divide it into many mappings."""
     at = start
-    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
-        addresses, permissions, *_, file = line.split(maxsplit=5)
-        first, end = (int(each, 16) for each in addresses.split("-"))
-        if first <= at < end:
-            if not permissions.endswith("s") or name not in Path(file).name:
-                return False
-            at = end
-            if at >= start + size:
-                return True
-    return False
+    for mapping in mappings(start, start + size):
+        if mapping.start > at or not mapping.access.endswith(b"s") or name not in Path(mapping.file).name:
+            return False
+        at = mapping.end
+    return at >= start + size

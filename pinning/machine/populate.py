@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinning.errors import InvalidRangeError, LockLimitError
+from pinning.machine.mappings import mappings
 from pinning.machine.room import file_system
 
 # A registration that begins meanwhile waits for the call that brings a piece in, and the GPU with it: a tiny kernel
@@ -96,13 +97,13 @@ class Populating:
         start, end = _pages(ptr, size)
         self.error: BaseException | None = None
         self._ptr, self._size, self._reached = ptr, size, reached
-        mappings = _mappings(start, end)
+        found = _mappings(start, end)
         self._cpus = cpus
-        for each in mappings if huge_pages else ():
+        for each in found if huge_pages else ():
             _ask_for_huge_pages(each)
         self._parts = [
             (low, min(low + PIECE, each.end), each.access)
-            for each in mappings
+            for each in found
             for low in range(each.start, each.end, PIECE)
         ]
         self._next = iter(range(len(self._parts)))  # to take the next one is one step
@@ -211,17 +212,12 @@ def _mappings(start: int, end: int) -> list[_Mapping]:
     found = []
     reached = start
     try:
-        with Path("/proc/self/maps").open("rb") as maps:
-            for line in maps:
-                addresses, access, _, _, inode = line.split(maxsplit=5)[:5]
-                low, high = (int(address, 16) for address in addresses.split(b"-"))
-                if high <= reached:
-                    continue
-                if low > reached or reached == end:
-                    break
-                found.append(_Mapping(reached, min(high, end), access, inode == b"0"))
-                reached = found[-1].end
-    except OSError:  # no /proc, or no descriptor left: then it is taken as readable
+        for each in mappings(start, end):
+            if each.start > reached:
+                break
+            found.append(_Mapping(reached, min(each.end, end), each.access, each.inode == 0))
+            reached = found[-1].end
+    except OSError:  # then it is taken as readable
         return [_Mapping(start, end, b"r--s", False)]
     if reached < end:
         raise _not_mapped(start, end)
@@ -257,16 +253,14 @@ def _touch(start: int, end: int, access: bytes) -> None:
 
 def _check_file_system(start: int, end: int) -> None:
     """Raise where the file of these pages is as long as they need, and its file system has none to give."""
-    with suppress(OSError), Path("/proc/self/maps").open("rb") as maps:
-        for line in maps:
-            addresses, _, offset, _, inode, *name = line.split(maxsplit=5)
-            low, high = (int(address, 16) for address in addresses.split(b"-"))
-            if not low <= start < high or not name:
-                continue
-            path = Path(os.fsdecode(name[0].strip()))
+    with suppress(OSError):
+        for mapping in mappings(start, start + 1):
+            if not mapping.file:
+                return
+            path = Path(mapping.file)
             with suppress(OSError):  # it has no name any more
                 status = path.stat()
-                if status.st_ino == int(inode) and status.st_size <= int(offset, 16) + end - low - _PAGE:
+                if status.st_ino == mapping.inode and status.st_size <= mapping.offset + end - mapping.start - _PAGE:
                     return
             room = file_system(path.parent)
             if room.free < end - start:

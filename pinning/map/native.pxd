@@ -104,7 +104,6 @@ cdef extern from "<pinning/python_registrar.hpp>" namespace "pinning" nogil:
         void register_pinned(uint64_t ptr, uint64_t size, uint64_t device_ptr) except +raise_in_python
         void unregister(uint64_t ptr) except +raise_in_python
         optional[CRegion] find(uint64_t ptr, uint64_t size) noexcept
-        optional[CHold] track(uint64_t ptr, uint64_t size, LockOptions options) except +raise_in_python
         optional[CHold] try_lock(uint64_t ptr, uint64_t size, Coherence wanted) noexcept
         bool try_unlock(uint64_t ptr) noexcept
         bool try_unlock(const CHold& hold, bool keep) noexcept

@@ -80,7 +80,6 @@ cdef class Hold:
     cdef object __weakref__
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept
-    cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1
     cdef take(self, PinnedMap map, ptr, size, read_only, piece, coherent)
     cdef take_in_pieces(self, PinnedMap map, uint64_t ptr, uint64_t size, LockOptions options, Pieces* pieces)
     cdef void own(self, PinnedMap map, CHold hold) noexcept

@@ -182,10 +182,10 @@ cdef object no_word(object value, str what):
 cdef LockOptions lock_options(object read_only, object coherent) except *:
     cdef LockOptions options
     if read_only is not None and read_only is not True and read_only is not False:
-        raise TypeError(f"read_only is {describe(read_only)}; it must be True, False, or None where the buffer says it")
+        raise TypeError(f"read_only is {describe(read_only)}; it must be True, False, or None to follow the buffer")
     if coherent is not None and coherent is not True and coherent is not False:
         raise TypeError(
-            f"coherent is {describe(coherent)}; it must be True, False, or None where it makes no difference"
+            f"coherent is {describe(coherent)}; it must be True, False, or None if either will do"
         )
     options.access = Access.unknown if read_only is None else Access.read_only if read_only else Access.writable
     options.coherence = Coherence.unknown if coherent is None else Coherence.fine if coherent else Coherence.coarse
@@ -255,7 +255,7 @@ cdef class PinnedMap:
     cdef _make(self):
         if self.shared is not NULL:
             if self.shared.map is NULL:
-                raise MemoryError("there was no memory for the map of a device in this child of fork")
+                raise MemoryError("there was no memory for the map of a device in this forked child")
             self.map, self.mapped = self.shared.map, self.shared.mapped
             return
         cdef VendorDevice* vendor = vendor_of(self.device)
@@ -443,28 +443,6 @@ cdef class PinnedMap:
                 mapped.unlock_unmapped(at)
         finally:
             unlock_orphans()
-
-    def hold_if_locked(self, ptr: int, size: int) -> Hold | None:
-        """One more lock of a range that is locked already, or pinned by another owner; None where it is neither.
-
-        Of a region of others the vendor is asked whether it still is; one that is not leaves the map.
-
-        Parameters
-        ----------
-        ptr, size : int
-            Host address and bytes.
-
-        Raises
-        ------
-        PartialOverlapError
-            Only a part of the range is locked.
-        """
-        cdef Hold hold = Hold.__new__(Hold)
-        cdef uint64_t first = word(ptr, "address")
-        cdef uint64_t count = word(size, "size")
-        if hold.try_take(self, first, count, Coherence.unknown) or hold.try_track(self, first, count):
-            return hold
-        return None
 
     def refresh(self) -> list[Region]:
         """Ask the device for each external region, and forget those that their owner has unpinned, even if locked.
@@ -803,7 +781,7 @@ cdef class Registrar:
     """
 
     def __init__(self):
-        raise TypeError("a Registrar is had from a map's add_registrar")
+        raise TypeError("a Registrar comes from a map's add_registrar")
 
     def _add(self, ptr, size):
         try:
@@ -864,7 +842,7 @@ cdef class Hold:
         coherent: bool | None,
     ) -> None:
         if self.map is not None:
-            raise TypeError("a Hold is made once")
+            raise TypeError("a Hold cannot be initialized again")
         self.take(map, ptr, size, read_only, piece, coherent)
 
     cdef bint try_take(self, PinnedMap map, uint64_t ptr, uint64_t size, Coherence wanted) noexcept:
@@ -872,23 +850,6 @@ cdef class Hold:
         if map.closed or map.generation != generation():
             return False
         cdef optional[CHold] held = map.map.try_lock(ptr, size, wanted)
-        if held.has_value():
-            self.own(map, dereference(held))
-        return held.has_value()
-
-    cdef bint try_track(self, PinnedMap map, uint64_t ptr, uint64_t size) except -1:
-        """`take` where the range is locked already, or pinned by another owner."""
-        map.begin_anew()
-        if map.closed:
-            return False
-        cdef LockOptions any_kind = lock_options(None, None)
-        cdef CPinnedMap* native = map.map
-        cdef optional[CHold] held
-        try:
-            with nogil:
-                held = native.track(ptr, size, any_kind)
-        finally:
-            unlock_orphans()
         if held.has_value():
             self.own(map, dereference(held))
         return held.has_value()

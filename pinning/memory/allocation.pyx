@@ -115,7 +115,7 @@ cdef int enter(Allocation allocation) except -1:
         start, end = dereference(taken).start, int(dereference(taken).start) + dereference(taken).size
         raise PinningError(
             f"{allocation.device.name} has allocated [{extent.ptr:#x}, {int(extent.ptr) + extent.size:#x}), but "
-            f"[{start:#x}, {end:#x}) is allocated already: that was freed through the vendor; use pinning.free"
+            f"[{start:#x}, {end:#x}) is allocated already: it was freed through the vendor; use pinning.free"
         )
     return 0
 
@@ -190,11 +190,11 @@ cdef int check_part_unlocked(Allocation part) except -1:
 cdef class Allocation:
     """Memory of one kind, made by `alloc` or by a queue's ``alloc``; a context manager, which frees it at the end.
 
-    What is dropped without being freed warns (ResourceWarning) and is freed soon after. In a child process after fork
-    it counts as freed: memory belongs to the process that allocated it.
+    An allocation that is dropped without being freed warns (ResourceWarning) and is freed soon afterwards. In a forked
+    child it counts as freed: memory belongs to the process that allocated it.
 
-    HOST and SHARED memory is a writable buffer of bytes: for `memoryview`, NumPy, ``torch.frombuffer``, DLPack. As long
-    as such a buffer is out the memory cannot be freed.
+    HOST and SHARED memory is a writable buffer of bytes for `memoryview`, NumPy, ``torch.frombuffer`` and DLPack. It
+    cannot be freed while such a buffer is exported.
 
     Attributes
     ----------
@@ -214,7 +214,7 @@ cdef class Allocation:
     """
 
     def __init__(self):
-        raise TypeError("an Allocation is had from pinning.alloc or from a queue's alloc")
+        raise TypeError("an Allocation comes from pinning.alloc or from a queue's alloc")
 
     def __cinit__(self):
         self.state = FREED  # until it has memory
@@ -320,8 +320,8 @@ cdef class Allocation:
 
     cdef int check_unexported(self) except -1:
         if self.exports > 0:
-            raise StillInUseError(f"{self!r} has {self.exports} {"buffer" if self.exports == 1 else "buffers"} out, such as memoryviews and NumPy arrays of "
-                                  "its bytes: let go of them first, with `del` or release()")
+            raise StillInUseError(f"{self!r} has {self.exports} exported {"buffer" if self.exports == 1 else "buffers"}, such as memoryviews and NumPy arrays of "
+                                  "its bytes: release them first, with `del` or release()")
         return 0
 
     cdef int check_unlocked(self) except -1:
@@ -363,7 +363,7 @@ cdef class Allocation:
 
     def __array__(self, dtype=None, copy=None):
         # Only asked where there is no buffer of the host's to give; else NumPy makes an array of one object.
-        raise TypeError(f"{self!r} is no memory that NumPy can read: copy it into an array with pinning.copy(array, memory)")
+        raise TypeError(f"{self!r} is not memory that NumPy can read: copy it into an array with pinning.copy(array, memory)")
 
     def __reduce__(self):
         raise TypeError(f"{self!r} can be neither copied nor pickled: it would have two owners")
@@ -381,7 +381,7 @@ cdef class Allocation:
         if self.extent.kind == CMemoryKind.device:
             raise BufferError("memory of kind DEVICE is not the host's: copy it")
         if not self.is_live():
-            raise InvalidRangeError(f"{self!r} has no bytes any more")
+            raise InvalidRangeError(f"{self!r} no longer has any bytes")
         return 0
 
     def __getbuffer__(self, Py_buffer* view, int flags):

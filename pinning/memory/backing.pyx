@@ -87,7 +87,7 @@ cdef class Backing:
         key = id(device), base
         if key not in live:
             raise InvalidRangeError(
-                f"nothing is allocated at {base:#x} on {device.name}: that was freed through the vendor"
+                f"nothing is allocated at {base:#x} on {device.name}: it was freed through the vendor"
             )
         entry = live[key]
         length, kind = entry[0], <CMemoryKind><int>entry[1]

@@ -17,7 +17,7 @@ from pinning.runtime.per_device import PerDevice
 
 
 class Context(Backing):
-    """Devices that own memory together. The host is implicit: HOST and SHARED memory can be used there too.
+    """One or more devices of a plugin that own memory. HOST and SHARED memory can also be used on the host.
 
     A context manager, which closes it at the end.
 
@@ -122,24 +122,24 @@ def alloc(
     alignment: int | None = None,
     write_combined: bool = False,
 ) -> Allocation:
-    """Allocate memory that a program frees itself. For much that comes and goes there is `Queue.alloc`.
+    """Allocate memory, which the program frees. For frequent allocations use `Queue.alloc`.
 
     Parameters
     ----------
     nbytes : int
-        At least 1; exactly so many are allocated.
+        The exact number of bytes, at least 1.
     kind : MemoryKind or str
         HOST: pinned memory of the host, which all devices of the context reach. DEVICE: memory of one device. SHARED:
         moves between the host and the devices as it is used.
     context : Context, or Device or str, optional
-        Its owner: the default context of a device, where that is given; of `device` where nothing is.
+        The owner, or a device for its default context; by default that of `device`.
     device : Device or str, optional
-        Where, such as ``"cuda:0"``; by default the first of `context`, or else the first that is not the host.
+        Such as ``"cuda:0"``; by default the first of `context`, or the default device.
     alignment : int, optional
-        A power of two, of which its address is to be a multiple; of 16 by default.
+        A power of two; the address is a multiple of it. 16 by default.
     write_combined : bool
-        HOST memory that the host does not cache, for what the host writes, in order, and only the device reads. That
-        the device may read faster; the host reads it very slowly.
+        HOST memory that the host does not cache, for data that the host writes sequentially and only the device reads.
+        The device may read it faster; the host reads it very slowly.
 
     Returns
     -------
@@ -149,13 +149,13 @@ def alloc(
     Raises
     ------
     InvalidRangeError
-        A size below 1 or beyond any memory, or an alignment that is no power of two.
+        A size below 1 or beyond any memory, or an alignment that is not a power of two.
     PinningError
         The device is not in the context, or has no such memory; or the context is closed.
     PluginUnavailableError
         There is no such device.
     MemoryError
-        There is no room: `OutOfMemoryError` of the vendor, `LockLimitError` where HOST memory cannot be locked.
+        Not enough memory: `OutOfMemoryError` of the vendor, or `LockLimitError` if HOST memory cannot be locked.
     VendorError
         The vendor refused for another reason.
     """
@@ -165,14 +165,14 @@ def alloc(
 
 
 def free(memory: Allocation | int, context: Context | None = None) -> None:
-    """Give memory back; as `Allocation.free`.
+    """Free memory, like `Allocation.free`.
 
     Parameters
     ----------
     memory : Allocation or int
         What `alloc` or a queue returned, or the address of its first byte.
     context : Context, optional
-        The owner that it must have. Needed where an address means something else to each of several vendors.
+        The owner. Needed if several vendors use the same address for different memory.
 
     Raises
     ------
@@ -185,9 +185,9 @@ def free(memory: Allocation | int, context: Context | None = None) -> None:
         ptr = integer(memory, "memory", "the address of an allocation, or else an Allocation")
         there = find(ptr, context.devices if context else ())
         if there is None:
-            raise InvalidRangeError(f"{ptr:#x} is no memory that is allocated here; was it freed already?")
+            raise InvalidRangeError(f"{ptr:#x} is not memory allocated here; was it already freed?")
         if there.ptr != ptr:
-            raise InvalidRangeError(f"{ptr:#x} lies within {there!r}: free that by its first byte")
+            raise InvalidRangeError(f"{ptr:#x} lies within {there!r}: free it by its first byte")
         found = there
     if context is not None and found.context is not context:
         raise InvalidRangeError(f"{found!r} is not owned by {context!r}, but by {found.context!r}")
@@ -206,5 +206,5 @@ _default_contexts = PerDevice(Context)
 def _memory_device(device: Device | str) -> MemoryDevice:
     found = device_of_name(device)
     if not isinstance(found, MemoryDevice):
-        raise PinningError(f"the plugin of {found.name} locks memory and allocates none")
+        raise PinningError(f"the plugin of {found.name} can lock memory but not allocate it")
     return found

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Pool(Store):
-    """Memory of one kind, to be allocated and freed in the order of queues; a context manager, which closes it.
+    """A stream-ordered allocator of memory of one kind; a context manager, which closes it.
 
-    What is freed in a queue is given out again as soon as the new allocation comes after the free: at once in the same
-    in-order queue, elsewhere when the wait list leads to the free's event, or when the free is known to be over.
+    A block freed in a queue is reused as soon as the new allocation is ordered after the free: immediately in the same
+    in-order queue; elsewhere if the wait list leads to the free's event, or if the free is known to be complete.
 
     Parameters
     ----------
@@ -35,14 +35,14 @@ class Pool(Store):
         The owner of the memory: the default context of a device, if one is given. Queues of its devices allocate here.
     kind : MemoryKind
     release_threshold : int, optional
-        Bytes: while more is reserved, what is wholly free goes back to the vendor. That is looked at whenever
-        something is freed here. By default all is kept until `trim_to` or `close`.
+        Bytes: while more is reserved, wholly free blocks go back to the vendor. This is checked at each free. By
+        default everything is kept until `trim_to` or `close`.
     maximum_size : int, optional
         Bytes that may be reserved at most.
     zero_initialize : bool
         Whether every allocation is filled with zeroes, in the order of its queue.
     read_only : bool
-        A promise that devices only read what is allocated here. `Allocation.read_only` passes it on.
+        A promise by the caller that devices only read this memory. `Allocation.read_only` passes it on.
 
     Attributes
     ----------

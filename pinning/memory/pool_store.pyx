@@ -137,8 +137,8 @@ def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[E
     """
     if not isinstance(given, PoolAllocation):
         if not isinstance(given, Allocation):
-            raise TypeError(f"memory is {describe(given)}; it must be what `Queue.alloc` has returned")
-        raise InvalidRangeError(f"{given} was not allocated in a queue: use its free(), once its work is over")
+            raise TypeError(f"memory is {describe(given)}; it must be an allocation returned by `Queue.alloc`")
+        raise InvalidRangeError(f"{given} was not allocated in a queue: use its free() when its work is complete")
     cdef PoolAllocation allocation = given
     if allocation.error is not None:
         return Event.over(queue, allocation.error)

@@ -78,10 +78,8 @@ cdef extern from "<pinning/vendor.hpp>" namespace "pinning" nogil:
         void fill(uint64_t ptr, uint32_t value, unsigned bytes, uint64_t count) except +raise_in_python
         void call(void (*function)(void*), void* argument) except +raise_in_python
         bool waits_for_values() noexcept
-        void copy_batch(const CopyItem* parts, uint64_t count) except +raise_in_python
         bool moves_parts() noexcept
-        bool kernel_is_late(uint64_t count) except +raise_in_python
-        void move_parts(uint64_t parts, uint64_t count) except +raise_in_python
+        uint64_t turn_bytes() noexcept
         void wait_value(uint64_t address, uint32_t value) except +raise_in_python
         void write_value(uint64_t address, uint32_t value) except +raise_in_python
         void write_then_wait(uint64_t written, uint32_t value, uint64_t awaited,

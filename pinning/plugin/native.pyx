@@ -300,7 +300,7 @@ cdef class NativeQueue:
     """An in-order queue of a `NativeDevice`: a `pinning.plugin.VendorQueue`, whose methods it has."""
 
     def __init__(self):
-        raise TypeError("a NativeQueue is had from a device's make_queue or adopt_queue")
+        raise TypeError("a NativeQueue comes from a device's make_queue or adopt_queue")
 
     def __repr__(self):
         return f"<NativeQueue with the handle {self.vendor.handle():#x}>"
@@ -393,7 +393,7 @@ cdef class NativeQueue:
 
 
 cdef object not_native(event):
-    return PinningError(f"{event!r} is of another vendor: queues wait only for events of their own, and only those times "
+    return PinningError(f"{event!r} is of another vendor: queues wait only for events of their own vendor, and only those times "
                         "are compared; wait for the event itself")
 
 
@@ -401,7 +401,7 @@ cdef class NativeEvent:
     """A point in a `NativeQueue`: a `pinning.plugin.VendorEvent`, whose methods it has."""
 
     def __init__(self):
-        raise TypeError("a NativeEvent is had from a queue's record")
+        raise TypeError("a NativeEvent comes from a queue's record")
 
     def __repr__(self):
         return f"<NativeEvent of the vendor's, at {<uintptr_t>self.vendor:#x}>"

@@ -32,27 +32,26 @@ cdef class Place:
 
 @cython.trashcan(True)  # each holds those that it waits for, and such a chain can be long
 cdef class Event:
-    """Event()\n--\n\nAn operation in a queue, to be waited for.
+    """Event()\n--\n\nAn operation in a queue, which can be waited for.
 
-    The vendor's event behind it is made when it is needed, and always so that it stands right after the
-    operation: when it is waited for, or when the next operation is submitted while this object is still there. An
-    `Event` that was dropped by then cost nothing.
+    The vendor's event behind it is recorded directly after the operation, and only when it is needed: when something
+    waits for it, or when the next operation is submitted while this object still exists. An `Event` that is dropped
+    before makes no vendor call.
 
-    It fails when its operation failed, or any that the wait list of its operation names. Operations before it in an
-    in-order queue that failed do not make it fail.
+    It fails if its operation, or any event in the operation's wait list, failed. Failed operations before it in an
+    in-order queue do not make it fail.
 
-    An `Event` that is made by calling the class is over already; see `over`. That of an operation which was recorded
-    into a graph has no end of its own: `done` and `wait` raise `GraphCaptureError`.
+    An `Event` made by calling the class is already complete; see `over`. The event of an operation recorded into a
+    graph never completes: `done` and `wait` raise `GraphCaptureError`.
 
-    ``await event`` in a task of asyncio is `wait` without blocking the loop. A task that is cancelled leaves the
-    operation as it is.
+    ``await event`` in asyncio is `wait` without blocking the loop. Cancelling the task does not affect the operation.
 
     Attributes
     ----------
     queue : Queue or None
-        What it was submitted to, if anything.
+        The queue to which it was submitted, if any.
     error : BaseException or None
-        Why it failed, as far as is known by now. Reading it does not poll the vendor.
+        Why it failed, if that is already known. Reading it does not poll the vendor.
     """
 
     def __cinit__(self):
@@ -152,7 +151,7 @@ cdef class Event:
             One of them was over from the start, or they are of different vendors.
         """
         if not isinstance(since, Event):
-            raise TypeError(f"since is {describe(since)}; it must be the event from which on the time counts")
+            raise TypeError(f"since is {describe(since)}; it must be the event from which time is measured")
         cdef Event event, first = since
         for event in (first, self):
             try:
@@ -171,7 +170,7 @@ cdef class Event:
     cdef recorded(self):
         """The vendor's event, made now if there is none."""
         if self.place is None:
-            raise PinningError(f"{self!r} was over when it was made, and so it has no time; use queue.record()")
+            raise PinningError(f"{self!r} was complete when it was made, so it has no time; use queue.record()")
         self.place.lane.check_process()
         if self.place.vendor_event is None:
             self.place.lane.record(self.place)
@@ -239,7 +238,7 @@ cdef class Event:
         return _wait_for(self).__await__()
 
     def __reduce__(self):
-        raise TypeError(f"{self!r} can be neither copied nor pickled: it is of this process; wait for it first")
+        raise TypeError(f"{self!r} can be neither copied nor pickled: it belongs to this process; wait for it first")
 
     def __repr__(self):
         if self.capture:

@@ -104,6 +104,7 @@ cdef class Lane:
     cdef bint adopted  # and its owner may end it when what was submitted is over
     cdef list recorder  # what recorded operations keep, if it is not to be kept by their graph
     cdef bint watched
+    cdef uint64_t unwatched  # `submitted` when that was last asked for
     cdef readonly bint retired
     cdef bint closing  # nothing is submitted any more
     cdef readonly bint closed

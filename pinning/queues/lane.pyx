@@ -258,8 +258,12 @@ cdef class Lane:
         return [point_at(self.timeline, position) for position in positions]
 
     def unwatch(self):
-        """Whether nothing is kept, so that polling is not needed."""
-        self.watched = not self.kept.empty()
+        """Whether nothing is kept, and nothing has come since the last time, so that polling is not needed.
+
+        To be watched again wakes a thread, which a program that copies now and then would feel each time.
+        """
+        self.watched = not self.kept.empty() or self.submitted != self.unwatched
+        self.unwatched = self.submitted
         return not self.watched
 
     cdef bint may_write(self, uint64_t start, uint64_t size) noexcept:
@@ -288,6 +292,7 @@ cdef class Lane:
     cdef bint ask(self, bint block) except *:
         """Whether the vendor has done all, or wait until it has. Until it answers, the queue is not given back."""
         cdef bint over = True
+        cdef VendorQueue* queue = self.queue
         self.check_uncaptured("cannot be asked or waited for")
         ident = PyThread_get_thread_ident()
         self.asking.append(ident)
@@ -295,7 +300,8 @@ cdef class Lane:
             if block:
                 self.vendor.synchronize()
             else:
-                over = self.vendor.done()
+                with nogil:
+                    over = queue.done()
             self.refusals = 0
         except Exception as error:
             self.refusals += 1

@@ -48,7 +48,7 @@ cdef class TimelinePoint:
     """
 
     def __init__(self):
-        raise TypeError("a TimelinePoint is had from an Event")
+        raise TypeError("a TimelinePoint comes from an Event")
 
     @property
     def reached(self) -> bool:
@@ -75,7 +75,7 @@ cdef class Dependencies:
     """
 
     def __init__(self) -> NoReturn:
-        raise TypeError("a Dependencies is had from an Event or a Queue")
+        raise TypeError("a Dependencies comes from an Event or a Queue")
 
     def __contains__(self, TimelinePoint point not None) -> bool:
         return point.timeline.reached >= point.position or covers(self.latest, point.timeline, point.position)

@@ -37,29 +37,29 @@ class Pools(Protocol):
 
 
 class Queue(Submitter):
-    """Work for a device. Any thread may submit.
+    """A queue of operations on a device; on CUDA a stream. Any thread may submit.
 
-    In order, each operation starts when all before it are over. Out of order, it starts when its wait list is over;
-    the vendor runs a few of them at a time, and the order in which it does is no promise.
+    In order, each operation starts when all before it are complete. Out of order, it starts when its wait list is
+    complete; a few operations run at a time, in no guaranteed order.
 
-    A queue that is dropped is given back to the vendor once its work is over.
+    A queue that is dropped is given back to the vendor when its work is complete.
 
     Parameters
     ----------
     device : MemoryDevice or str, optional
-        By itself or by name; the default device when None.
+        The device or its name; by default the default device.
     order : {"in_order", "out_of_order"}
     links : {"own", "idle"} or devices, optional
-        Over whose buses copies of 64 MiB and more between host and device may go: the device's own alone, also those of
-        all peers that are joined to it by a faster link and have no work of this package, or those of the peers named,
-        whenever they have none. By default `pinning.copies.costs.links`, which is ``"own"``.
+        Which buses copies of 64 MiB and more between host and device may use: only the device's own; also those of
+        all peers that are connected by a faster link and have no work of this package; or also those of the named
+        peers, while they have none. By default `pinning.copies.costs.links`, which is ``"own"``.
 
     Raises
     ------
     PinningError
         The device has no queues; or of `links`, one is named twice, is the device itself, or cannot carry its copies.
     ArgumentError
-        There is no such order, or `links` are none.
+        `order` or `links` is invalid.
     VendorError
         The vendor refused.
     """
@@ -103,7 +103,7 @@ class Queue(Submitter):
         owner = _memory_device(device)
         if isinstance(stream, int):
             if not 0 <= stream < 1 << 64:
-                raise InvalidRangeError(f"{stream:#x} is no handle of a queue; give a Queue, or the vendor's handle")
+                raise InvalidRangeError(f"{stream:#x} is not a handle of a queue; give a Queue, or the vendor's handle")
             return cls._over(owner, owner.adopt_queue(stream), None)
         handle = _handle_of(stream)
         queue = cls._adopted.get((id(owner), handle))
@@ -146,7 +146,7 @@ class Queue(Submitter):
             It is of another device.
         """
         if self.device.vendor != "cuda":
-            raise AttributeError(f"{self!r} is no stream of CUDA")
+            raise AttributeError(f"{self!r} is not a CUDA stream")
         return lambda: (0, self.handle)
 
     def alloc(
@@ -221,10 +221,10 @@ class Queue(Submitter):
         function : callable
             Is called without arguments.
         wait_for : iterable of Event
-            What must be over before.
+            Events that must complete first.
         """
         if not callable(function):
-            raise TypeError(f"a queue calls functions, and {describe(function)} is none")
+            raise TypeError(f"{describe(function)} is not a function that a queue could call")
         event = Event()
         callback = HostCallback(function, event)
 
@@ -307,8 +307,10 @@ def _memory_device(device: Device | str | None) -> MemoryDevice:
 def _handle_of(stream: object) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if not callable(protocol):
-        raise TypeError(f"{describe(stream)} is no queue: neither a pinning.Queue nor an object with __cuda_stream__")
+        raise TypeError(
+            f"{describe(stream)} is not a queue: neither a pinning.Queue nor an object with __cuda_stream__"
+        )
     version, handle = protocol()
     if version != 0:
-        raise PinningError(f"{stream!r} speaks version {version} of __cuda_stream__; known is version 0")
+        raise PinningError(f"{stream!r} has version {version} of __cuda_stream__; only version 0 is supported")
     return int(handle)

@@ -39,7 +39,7 @@ cdef class Staged:
     """
 
     def __init__(self):
-        raise TypeError("what is staged is had from a Staging")
+        raise TypeError("what is staged comes from a Staging")
 
     def __dealloc__(self):
         cdef CStaged* staged = self.staged

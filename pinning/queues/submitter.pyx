@@ -110,14 +110,6 @@ cdef class Submitter:
         """Whether the vendor's queue has a kernel that copies many parts at once."""
         return getattr((<Lane>self.lanes[0]).vendor, "moves_parts", False)
 
-    def kernel_is_late(self, uint64_t count) -> bool:
-        """Whether the copy engines are likely to have moved `count` small parts sooner than that kernel."""
-        cdef Lane lane = self.lanes[0]
-        cdef bint late
-        with nogil:
-            late = lane.queue.kernel_is_late(count)
-        return late
-
     @property
     def waits_for_values(self) -> bool:
         """Whether the vendor's queues have `wait_value` and `write_value`, without which nothing can be staged."""
@@ -236,7 +228,7 @@ cdef class Submitter:
                                     "lock the buffer before, or submit to another queue")
         for wait in self.waited_for(wait_for, capture):
             if wait.capture == 0 and not wait.done():
-                raise GraphCaptureError(f"{wait!r} is not over, and a graph cannot wait for it: wait for it before the "
+                raise GraphCaptureError(f"{wait!r} is not complete, and a graph cannot wait for it: wait for it before the "
                                         "capture begins")
         cdef bint outermost = lane.enter()
         try:

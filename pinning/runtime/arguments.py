@@ -63,7 +63,7 @@ def seconds(value: float | None, name: str = "timeout") -> float | None:
     except (TypeError, ValueError, OverflowError):
         count = math.nan
     if math.isnan(count):
-        raise TypeError(f"{name} is {describe(value)}; it must be a number of seconds, or None to wait for ever")
+        raise TypeError(f"{name} is {describe(value)}; it must be a number of seconds, or None to wait forever")
     return count
 
 
@@ -80,7 +80,7 @@ def path_name(path: Any, name: str = "path") -> str:
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
-        raise ValueError(f"{name} is {text[:_LONGEST]!a}; no file has half a letter in its name") from None
+        raise ValueError(f"{name} is {text[:_LONGEST]!a}; a file name cannot contain an unpaired surrogate") from None
     return text
 
 

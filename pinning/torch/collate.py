@@ -216,6 +216,8 @@ def _received(key: tuple[int, int], ticket: Ticket | None, batch: Any, missed: b
     if ticket is None:
         return batch
     if slots is None:
-        raise PinningError("the Collate of this batch is gone, or is that of another process: keep it with its loader")
+        raise PinningError(
+            "the Collate of this batch is gone, or belongs to another process: keep it as long as its loader"
+        )
     memory = numpy.asarray(slots.receive(ticket))
     return replaced(batch, lambda place: place.tensor(memory), _Place)

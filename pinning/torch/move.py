@@ -58,7 +58,7 @@ class _Move:
     def __init__(self, device: torch.device | str | int) -> None:
         self._device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if self._device.type != "cuda":
-            raise ValueError(f"{self._device} is no GPU; give one such as 'cuda' or 'cuda:1'")
+            raise ValueError(f"{self._device} is not a GPU; give one such as 'cuda' or 'cuda:1'")
         if self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._made: dict[object, torch.Tensor] = {}

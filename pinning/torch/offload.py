@@ -213,7 +213,7 @@ def offload(module: torch.nn.Module, device: torch.device | str | int = "cuda", 
     """
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if where.type != "cuda":
-        raise ValueError(f"{where} is no GPU; give one such as 'cuda' or 'cuda:1'")
+        raise ValueError(f"{where} is not a GPU; give one such as 'cuda' or 'cuda:1'")
     resident = byte_count(resident, "resident", what="the bytes of weights that may be on the GPU at a time")
     if where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy
@@ -15,7 +15,7 @@ import torch
 from pinning.arena import Arena
 from pinning.copies import copy_async, copy_batch_async
 from pinning.errors import LockLimitError, PinningError, VendorError
-from pinning.memory import Allocation, alloc
+from pinning.memory import alloc
 from pinning.plugin import MemoryKind
 from pinning.queues import Event, Queue
 from pinning.queues.links import Links
@@ -31,6 +31,12 @@ _AHEAD = 8  # copies under way at a time, so that links are let go soon
 _parked: WeakKeyDictionary[Holder, Parked] = WeakKeyDictionary()
 
 
+class _HostMemory(NamedTuple):
+    ptr: int
+    nbytes: int
+    free: Callable[[], None]
+
+
 class Parked:
     """What `park` returns: the memory in the host, which is kept for the next time until the module is gone.
 
@@ -43,7 +49,7 @@ class Parked:
     """
 
     def __init__(self) -> None:
-        self._host: Arena | Allocation | None = None
+        self._host: _HostMemory | None = None
         self._storages: list[tuple[str, torch.UntypedStorage, int, int]] = []  # device, offset and bytes of each
         self.nbytes = 0
 
@@ -60,9 +66,9 @@ class Parked:
         if not placed:
             return
         if self._host is None or self._host.nbytes < end:
-            if isinstance(self._host, Arena):
-                self._host.close()
-            self._host = None  # before there is another
+            if self._host is not None:  # before there is another
+                self._host.free()
+                self._host = None
             self._host = _host_memory(end, placed[0][0])
         _synchronize(placed)
         self._copy(placed, links, back=False)
@@ -119,8 +125,8 @@ class Parked:
                 event.wait()
 
     def __del__(self) -> None:
-        if isinstance(self._host, Arena):
-            defer(self._host._close)  # not here: the garbage collector runs this in the middle of anything
+        if self._host is not None:
+            defer(self._host.free)  # not here: the garbage collector runs this in the middle of anything
 
     def __repr__(self) -> str:
         return f"<Parked: {self.nbytes} bytes, {'in the host' if self.parked else 'awake'}>"
@@ -159,7 +165,7 @@ def park(*holders: Holder, links: Links = "idle") -> Parked:
     storages = list(_storages_of(holders))
     parked = _parked.get(holders[0]) or Parked()
     if parked.parked:
-        raise PinningError(f"this {type(holders[0]).__name__} is parked already; wake it first")
+        raise PinningError(f"this {type(holders[0]).__name__} is already parked; wake it first")
     parked.park(storages, links)
     for each in holders:
         _parked[each] = parked
@@ -193,7 +199,7 @@ def wake(*holders: Holder, links: Links = "idle") -> None:
             parked.wake(links)
 
 
-def _host_memory(nbytes: int, device: str) -> Arena | Allocation:
+def _host_memory(nbytes: int, device: str) -> _HostMemory:
     """Of an arena, whose pages many threads bring in; the vendor's own are brought in by one."""
     try:
         with ExitStack() as undo:
@@ -201,9 +207,10 @@ def _host_memory(nbytes: int, device: str) -> Arena | Allocation:
             undo.callback(arena.close)
             arena.wait()
             undo.pop_all()
-            return arena
+            return _HostMemory(arena.ptr, nbytes, arena._close)
     except (LockLimitError, VendorError):  # the vendor's own has other limits
-        return alloc(nbytes, MemoryKind.HOST, device=device)
+        memory = alloc(nbytes, MemoryKind.HOST, device=device)
+        return _HostMemory(memory.ptr, nbytes, memory.free)
 
 
 def _storages_of(holders: Iterable[Holder]) -> Iterator[tuple[str, torch.UntypedStorage]]:
@@ -221,11 +228,12 @@ def _storages_of(holders: Iterable[Holder]) -> Iterator[tuple[str, torch.Untyped
         seen.add(storage._cdata)
         if storage.nbytes() == 0:
             raise PinningError(
-                f"a tensor of shape {tuple(tensor.shape)} has no memory: it is parked already; wake it first"
+                f"a tensor of shape {tuple(tensor.shape)} has no memory: it is already parked; wake it first"
             )
         if not storage.resizable():
             raise PinningError(
-                f"the memory of a tensor of shape {tuple(tensor.shape)} is not torch's to give back: park a clone of it"
+                f"the memory of a tensor of shape {tuple(tensor.shape)} was not allocated by torch, so "
+                "it cannot be freed: park a clone of it"
             )
         yield device, storage
 

@@ -171,7 +171,7 @@ def unpin(holder: Holder) -> None:
         if addresses and each.has_all(addresses):
             each.unpin()
             return
-    raise NotLockedError("pinning.torch.pin has not pinned this, or it has been unpinned: nothing is to be given up")
+    raise NotLockedError("pinning.torch.pin has not pinned this, or it has been unpinned: there is nothing to unpin")
 
 
 def _end(of: Any) -> None:

@@ -35,7 +35,7 @@ def tensors_of(holder: Holder) -> Iterator[torch.Tensor]:
         yield from tensors_within(holder)
     else:
         raise TypeError(
-            f"{describe(holder)} has no tensors that are known; give a tensor, a module, an optimizer, or a "
+            f"{describe(holder)} contains no tensors; give a tensor, a module, an optimizer, or a "
             "mapping or sequence of these"
         )
 

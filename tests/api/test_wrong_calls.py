@@ -52,7 +52,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.locked((A, B)).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
     # What is no device.
     *(
-        (call, TypeError, "0 is no device; give a name")
+        (call, TypeError, "0 is not a device; give a name")
         for call in (
             lambda: pinning.device(0),
             lambda: pinning.lock(A, device=0),
@@ -96,9 +96,9 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_batch(*ENDS, [8, 1 << 63]), InvalidRangeError, f"item 1 .* its size is {1 << 63}"),
     (lambda: pinning.copy_batch(*ENDS, [1 << 62, 1 << 62]), InvalidRangeError, "item 1 .* together have fewer"),
     (lambda: pinning.copy_batch([A, A], [B, B], [8, [8, 8]]), TypeError, "item 1 .* in sizes is a list"),
-    (lambda: pinning.copy_batch([1 << 64], [B], 8), InvalidRangeError, "item 0 .* no address of memory"),
-    (lambda: pinning.copy_batch([A, 1 << 64], [B, B], 8), InvalidRangeError, "item 1 .* no address of memory"),
-    (lambda: pinning.copy(1 << 64, A, 8), InvalidRangeError, "no address of memory"),
+    (lambda: pinning.copy_batch([1 << 64], [B], 8), InvalidRangeError, "item 0 .* not an address of memory"),
+    (lambda: pinning.copy_batch([A, 1 << 64], [B, B], 8), InvalidRangeError, "item 1 .* not an address of memory"),
+    (lambda: pinning.copy(1 << 64, A, 8), InvalidRangeError, "not an address of memory"),
     (lambda: MAP.overlapping(8, 0), InvalidRangeError, "at least one byte"),
     # What is no yes or no.
     (lambda: pinning.lock(A, coherent="yes"), TypeError, "coherent is 'yes'"),
@@ -109,34 +109,34 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.pinned_map("host").lock(A, 8), TypeError, "address is a ndarray"),
     (lambda: pinning.pinned_map("host").find(A), TypeError, "address is a ndarray"),
     (lambda: pinning.free(A), TypeError, "memory is a ndarray"),
-    (lambda: pinning.copy(A, 5), InvalidRangeError, "0x5 is no address"),
-    (lambda: pinning.fill(A, 1.5), TypeError, "1.5 is no byte"),
-    (lambda: pinning.fill(A, "1"), TypeError, "'1' is no byte"),
+    (lambda: pinning.copy(A, 5), InvalidRangeError, "0x5 is not an address"),
+    (lambda: pinning.fill(A, 1.5), TypeError, "1.5 is not a byte"),
+    (lambda: pinning.fill(A, "1"), TypeError, "'1' is not a byte"),
     # Queues, events, pools.
     (lambda: Queue("host").alloc(4096, "x"), ValueError, "kind is 'x'"),
     (lambda: Queue("host").alloc(4096, pool="x"), TypeError, "pool is 'x'"),
     (lambda: Queue("host").alloc(4096, wait_for=5), TypeError, "wait_for is 5"),
-    (lambda: Queue("host").free(A), TypeError, "memory is a ndarray; it must be what"),
+    (lambda: Queue("host").free(A), TypeError, "memory is a ndarray; it must be an allocation"),
     (lambda: Pool("host").alloc(A, 4096), TypeError, "queue is a ndarray"),
-    (lambda: pinning.copy(A, B, queue=A), TypeError, "a ndarray is no queue"),
+    (lambda: pinning.copy(A, B, queue=A), TypeError, "a ndarray is not a queue"),
     (lambda: pinning.copy_batch(None, [B]), TypeError, "dsts is None"),
     (lambda: pinning.load_file(5), TypeError, "path is 5"),
     (lambda: pinning.save_file(5, "x"), TypeError, "tensors is 5"),
     (lambda: Queue(order=A), ValueError, "order is a ndarray; it must be 'in_order'"),
-    (lambda: Queue.adopt(-1, "host"), InvalidRangeError, "-0x1 is no handle"),
-    (lambda: Queue.adopt(1 << 80, "host"), InvalidRangeError, "is no handle"),
+    (lambda: Queue.adopt(-1, "host"), InvalidRangeError, "-0x1 is not a handle"),
+    (lambda: Queue.adopt(1 << 80, "host"), InvalidRangeError, "is not a handle"),
     (lambda: Queue("host").call(print, wait_for=A), TypeError, "wait_for takes a list of events"),
     (lambda: Queue("host").record().elapsed(3), TypeError, "since is 3; it must be the event"),
     (lambda: Queue("host").record().comes_after(None), TypeError, "point is None; it must be the `point`"),
     (lambda: Event.over(error="x"), TypeError, "error is 'x'; it must be an exception"),
     (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), ValueError, "engine is a ndarray; it must be"),
-    (lambda: pinning.memory_info(int), TypeError, "type is no buffer"),
+    (lambda: pinning.memory_info(int), TypeError, "type is not a buffer"),
     # What has bytes that are not to be copied.
     (lambda: pinning.copy(OBJECTS, A), TypeError, "holds Python objects.* astype"),
     (lambda: pinning.copy(A, memoryview(OBJECTS)), TypeError, "holds Python objects"),
     (lambda: pinning.fill(OBJECTS, 1), TypeError, "holds Python objects"),
-    (lambda: pinning.lock(Series()), TypeError, "Series is no buffer; pass its array, such as to_numpy"),
-    (lambda: numpy.asarray(Queue("host").alloc(8)[0]), TypeError, r"no memory that NumPy can read: .*pinning.copy\("),
+    (lambda: pinning.lock(Series()), TypeError, "Series is not a buffer; pass its array, such as to_numpy"),
+    (lambda: numpy.asarray(Queue("host").alloc(8)[0]), TypeError, r"not memory that NumPy can read: .*pinning.copy\("),
     (lambda: pinning.alloc(8, 5), TypeError, "kind is 5; it must be a MemoryKind"),
     # What stands for something of this process.
     *(
@@ -177,7 +177,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: region_of_a().in_one_piece("x", 8), TypeError, "address is 'x'"),
     (lambda: "x" in region_of_a(), TypeError, "address is 'x'"),
     # Arrays of devices, and arenas.
-    (lambda: arrays.device_array(8, dtype="x"), TypeError, "dtype is 'x'; it must be a type of NumPy's"),
+    (lambda: arrays.device_array(8, dtype="x"), TypeError, "dtype is 'x'; it must be a NumPy dtype"),
     (lambda: arrays.device_array(8, order=A), LayoutError, "no order a ndarray; give 'C'"),
     (lambda: arrays.to_device(A, to="host"), TypeError, "to is 'host'; it must be a DeviceArray.* device="),
     (lambda: arrays.to_device(A, device="host").transpose("x"), TypeError, "axes is 'x'"),

@@ -145,7 +145,7 @@ def test_a_name_with_another_size(name: str, device: FakeDevice) -> None:
 def test_what_is_no_segment(name: str, device: FakeDevice, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"important")
     file_of(name).symlink_to(tmp_path / "file")
-    with pytest.raises(PinningError, match="is not to be had"):
+    with pytest.raises(PinningError, match="cannot be used"):
         Arena(9, device, name=name)
     file_of(name).unlink()
     assert (tmp_path / "file").read_bytes() == b"important"

@@ -334,7 +334,7 @@ def test_every_element_by_itself(device: Any) -> None:
     there[-1, 0] += 0.5
     assert numpy.asarray(there).tolist() == [[0, 1, 2], [3.5, 4, 9]]
     assert numpy.asarray(there, numpy.int8).dtype == numpy.int8
-    with pytest.raises(ValueError, match="unless it is copied"):
+    with pytest.raises(ValueError, match="without a copy"):
         numpy.asarray(there, copy=False)
     assert len(there) == 2
     with pytest.raises(IndexError):
@@ -348,7 +348,7 @@ def test_broadcasting_is_numpys(device: Any) -> None:
     there[:, 0] = arrays.to_device(numpy.full(1, 9.0), device=device)
     assert there.copy_to_host().tolist() == [[9, 2, 3, 4], [9, 6, 7, 8], [9, 2, 3, 4]]
     for value in ([1, 2], numpy.zeros((2, 4)), arrays.to_device(numpy.zeros(5), device=device)):
-        with pytest.raises(LayoutError, match="does not go into shape"):
+        with pytest.raises(LayoutError, match="does not fit into shape"):
             there[:] = value
     with pytest.raises(LayoutError, match="dtype int64"):
         there[:] = arrays.to_device(numpy.zeros(4, int), device=device)
@@ -491,7 +491,7 @@ def test_memory_in_use_is_not_given_back(held: FarDevice) -> None:
     assert pool.used == 0
 
 
-def test_what_others_had_goes_back_only_once_the_device_is_idle(held: FarDevice) -> None:
+def test_exported_memory_is_returned_after_the_device_is_idle(held: FarDevice) -> None:
     for make in (
         lambda: arrays.device_array(64, device=held).device_ptr,
         lambda: arrays.pinned_array(64, device=held).ctypes.data,
@@ -568,9 +568,9 @@ def test_two_threads_with_one_array() -> None:
 
 def test_a_stream_of_another_device(far: FarDevice) -> None:
     there = arrays.to_device(numbers(4), device=far)
-    with pinning.Queue(HOST) as queue, pytest.raises(PinningError, match="is not of fake:0"):
+    with pinning.Queue(HOST) as queue, pytest.raises(PinningError, match="is not a stream of fake:0"):
         there.copy_to_host(stream=queue)
-    with pytest.raises(TypeError, match="is no queue"):
+    with pytest.raises(TypeError, match="is not a queue"):
         there.copy_to_host(stream="s")
 
 
@@ -805,7 +805,7 @@ def test_pinned_beside_what_others_have_pinned_in_part(far: FarDevice) -> None:
 
 def test_pinned_locks_all_or_none(far: FarDevice) -> None:
     array = numpy.zeros(1000, "u1")
-    with pytest.raises(TypeError, match="no buffer"), arrays.pinned(array, 3.5, device=far):
+    with pytest.raises(TypeError, match="not a buffer"), arrays.pinned(array, 3.5, device=far):
         pass
     far.fail(VendorError("fakeLock", 1, "FAKE_FAILURE"), calls_before=1)
     with pytest.raises(VendorError), arrays.pinned(array[:10], array[20:30], device=far):
@@ -858,7 +858,7 @@ def test_what_cannot_be_copied(device: Any) -> None:
         there.copy_to_host([1])  # type: ignore[arg-type]
     closed = numpy.zeros((2, 3))
     closed.flags.writeable = False
-    with pytest.raises(LayoutError, match="read only"):
+    with pytest.raises(LayoutError, match="read-only"):
         there.copy_to_host(closed)
     with pytest.raises(TypeError, match="Python objects"):
         arrays.to_device(numpy.array([object()]), device=device)
@@ -872,7 +872,7 @@ def test_what_cannot_be_copied(device: Any) -> None:
     for index in ([0, 1], numpy.array([True, False]), True, 1.5, "x"):
         with pytest.raises(TypeError, match="takes integers"):
             there[index]  # type: ignore[index]
-    with pytest.raises(LayoutError, match="no order of 2"):
+    with pytest.raises(LayoutError, match="not a permutation of 2"):
         there.transpose((0, 0))
 
 
@@ -940,11 +940,11 @@ def test_dlpack_is_read_once_and_freed_once() -> None:
         capsule = there.__dlpack__(max_version=versioned)
         tensor = take_capsule(capsule)
         assert (tensor.shape, tensor.strides, tensor.bits, tensor.lanes) == ((4,), (1,), 64, 1)
-        with pytest.raises(BufferError, match="taken already"):
+        with pytest.raises(BufferError, match="already been consumed"):
             take_capsule(capsule)
         del capsule, tensor
         there.__dlpack__(max_version=versioned)  # and dropped
-    with pytest.raises(TypeError, match="no capsule"):
+    with pytest.raises(TypeError, match="not a capsule"):
         take_capsule(3)
     del there
     gc.collect()
@@ -972,7 +972,7 @@ def test_read_only_memory_stays_so() -> None:
     source.flags.writeable = False
     there = arrays.as_device_array(source)
     assert there.read_only
-    with pytest.raises(LayoutError, match="read only"):
+    with pytest.raises(LayoutError, match="read-only"):
         there[0] = 1
     with pytest.raises(BufferError, match="max_version"):
         there.__dlpack__()
@@ -1023,7 +1023,7 @@ def test_another_librarys_array_is_taken_where_it_is(far: FarDevice) -> None:
     assert (empty.dtype, empty.device_ptr) == (numpy.dtype([("a", "<i4"), ("b", "<f8")]), 0)
     with pytest.raises(PinningError, match="mask"):
         arrays.as_device_array(Foreign(shape=(1,), typestr="<f8", data=(1, False), mask=3), device=far)
-    with pytest.raises(InvalidRangeError, match="knows of no memory"):
+    with pytest.raises(InvalidRangeError, match="has no memory at"):
         arrays.as_device_array(Foreign(shape=(1,), typestr="<f8", data=(4096, False)), device=far)
     with pytest.raises(InvalidRangeError, match="address 0"):
         arrays.as_device_array(Foreign(shape=(1,), typestr="<f8", data=(0, False)), device=far)

@@ -26,7 +26,6 @@ from pinning.machine.pressure import Pressure
 from pinning.machine.room import system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem
 
-WAIT = 60.0
 SIZE = 1 << 16
 
 
@@ -484,7 +483,7 @@ def test_the_child_of_a_fork_has_nothing_idle() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the package's own handler", "afterwards"])
-def test_what_is_the_parents_is_not_given_back_when_the_child_collects_it(when: str) -> None:
+def test_child_collecting_the_parents_locks_changes_no_budget(when: str) -> None:
     program = """
         import gc, os, sys
         gc.disable()
@@ -635,7 +634,7 @@ def test_idle_memory_goes_while_memory_is_short(device: FakeDevice, monkeypatch:
     held.unlock()
 
 
-def test_what_a_handler_before_the_packages_own_locks_is_the_childs() -> None:
+def test_locks_of_an_earlier_fork_handler_belong_to_the_child() -> None:
     run_program(
         """
         import os, sys

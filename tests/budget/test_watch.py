@@ -227,7 +227,7 @@ for refused in (
 
 @filters
 @pytest.mark.parametrize(
-    ("preloaded", "said"), [(True, "noticed where the program calls libc"), (False, "not noticed: the kernel refuses")]
+    ("preloaded", "said"), [(True, "detected in libc calls"), (False, "not detected: the kernel refuses")]
 )
 def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: bool, said: str) -> None:
     variables = {"LD_PRELOAD": str(library())} if preloaded else {}
@@ -266,7 +266,7 @@ print(problem)
 
 
 @filters
-def test_where_the_kernel_forbids_it_locks_work_and_it_is_said_why() -> None:
+def test_without_userfaultfd_locks_work_and_the_reason_is_reported() -> None:
     said = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){WITHOUT}")
     assert "userfaultfd: Operation not permitted" in said
     assert "seccomp" in said

@@ -155,7 +155,7 @@ def test_where_shared_memory_is_read_only_the_demo_goes_on_and_doctor_says_so(pi
     assert "Read-only file system" in report["missing"]["shared memory"]
     assert "Without the shared memory: [Errno 30] Read-only" in pinning.text("demo", "--device", "host", **how)
     (advice,) = [each for each in pinning.json("doctor", **how)["advice"] if "/dev/shm" in each["why"]]
-    assert "arenas with a name" in advice["why"] and "remount,rw" in advice["command"]
+    assert "named arenas" in advice["why"] and "remount,rw" in advice["command"]
 
 
 def test_demo_sees_a_byte_in_the_wrong_place(pinning: Pinning) -> None:
@@ -267,7 +267,7 @@ def test_doctor_tells_of_arenas_that_nobody_has(pinning: Pinning) -> None:
         subprocess.run([sys.executable, "-W", "ignore", "-c", f"{there}; {make}"], check=True)
         file = Path(folder) / "pinning-arena.doctor"
         (advice,) = [each for each in pinning.json("doctor", first=there)["advice"] if "arena" in each["why"]]
-        assert advice["why"].startswith("killed processes have left the arena 'doctor', of 4")
+        assert advice["why"].startswith("killed processes have left behind the arena 'doctor', 4")
         assert file.exists()
         subprocess.run(advice["command"], shell=True, check=True)
         assert not file.exists()

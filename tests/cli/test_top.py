@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from limits import needs_room_to_lock
-from pinning.cli.status import NoStatusError, status_of
+from pinning.cli.status import NoStatusError, Status, status_of
+from pinning.cli.top_view import show
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -135,6 +137,21 @@ def test_files_are_counted(program: Program, tmp_path: Path) -> None:
     program("there = pinning.alloc(700_000, device='host'); held.append(pinning.lock(array[:100], device='host'))")
     program(f"pinning.copy_file(there, {str(tmp_path / 'file')!r}).wait()")
     assert seen(program.pid)["moved"] == {"direct": 0, "staged": 700_000, "lock": 0, "plain": 0, "small": 0}
+
+
+def test_what_went_over_peers_links_is_shown(program: Program) -> None:
+    program("there = pinning.alloc(1000, device='host'); held.append(pinning.lock(array[:1000], device='host'))")
+    status = status_of(program.pid)
+    assert status.by_peers == 0 and "over peers' links" not in shown(status)
+    program("from pinning.copies.work import count_by_peers; count_by_peers(3 << 30)")
+    assert re.search(r"over peers. links 3\S* G", shown(status_of(program.pid)))
+
+
+def shown(status: Status) -> str:
+    """All that there is of a process, as words."""
+    with (to := Console(width=200)).capture() as text:
+        show([status], True, to)
+    return " ".join(text.get().replace("│", " ").split())
 
 
 def test_the_budget_and_what_is_idle(program: Program) -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite over every plugin, on its stand-in driver, whose calls it lets fail.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""The conformance suite over every plugin, on its stand-in driver, whose calls it lets fail."""
 
 from __future__ import annotations
 

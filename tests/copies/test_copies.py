@@ -350,9 +350,7 @@ def test_a_copy_keeps_both_ends_until_it_is_done(device: FakeMemoryDevice) -> No
 
 @pytest.mark.parametrize("size", [1000, SIZE])
 @pytest.mark.parametrize("part", [slice(None), slice(1, None)], ids=["whole", "part"])
-def test_what_is_unlocked_under_a_copy_stays_locked_until_it_is_over(
-    device: FakeMemoryDevice, size: int, part: slice
-) -> None:
+def test_unlock_during_a_copy_takes_effect_when_it_completes(device: FakeMemoryDevice, size: int, part: slice) -> None:
     device.held = True
     with pinning.Queue(device) as queue, pinning.alloc(size, device=device) as there:
         array, back = noise(size)[part], numpy.zeros(size, numpy.uint8)[part]
@@ -433,11 +431,11 @@ def test_what_cannot_be_copied_is_refused_and_nothing_is_submitted(
         (there, noise(99), 100, "nbytes is 100; it must lie between 1 and 99"),
         (there, array, 0, "nbytes is 0"),
         (there, array, -1, "nbytes is -1"),
-        (there, noise(200)[::2], None, "do not follow one another"),
-        (there, array[::-1], None, "do not follow one another"),
-        (bytes(100), there, None, "read only"),
+        (there, noise(200)[::2], None, "are not contiguous"),
+        (there, array[::-1], None, "are not contiguous"),
+        (bytes(100), there, None, "read-only"),
         (there.ptr, array.ctypes.data, None, "give nbytes"),
-        (there, 0, 10, "no address"),
+        (there, 0, 10, "not an address"),
         (there, 2**64 - 4, 8, "past the top of the address space"),
         (2**64 - 4, there, 8, "past the top of the address space"),
         (there, numpy.zeros(0), None, "empty"),

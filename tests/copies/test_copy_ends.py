@@ -50,14 +50,14 @@ def test_a_tensor_of_the_host_by_dlpack(device: FakeMemoryDevice, queue: pinning
         back = numpy.zeros_like(array)
         pinning.copy(kind(back), there, queue=queue)
         assert (back == array).all()
-        with pytest.raises(InvalidRangeError, match="do not follow one another"):
+        with pytest.raises(InvalidRangeError, match="are not contiguous"):
             pinning.copy(there, kind(array[:, ::2]), 100, queue=queue)
 
 
 def test_a_tensor_of_half_bytes_is_asked_otherwise(device: FakeMemoryDevice) -> None:
     array = noise(SIZE)
     tensor: Any = Tensor(array, odd=True)
-    with pytest.raises(TypeError, match="is no buffer"):
+    with pytest.raises(TypeError, match="is not a buffer"):
         pinning.lock(tensor, device=device)
     tensor.data_ptr, tensor.nbytes = (lambda: array.ctypes.data), SIZE
     with pinning.lock(tensor, device=device) as lock:
@@ -87,13 +87,13 @@ def test_an_array_of_a_device_that_says_so_to_python(
         back = numpy.zeros_like(array)
         pinning.copy(back, kind(array.T, memory.ptr, whose), queue=queue)
         assert (back == array).all()
-        with pytest.raises(InvalidRangeError, match="do not follow one another"):
+        with pytest.raises(InvalidRangeError, match="are not contiguous"):
             pinning.copy(back, kind(array[:, ::2], memory.ptr, whose), 100, queue=queue)
         with pytest.raises(InvalidRangeError, match=r"device memory .* needs no lock"):
             pinning.lock(theirs, device=device)
     absent = whose[0], 99
     for nowhere in (kind(array, 4096, absent), kind(array, int(array.ctypes.data), absent)):
-        with pytest.raises(InvalidRangeError, match="which no plugin has"):
+        with pytest.raises(InvalidRangeError, match="which no plugin supports"):
             pinning.copy(back, nowhere, queue=queue)
 
 
@@ -199,9 +199,9 @@ def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Q
             lambda: pinning.copy_async(array, there, queue=queue),
             lambda: pinning.fill(array, 1, queue=queue),
         ):
-            with pytest.raises(InvalidRangeError, match="no memory"):
+            with pytest.raises(InvalidRangeError, match=r"is null|not memory"):
                 attempt()
-        with pytest.raises(InvalidRangeError, match="no address"):
+        with pytest.raises(InvalidRangeError, match="not an address"):
             pinning.copy_async(there, ((1 << 64) - 5, 10), queue=queue)
 
 
@@ -233,7 +233,7 @@ def test_an_array_of_numbas(device: FakeMemoryDevice, queue: pinning.Queue, late
         assert (back == data).all()
         assert (array.asked == 0) is later
         columns = NumbaArray(there.ptr, (6, 5), (40, 8), later)
-        with pytest.raises(InvalidRangeError, match="do not follow one another"):
+        with pytest.raises(InvalidRangeError, match="are not contiguous"):
             pinning.copy(columns, data[:, :5], queue=queue)
         with pytest.raises(InvalidRangeError):
             pinning.copy(NumbaArray(0, (0, 5), (20, 4), later), back, queue=queue)
@@ -266,7 +266,7 @@ def test_a_lock_as_an_end_keeps_the_buffer(device: FakeMemoryDevice) -> None:
 
 def test_a_lock_of_what_is_read_only_is_not_written(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
     with pinning.lock(bytes(SIZE), device=device) as lock, pinning.alloc(SIZE, device=device) as there:
-        with pytest.raises(InvalidRangeError, match="read only"):
+        with pytest.raises(InvalidRangeError, match="read-only"):
             pinning.copy_async(lock, there, queue=queue)
         pinning.copy(there, lock, queue=queue)
 
@@ -584,7 +584,7 @@ def test_a_lock_that_goes_while_a_copy_is_planned(
 # ---- what is locked for good ----
 
 
-def test_what_was_locked_for_good_is_given_up_by_its_own_lock(
+def test_permanent_lock_is_released_by_its_own_lock(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(costs, "lock_after", 1)
@@ -630,7 +630,7 @@ def test_ctrl_c_does_not_keep_what_was_locked_for_good(
 @pytest.mark.parametrize(
     "make", [lambda: mmap.mmap(-1, SIZE), lambda: memoryview(bytearray(SIZE)), lambda: bytearray(SIZE)]
 )
-def test_what_may_go_before_it_is_collected_is_not_locked_for_good(
+def test_owners_that_can_free_early_are_not_locked_permanently(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
 ) -> None:
     monkeypatch.setattr(costs, "lock_after", 1)

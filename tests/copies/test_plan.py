@@ -96,12 +96,13 @@ def test_what_others_have_unpinned_is_pageable(device: FakeMemoryDevice) -> None
     ptr, third = host.ctypes.data, SIZE // 3
     with pinning.Queue(device) as queue, pinning.alloc(SIZE, device=device) as there:
         device.data_lock(ptr + third, third, False)
-        hold = pinning.pinned_map(device).hold_if_locked(ptr + third, third)  # enters it
+        assert pinning.pinned_map(device).lock_mapped(ptr + third, third, "off") is not None  # enters it
         assert [step.path for step in pinning.explain(there, host, queue=queue).steps] == ["staged", "direct", "staged"]
         device.data_unlock(ptr + third)
         (step,) = pinning.explain(there, host, queue=queue).steps
         assert (step.path, step.size) == ("staged", SIZE)
-        assert hold is not None and not hold.held
+        pinning.pinned_map(device).unlock_unmapped(ptr + third)  # nothing is left of it
+        assert pinning.regions(device) == []
 
 
 def test_a_plan_leaves_nothing_locked(device: FakeMemoryDevice) -> None:

@@ -12,7 +12,6 @@ from folders import ROOT
 README = (ROOT / "README.md").read_text()
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
 RESULTS = (ROOT / "benchmarks" / "results" / "2026-11-22-nvidia-h200.md").read_text()
-FILES = (ROOT / "docs" / "files.md").read_text()
 
 # What it is, and a pattern for each place that has it.
 FIGURES = {

@@ -209,7 +209,7 @@ def test_only_workers_can_have_it(collate: Collate) -> None:
         pickle.dumps(collate)
 
 
-def test_what_the_gpu_may_still_read_comes_back_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_is_reused_after_the_gpu_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch with a GPU, of which nothing is there but the wait."""
     waited: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -63,7 +63,7 @@ def test_frames_are_locked_while_a_worker_has_the_plugin() -> None:
     assert eventually(lambda: pinning.find(at, device="host:0") is None)
 
 
-def test_what_is_dropped_comes_back_and_what_finds_no_room_is_plain() -> None:
+def test_dropped_frames_are_reused_and_frames_without_room_are_plain() -> None:
     plugin, worker = of_dask.LockedFrames(4 * SIZE, "host:0"), Worker()
     plugin.setup(worker)
     kept = [of_dask.tcp.host_array(SIZE) for _ in range(4)]

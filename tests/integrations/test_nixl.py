@@ -188,6 +188,6 @@ def test_what_is_no_agent_and_what_are_no_buffers(memory: AgentMemory, device: F
         with pytest.raises(TypeError, match="it must be a list of buffers"):
             memory.lock(wrong)  # type: ignore[arg-type]
     memory.close()
-    with pytest.raises(PinningError, match="closed> registers nothing any more; make another"):
+    with pytest.raises(PinningError, match="closed> no longer registers anything; make another"):
         memory.lock([numpy.zeros(4)])
     assert device.locked == {}

@@ -144,7 +144,7 @@ def test_pins_are_counted(device: FakeDevice, on: PinnedMap) -> None:
     [
         (lambda: torch.zeros(3, device="meta"), "meta"),
         (lambda: torch.eye(3).to_sparse(), "sparse"),
-        (lambda: 3, "3 has no tensors"),
+        (lambda: 3, "3 contains no tensors"),
         (lambda: {"a": torch.eye(3).to_sparse()}, "indices"),
     ],
 )

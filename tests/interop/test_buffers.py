@@ -330,7 +330,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("buffer", [None, 4096, 1.5, "text", [1, 2], (1, 2, 3), object(), {}])
     def test_no_buffer(self, buffer: Any) -> None:
-        with pytest.raises(TypeError, match=rf"{type(buffer).__name__} is no buffer; pass .*\(address, size\)"):
+        with pytest.raises(TypeError, match=rf"{type(buffer).__name__} is not a buffer; pass .*\(address, size\)"):
             host_buffer(buffer)
 
     @pytest.mark.parametrize("pointer", [ctypes.pointer(ctypes.c_int(1)), ctypes.c_void_p(4096), ctypes.c_char_p(b"a")])

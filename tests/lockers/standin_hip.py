@@ -14,8 +14,6 @@ from mapped_memory import PAGE, Memory
 from standins.libhip import DRIVER
 from standins.standin import StandIn
 
-OFFSET_OF_DEVICE_1 = (1 << 52) + (1 << 47)
-
 
 @pytest.fixture
 def hip() -> Iterator[ctypes.CDLL]:

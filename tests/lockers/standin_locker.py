@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every native locker keeps to, on the stand-in of the vendor that LOCKER names.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""What every native locker keeps to, on the stand-in of the vendor that LOCKER names."""
 
 from __future__ import annotations
 

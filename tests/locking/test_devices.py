@@ -306,7 +306,7 @@ def test_vendor_and_index_are_the_parts_of_a_name(device: Device, index: int) ->
 
 
 def test_what_is_no_device_is_refused() -> None:
-    with pytest.raises(TypeError, match="7 is no device"):
+    with pytest.raises(TypeError, match="7 is not a device"):
         pinning.lock(bytearray(10), device=7)
 
 

@@ -82,7 +82,7 @@ def test_a_lock_says_what_is_locked_and_where(device: FakeDevice) -> None:
     assert not lock.held
     assert lock.region is None
     assert "unlocked" in repr(lock)
-    with pytest.raises(NotLockedError, match=r"nothing would be locked: `with pinning.lock"), lock:
+    with pytest.raises(NotLockedError, match=r"nothing would be locked: use `with pinning.lock"), lock:
         pass
     assert device.locked == {}
 

@@ -231,7 +231,7 @@ def test_a_mapping_that_locked_nothing_takes_nobodys_lock(device: FakeDevice, po
             assert lock.region.references == 1
 
 
-def test_of_two_mappings_the_one_that_locked_keeps_its_lock(device: FakeDevice, policy: Any) -> None:
+def test_mapping_that_locked_keeps_its_lock(device: FakeDevice, policy: Any) -> None:
     values = np.zeros(100)
     policy("off")
     pinning.lock_mapped(values, device=device)

@@ -216,7 +216,7 @@ def test_the_least_recently_used_go_when_there_is_no_room(
     assert len(caplog.records) == 1
 
 
-def test_what_is_larger_than_the_budget_drives_nothing_out(
+def test_object_larger_than_the_budget_evicts_nothing(
     locks: ObjectLocks, device: FakeDevice, memory: Bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken, first = taken_by_others(), memory[0:10_000]

@@ -69,9 +69,7 @@ def test_a_new_range_is_locked_by_the_vendor_and_found(device: FakeDevice, pinne
 
 
 @pytest.mark.parametrize("read_only", [None, True, False])
-def test_what_is_known_of_the_mapping_reaches_the_vendor(
-    device: FakeDevice, pinned: PinnedMap, read_only: bool | None
-) -> None:
+def test_read_only_is_passed_to_the_vendor(device: FakeDevice, pinned: PinnedMap, read_only: bool | None) -> None:
     pinned.lock(BASE, SIZE, read_only)
     assert device.calls[0].read_only is read_only
 
@@ -260,7 +258,7 @@ def test_what_data_lock_raises_reaches_the_caller(device: FakeDevice, pinned: Pi
 
 
 @pytest.mark.parametrize("error", [refusal(), OwnError("x"), MemoryError()])
-def test_what_data_unlock_raises_reaches_the_caller_and_the_lock_stays(
+def test_error_of_data_unlock_reaches_the_caller_and_the_lock_stays(
     device: FakeDevice, pinned: PinnedMap, error: BaseException
 ) -> None:
     pinned.lock(BASE, SIZE)
@@ -335,9 +333,7 @@ def test_a_device_pointer_that_is_none_is_an_error(answer: object) -> None:
 # ---- memory that someone else has pinned ----
 
 
-def test_what_someone_else_has_pinned_is_entered_whole_and_never_unlocked(
-    device: FakeDevice, pinned: PinnedMap
-) -> None:
+def test_external_region_is_entered_whole_and_never_unlocked(device: FakeDevice, pinned: PinnedMap) -> None:
     device.foreign = {BASE: SIZE}
     assert pinned.lock(BASE + 16, 32) == BASE + 16 + FOREIGN_OFFSET
     (region,) = pinned
@@ -385,7 +381,7 @@ def test_the_vendor_fails_to_say_who_has_pinned_it(device: FakeDevice, pinned: P
     assert pinned.lock(BASE, SIZE) == BASE + FOREIGN_OFFSET
 
 
-def test_what_someone_else_has_pinned_reaches_into_a_region_of_ours(device: FakeDevice, pinned: PinnedMap) -> None:
+def test_external_range_overlapping_a_region_is_refused(device: FakeDevice, pinned: PinnedMap) -> None:
     pinned.lock(BASE, SIZE)
     device.foreign = {BASE: 2 * SIZE}
     with pytest.raises(PartialOverlapError, match=f"{BASE:#x}"):
@@ -441,7 +437,7 @@ def test_someone_else_has_pinned_it_anew_with_other_bounds(
     assert next(iter(pinned)).references == 1, "the old lock has taken the new one's count"
 
 
-def test_what_someone_else_has_unpinned_is_locked_by_the_vendor(device: FakeDevice, pinned: PinnedMap) -> None:
+def test_unpinned_external_region_is_locked_by_the_vendor(device: FakeDevice, pinned: PinnedMap) -> None:
     device.foreign = {BASE: SIZE}
     before = [hold(pinned, BASE, SIZE) for _ in range(2)]
     device.foreign.clear()
@@ -456,7 +452,7 @@ def test_what_someone_else_has_unpinned_is_locked_by_the_vendor(device: FakeDevi
 
 
 @pytest.mark.parametrize(("offset", "size"), OVERLAPS)
-def test_what_someone_else_has_unpinned_is_no_overlap(
+def test_unpinned_external_region_is_not_an_overlap(
     device: FakeDevice, pinned: PinnedMap, offset: int, size: int
 ) -> None:
     device.foreign = {BASE: SIZE}
@@ -523,7 +519,7 @@ def test_refresh_changes_nothing_when_the_vendor_fails_half_way(device: FakeDevi
 
 
 @pytest.mark.parametrize("asks", ["refresh", "lock"])
-def test_what_has_come_back_while_the_vendor_was_asked_stays(device: FakeDevice, pinned: PinnedMap, asks: str) -> None:
+def test_region_entered_again_during_a_query_stays(device: FakeDevice, pinned: PinnedMap, asks: str) -> None:
     device.foreign = {BASE: SIZE}
     pinned.lock(BASE, SIZE)
     device.foreign.clear()
@@ -717,7 +713,7 @@ def test_a_piece_must_be_a_size(device: FakeDevice, pinned: PinnedMap, piece: in
 
 
 @pytest.mark.parametrize(("piece", "taken"), [(None, 4), (100, 4), (3, 3)])
-def test_what_one_vendor_call_can_take_bounds_the_pieces(piece: int | None, taken: int) -> None:
+def test_largest_vendor_call_bounds_the_pieces(piece: int | None, taken: int) -> None:
     device = FakeDevice(largest_lock=4)
     pinned = PinnedMap(device)
     pinned.lock(BASE, 10, piece=piece)
@@ -964,7 +960,7 @@ def test_close_while_another_thread_locks(device: FakeDevice, pinned: PinnedMap,
     assert len(pinned) == 0
 
 
-def test_what_begins_before_close_and_ends_after_it_is_undone(device: FakeDevice) -> None:
+def test_lock_in_progress_during_close_is_undone(device: FakeDevice) -> None:
     class Closing:
         """A number that takes its time."""
 

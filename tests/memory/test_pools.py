@@ -472,7 +472,7 @@ def test_memory_of_which_a_buffer_is_out_is_not_freed(device: FakeMemoryDevice, 
         memory = alloc(queue, pool)
         view = np.asarray(memory)
         for free in (memory.free, lambda: queue.free(memory)):
-            with pytest.raises(StillInUseError, match="1 buffer out"):
+            with pytest.raises(StillInUseError, match="1 exported buffer"):
                 free()
         assert (memory.freed, pool.used) == (False, KIB)
         view[:] = 3

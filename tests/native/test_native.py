@@ -6,16 +6,16 @@ Each program prints one line and takes its seconds and its seed as arguments, so
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+
+from run_folder import made_once, run_folder
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
@@ -77,16 +77,14 @@ def launcher(variant: str, directory: Path) -> Command:
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Command]:
+def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Command]:
     """Compiles a program in a variant and returns the command that starts it."""
     if shutil.which(CXX) is None:
         pytest.skip(f"no C++ compiler: {CXX} is not on the PATH")
     launchers: dict[str, Command] = {}
-    # What xdist's processes have in common: each compiles what no other does.
-    shared = tmp_path_factory.getbasetemp()
-    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "native"
+    shared = run_folder(request.config, tmp_path_factory) / "native"
     shared.mkdir(exist_ok=True)
-    with lock(shared / "move_parts_ptx.hpp") as made:
+    with made_once(shared / "move_parts_ptx.hpp") as made:
         if not made:
             embed_kernel(shared)
 
@@ -95,7 +93,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comm
             launchers[variant] = launcher(variant, tmp_path_factory.mktemp(variant))
         sources = [HERE / f"{program}.cpp", *WITH.get(program, [])]
         binary = shared / f"{program}-{variant}"
-        with lock(binary) as made:
+        with made_once(binary) as made:
             if not made:
                 objects = [str(each) for each in compiled(sources, variant, shared)]
                 status, said = output([CXX, "-pthread", *VARIANTS[variant], *objects, "-ldl", "-o", str(binary)])
@@ -119,7 +117,7 @@ def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
     objects = {source: folder / f"{source.parent.name}-{source.stem}-{variant}.o" for source in sources}
     for wait in (False, True):  # first what nobody is at
         for source, target in objects.items():
-            with lock(target, wait) as made:
+            with made_once(target, wait) as made:
                 if made is False:
                     status, said = output(
                         [CXX, *FLAGS, f"-I{folder}", *VARIANTS[variant], "-c", str(source), "-o", f"{target}.part"]
@@ -127,18 +125,6 @@ def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
                     assert status == 0, said
                     Path(f"{target}.part").rename(target)
     return list(objects.values())
-
-
-@contextmanager
-def lock(target: Path, wait: bool = True) -> Iterator[bool | None]:
-    """Have a file to oneself that is to be made; whether it is there, and None where somebody else is at it."""
-    with Path(f"{target}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield None
-        else:
-            yield target.exists()
 
 
 def is_slow(program: str, variant: str, arguments: list[str]) -> bool:

@@ -235,7 +235,7 @@ def test_a_small_transfer_over_an_edge_is_seen_too(standin: StandIn, memory: Mem
         assert locked(standin, memory) == {(2, 2 + 4 / PAGE)}
 
 
-def test_where_the_wider_range_cannot_be_locked_the_lock_in_the_way_goes(standin: StandIn, memory: Memory) -> None:
+def test_lock_that_cannot_be_widened_is_released(standin: StandIn, memory: Memory) -> None:
     move(memory, 2, 2, times=2)
     standin.configure("fail=cuMemHostRegister:1:2")
     with runtime.to_device(memory.ptr, 16 * PAGE):

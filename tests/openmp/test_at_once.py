@@ -23,7 +23,7 @@ def test_the_budget_is_kept_whatever_threads_do_at_once(at_once: Path) -> None:
     assert 0 < int(ran.out) <= 5 << 10
 
 
-def test_what_passes_ends_no_program_though_locks_are_mandatory(at_once: Path) -> None:
+def test_temporary_conflicts_do_not_end_a_mandatory_program(at_once: Path) -> None:
     for _ in range(3):
         ran = run(at_once, "mandatory", 200, lock_mapped="mandatory", lock_min_bytes=4096, lock_after=1)
         assert (ran.code, ran.out) == (0, "done\n"), ran.errors

@@ -90,7 +90,7 @@ def test_a_program_that_no_library_can_be_loaded_into(tmp_path: Path) -> None:
     source.write_text('#include <stdio.h>\nint main(void) { puts("done"); return 3; }')
     if subprocess.run([compiler, "-static", source, "-o", built]).returncode:
         pytest.skip("needs a static libc: apt-get install libc6-dev")
-    why = f"the tool cannot be loaded into {built}, and nothing is locked: it is linked statically"
+    why = f"the tool cannot be loaded into {built}, so nothing is locked: it is statically linked"
     done = pinning_run(built)
     assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", f"pinning: {why}\n")
     done = pinning_run("--lock-mapped", "mandatory", built)

@@ -169,7 +169,7 @@ def test_a_source_tree_says_that_it_is_one(tmp_path: Path) -> None:
     alone = ("-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pagetable")
     failed = subprocess.run([sys.executable, *alone], capture_output=True, text=True, check=False)
     assert failed.returncode == 1
-    assert f"{tmp_path} is a source tree, which has no native modules: `pip install .`" in failed.stderr
+    assert f"{tmp_path} is a source tree, which has no native modules: run `pip install .`" in failed.stderr
 
 
 def test_python_m_pagetable_says_where_things_are(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("problem", REFUSED)
-def test_what_it_does_not_know_is_an_error_with_file_and_line(
+def test_unknown_constructs_are_errors_with_file_and_line(
     package: Package, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package.write(REFUSED[problem])

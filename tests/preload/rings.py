@@ -78,17 +78,26 @@ def shared() -> None:
 
 def context() -> None:
     own = ctypes.c_void_p()
-    before: list[int] = []
-    for _ in range(3):  # at the same address
-        must("cuCtxCreate_v4", ctypes.byref(own), None, 0, 0)
+    before: set[int] = set()
+
+    def stay(ring: int) -> list[int]:
+        return [each for each in before if each != ring and is_mapped(each)]
+
+    for count in range(20):  # a thread that is late to leave a ring keeps it for one context more
+        must("cuCtxCreate_v4", ctypes.byref(own), None, 0, 0)  # at the same address
         copies(memory())
         (ring,) = rings()
-        assert not any(is_mapped(each) for each in before if each != ring), "the ring of a context that is gone stays"
-        before.append(ring)
+        gone = count > 1 and not stay(ring)
+        before.add(ring)
         must("cuCtxDestroy_v2", own)
-    assert rings() == []
+        assert rings() == []
+        if gone:
+            break
+    else:
+        raise AssertionError("the rings of contexts that are gone stay")
     copies(memory())  # in the primary one
-    assert sum(map(is_mapped, {*before, *rings()})) == 1
+    (ring,) = rings()
+    assert len(stay(ring)) <= 1
 
 
 def fork() -> None:

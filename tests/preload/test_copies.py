@@ -152,7 +152,7 @@ def test_so_are_rows(run: Run, way: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", BATCHES)
 @pytest.mark.parametrize("way", ["dlsym", "proc"])
-def test_so_are_the_large_copies_of_a_batch(run: Run, way: str, form: str) -> None:
+def test_large_copies_of_a_batch_are_staged(run: Run, way: str, form: str) -> None:
     ran = run(way, form, "pageable", PINNING_COPIES_MIN_BYTES="256KiB", PINNING_REPORT="-")
     assert (ran.code, ran.out) == (0, "same\n")
     alone = "attributes" in form
@@ -252,6 +252,19 @@ def test_threads_that_copy_at_once(run: Run, channels: int, form: str) -> None:
     assert ran.staged > 0
 
 
+def test_threads_of_small_stacks(run: Run) -> None:
+    ran = run("proc", "async", "small threads")
+    assert ran.outcome == (0, "same\n", "")
+    assert ran.staged > 0
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_pages_that_a_handler_of_the_programs_makes_accessible(run: Run, form: str) -> None:
+    ran = run("proc", form, "guarded")
+    assert ran.outcome == (0, "same\n", "")
+    assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
+
+
 def test_streams_that_come_and_go(run: Run) -> None:
     ran = run("proc", "async", "many streams")
     assert ran.outcome == (0, "same\n", "")
@@ -298,7 +311,7 @@ def test_with_an_allocator_of_the_programs_own(run: Run, library: str) -> None:
         "cuPointerGetAttributes:1:999",
     ],
 )
-def test_what_the_driver_refuses_to_stage_it_copies(run: Run, call: str, form: str) -> None:
+def test_driver_copies_when_staging_is_refused(run: Run, call: str, form: str) -> None:
     assert run("proc", form, "pageable", f"fail={call}").outcome == (0, "same\n", "")
 
 
@@ -315,7 +328,7 @@ def test_nothing_is_staged_where_that_is_off(run: Run) -> None:
     assert (ran.by_driver, ran.staged) == (2, 0)
 
 
-def test_nor_where_there_is_one_processor(run: Run) -> None:
+def test_nothing_is_staged_with_one_processor(run: Run) -> None:
     one = [next(iter(os.sched_getaffinity(0)))]
     ran = run("proc", "sync", "pageable", processors=one, PINNING_REPORT="-")
     assert (ran.code, ran.out, ran.by_driver, ran.staged) == (0, "same\n", 2, 0)

@@ -47,6 +47,16 @@ def test_names_are_found_as_without_it(program: Path) -> None:
     assert outcome(program, str(TOOL), dict(os.environ)) == plain
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_another_library_that_answers_dlsym(tmp_path: Path, first: bool) -> None:
+    compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
+    other = tmp_path / "other.so"
+    made = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", other, "-ldl"]
+    subprocess.run([compiler, SOURCE.with_name("dlsym_before.c"), *made], check=True)
+    libraries = [str(other), str(TOOL)] if first else [str(TOOL), str(other)]
+    assert outcome(Path("/bin/true"), ":".join(libraries), dict(os.environ)) == (0, "", "")
+
+
 def test_and_beside_the_driver(program: Path, build: Callable[[Driver], Path]) -> None:
     try:
         folder = build(DRIVER)

@@ -137,7 +137,7 @@ class Operations(RuleBasedStateMachine):
             queue.close()
 
 
-def test_what_an_operation_comes_after_is_known_when_a_barrier_is_over() -> None:
+def test_order_of_an_operation_is_known_when_a_barrier_completes() -> None:
     device = FakeMemoryDevice()
     one, barred = (Queue(device, "out_of_order") for _ in range(2))
     ordered = Queue(device)

@@ -106,7 +106,7 @@ def test_a_function_that_raises_fails_its_event_and_the_queue_goes_on() -> None:
             dependent.wait()
 
 
-def test_what_the_host_refuses_is_not_submitted_and_the_queue_goes_on() -> None:
+def test_refused_host_work_is_not_submitted_and_the_queue_continues() -> None:
     with Queue(HOST) as queue:
         with pytest.raises(TypeError):
             queue.submit(lambda vendor: vendor.copy(0, 0, "no size"))  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_an_error_that_nobody_waits_for_is_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_no_function(device: FakeMemoryDevice) -> None:
-    with Queue(device) as queue, pytest.raises(TypeError, match="is none"):
+    with Queue(device) as queue, pytest.raises(TypeError, match="is not a function"):
         queue.call(3)  # type: ignore[arg-type]
 
 
@@ -203,7 +203,7 @@ def test_bad_input(device: FakeMemoryDevice) -> None:
     with Queue(device) as queue:
         with pytest.raises(TypeError, match="list of events"):
             queue.submit(work, [3])  # type: ignore[list-item]
-        with pytest.raises(TypeError, match="no queue"):
+        with pytest.raises(TypeError, match="not a queue"):
             as_queue("stream", device)
         assert as_queue(queue) is queue
 
@@ -254,7 +254,7 @@ def test_an_adopted_stream_is_kept_until_its_work_is_over(device: FakeMemoryDevi
     theirs.close()
 
 
-def test_who_closes_a_queue_closes_what_was_adopted_of_it(device: FakeMemoryDevice) -> None:
+def test_closing_a_queue_closes_adopted_queues(device: FakeMemoryDevice) -> None:
     with Queue(device) as queue:
         adopted = Queue.adopt(Stream(queue.handle), device)
         assert adopted is not queue

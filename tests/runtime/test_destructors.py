@@ -41,7 +41,7 @@ def test_another_thread_does_what_is_left_for_later() -> None:
     assert threading.get_ident() not in threads
 
 
-def test_what_is_refused_does_not_keep_the_others_waiting() -> None:
+def test_refused_call_does_not_delay_the_others() -> None:
     done = threading.Event()
 
     def refuse() -> None:

@@ -66,6 +66,7 @@ errors = pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError"])
 devices = pytest.mark.parametrize("device", ["host", "standin"])
 
 
+@pytest.mark.sample
 @errors
 @devices
 def test_raised_at_some_bytecodes(request: pytest.FixtureRequest, device: str, error: str) -> None:
@@ -73,6 +74,7 @@ def test_raised_at_some_bytecodes(request: pytest.FixtureRequest, device: str, e
     run(request.getfixturevalue(device), "every_bytecode.py", error, 1 + TODAY % STEP, STEP, *scenarios)
 
 
+@pytest.mark.sample
 @devices
 def test_signals_at_some_moments(request: pytest.FixtureRequest, device: str) -> None:
     run(request.getfixturevalue(device), "under_signals.py", 16, TODAY, *SCENARIOS)

@@ -11,6 +11,7 @@ the file, but shows its tests by their names, and what each did in the child. A 
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -20,12 +21,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import pytest
 
+from run_folder import made_once, run_folder
 from standins.standin import Driver
 
 TIMEOUT = 1500  # seconds
@@ -84,7 +85,10 @@ class StandInTest(pytest.Function):
 
 
 class _Child:
-    """One run of a file, which happens when the first of its tests does, and has all that were selected."""
+    """One run of a file, which happens when the first of its tests does, and has all that were selected.
+
+    Of xdist's processes the first that comes to one of its tests runs it, and the others read what it told.
+    """
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path, self.run = path, run
@@ -92,34 +96,45 @@ class _Child:
         self.done: tuple[Cases, str] | None = None  # the cases by test, and all that was printed
 
     def test(self, name: str) -> Callable[..., None]:
-        def test(request: pytest.FixtureRequest, build: Callable[[Driver], Path]) -> None:
+        def test(
+            request: pytest.FixtureRequest, build: Callable[[Driver], Path], tmp_path_factory: pytest.TempPathFactory
+        ) -> None:
             self.run.require()
             if self.done is None:
-                selected = {item.nodeid for item in request.session.items}
-                names = [name for item, name in self.items.items() if item in selected]
-                self.done = self.start(build(self.run.driver), names)
+                first = hashlib.sha256(min(self.items).encode()).hexdigest()[:16]
+                told = run_folder(request.config, tmp_path_factory) / f"{self.path.stem}-{first}"
+                with made_once(told) as made:
+                    if not made:
+                        selected = {item.nodeid for item in request.session.items}
+                        names = [name for item, name in self.items.items() if item in selected]
+                        self.start(build(self.run.driver), names, told)
+                self.done = self.read(told)
             cases, output = self.done
             _tell(cases[name], output)
 
         return test
 
-    def start(self, folder: Path, names: list[str]) -> tuple[Cases, str]:
+    def start(self, folder: Path, names: list[str], told: Path) -> None:
+        part = Path(f"{told}.part")
+        part.mkdir(exist_ok=True)
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={part}/report"]
+        done = subprocess.run(
+            [*command, *(f"{self.path}::{name}" for name in names)],
+            env={**self.run.driver.environment(folder, self.run.configuration), **self.run.variables},
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
+        )
+        (part / "output").write_text(done.stdout + done.stderr)
+        part.rename(told)
+
+    def read(self, told: Path) -> tuple[Cases, str]:
         cases: Cases = defaultdict(list)
-        with TemporaryDirectory() as temporary:
-            report = Path(temporary) / "report.xml"
-            command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-            done = subprocess.run(
-                [*command, *(f"{self.path}::{name}" for name in names)],
-                env={**self.run.driver.environment(folder, self.run.configuration), **self.run.variables},
-                text=True,
-                capture_output=True,
-                timeout=TIMEOUT,
-            )
-            if report.exists():
-                for case in ElementTree.parse(report).iter("testcase"):
-                    parts = [*case.get("classname", "").split("."), case.get("name", "").partition("[")[0]]
-                    cases[next((part for part in parts if part.startswith(TEST)), "")].append(case)
-        return cases, done.stdout + done.stderr
+        if (told / "report").exists():
+            for case in ElementTree.parse(told / "report").iter("testcase"):
+                parts = [*case.get("classname", "").split("."), case.get("name", "").partition("[")[0]]
+                cases[next((part for part in parts if part.startswith(TEST)), "")].append(case)
+        return cases, (told / "output").read_text()
 
 
 def only(*runs: str) -> Callable[[Test], Test]:

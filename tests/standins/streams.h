@@ -78,6 +78,8 @@ static bool diverted(struct STREAM *stream, const struct work *work);
 static void entering(struct STREAM *stream, struct work *work);
 static bool has_turn(const struct STREAM *stream, const struct work *work);
 static void ended(struct STREAM *stream, struct work *work);
+// The code of the failure that its device does not survive.
+static int gone(const struct STREAM *stream);
 // Calls its function of the host.
 static void call_host(const struct work *work);
 
@@ -86,6 +88,7 @@ static bool diverted(struct STREAM *stream, const struct work *work) { return (v
 static void entering(struct STREAM *stream, struct work *work) { (void)stream, (void)work; }
 static bool has_turn(const struct STREAM *stream, const struct work *work) { return (void)stream, (void)work, true; }
 static void ended(struct STREAM *stream, struct work *work) { (void)stream, (void)work; }
+static int gone(const struct STREAM *stream) { return (void)stream, lost; }
 static void call_host(const struct work *work) { work->function(work->argument); }
 #endif
 
@@ -130,7 +133,7 @@ static void forget(struct point *point) {  // (mutex)
     if (point && --point->references == 0) free(point);
 }
 
-static void perform(const struct work *work) {
+static void perform(const struct STREAM *stream, const struct work *work) {
     switch (work->kind) {
     case COPY:
     case FILL:
@@ -142,7 +145,7 @@ static void perform(const struct work *work) {
         break;
     case CALL: call_host(work); break;
     case WAIT_VALUE:  // what a thread of the host writes is seen without any signal, so it is looked at again and again
-        while (!reached(__atomic_load_n((uint32_t *)work->to, __ATOMIC_ACQUIRE), work->value) && !lost) usleep(50);
+        while (!reached(__atomic_load_n((uint32_t *)work->to, __ATOMIC_ACQUIRE), work->value) && !gone(stream)) usleep(50);
         break;
     case WRITE_VALUE: __atomic_store_n((uint32_t *)work->to, work->value, __ATOMIC_RELEASE); break;
     case RECORD: case WAIT: break;
@@ -157,9 +160,9 @@ static void *run(void *argument) {
         struct work *work = stream->first;
         if (!work) break;
         while (!has_turn(stream, work) && !lost) pthread_cond_wait(&progress, &mutex);
-        if (work->kind == WAIT) while (!work->point->reached && !lost) pthread_cond_wait(&progress, &mutex);
+        if (work->kind == WAIT) while (!work->point->reached && !gone(stream)) pthread_cond_wait(&progress, &mutex);
         pthread_mutex_unlock(&mutex);
-        if (!lost && !lose("work")) perform(work);
+        if (!gone(stream) && !lose("work")) perform(stream, work);
         pthread_mutex_lock(&mutex);
         ended(stream, work);
         if (work->kind == RECORD) {

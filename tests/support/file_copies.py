@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from pinning.conformance.faults import eventually
 from pinning.copies import costs
 
 SIZE = 24 << 20  # more than a small ring
-Fetch = Callable[[pinning.Allocation], numpy.ndarray]
 
 
 def descriptors_of(path: Path) -> int:
@@ -113,7 +112,7 @@ def test_bytes_that_there_are_not(queue: pinning.Queue, file: Path, offset: int,
 def test_no_more_than_there_is_room_for(queue: pinning.Queue, file: Path) -> None:
     with pinning.alloc(1000, device=queue.device) as there, pytest.raises(pinning.InvalidRangeError, match="1000"):
         pinning.copy_file(there, file, 0, 1001, queue)
-    with pytest.raises(pinning.InvalidRangeError, match="read only"):
+    with pytest.raises(pinning.InvalidRangeError, match="read-only"):
         pinning.copy_file(bytes(10), file, 0, 10, queue)
 
 

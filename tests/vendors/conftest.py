@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in drivers: of one vendor for the tests in its folder, of each of them for those beside this file."""
+"""The stand-in drivers: of one vendor for the tests in its folder, of each of them for those beside this file.
+
+A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
+"""
 
 from __future__ import annotations
 

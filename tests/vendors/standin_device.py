@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin and its devices: what holds of all vendors.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""A plugin and its devices: what holds of all vendors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locking and unlocking where a driver registers the bytes that it is given: what holds of CUDA and HIP.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Locking and unlocking where a driver registers the bytes that it is given: what holds of CUDA and HIP."""
 
 from __future__ import annotations
 

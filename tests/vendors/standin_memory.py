@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, and what drivers know of a pointer: what holds of all vendors.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Kinds of memory, what drivers know of a pointer, and connections: what holds of several vendors."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ import pytest
 
 from mapped_memory import Memory
 from pinning.errors import VendorError
-from pinning.plugin import MemoryInfo, MemoryKind
+from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
 from standins.cases import only
 from standins.standin import StandIn
-from standins.vendors import DEVICE, HOST, Vendor, this_vendor
+from standins.vendors import DEVICE, HOST, SHARED, Vendor, this_vendor
 
 kinds = pytest.mark.parametrize("kind", this_vendor().allocates, ids=lambda kind: kind.value)
 
@@ -73,6 +70,15 @@ def test_device_memory_that_cannot_be_had(standin: StandIn, vendor: Vendor, gpu:
         gpu.allocate(4096)
 
 
+@only("cuda", "hip")
+def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn, gpu: Any) -> None:
+    standin.configure("no_managed")
+    fresh = type(gpu)(gpu.name)
+    assert fresh.memory_kinds == {HOST, DEVICE}
+    with pytest.raises(VendorError, match=r"(?i)not_?supported"):
+        fresh.allocate(8, SHARED)
+
+
 @only("cuda", "hip", "ur")
 def test_a_lost_device_says_so_and_still_answers_questions(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
     ptr = gpu.allocate(100)
@@ -85,3 +91,20 @@ def test_a_lost_device_says_so_and_still_answers_questions(standin: StandIn, ven
     assert gpu.memory_info(ptr) == MemoryInfo(DEVICE, ptr, 100, 0)
     standin.configure()
     gpu.free(ptr)
+
+
+# ---- connections ----
+
+
+@only("cuda", "hip")
+def test_a_gpu_uses_its_own_memory(standin: StandIn, gpu: Any) -> None:
+    standin.configure()
+    assert gpu.connection(type(gpu)(gpu.name)) is MemoryConnection.UNIFIED
+    assert not [call for call in standin.calls() if "Peer" in call]
+
+
+@only("cuda", "hip")
+def test_gpus_that_do_not_reach_one_another_copy(standin: StandIn, vendor: Vendor, gpu: Any) -> None:
+    standin.configure("no_peers")
+    assert gpu.connection(vendor.plugin.device(1)) is MemoryConnection.MIGRATABLE
+    assert not [call for call in standin.calls() if "EnablePeerAccess" in call]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: what holds of several vendors.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Queues and events: what holds of several vendors."""
 
 from __future__ import annotations
 

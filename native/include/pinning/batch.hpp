@@ -34,6 +34,12 @@ struct Parts {
   std::uint64_t bytes = 0;                         // of all items
 };
 
+inline std::uint64_t bytes_of(std::vector<CopyItem> const& parts) noexcept {
+  std::uint64_t bytes = 0;
+  for (CopyItem const& part : parts) bytes += part.size;
+  return bytes;
+}
+
 /// Sorts items into parts: splits them where either end crosses the border of a lock, and chooses what moves each.
 class Sorter {
  public:
@@ -127,15 +133,16 @@ class Sorter {
   bool direct_ = false;  // whether the device reaches both
 };
 
-/// What moves locked memory: by itself the kernel for small items where there are several, or one of the two.
+/// What moves locked memory: by itself the kernel for small items where there are several, unless it would be late, or one
+/// of the two.
 enum class Engine : std::uint8_t { automatic, copy, kernel };
 
 /// Many copies as one.
 class Batch final : public CopyOperation {
  public:
-  /// Looks up, checks and sorts all items for queues of `device`. `map` is one of it. `has_kernel`: whether the queue
-  /// moves parts. Throws InvalidRange, which names an item, Unsupported, or what the vendor throws.
-  PINNING_API Batch(PinnedMap& map, VendorDevice& device, Items const& items, Engine engine, bool has_kernel,
+  /// Looks up, checks and sorts all items for a queue of `device`. `map` is one of it. Throws InvalidRange, which names an
+  /// item, Unsupported, or what the vendor throws.
+  PINNING_API Batch(PinnedMap& map, VendorDevice& device, VendorQueue& queue, Items const& items, Engine engine,
                     CopyLimits const& limits);
   PINNING_API ~Batch() override;
 

@@ -119,6 +119,7 @@ class PlannedCopy final : public CopyOperation {
  private:
   void submit_all(VendorQueue& queue) override;
   std::unique_ptr<Staged> staged(VendorQueue& queue, CopyStep const& step);
+  void copy_in_turns(VendorQueue& queue, CopyStep const& step);
 
   Staging& staging_;
   CopyRequest const request_;
@@ -126,6 +127,7 @@ class PlannedCopy final : public CopyOperation {
   MemoryRanges ranges_;
   CopyPlan const plan_;
   std::vector<std::unique_ptr<Staged>> staged_;  // goes first
+  std::shared_ptr<PartList const> zero_;  // for which the queue waits between two pieces
   bool no_room_ = false;
 };
 

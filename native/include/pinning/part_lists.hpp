@@ -77,8 +77,13 @@ class PartLists {
     std::uint64_t const bytes = count * sizeof(CopyItem);
     Address const ptr =
         process_budget().with_room(bytes, [&] { return device_.allocate(bytes, MemoryKind::host); });
-    auto const pinned = device_.is_pinned(ptr);
-    return {reinterpret_cast<CopyItem*>(ptr), pinned ? pinned->device_ptr + (ptr - pinned->base) : ptr, count};
+    try {
+      auto const pinned = device_.is_pinned(ptr);
+      return {reinterpret_cast<CopyItem*>(ptr), pinned ? pinned->device_ptr + (ptr - pinned->base) : ptr, count};
+    } catch (...) {
+      device_.free(ptr, MemoryKind::host);
+      throw;
+    }
   }
 
   VendorDevice& device_;

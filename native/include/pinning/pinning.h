@@ -45,7 +45,7 @@ typedef enum pinning_status {
   PINNING_LOCK_LIMIT,       /* more than this process or this machine may lock */
   PINNING_VENDOR_ERROR,     /* a vendor's call failed */
   PINNING_UNAVAILABLE,      /* a library, a driver, a device, or the Python interpreter of a map is missing or gone */
-  PINNING_NO_MEMORY,        /* the host's heap is exhausted */
+  PINNING_NO_MEMORY,        /* the host is out of memory */
   PINNING_INTERRUPTED,      /* Ctrl-C struck in a device that is written in Python */
   PINNING_UNKNOWN_ERROR
 } pinning_status;

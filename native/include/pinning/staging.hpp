@@ -66,6 +66,9 @@ class Staging {
                                        StagingLimits const& limits) = 0;
   /// Where the device reads lists of parts.
   virtual PartLists& lists() noexcept = 0;
+  /// A list whose first word stays 0, for queues that are to wait for nothing. Let it go once no queue reads it. Throws what
+  /// the vendor throws.
+  virtual std::shared_ptr<PartList const> zero() = 0;
   /// Copies between parts of a file and parts of memory as one copy: into memory, or out of it where the file is written.
   /// The parts' ends in the file are offsets, ascending. Null where there is no pinned memory to be had for a device's.
   /// `early` and what is thrown are as of `copy`. A read or a write that fails ends nothing: the outcome says so,

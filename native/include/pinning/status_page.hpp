@@ -38,7 +38,8 @@ struct StatusPage {
   std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, lock, plain, small
   std::atomic<std::uint64_t> locked, calls, unlisted;  // bytes locked; locks of vendors so far; locks without a slot
   Budget::Shown budget;                                // that of the process
-  std::uint64_t reserved[15];
+  std::atomic<std::uint64_t> by_peers;  // bytes of `moved` that went over the links of peers
+  std::uint64_t reserved[14];
   Slot slot[slots];
 };
 static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 96 && offsetof(StatusPage, slot) == 256);

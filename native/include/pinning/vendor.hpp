@@ -95,6 +95,9 @@ class VendorQueue {
   virtual void copy_batch(CopyItem const* parts, std::uint64_t count) {
     for (std::uint64_t i = 0; i < count; ++i) copy(parts[i].dst, parts[i].src, parts[i].size);
   }
+  /// The size in bytes of the pieces in which a large copy lets other queues' copies in between, if a wait follows each.
+  /// A copy submitted as one keeps its engine, and so do those that follow it in its queue.
+  virtual std::uint64_t turn_bytes() const noexcept { return ~std::uint64_t{0}; }
   /// Whether it has `move_parts`.
   virtual bool moves_parts() const noexcept { return false; }
   /// Has the device itself read and write parts of which both ends are its own or locked memory, by its addresses. The

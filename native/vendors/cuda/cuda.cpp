@@ -242,7 +242,7 @@ class CudaDevice : public VendorDevice {
   std::unique_ptr<VendorQueue> make_queue() override {
     driver_.started().check();
     Where const its_context = context();
-    return std::make_unique<Queue>(driver_, its_context, spare_events(its_context), moves_parts());
+    return std::make_unique<Queue>(driver_, its_context, queues_, spare_events(its_context), moves_parts());
   }
 
   /// The stream of a cudaStream_t, which its owner keeps alive: the driver crashes on one that is gone. 0 and 1 are this
@@ -266,7 +266,7 @@ class CudaDevice : public VendorDevice {
     }
     bool const foreign = where != context();
     auto spares = foreign ? std::make_shared<SpareEvents>(driver_, where) : spare_events(where);
-    return std::make_unique<Queue>(driver_, where, std::move(spares), moves_parts(), handle, foreign);
+    return std::make_unique<Queue>(driver_, where, queues_, std::move(spares), moves_parts(), handle, foreign);
   }
 
  private:
@@ -355,6 +355,7 @@ class CudaDevice : public VendorDevice {
   }
 
   std::string const name_;
+  std::shared_ptr<OpenQueues> const queues_ = std::make_shared<OpenQueues>(0);
   Driver const& driver_;
   int device_ = 0, registers_read_only_ = 0, capability_ = 0;
   bool const is_primary_;

@@ -157,11 +157,9 @@ struct CopyAttributes {
   CONSTANT(CU_GRAPH_USER_OBJECT_MOVE, 1)                                \
   CONSTANT(CU_STREAM_WRITE_VALUE_DEFAULT, 0)
 
-#define PINNING_FUNCTION(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 struct Functions {
-  PINNING_CUDA_FUNCTIONS(PINNING_FUNCTION)
-  PINNING_CUDA_NEWER_FUNCTIONS(PINNING_FUNCTION)
+  PINNING_CUDA_FUNCTIONS(PINNING_MEMBER)
+  PINNING_CUDA_NEWER_FUNCTIONS(PINNING_MEMBER)
 };
-#undef PINNING_FUNCTION
 
 }  // namespace pinning::cuda

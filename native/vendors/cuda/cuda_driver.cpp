@@ -25,9 +25,7 @@ Only<Started const> first_start;
 }  // namespace
 
 Driver::Driver() : StreamVendor("CUDA"), library_({"libcuda.so.1"}, "install the NVIDIA driver, which provides it") {
-#define PINNING_GET(name, ...) library_.get(this->name);
-  PINNING_CUDA_FUNCTIONS(PINNING_GET)
-#undef PINNING_GET
+  PINNING_CUDA_FUNCTIONS(PINNING_LOOK_UP)
   library_.get_if_there(cuStreamGetCaptureInfo_v3);
   cuMemcpyBatchAsync_v1.symbol = "cuMemcpyBatchAsync";
   library_.get_if_there(cuMemcpyBatchAsync_v1);

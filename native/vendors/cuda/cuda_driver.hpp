@@ -7,9 +7,7 @@
 
 namespace pinning::cuda {
 
-#define PINNING_ENUMERATOR(name, value) name = value,
-enum { PINNING_CUDA_CONSTANTS(PINNING_ENUMERATOR) };
-#undef PINNING_ENUMERATOR
+enum { PINNING_CUDA_CONSTANTS(PINNING_CONSTANT) };
 
 /// A place of this vendor is a context.
 class Driver : public Functions, public StreamVendor {

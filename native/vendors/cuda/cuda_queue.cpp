@@ -80,6 +80,7 @@ void Queue::keep_with_graph(void* object, void (*release)(void*)) {
 
 void Queue::close() {
   StreamQueue::close();
+  if (!counted_out_.test_and_set()) --*queues_;
   while (timing_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();  // for two calls of the driver at most
   kernel_began_.reset();
   kernel_ended_.reset();

@@ -5,18 +5,23 @@
 
 namespace pinning::cuda {
 
+using OpenQueues = std::atomic<unsigned>;
+
 /// A stream. Its handle knows its context, and none need be current (driver 580; not so for older ones, which say
 /// "invalid context" or "invalid handle"). The handles of the default streams mean those of the current context.
 class Queue final : public StreamQueue {
  public:
-  /// `own_spares`: they serve this queue alone, and end with it.
-  Queue(Driver const& driver, Where context, std::shared_ptr<SpareEvents> spares, bool moves_parts,
-        std::optional<std::uintptr_t> adopted = {}, bool own_spares = false)
+  /// `queues`: how many of the device are open. `own_spares`: they serve this queue alone, and end with it.
+  Queue(Driver const& driver, Where context, std::shared_ptr<OpenQueues> queues, std::shared_ptr<SpareEvents> spares,
+        bool moves_parts, std::optional<std::uintptr_t> adopted = {}, bool own_spares = false)
       : StreamQueue(driver, context, spares, adopted && *adopted <= last_default ? Calls::in_place : Calls::as_it_is,
                     adopted),
         driver_(driver),
+        queues_(std::move(queues)),
         moves_parts_(moves_parts),
-        own_spares_(own_spares ? std::move(spares) : nullptr) {}
+        own_spares_(own_spares ? std::move(spares) : nullptr) {
+    ++*queues_;
+  }
   ~Queue() override { close_quietly(); }
 
   /// The driver refuses a host range that crosses the border of a lock. From host memory to host memory, locked or not,
@@ -25,6 +30,12 @@ class Queue final : public StreamQueue {
   /// Pitches are at least `width` and below 2 GiB.
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override;
+  /// What a GPU moves in 0.3 ms, where the device has another queue. A copy engine switches to another stream only when the
+  /// current one waits: 51 KiB take 14 ms behind four copies of 200 MB, and 0.25 ms behind such pieces of them, which are 2 %
+  /// slower (H100, driver 580).
+  std::uint64_t turn_bytes() const noexcept override {
+    return *queues_ > 1 ? 16 << 20 : StreamQueue::turn_bytes();
+  }
   /// cuMemcpyBatchAsync, where the driver has it.
   void copy_batch(CopyItem const* parts, std::uint64_t count) override;
   bool moves_parts() const noexcept override { return moves_parts_; }
@@ -59,6 +70,8 @@ class Queue final : public StreamQueue {
   std::unique_ptr<VendorEvent> event_or_none() noexcept;
 
   Driver const& driver_;
+  std::shared_ptr<OpenQueues> const queues_;
+  std::atomic_flag counted_out_;
   bool const moves_parts_;
   std::atomic_flag timing_;  // the next three are one thread's; others leave them
   std::unique_ptr<VendorEvent> kernel_began_, kernel_ended_;

@@ -19,9 +19,7 @@ Runtime::Runtime()
                 in_rocm("libamdhip64.so")},
                "install the HIP runtime of ROCm, and put its folder on LD_LIBRARY_PATH or say in ROCM_PATH where ROCm "
                "is") {
-#define PINNING_GET(name, ...) library_.get(this->name);
-  PINNING_HIP_FUNCTIONS(PINNING_GET)
-#undef PINNING_GET
+  PINNING_HIP_FUNCTIONS(PINNING_LOOK_UP)
   library_.get_if_there(hipMemcpyBatchAsync);
   streams_ = {
       .stream_create = hipStreamCreateWithFlags,

@@ -7,9 +7,7 @@
 
 namespace pinning::hip {
 
-#define PINNING_ENUMERATOR(name, value) name = value,
-enum { PINNING_HIP_CONSTANTS(PINNING_ENUMERATOR) };
-#undef PINNING_ENUMERATOR
+enum { PINNING_HIP_CONSTANTS(PINNING_CONSTANT) };
 
 /// What must be current for this vendor is a device, by its number.
 class Runtime : public Functions, public StreamVendor {

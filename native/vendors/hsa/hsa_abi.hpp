@@ -90,10 +90,8 @@ using Visit = int (*)(Handle, void*);
   CONSTANT(HSA_EXT_POINTER_TYPE_HSA, 1)                             \
   CONSTANT(HSA_EXT_POINTER_TYPE_LOCKED, 2)
 
-#define PINNING_FUNCTION(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 struct Functions {
-  PINNING_HSA_FUNCTIONS(PINNING_FUNCTION)
+  PINNING_HSA_FUNCTIONS(PINNING_MEMBER)
 };
-#undef PINNING_FUNCTION
 
 }  // namespace pinning::hsa

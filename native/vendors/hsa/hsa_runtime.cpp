@@ -47,9 +47,7 @@ Runtime::Runtime()
       library_({"libhsa-runtime64.so.1", in_rocm("libhsa-runtime64.so.1")},
                "install ROCm's package hsa-rocr (Debian and Ubuntu: libhsa-runtime64-1), or say in ROCM_PATH where "
                "ROCm is") {
-#define PINNING_GET(name, ...) library_.get(this->name);
-  PINNING_HSA_FUNCTIONS(PINNING_GET)
-#undef PINNING_GET
+  PINNING_HSA_FUNCTIONS(PINNING_LOOK_UP)
   if (int const code = hsa_init(); code != 0) {
     throw Unavailable("the HSA runtime does not start: " + failed("hsa_init", code).text() + "; " + advice(code));
   }

@@ -11,9 +11,7 @@
 
 namespace pinning::hsa {
 
-#define PINNING_ENUMERATOR(name, value) name = value,
-enum { PINNING_HSA_CONSTANTS(PINNING_ENUMERATOR) };
-#undef PINNING_ENUMERATOR
+enum { PINNING_HSA_CONSTANTS(PINNING_CONSTANT) };
 
 class Runtime : public Functions, public VendorDriver {
  public:

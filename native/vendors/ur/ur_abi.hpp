@@ -113,11 +113,9 @@ struct Properties {
   CONSTANT(UR_EVENT_STATUS_QUEUED, 3)                                         \
   CONSTANT(UR_PROFILING_INFO_COMMAND_END, 3)
 
-#define PINNING_FUNCTION(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 struct Functions {
-  PINNING_UR_FUNCTIONS(PINNING_FUNCTION)
-  PINNING_UR_RECENT_FUNCTIONS(PINNING_FUNCTION)
+  PINNING_UR_FUNCTIONS(PINNING_MEMBER)
+  PINNING_UR_RECENT_FUNCTIONS(PINNING_MEMBER)
 };
-#undef PINNING_FUNCTION
 
 }  // namespace pinning::ur

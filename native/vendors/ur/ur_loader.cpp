@@ -8,12 +8,8 @@ namespace pinning::ur {
 Loader::Loader()
     : VendorDriver("Unified Runtime"),
       library_({"libur_loader.so.0"}, "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt") {
-#define PINNING_GET(name, ...) library_.get(this->name);
-  PINNING_UR_FUNCTIONS(PINNING_GET)
-#undef PINNING_GET
-#define PINNING_GET(name, ...) library_.get_if_there(this->name);
-  PINNING_UR_RECENT_FUNCTIONS(PINNING_GET)
-#undef PINNING_GET
+  PINNING_UR_FUNCTIONS(PINNING_LOOK_UP)
+  PINNING_UR_RECENT_FUNCTIONS(PINNING_LOOK_UP_IF_THERE)
   Function<void()> only_before_2025_3{"urGetGlobalProcAddrTable"};
   library_.get_if_there(only_before_2025_3);
   platforms_of_several_ = static_cast<bool>(only_before_2025_3);

@@ -9,9 +9,7 @@
 
 namespace pinning::ur {
 
-#define PINNING_ENUMERATOR(name, value) name = value,
-enum { PINNING_UR_CONSTANTS(PINNING_ENUMERATOR) };
-#undef PINNING_ENUMERATOR
+enum { PINNING_UR_CONSTANTS(PINNING_CONSTANT) };
 
 class Loader : public Functions, public VendorDriver {
  public:

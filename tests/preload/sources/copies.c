@@ -21,8 +21,10 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -221,6 +223,22 @@ static void forbid_more(void) {
     MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0));
 }
 
+// Pages that their program makes accessible when they are used, as collectors of garbage do.
+static void give_access(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)context;
+    char *const page = (char *)((uintptr_t)info->si_addr & ~(uintptr_t)4095);
+    if (mprotect(page, 4096, PROT_READ | PROT_WRITE) != 0) _exit(8);
+}
+
+static void guard(char *source, char *result) {
+    struct sigaction const action = {.sa_sigaction = give_access, .sa_flags = SA_SIGINFO};
+    MUST(sigaction(SIGSEGV, &action, NULL));
+    for (size_t at = 0; at < SIZE; at += MIB) {
+        MUST(mprotect(source + at, 4096, PROT_NONE));
+        MUST(mprotect(result + at, 4096, PROT_READ));
+    }
+}
+
 static void copy_in_a_fork(CUdeviceptr device, char const *source) {
     pid_t const child = fork();
     if (child == 0) _exit(copy("cuMemcpyHtoD_v2", device, (CUdeviceptr)source, SIZE) == CUDA_ERROR_NOT_INITIALIZED ? 6 : 7);
@@ -251,9 +269,12 @@ int main(int count, char **arguments) {
     else MUST(cuDevicePrimaryCtxRetain(&context, 0));
     MUST(cuCtxSetCurrent(context));
     if (strstr(form, "stream") != NULL) MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-    if (!strcmp(kind, "threads")) {
+    if (!strcmp(kind, "threads") || !strcmp(kind, "small threads")) {
         pthread_t threads[4];
-        for (int i = 0; i < 4; i++) MUST(pthread_create(&threads[i], NULL, in_thread, context));
+        pthread_attr_t how;
+        MUST(pthread_attr_init(&how));
+        if (kind[0] == 's') MUST(pthread_attr_setstacksize(&how, 64 << 10));
+        for (int i = 0; i < 4; i++) MUST(pthread_create(&threads[i], &how, in_thread, context));
         for (int i = 0; i < 4; i++) MUST(pthread_join(threads[i], NULL));
         printf("same\n");
         return 0;
@@ -310,6 +331,7 @@ int main(int count, char **arguments) {
     }
     if (!strcmp(kind, "fork")) copy_in_a_fork(device, source);
     if (!strcmp(kind, "sandboxed")) forbid_more();
+    if (!strcmp(kind, "guarded")) guard(source, result);
     char const *const to_device = is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2";
     char const *const to_host = is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2";
     size_t const size = !strcmp(kind, "small") ? 4096 : SIZE, past = !strcmp(kind, "past the end") ? MIB : 0;

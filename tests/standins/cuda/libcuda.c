@@ -16,6 +16,7 @@
 //   channels=K            the streams made from now on share so many hardware channels; see streams.h
 //   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that has to do with memory,
 //                         streams or events; FUNCTION "work": a piece of work in a stream, whose failure shows later
+//   alone=DEVICE:WHAT:N:CODE  one device alone is lost, and the others go on; see streams.h
 
 #define STANDIN "CUDA"
 
@@ -40,6 +41,8 @@ static unsigned long long ids;  // given to contexts and streams so far
 static _Thread_local CUcontext stack[MAX_DEPTH];
 static _Thread_local int depth;
 
+static int device_of(CUcontext context) { return (int)(context - primary) % MAX_DEVICES; }
+
 #include "streams.h"
 
 static int confidential;  // confidential computing: no memory of the program's can be registered
@@ -48,6 +51,7 @@ static size_t most_registered = SIZE_MAX;  // bytes by one call, as some kernels
 static bool standin_option(const char *entry) {
     if (!entry) {
         loss_option(NULL);
+        alone_option(NULL);
         read_only_supported = managed_supported = peers_supported = 1;
         want_context = channel_count = confidential = nvswitch = 0;
         shared_kib = 227;
@@ -65,7 +69,7 @@ static bool standin_option(const char *entry) {
     else if (sscanf(entry, "rates=%lf:%lf", &bus_rate, &link_rate) == 2) begin_times(bus_rate, link_rate);
     else if (!strcmp(entry, "streams_want_context")) want_context = 1;
     else if (sscanf(entry, "channels=%d", &channel_count) == 1) return channel_count > 0 && channel_count <= MAX_CHANNELS;
-    else return loss_option(entry) || sscanf(entry, "devices=%d", &device_count) == 1;
+    else return loss_option(entry) || alone_option(entry) || sscanf(entry, "devices=%d", &device_count) == 1;
     return true;
 }
 
@@ -85,7 +89,7 @@ static CUcontext current(void) {
     return depth && stack[depth - 1] && stack[depth - 1]->retained ? stack[depth - 1] : NULL;
 }
 
-static int ordinal(void) { return (int)(current() - primary) % MAX_DEVICES; }
+static int ordinal(void) { return device_of(current()); }
 
 // How much a function needs: nothing, the driver initialised, a device that is not lost, and a current context there.
 enum needs { NOTHING, DRIVER, WORKING, CONTEXT };
@@ -95,6 +99,7 @@ static CUresult check(const char *function, enum needs needs) {
     lose(function);
     if (needs >= WORKING && lost) return lost;
     if (needs >= CONTEXT && !current()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (needs >= CONTEXT && gone_from(current(), !alone.work)) return alone.code;
     return beside_captures(function);
 }
 

@@ -9,6 +9,10 @@
     if (!stream) {                                           \
         pthread_mutex_unlock(&mutex);                        \
         return CUDA_ERROR_INVALID_CONTEXT;                   \
+    }                                                        \
+    if (gone_from(stream->context, !alone.work)) {           \
+        pthread_mutex_unlock(&mutex);                        \
+        return alone.code;                                   \
     }
 
 static CUresult leave(CUresult code) {
@@ -172,7 +176,8 @@ CUresult CUDAAPI cuEventQuery(CUevent hEvent) {
     pthread_mutex_lock(&mutex);
     if (hEvent->captured) return leave(end_captures(NULL, CUDA_ERROR_CAPTURED_EVENT));
     bool pending = hEvent->point && !hEvent->point->reached;
-    return leave(lost ? lost : pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
+    int code = lost ? lost : gone_from(hEvent->context, !alone.work);
+    return leave(code ? code : pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
 }
 
 CUresult CUDAAPI cuEventSynchronize(CUevent hEvent) {
@@ -180,7 +185,7 @@ CUresult CUDAAPI cuEventSynchronize(CUevent hEvent) {
     pthread_mutex_lock(&mutex);
     if (hEvent->captured) return leave(end_captures(NULL, CUDA_ERROR_CAPTURED_EVENT));
     wait_for_event(hEvent);
-    return leave(lost);
+    return leave(lost ? lost : gone_from(hEvent->context, !alone.work));
 }
 
 CUresult CUDAAPI cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd) {

@@ -68,6 +68,33 @@ static void entering(CUstream stream, struct work *work) {
     if (stream->channel) work->turn = stream->channel->submitted++;
 }
 
+// A device that is lost alone: its calls fail, and the work in its streams is not done; others wait for none of it.
+// alone=DEVICE:calls:N:CODE: from the N-th call that is of its contexts, their streams and their events.
+// alone=DEVICE:work:N:CODE: after N pieces of work in its streams.
+static struct {
+    int device, nth, code;
+    bool work;
+    _Atomic int seen;
+} alone;
+
+static bool alone_option(const char *entry) {
+    char what[6] = "";
+    alone.nth = alone.seen = 0;
+    if (!entry) return true;
+    if (sscanf(entry, "alone=%d:%5[a-z]:%d:%d", &alone.device, what, &alone.nth, &alone.code) != 4) return false;
+    alone.work = !strcmp(what, "work");
+    return true;
+}
+
+// The code of the failure that a context's device does not survive. `counts`: one of what is counted happens now.
+static int gone_from(CUcontext context, bool counts) {
+    if (!alone.nth || !context || device_of(context) != alone.device) return 0;
+    if (counts && ++alone.seen == alone.nth) pthread_cond_broadcast(&progress);
+    return alone.seen >= alone.nth ? alone.code : 0;
+}
+
+static int gone(const struct CUstream_st *stream) { return lost ? lost : gone_from(stream->context, false); }
+
 static bool has_turn(const struct CUstream_st *stream, const struct work *work) {
     return !stream->channel || stream->channel->finished == work->turn;
 }
@@ -99,6 +126,7 @@ static void take_time(CUstream stream, const struct work *work) {  // (mutex)
 }
 
 static void ended(CUstream stream, struct work *work) {
+    gone_from(stream->context, alone.work);
     if (stream->channel) ++stream->channel->finished;
     if (work->kind == WAIT && work->point->elapsed > stream->elapsed) stream->elapsed = work->point->elapsed;
     if (work->kind == RECORD) work->point->elapsed = stream->elapsed;

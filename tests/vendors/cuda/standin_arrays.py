@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on GPUs: what others are told of them, and which calls are made.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Arrays on GPUs: what others are told of them, and which calls are made."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches on the stand-in: which calls they make, what they move, and each call failing in turn.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Batches, and large copies, on the stand-in: which calls they make, what they move, and each call failing in turn."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from itertools import count
 
 import numpy
 import pytest
+from captures import Graph
 
 import c_api
 import pinning
@@ -20,6 +18,7 @@ from pinning.errors import VendorError
 from standins.standin import StandIn
 
 BLOCK = 4096
+TURN = 16 << 20
 UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
 
 
@@ -101,6 +100,54 @@ def test_a_batch_whose_kernel_cannot_be_timed_is_none_that_failed(
         assert "by a kernel" in copy.reason
         pinning.copy(back, there, queue=queue)
     assert (back == host).all()
+
+
+@pytest.mark.parametrize("inwards", [True, False])
+def test_behind_each_piece_of_a_large_locked_copy_other_queues_have_their_turn(
+    standin: StandIn, queue: pinning.Queue, inwards: bool
+) -> None:
+    host = noise((2 * TURN + 5,))
+    back = numpy.zeros_like(host)
+    locked, pageable = (host, back) if inwards else (back, host)
+    with pinning.alloc(host.nbytes, device="cuda:0") as there, pinning.lock(locked, device="cuda:0"):
+        ends = (there, host) if inwards else (back, there)
+        if not inwards:
+            pinning.copy(there, pageable, queue=queue)
+        turn = ["cuMemcpyAsync", "cuStreamWaitValue32"]
+
+        def calls() -> list[str]:
+            standin.configure()
+            pinning.copy_async(*ends, queue=queue).wait()
+            return [name for name in (call.split()[0] for call in standin.calls()) if name in turn]
+
+        assert calls() == ["cuMemcpyAsync"], "it is the only queue"
+        with pinning.Queue("cuda:0"):
+            assert calls() == 3 * turn
+            copy = pinning.copy_async(*ends, queue=queue)
+            copy.wait()
+        assert calls() == ["cuMemcpyAsync"]
+        assert copy.path == "direct"
+        if inwards:
+            pinning.copy(pageable, there, queue=queue)
+        assert (back == host).all()
+        with pinning.Queue("cuda:0"), Graph(queue.handle) as graph:
+            standin.configure()
+            pinning.copy_async(*ends, queue=queue)
+            assert len(standin.calls("cuMemcpyAsync")) == 1
+            assert not standin.calls("cuStreamWaitValue32"), "a graph has one node for it"
+        graph.close()
+        with pinning.Queue("cuda:0"):
+            for failed in ("cuStreamWaitValue32", "cuMemHostAlloc"):  # which the copy itself does not need
+                pinning.copies.trim_staging()
+                standin.configure(f"fail={failed}:1:{UNKNOWN}")
+                back[:] = 0
+                pinning.copy(*ends, queue=queue)
+                assert standin.calls(failed)
+                standin.configure()
+                if inwards:
+                    pinning.copy(pageable, there, queue=queue)
+                assert (back == host).all()
+    assert not pinning.is_locked(locked)
 
 
 @pytest.mark.parametrize("inwards", [True, False])

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin and its devices: names, limits, contexts, and copies through the device.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""The plugin and its devices: names, limits, contexts, and copies through the device."""
 
 from __future__ import annotations
 
@@ -107,7 +104,7 @@ def test_doctor_says_how_gpus_are_joined(standin: StandIn, tmp_path: Path, monke
     assert (near.connection, near.link, near.way) == ("UNIFIED", "NVLink", "switch")
     assert (far.connection, far.link, far.way) == ("UNIFIED", None, "node")
     (advice,) = [each for each in report.advice if "lanes" in each.why]
-    assert "cuda:1 has 8 of its 16 PCIe lanes, so copies run at 50% of what it could" in advice.why
+    assert "cuda:1 has 8 of its 16 PCIe lanes, so copies run at 50% of the possible rate" in advice.why
     assert GPUS[1] in advice.command
     said = Console(width=80, record=True, file=io.StringIO())
     doctor_view.show(report, said)

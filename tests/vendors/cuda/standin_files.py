@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies from files on the stand-in: which bytes arrive, and each call failing in turn.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Copies from files on the stand-in: which bytes arrive, and each call failing in turn."""
 
 from __future__ import annotations
 

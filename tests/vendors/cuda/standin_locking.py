@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locking and unlocking through `CudaDevice`: results, flags, refusals.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Locking and unlocking through `CudaDevice`: results, flags, refusals."""
 
 from __future__ import annotations
 

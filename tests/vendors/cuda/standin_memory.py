@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what the driver knows of a pointer, and connections between GPUs.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Kinds of memory, what the driver knows of a pointer, and connections between GPUs."""
 
 from __future__ import annotations
 
@@ -12,25 +9,16 @@ from cuda.bindings import driver as cuda
 from fake_device import Background
 from pinning.errors import VendorError
 from pinning.plugin import MemoryConnection, MemoryInfo, MemoryKind
-from pinning_cuda import CudaDevice, plugin
+from pinning_cuda import plugin
 from standins.standin import StandIn
 
-HOST, DEVICE, SHARED = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED
+HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 GPU = plugin.device(0)
-OTHER = plugin.device(1)
 
 
 @pytest.fixture(params=MemoryKind, ids=lambda kind: kind.value)
 def kind(request: pytest.FixtureRequest) -> MemoryKind:
     return request.param  # type: ignore[no-any-return]
-
-
-def test_a_gpu_without_managed_memory_has_no_shared_memory(standin: StandIn) -> None:
-    standin.configure("no_managed")
-    gpu = CudaDevice("cuda:0")
-    assert gpu.memory_kinds == {HOST, DEVICE}
-    with pytest.raises(VendorError, match="CUDA_ERROR_NOT_SUPPORTED"):
-        gpu.allocate(8, SHARED)
 
 
 def test_asking_makes_no_context_and_needs_none(standin: StandIn) -> None:
@@ -60,12 +48,6 @@ def test_another_librarys_context_is_left_current(standin: StandIn, kind: Memory
 # ---- connections ----
 
 
-def test_a_gpu_uses_its_own_memory(standin: StandIn) -> None:
-    standin.configure()
-    assert GPU.connection(CudaDevice("cuda:0")) is MemoryConnection.UNIFIED
-    assert standin.calls("cuDeviceCanAccessPeer") == standin.calls("cuCtxEnablePeerAccess") == []
-
-
 def test_access_of_another_gpu_is_enabled_in_its_context(standin: StandIn) -> None:
     owner, user = plugin.device(2), plugin.device(3)
     standin.configure()
@@ -78,15 +60,6 @@ def test_access_of_another_gpu_is_enabled_in_its_context(standin: StandIn) -> No
     assert owner.connection(user) is MemoryConnection.UNIFIED  # enabled already, by us or another
 
 
-def test_gpus_that_do_not_reach_one_another_copy(standin: StandIn) -> None:
-    standin.configure("no_peers")
-    assert GPU.connection(OTHER) is MemoryConnection.MIGRATABLE
-    assert standin.calls("cuCtxEnablePeerAccess") == []
-
-
 def test_more_gpus_than_can_be_connected_copy(standin: StandIn) -> None:
     standin.configure("fail=cuCtxEnablePeerAccess:1:711")
     assert plugin.device(1).connection(plugin.device(3)) is MemoryConnection.MIGRATABLE
-
-
-# ---- no device any more ----

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CudaDevice.is_pinned_ptr`: what it says of every kind of pointer, and that asking costs no context.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""`CudaDevice.is_pinned_ptr`: what it says of every kind of pointer, and that asking costs no context."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: order, what the driver is asked, contexts, failures, and what is left at the end.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Queues and events: order, what the driver is asked, contexts, failures, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -211,12 +209,13 @@ def test_a_gpu_that_is_lost_while_a_thread_waits(standin: StandIn, queue: Native
             seen.append(error)
 
     other = GPU.make_queue()
-    with HeldQueue(queue):
+    with HeldQueue(queue) as held:
+        assert held.begun.wait(60)  # a stream that is lost begins nothing any more
         event = queue.record()
         thread = threading.Thread(target=wait)
         thread.start()
         while not standin.calls("cuEventSynchronize"):
-            pass
+            time.sleep(0.001)
         standin.configure("lost=cuStreamQuery:1:700")
         with pytest.raises(VendorError):
             other.done()

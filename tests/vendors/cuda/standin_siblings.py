@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several GPUs: one registration for all of them, whoever locks and unlocks, in whatever order.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Several GPUs: one registration for all of them, in whatever order locks and unlocks come."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues of the host and of a GPU in one program: they wait for each other, and fail for themselves.
-
-A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
-"""
+"""Queues of the host and of a GPU in one program: they wait for each other, and fail for themselves."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ def test_it_works_with_memory_of_ours(library: str) -> None:
         pinning.device("cuda:0")
     except pinning.PluginUnavailableError as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
-    pytest.importorskip(library)
+    pytest.importorskip(library, reason=f"needs {library}")
+    if library == "numba":
+        reason = "needs numba-cuda: pip install 'pinning[numba]'"
+        pytest.importorskip("pinning.numba", reason=reason, exc_type=ImportError)
     program = Path(__file__).parent / PROGRAMS[library]
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

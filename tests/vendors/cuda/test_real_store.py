@@ -23,7 +23,6 @@ from pinning.locking.store import ObjectLocks
 
 MIB = 1 << 20
 SIZE = 32 * MIB
-MINUTE = 60
 
 
 @pytest.fixture

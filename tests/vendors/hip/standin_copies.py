@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs use, on a HIP device: allocations, queues, pools, and copies on each path.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""What programs use, on a HIP device: allocations, queues, pools, and copies on each path."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locking and unlocking through `HipDevice`: results, flags, refusals.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""Locking and unlocking through `HipDevice`: results, flags, refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def test_registrations_are_for_all_devices_and_coarse_grained_only_where_asked(
     DEVICE.data_unlock(memory.ptr)
 
 
-def test_what_is_pinned_in_the_midst_is_found_by_the_newer_releases(standin: StandIn) -> None:
+def test_newer_releases_detect_memory_pinned_inside_the_range(standin: StandIn) -> None:
     memory = Memory(3)
     DEVICE.data_lock(memory.ptr + PAGE, PAGE, None)
     with pytest.raises(AlreadyPinnedError):

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`HipDevice.is_pinned_ptr`: what it says of every kind of pointer.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""`HipDevice.is_pinned_ptr`: what it says of every kind of pointer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: order, what the runtime is asked, the current device, failures, and what is left at the end.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""Queues and events: order, what the runtime is asked, the current device, failures, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -26,9 +23,6 @@ GPU = plugin.device(0)
 OTHER = plugin.device(1)
 UNKNOWN, _ = FAULTS.failure
 NOTHING = {"streams": 0, "allocations": 0}
-
-
-# ---- work ----
 
 
 # ---- values ----
@@ -71,9 +65,6 @@ def test_whether_a_gpu_waits_for_values_is_found_out_once(standin: StandIn) -> N
     queues = [gpu.make_queue(), gpu.make_queue(), gpu.adopt_queue(0)]
     assert all(queue.waits_for_values for queue in queues)
     assert len(standin.calls("hipStreamWaitValue32")) == 1
-
-
-# ---- events ----
 
 
 # ---- the current device ----

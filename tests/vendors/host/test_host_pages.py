@@ -230,7 +230,7 @@ def test_memory_that_moves_again_before_that() -> None:
 
 
 @watched
-def test_what_is_locked_anew_where_it_has_moved_stays_locked() -> None:
+def test_new_lock_at_the_moved_address_stays_locked() -> None:
     before = locked_kib()
     for _ in range(ROUNDS // 10):
         ptr = mapped(None)

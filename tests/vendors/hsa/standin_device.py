@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin and its devices: names, limits, library, warnings.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""The plugin and its devices: names, limits, library, warnings."""
 
 from __future__ import annotations
 

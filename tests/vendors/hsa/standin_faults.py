@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this runtime's failures are besides those of every driver, which the conformance suite tests.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""What this runtime's failures are besides those of every driver, which the conformance suite tests."""
 
 from __future__ import annotations
 

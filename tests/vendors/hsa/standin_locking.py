@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locking and unlocking through `HsaDevice`: results, calls, refusals.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""Locking and unlocking through `HsaDevice`: results, calls, refusals."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that do not reach one another's memory. The process is started so: what a GPU reaches is asked once.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""GPUs that do not reach one another's memory. The process is started so: what a GPU reaches is asked once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what is known of a pointer, and connections between GPUs.
-
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics.
-"""
+"""Kinds of memory, what is known of a pointer, and connections between GPUs."""
 
 from __future__ import annotations
 

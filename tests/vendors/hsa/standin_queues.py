@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues and events: order, what the runtime is asked, failures, and what is left at the end.
 
-A stand-in checks the ABI and the sequence of calls, not a real runtime's semantics. This one ends the process where a
-signal is used again too early, and never begins a copy that waits for one that has failed, as the header says.
+The stand-in ends the process where a signal is used again too early, and never begins a copy that waits for one that
+has failed, as the header says.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ def test_a_queue_tells_what_has_failed_once(standin: StandIn, queue: NativeQueue
     queue.synchronize()
 
 
-def test_what_has_failed_is_let_go_without_the_garbage_collector(standin: StandIn, memory: Allocations) -> None:
+def test_failed_work_is_released_without_the_garbage_collector(standin: StandIn, memory: Allocations) -> None:
     source, there = memory(HOST, DATA), memory(DEVICE)
     standin.configure(f"failing_copy;fail={FILL}:1:{FAILURE}")
 

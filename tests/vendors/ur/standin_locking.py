@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages are registered, by which calls, for locks that share them.
-
-A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
-"""
+"""Which pages are registered, by which calls, for locks that share them."""
 
 from __future__ import annotations
 

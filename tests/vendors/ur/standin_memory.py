@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what a context knows of a pointer, and connections between devices.
-
-A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
-"""
+"""Kinds of memory, what a context knows of a pointer, and connections between devices."""
 
 from __future__ import annotations
 
@@ -62,6 +59,3 @@ def test_devices_of_other_platforms_and_vendors_are_not_connected(standin: Stand
 
     assert FIRST.connection(OPENCL) is MemoryConnection.NONE
     assert FIRST.connection(host.device(0)) is MemoryConnection.NONE
-
-
-# ---- no device any more ----

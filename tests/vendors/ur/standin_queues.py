@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: order, what the loader is asked, failures, and what is left at the end.
-
-A stand-in checks the ABI and the sequence of calls, not a real adapter's semantics.
-"""
+"""Queues and events: order, what the loader is asked, failures, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -62,9 +59,6 @@ def test_no_queue_waits_for_values(standin: StandIn, queue: NativeQueue) -> None
     assert standin.calls() == []
 
 
-# ---- events ----
-
-
 # ---- adopted and closed ----
 
 
@@ -102,6 +96,3 @@ def test_a_queue_that_is_dropped_at_work_blocks_nobody(standin: StandIn) -> None
         return False
 
     assert eventually(taken)  # the work is still done
-
-
-# ---- failures ----

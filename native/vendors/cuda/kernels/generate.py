@@ -4,7 +4,8 @@
     pip install nvidia-cuda-nvrtc-cu12==12.1.105
     python native/vendors/cuda/kernels/generate.py
 
-The PTX is for compute capability 7.0 and 9.0 and of the version that drivers of CUDA 12.1 and later take.
+The PTX is for compute capability 7.0 and 9.0 and of the version that drivers of CUDA 12.1 and later take. What a driver
+compiles to nothing is left out.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ def compiled(source: bytes, capability: int) -> str:
     getattr(nvrtc, f"nvrtcGetProgram{text}" if failed else f"nvrtcGet{text}")(program, buffer)
     if failed:
         raise RuntimeError(buffer.value.decode())
-    return f"{buffer.value.decode().strip()}\n"
+    return f"{lean(buffer.value.decode())}\n"
+
+
+def lean(ptx: str) -> str:
+    """PTX without comments, blank lines, and the file's own constants, which the code has as immediate values."""
+    kept = (line for line in ptx.splitlines() if line.strip() and not line.lstrip().startswith("//"))
+    return "\n".join(line for line in kept if not line.startswith(".global") or "_INTERNAL_" not in line)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of one run of tests have in common: the first that needs it makes it, the others wait."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+def run_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of xdist share in this run. A run that a test starts has its own."""
+    folder = factory.getbasetemp()
+    shared = (folder.parent if hasattr(config, "workerinput") else folder) / "shared"
+    shared.mkdir(exist_ok=True)
+    return shared
+
+
+@contextmanager
+def made_once(target: Path, wait: bool = True) -> Iterator[bool | None]:
+    """Claim what is to be made: whether it exists already, or None while another process makes it."""
+    with Path(f"{target}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+        else:
+            yield target.exists()

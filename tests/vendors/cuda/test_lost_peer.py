@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A peer that is lost alone while a copy goes over its link: the bytes are right, or the copy has failed.
+
+Where the caller waits they are right. Nothing hangs, and the device's own queue goes on. The driver is the stand-in.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from standins.libcuda import DRIVER
+
+PROGRAM = Path(__file__).parent / "lost_peer.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "when", ["calls:1", "calls:4", "calls:15", "calls:25", "calls:45", "work:1", "work:5", "work:9"]
+)
+@pytest.mark.parametrize("waited", [True, False])
+@pytest.mark.parametrize(
+    ("what", "direction"),
+    [("locked", "in"), ("locked", "out"), ("pageable", "in"), ("pageable", "out"), ("file", "in")],
+)
+def test_every_byte_is_right_or_it_says_so(
+    standin_folder: Path, tmp_path: Path, what: str, direction: str, waited: bool, when: str
+) -> None:
+    environment = DRIVER.environment(standin_folder, "devices=2;nvswitch")
+    command = [sys.executable, "-P", str(PROGRAM), when, what, direction, str(int(waited)), str(tmp_path / "file")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in (["right\n"] if waited else ["right\n", "failed\n"])
