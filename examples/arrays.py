@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock NumPy arrays, ask what is locked, unlock."""
+"""Lock NumPy arrays, look up what is locked, unlock."""
 
 import numpy
 
@@ -13,7 +13,7 @@ with pinning.lock(weights) as lock:  # on the first GPU, or else on the host
     print(f"the device finds the bytes of {lock.ptr:#x} at {lock.device_ptr:#x}")
 
     row = weights[10]
-    with pinning.lock(row) as part:  # inside what is locked: counted, no vendor call
+    with pinning.lock(row) as part:  # inside the locked region: counted, no vendor call
         print(f"one region, {part.region.references} locks")
 
     print(f"is its last byte locked? {pinning.is_locked((address + weights.nbytes - 1, 1))}")

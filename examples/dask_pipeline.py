@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline of Dask from .npy files to the device: one worker reads and prepares, the other has the device. What it
-receives lies in locked memory, and goes to the device from there.
+"""A Dask pipeline from .npy files to the device: one worker reads and prepares the data, the other one has the device.
+It receives the data into locked memory and copies it to the device from there.
 
 Run it: ``python dask_pipeline.py [MIB]`` with `pip install 'pinning[dask]'`
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of inference as a CUDA graph that reads its input from, and writes its output to, locked memory of the host.
+"""An inference step as a CUDA graph that reads its input from locked host memory and writes its output there.
 
 Needs an NVIDIA GPU and PyTorch.
 """

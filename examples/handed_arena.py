@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A locked arena that one process hands on to the next: a server that is replaced while its cache stays in memory.
+"""A locked arena that one process hands over to the next: a server is replaced while its cache stays in memory.
 
-The old process fills an arena and serves from it. The new one joins it by its name, locks it for itself, and says so;
-then the old one leaves. The bytes are neither copied nor read anew, and they are locked at every moment.
+The old process fills an arena and serves from it. The new one joins it by name, locks it, and reports that;
+then the old one exits. The bytes are neither copied nor read again, and they are locked all the time.
 
 Run it: ``python handed_arena.py [BYTES]``
 """
@@ -44,7 +44,7 @@ def serve(arena: pinning.Arena) -> str:
 def old(name: str, nbytes: int, filled: Event, taken: Event) -> None:
     begin = time.perf_counter()
     with pinning.Arena(nbytes, name=name) as arena:
-        arena.asarray(nbytes)[:] = numpy.arange(nbytes) % 251  # what took long to make, or to read
+        arena.asarray(nbytes)[:] = numpy.arange(nbytes) % 251  # stands for data that is slow to compute or read
         arena.wait()
         say("old", begin, f"has {nbytes} bytes locked for {arena.devices[0].name}, and filled")
         filled.set()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a cache of keys and values, swapped between a pool of the host and a pool of the device, as servers of
-language models do: thousands of scattered blocks in one call.
+"""Swap blocks of a KV cache between a host pool and a device pool, as inference servers do: thousands of scattered
+blocks in one call.
 
 Run it: ``python kv_blocks.py [BLOCKS]``
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A safetensors file in two shards: saved, loaded to the first GPU or the host, changed there, and saved from there."""
+"""Save tensors in two safetensors files, load them to the first GPU or the host, change them, and save them again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference workers of Ray that share one set of weights: it is in the object store once, and each worker streams it to
-its device from there, at the locked rate.
+"""Ray inference workers that share one set of weights: it is in the object store once, and each worker streams it from
+there to its device, at the locked rate.
 
 Run it: ``python ray_weights.py [MIB]`` with `pip install 'pinning[ray]'`
 """

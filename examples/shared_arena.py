@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One arena shared by four processes: each locks a part of it for its device, writes there, and reads what all wrote.
+"""An arena shared by four processes: each locks a part for its device, writes there, and reads what all have written.
 
 Run it: ``python shared_arena.py [BYTES_FOR_EACH]``
 """

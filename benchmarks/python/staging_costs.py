@@ -6,7 +6,7 @@ process that has the GPU's context already. ``memory``: milliseconds until 64 Mi
 allocation and by registering memory that threads have brought in. ``processors``: staged copies with 2, 4 and all
 processors, beside the driver's own, and the processor time of 1 GiB. ``processes``: 1, 4 and 8 processes that copy at
 once. ``waits``: microseconds that a lone small copy, 0.5 ms after the one before, takes to submit and to wait for,
-beside the driver's. ``beside``: a small locked copy beside large ones of another queue.
+beside the driver's. ``beside``: a small locked copy beside large ones of another stream, by us or by the driver.
 """
 
 from __future__ import annotations
@@ -211,51 +211,59 @@ def waits(count: int = 400) -> None:
             print(f"{name}: submitted {percentiles(submitted)}; waited {percentiles(waited)}")
 
 
-def beside(large: int = 200 * 1000 * 1000, count: int = 300) -> None:
-    import threading
-
+def beside(large: int = 200 * 1000 * 1000, depth: int = 4, seconds: float = 1.0) -> None:
+    """Small copies while so many large ones are always under way: these by us, or by the driver in one call each."""
+    driver = Driver()
     import numpy
 
     import pinning
 
+    stream = ctypes.c_void_p()
+    driver("cuStreamCreate", ctypes.byref(stream), 1)
+    events = [ctypes.c_void_p() for _ in range(depth)]
+    for event in events:
+        driver("cuEventCreate", ctypes.byref(event), 2)
     with ExitStack() as stack:
         queues = [stack.enter_context(pinning.Queue("cuda:0")) for _ in range(2)]
         arrays = [numpy.ones(size, numpy.uint8) for size in (large, SMALL)]
         there = [stack.enter_context(pinning.alloc(size, device="cuda:0")) for size in (large, SMALL)]
         for array in arrays:
             stack.enter_context(pinning.lock(array, device="cuda:0"))
-        for name in ("to the device", "to the host"):
-            ends = [(d, a) if name == "to the device" else (a, d) for d, a in zip(there, arrays, strict=True)]
 
-            def in_a_row(times: int, ends: Any = ends) -> float:
-                begin = time.perf_counter()
-                for _ in range(times):
-                    pinning.copy_async(*ends[0], queue=queues[0])
-                queues[0].synchronize()
-                return times * large / (time.perf_counter() - begin) / 1e9
+        def ours(inward: bool, number: int) -> Callable[[], bool]:
+            dst, src = (there[0], arrays[0]) if inward else (arrays[0], there[0])
+            return pinning.copy_async(dst, src, queue=queues[0]).done  # type: ignore[no-any-return]
 
-            rate = median(in_a_row(20) for _ in range(5))
-            ended = threading.Event()
+        def bare(inward: bool, number: int) -> Callable[[], bool]:
+            host, event = arrays[0].ctypes.data, events[number % depth]
+            dst, src = (there[0].ptr, host) if inward else (host, there[0].ptr)
+            driver("cuMemcpyAsync", dst, src, large, stream)
+            driver("cuEventRecord", event, stream)
+            return lambda: driver.library.cuEventQuery(event) == 0
 
-            def keep_busy(ends: Any = ends, ended: threading.Event = ended) -> None:
-                events: list[Any] = []
-                while not ended.is_set():
-                    events.append(pinning.copy_async(*ends[0], queue=queues[0]))
-                    if len(events) > 3:
-                        events.pop(0).wait()
+        def turn(submit: Callable[..., Callable[[], bool]], inward: bool, small: bool) -> tuple[float, list[float]]:
+            """GB/s of the large ones, and microseconds of small ones beside them."""
+            pending: list[Callable[[], bool]] = []
+            dst, src = (there[1], arrays[1]) if inward else (arrays[1], there[1])
+            micros, number, begin = [], 0, time.perf_counter()
+            while pending or time.perf_counter() < begin + seconds:
+                pending = [done for done in pending if not done()]
+                while len(pending) < depth and time.perf_counter() < begin + seconds:
+                    pending.append(submit(inward, number))
+                    number += 1
+                time.sleep(0.0002)
+                if small and len(pending) > 1:
+                    before = time.perf_counter_ns()
+                    pinning.copy_async(dst, src, queue=queues[1]).wait()
+                    micros.append((time.perf_counter_ns() - before) / 1e3)
+            return number * large / (time.perf_counter() - begin) / 1e9, micros
 
-            thread = threading.Thread(target=keep_busy)
-            thread.start()
-            time.sleep(0.05)
-            micros = []
-            for _ in range(count):
-                time.sleep(0.0005)
-                begin = time.perf_counter_ns()
-                pinning.copy_async(*ends[1], queue=queues[1]).wait()
-                micros.append((time.perf_counter_ns() - begin) / 1e3)
-            ended.set()
-            thread.join()
-            print(f"{name}: large alone {rate:.1f} GB/s; {SMALL >> 10} KiB beside them {percentiles(micros)}")
+        for inward in (True, False):
+            for name, submit in (("driver", bare), ("ours", ours), ("driver", bare), ("ours", ours)):
+                alone, _ = turn(submit, inward, False)
+                rate, micros = turn(submit, inward, True)
+                print(f"{'to the device' if inward else 'to the host'}, large ones by {name}: alone {alone:.1f} GB/s; "
+                      f"beside small ones {rate:.1f}; {SMALL >> 10} KiB {percentiles(micros)}", flush=True)
 
 
 def child(*arguments: object, **how: Any) -> subprocess.Popen[str]:
