@@ -19,7 +19,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import numpy
 
@@ -31,6 +30,7 @@ from pinning.locking.lock import Lock, lock, range_of, unlock_cached
 from pinning.machine.mappings import mappings
 from pinning.map.adapters import synchronize_in_background
 from pinning.plugin import Device, MemoryDevice
+from pinning.runtime.process import Inbox
 
 
 class ObjectLocks:
@@ -57,7 +57,7 @@ class ObjectLocks:
         self._extents: list[_Extent] = []  # in use, by address; none overlap
         self._refused: set[tuple[int, int]] = set()
         self._changing = threading.Lock()
-        self._todo: SimpleQueue[_Extent | _Use | None] = SimpleQueue()
+        self._todo = Inbox()  # extents to lock, uses that have ended, and None
         self._said = self._closing = False
         if budget().idle_limit == 0:
             budget(idle=True)
@@ -135,15 +135,12 @@ class ObjectLocks:
         ended: list[_Use] = []
         waiting: list[_Extent] = []
         while not self._closing or self._extents:
-            with suppress(Empty):
-                first = min((extent.due for extent in waiting), default=None)
-                each = self._todo.get(timeout=None if first is None else max(first - time.monotonic(), 0))
-                while True:
-                    if isinstance(each, _Extent):
-                        waiting.append(each)
-                    elif each is not None:
-                        ended.append(each)
-                    each = self._todo.get_nowait()
+            first = min((extent.due for extent in waiting), default=None)
+            for each in self._todo.take(-1 if first is None else max(first - time.monotonic(), 0)):
+                if isinstance(each, _Extent):
+                    waiting.append(each)
+                elif each is not None:
+                    ended.append(each)
             each = None
             for extent in [extent for extent in waiting if extent.due <= time.monotonic()]:
                 waiting.remove(extent)
@@ -230,7 +227,7 @@ class _Use:
 class _User:
     """What all views of an object have in common: with the last of them the use has ended."""
 
-    def __init__(self, use: _Use, ended: SimpleQueue[_Extent | _Use | None]) -> None:
+    def __init__(self, use: _Use, ended: Inbox) -> None:
         self._use, self._ended = use, ended
 
     def __del__(self) -> None:

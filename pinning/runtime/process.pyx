@@ -21,11 +21,11 @@ import atexit
 import os
 import sys
 import threading
+from collections import deque
 from contextlib import suppress
 from enum import IntEnum
-from queue import Empty, SimpleQueue
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from pinning.errors import PinningError
@@ -71,11 +71,39 @@ class WeakRegistry(Generic[T]):
         return iter([thing for each in list(self._refs) if (thing := each()) is not None])
 
 
+cdef class Inbox:
+    """What other threads leave for one that waits for it. Any destructor may put something in.
+
+    `queue.SimpleQueue` is not used: up to Python 3.12 its `get` with a timeout can wait for ever if the thread gets a signal.
+    """
+
+    cdef object things  # a deque
+    cdef object idle  # a lock, for which the thread waits; released when there is something
+
+    def __cinit__(self):
+        self.things, self.idle = deque(), _thread.allocate_lock()
+        self.idle.acquire()
+
+    def put(self, thing: object) -> None:
+        """Never waits."""
+        self.things.append(thing)
+        if self.idle.locked():
+            self.idle.release()
+
+    def take(self, double timeout: float = -1) -> list[Any]:
+        """All that is there, the oldest first. Waits for something, at most so many seconds unless -1; it may be nothing."""
+        cdef list taken = []
+        self.idle.acquire(True, timeout)
+        while self.things:
+            taken.append(self.things.popleft())
+        return taken
+
+
 cdef class Service:
     """A daemon thread, started when it is needed first, that calls what it is given as long as that asks for it."""
 
     cdef bytes name  # as the system shows it: of 15 letters at most
-    cdef object calls  # that are new; a queue whose put is safe wherever the garbage collector strikes
+    cdef Inbox calls  # that are new
     cdef dict due  # by function and arguments: when, and after which pause again. Of a thread that has ended it stays
     cdef unsigned generation
     cdef bint started
@@ -86,7 +114,7 @@ cdef class Service:
         self.begin()
 
     cdef begin(self):
-        self.calls, self.due = SimpleQueue(), {}
+        self.calls, self.due = Inbox(), {}
         self.generation = generation()
         self.started = self.ended = False
 
@@ -115,14 +143,9 @@ cdef class Service:
     cdef gather(self):
         """Wait for what is new, or until the soonest is due."""
         cdef dict due = self.due
-        timeout = max(min([at for at, _ in due.values()]) - monotonic(), 0.0) if due else None
-        try:
-            while True:
-                function, arguments, pause = self.calls.get(timeout=timeout)
-                due[function, arguments] = monotonic() + pause, min(2 * pause, LONGEST)
-                timeout = 0.0
-        except Empty:
-            pass
+        timeout = max(min([at for at, _ in due.values()]) - monotonic(), 0.0) if due else -1
+        for function, arguments, pause in self.calls.take(timeout):
+            due[function, arguments] = monotonic() + pause, min(2 * pause, LONGEST)
 
     cdef make_calls(self):
         cdef dict due = self.due

@@ -181,3 +181,32 @@ def test_a_set_that_keeps_nothing_alive_changes_under_whoever_goes_through_it() 
         others.clear()
     del first, each, _
     assert list(living) == []
+
+
+def test_an_inbox_whose_thread_gets_signals() -> None:
+    """One that comes when the time to wait is about up must not make it wait for ever."""
+    program = """\
+import random, signal, threading, time
+from pinning.runtime.process import Inbox
+
+inbox, taken = Inbox(), 0
+
+def take():
+    global taken
+    while True:
+        inbox.take(0.0002)
+        taken += 1
+
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+thread = threading.Thread(target=take, daemon=True)
+thread.start()
+for _ in range(1000):
+    signal.pthread_kill(thread.ident, signal.SIGUSR1)
+    time.sleep(random.uniform(0, 0.0004))
+before, end = taken, time.monotonic() + 30
+while taken == before:
+    assert time.monotonic() < end, "it waits for ever"
+    time.sleep(0.001)
+"""
+    done = run_program(program)
+    assert done.returncode == 0, done.stderr
