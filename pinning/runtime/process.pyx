@@ -90,7 +90,7 @@ cdef class Inbox:
         if self.idle.locked():
             self.idle.release()
 
-    def take(self, double timeout: float = -1) -> list[Any]:
+    def take(self, double timeout: float = -1.0) -> list[Any]:
         """All that is there, the oldest first. Waits for something, at most so many seconds unless -1; it may be nothing."""
         cdef list taken = []
         self.idle.acquire(True, timeout)
