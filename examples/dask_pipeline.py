@@ -25,7 +25,7 @@ BLOCKS = 8
 
 
 def to_device(block: Any) -> Any:
-    """What is done with a block there: here its sum, of what came back, and whether it was locked."""
+    """The work on a block there; here: the sum of the bytes that came back, and whether the block was locked."""
     device = pinning.devices()[0]
     with pinning.alloc(block.nbytes, device=device) as there:
         copy = pinning.copy_async(there, block)
@@ -58,7 +58,7 @@ def main() -> None:
                 prepared = dask.array.from_npy_stack(stack, mmap_mode="r").map_blocks(lambda block: block + 1)
             with dask.annotate(workers=[has_device]):
                 found = prepared.map_blocks(to_device, chunks=(1, 2), dtype="f8")
-            # Its graph as it is: to fuse steps of two workers would put them on one.
+            # Without optimization: fusing steps of two workers would put them on one.
             table = found.compute(optimize_graph=False)
             count = BLOCKS * rows * columns
             assert table[:, 0].sum() == count * (count + 1) / 2, "not the sum of what was in the files"

@@ -27,7 +27,7 @@ def say(process: str, begin: float, what: str) -> None:
 
 
 def serve(arena: pinning.Arena) -> str:
-    """Copy all of it to the device and back; how it went there."""
+    """Copy all of it to the device and back; returns the path of the copy to the device."""
     nbytes = arena.nbytes
     with pinning.Queue(arena.devices[0]) as queue:
         there, _ = queue.alloc(nbytes)

@@ -20,7 +20,7 @@ BLOCK_BYTES = 16 << 10  # of one layer: 16 tokens, 4 heads, 128 numbers of 2 byt
 def main() -> None:
     blocks = int(sys.argv[1]) if len(sys.argv) > 1 else 2048
     draw = numpy.random.default_rng(1)
-    host = draw.integers(0, 256, (2 * blocks, BLOCK_BYTES), dtype=numpy.uint8)  # as many again as are swapped
+    host = draw.integers(0, 256, (2 * blocks, BLOCK_BYTES), dtype=numpy.uint8)  # twice as many as are swapped
     with (
         pinning.Queue() as queue,
         pinning.alloc(blocks * BLOCK_BYTES, device=queue.device) as device,

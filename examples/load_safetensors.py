@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory() as name:
         pinning.save_file({each: layers[each] for each in names if places[each] == shard}, folder / shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
-    # Without `framework` these would be tensors of torch, where it is installed.
+    # Without `framework`, these would be torch tensors if torch is installed.
     tensors = pinning.load_file(folder, framework="pinning")
     device = tensors["layer.0.weight"].device
     print(f"{len(tensors)} tensors on {device.name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray inference workers that share one set of weights: it is in the object store once, and each worker streams it from
+"""Ray inference workers that share one set of weights: the object store has it once, and each worker streams it from
 there to its device, at the locked rate.
 
 Run it: ``python ray_weights.py [MIB]`` with `pip install 'pinning[ray]'`
@@ -21,7 +21,7 @@ LAYERS, WORKERS = 4, 2
 
 
 def lock_objects() -> None:
-    """The one line, as a function to name the device: by default it is for workers that have GPUs from Ray."""
+    """The one line, in a function that names the device: by default, it is for workers that have GPUs from Ray."""
     import pinning.ray
 
     pinning.ray.setup(pinning.devices()[0])
@@ -34,12 +34,12 @@ class Server:
         self.queue = pinning.Queue(pinning.devices()[0])
 
     def answer(self, question: Any) -> tuple[Any, str, int]:
-        """What the layers make of it, how the weights came to the device, and bytes locked in this process."""
+        """The output of the layers, the path of the weights to the device, and the bytes locked in this process."""
         device, size = self.queue.device, self.layers[0].nbytes
         there, _ = self.queue.alloc(size)  # room for one layer
         for layer in self.layers:
             copy = pinning.copy_async(there, layer, queue=self.queue)
-            question = layer @ question  # on a GPU a kernel would do that, of what is there
+            question = layer @ question  # on a GPU, a kernel would do this with `there`
         self.queue.free(there)
         self.queue.synchronize()
         return question, copy.path, sum(region.size for region in pinning.regions(device))

@@ -27,7 +27,7 @@ def work(rank: int, name: str, nbytes: int, all_there: Barrier) -> None:
         block.asarray()[:] = rank + 1
         all_there.wait(WAIT)
 
-        for other in range(PROCESSES):  # each has all of it
+        for other in range(PROCESSES):  # each process can access all of it
             theirs = arena.asarray(nbytes, offset=other * nbytes)
             assert (theirs == other + 1).all(), f"the bytes of process {other} are not what it wrote"
         del theirs

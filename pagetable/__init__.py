@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which region of memory holds an address? Answered in nanoseconds, without locks, for any number of regions.
+"""Find the region of memory that holds an address: in nanoseconds, without locks, among any number of regions.
 
-Knows addresses, and nothing of devices, pinning or the lifetime of objects. C++ programs include
-``<pagetable/page_table.hpp>``; Cython code says ``cimport pagetable``; see ``python -m pagetable --help``.
+The table knows addresses only, not devices, pinning or the lifetimes of objects. C++ programs include
+``<pagetable/page_table.hpp>``; Cython code uses ``cimport pagetable``; see ``python -m pagetable --help``.
 """
 
 from pathlib import Path

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with a page table."""
+"""The exceptions of a page table."""
 
 from __future__ import annotations
 
 
 class RangeError(ValueError):
-    """A range of no bytes, or one that runs past 2**64."""
+    """A range of size 0, or one that runs past 2**64."""
 
 
 class OverlapError(ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ page table, for Cython. Compile with the folder of ``python -m pagetable --include-dir``."""
+"""The C++ page table, for Cython. Compile with the include folder that ``python -m pagetable --include-dir`` prints."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool

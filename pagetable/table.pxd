@@ -12,8 +12,8 @@ cdef class Region:
 
 
 cdef class PageTable:
-    # The C++ table, for callers without the GIL; lives as long as this object.
+    # The C++ table, for callers without the GIL; exists as long as this object.
     cdef CPageTable* table
-    # Regions by id, as last handed out: a lookup should not have to make an object. Owned references, or null.
+    # The Region last returned for each id, so that a lookup need not make an object. Owned references, or null.
     cdef PyObject** made
     cdef uint32_t made_length

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The page table for Python: a thin face of the C++ one."""
+"""Python wrapper of the C++ page table."""
 
 from cpython.long cimport PyLong_Check
 from cpython.number cimport PyNumber_Index
@@ -36,7 +36,7 @@ cdef class Region:
     Parameters
     ----------
     start, size, id : int
-        What the attributes say.
+        The values of the attributes.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ cdef class Region:
     end : int
         One past the last byte's address, up to 2**64.
     id : int
-        Small, unique among the regions in the table, used again after the region is removed.
+        Small, unique among the regions in the table; reused after the region is removed.
     """
 
     def __init__(self, start: int, size: int, id: int) -> None:
@@ -77,7 +77,7 @@ cdef class Region:
 
 
 cdef inline uint64_t word(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
-    # Cython alone would round floats, silently.
+    # Cython would silently round floats.
     return value if PyLong_Check(value) else index(value, what)
 
 
@@ -102,7 +102,7 @@ cdef uint64_t checked(object value, str what) except? 0xFFFFFFFFFFFFFFFF:
         raise RangeError(f"{what} {value} is not in [0, 2**64)") from None
 
 
-# Functions rather than methods, which would be called through a table of pointers.
+# Functions rather than methods, which Cython would call through a vtable.
 
 cdef inline Region wrap(PageTable table, const CRegion& found):
     cdef Region region
@@ -135,16 +135,16 @@ cdef Region make(PageTable table, const CRegion& found):
 
 
 cdef class PageTable:
-    """PageTable(*, flat=True)\n--\n\nWhich region holds an address: disjoint half-open byte ranges of any alignment, anywhere below 2**64.
+    """PageTable(*, flat=True)\n--\n\nDisjoint half-open byte ranges below 2**64, of any alignment, found by address.
 
-    Lookups take no lock and may run in any number of threads while others insert and remove; each is answered as of
-    one instant. Insertions and removals take turns.
+    Lookups take no lock and may run in any number of threads while others insert and remove; each answer is correct
+    as of one instant. Insertions and removals take turns.
 
     Parameters
     ----------
     flat : bool
-        False does without the table's large reservations of address space (128 GiB, none of it memory), as happens by
-        itself where the system refuses them. Lookups are then slower.
+        False omits the large reservations of address space (128 GiB, none of it memory), as happens automatically if
+        the system refuses them. Lookups are then slower.
     """
 
     def __cinit__(self, *, flat: bool = True) -> None:
@@ -171,12 +171,12 @@ cdef class PageTable:
         Returns
         -------
         Region
-            As it is in the table.
+            The new region.
 
         Raises
         ------
         OverlapError
-            Any of its bytes is taken; nothing was changed.
+            Any of its bytes is in another region; nothing was changed.
         RangeError
             `size` is 0, or the range is not inside ``[0, 2**64)``.
         """
@@ -195,17 +195,17 @@ cdef class PageTable:
                 self.table.remove(first)
                 raise
         except ValueError:
-            pass  # which region is in the way is asked afterwards: the table may be changed by other threads
+            pass  # the region is looked up below; by then other threads may have changed the table
         taken = self.overlapping(first, count) or ["a region just removed"]
         raise OverlapError(f"[{first:#x}, {int(first) + count:#x}) overlaps {taken[0]}; remove it first")
 
     def remove(self, region: Region | SupportsIndex) -> None:
-        """Take out a region, given by itself or by its first address.
+        """Remove a region, given as a Region or by its first address.
 
         Parameters
         ----------
         region : Region or int
-            One of the table, or the address of its first byte.
+            A region of the table, or the address of its first byte.
 
         Raises
         ------
@@ -224,7 +224,7 @@ cdef class PageTable:
         if not removed.has_value():
             raise AbsentError(f"no region starts at {start:#x}")
 
-    # An int outside [0, 2**64) is a fair question, whose answer is no.
+    # An int outside [0, 2**64) is valid here: no region holds it.
 
     def find(self, address: SupportsIndex) -> Region | None:
         """The region that holds the byte at `address`."""
@@ -247,7 +247,7 @@ cdef class PageTable:
         Returns
         -------
         Region or None
-            None where no region holds all of them.
+            None if no region holds all of them.
         """
         cdef uint64_t at, count
         try:
@@ -287,7 +287,7 @@ cdef class PageTable:
         """
         cdef uint64_t first = checked(start, "start")
         size = min(index(size, "size"), 2**64 - int(first))
-        if size == 2**64:  # one more than a word can say
+        if size == 2**64:  # does not fit in a word
             return list(self)
         cdef uint64_t count = checked(size, "size")
         cdef vector[CRegion] regions
@@ -299,7 +299,7 @@ cdef class PageTable:
         return [wrap(self, region) for region in regions]
 
     def contains_many(self, addresses: ArrayLike, sizes: ArrayLike | None = None) -> NDArray[numpy.bool_]:
-        """For each address, whether a region holds it: all of its `sizes` bytes where given. Runs without the GIL.
+        """For each address, whether one region holds it, or all of its `sizes` bytes if given. Runs without the GIL.
 
         Parameters
         ----------
@@ -357,9 +357,9 @@ cdef object one_for_each(object sizes, Py_ssize_t n):
 
 
 cdef object words(object given):
-    """A contiguous one-dimensional uint64 array of them; TypeError for floats, which cannot name every byte."""
+    """A contiguous one-dimensional uint64 array of the values; TypeError for floats, which cannot name every byte."""
     array = numpy.asarray(given)
-    if array.dtype.kind in "fO" and isinstance(given, (list, tuple)):  # as numpy sees ints on both sides of 2**63
+    if array.dtype.kind in "fO" and isinstance(given, (list, tuple)):  # numpy's dtype for ints on both sides of 2**63
         array = numpy.array([checked(value, "address") for value in given], dtype=numpy.uint64)
     if array.size == 0:
         array = array.astype(numpy.uint64)

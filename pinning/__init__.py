@@ -176,7 +176,7 @@ __all__ = [
 ]
 
 
-# Each is imported when it is first asked for: with the library that it is for, or since many programs need none of it.
+# Imported on first access: some import another library, and many programs need none of them.
 _ON_DEMAND = {"arena", "arrays", "cuda_core", "cupy", "dask", "files", "nixl", "numba", "ray", "torch"}
 _PARTS = ("copies", "errors", "memory", "plugin", "queues")  # of the public interface
 _MODULE_OF = {
@@ -190,7 +190,7 @@ _MODULE_OF = {
 __version__: str
 
 
-if not TYPE_CHECKING:  # else a checker would take any name for one of this module's
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name as one of this module
 
     def __getattr__(name: str) -> object:
         if name in _ON_DEMAND:
@@ -211,7 +211,7 @@ def __dir__() -> list[str]:
 
 
 def _installed() -> Path:
-    """Where the native modules are, and with them all else that is built."""
+    """The folder that contains the native modules and everything else that is built."""
     return Path(_native.__file__).parents[1]
 
 
@@ -221,7 +221,7 @@ def include_dirs() -> list[Path]:
 
 
 def library_dirs() -> list[Path]:
-    """The folder to give a linker for ``-lpinning``, and to a program's run path."""
+    """The folder to give a linker for ``-lpinning``, and to put into a program's run path."""
     return [_installed() / "lib"]
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory resources of cuda.core over our pools, and over any of our memory of the host.
+"""Memory resources for cuda.core, from this package's pools and from its host memory.
 
     memory = pinning.cuda_core.DeviceMemory("cuda:0")
     buffer = memory.allocate(nbytes, stream=stream)
 
-A `pinning.Queue` of an NVIDIA GPU has ``__cuda_stream__``: give it wherever cuda.core takes a foreign stream,
+A `pinning.Queue` of an NVIDIA GPU has ``__cuda_stream__``: pass it wherever cuda.core takes a foreign stream,
 as in ``cuda.core.Device().create_stream(queue)``.
 """
 
@@ -31,14 +31,14 @@ except ImportError as error:
 
 
 class DeviceMemory(MemoryResource):  # type: ignore[misc]
-    """Memory of one GPU, from a pool, in the order of the stream that it is allocated with.
+    """Memory of one GPU, from a pool, in the order of the stream with which it is allocated.
 
     Parameters
     ----------
     device : Device or str
-        Of CUDA, such as ``"cuda:0"``.
+        A CUDA device, such as ``"cuda:0"``.
     pool : Pool, optional
-        Where it comes from; by default one of its own, which keeps what is freed for the next allocation.
+        The pool to allocate from; by default its own, which keeps freed memory for the next allocation.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
             raise TypeError(f"pool is {describe(pool)}; it must be a pinning.Pool")
         if pool is None:
             pool = Pool(Context(self._device), MemoryKind.DEVICE)
-            finalize(self, defer, pool.close).atexit = False  # buffers keep this, so none is left by then
+            finalize(self, defer, pool.close).atexit = False  # buffers keep this alive, so none is left by then
         self.pool = pool
         self._allocations: dict[int, Allocation] = {}
         # A freed block is reused at once only in the same stream, which an adopted queue identifies.
@@ -68,12 +68,12 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
         return f"<DeviceMemory of {self.pool!r}>"
 
     def allocate(self, size: int, *, stream: Any) -> Any:
-        """A buffer of `size` bytes that whatever comes later in `stream` may use.
+        """A buffer of `size` bytes, for later work in `stream`.
 
         Raises
         ------
         VendorError
-            The GPU has no more.
+            The GPU is out of memory.
         PoolLimitError
             The pool has reached its maximum.
         """
@@ -84,7 +84,7 @@ class DeviceMemory(MemoryResource):  # type: ignore[misc]
         return Buffer.from_handle(allocation.ptr, size, self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
-        """Give memory back to the pool, once all before this in `stream` is over."""
+        """Return memory to the pool, after all earlier work in `stream`."""
         if size:
             self._queue(stream).free(self._allocations.pop(int(ptr)))
 
@@ -95,8 +95,8 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
     Parameters
     ----------
     allocate : callable, optional
-        Takes bytes and returns memory with ``ptr`` and ``free()``, such as ``arena.allocate`` of a `pinning.Arena`; by
-        default the driver allocates.
+        Takes a number of bytes and returns memory with ``ptr`` and ``free()``, such as ``arena.allocate`` of a
+        `pinning.Arena`; by default the driver allocates.
     """
 
     is_device_accessible, is_host_accessible, is_managed = True, True, False
@@ -109,7 +109,7 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
 
     @property
     def device_id(self) -> int:
-        """-1: it is of no GPU."""
+        """-1: the memory belongs to no GPU."""
         return -1
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class PinnedMemory(MemoryResource):  # type: ignore[misc]
         return Buffer.from_handle(memory.ptr, size, self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
-        """Free it, once all work of `stream` is over."""
+        """Wait for all work in `stream`, then free the memory."""
         if not size:
             return
         if stream is not None:

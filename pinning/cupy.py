@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy's memory from pinning: exact sizes, from pools of ours, known to the map.
+"""CuPy's memory from pinning: of exact size, from this package's pools, and found by the map.
 
     import pinning.cupy
     pinning.cupy.install()
@@ -29,13 +29,13 @@ except ImportError as error:
 
 
 def install() -> None:
-    """Have CuPy take device and pinned memory from here; arrays that it has made before keep theirs."""
+    """Let CuPy allocate device and pinned memory from this package; existing arrays keep their memory."""
     cupy.cuda.set_allocator(device_memory)
     cupy.cuda.set_pinned_memory_allocator(pinned_memory)
 
 
 def uninstall() -> None:
-    """Give CuPy its own pools back; arrays made meanwhile keep their memory."""
+    """Let CuPy use its own pools again; existing arrays keep their memory."""
     cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
     cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
 
@@ -43,8 +43,8 @@ def uninstall() -> None:
 def device_memory(nbytes: int) -> Any:
     """Memory of CuPy's current device, in the order of its current stream; for `cupy.cuda.set_allocator`.
 
-    When the last array over it goes it is given back in the order of the stream in which it was allocated, as in CuPy's
-    own pools. While that stream is captured into a graph, memory is from CuPy's pool.
+    When its last array is gone, the memory is freed in the order of the stream in which it was allocated, as in CuPy's
+    own pools. While that stream is under capture, memory comes from CuPy's pool.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def device_memory(nbytes: int) -> Any:
     Raises
     ------
     cupy.cuda.memory.OutOfMemoryError
-        The device has no more.
+        The device is out of memory.
     """
     index = cupy.cuda.Device().id
     if nbytes == 0:
@@ -74,7 +74,7 @@ def device_memory(nbytes: int) -> Any:
 
 
 def pinned_memory(nbytes: int) -> Any:
-    """HOST memory of exactly so many bytes, for `cupy.cuda.set_pinned_memory_allocator`.
+    """HOST memory of exactly `nbytes` bytes, for `cupy.cuda.set_pinned_memory_allocator`.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def pinned_memory(nbytes: int) -> Any:
     Raises
     ------
     VendorError
-        The driver has no more.
+        The driver is out of memory.
     """
     allocation = alloc(max(nbytes, 1), MemoryKind.HOST, device=f"cuda:{cupy.cuda.Device().id}")
     return cupy.cuda.PinnedMemoryPointer(_PinnedMemory(allocation, nbytes), 0)
@@ -100,18 +100,18 @@ def _queue(stream: _Stream, index: int) -> Queue:
 
 
 class _Owner:
-    """Frees an allocation of a pool when it goes; that is safe wherever the collector strikes."""
+    """Frees an allocation of a pool when it is destroyed, which is safe wherever the collector runs."""
 
     def __init__(self, allocation: Allocation) -> None:
         self._allocation = allocation
 
     def __del__(self) -> None:
-        if not (is_finalizing() or self._allocation.freed):  # at the end it goes with the process
+        if not (is_finalizing() or self._allocation.freed):  # at exit, the end of the process frees it
             self._allocation.free()
 
 
 class _PinnedMemory(_Owner):
-    """What CuPy expects of pinned memory."""
+    """The interface that CuPy expects of pinned memory."""
 
     def __init__(self, allocation: Allocation, size: int) -> None:
         super().__init__(allocation)
@@ -119,11 +119,11 @@ class _PinnedMemory(_Owner):
 
     def __del__(self) -> None:
         if not is_finalizing():
-            defer(self._allocation.free)  # not here: the driver waits for GPUs meanwhile, and we may be in any call
+            defer(self._allocation.free)  # not here: the driver waits for GPUs, and the collector may run in any call
 
 
 class _Stream:
-    """A stream of CuPy as an object with ``__cuda_stream__``, which CuPy's null stream is not in all versions."""
+    """A CuPy stream with ``__cuda_stream__``, which CuPy's null stream does not have in all versions."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dask: what workers receive from one another lies in locked memory.
+"""Dask: workers receive data into locked memory.
 
     client.register_plugin(pinning.dask.LockedFrames(4 << 30))
 
-Nothing changes in tasks. Blocks of ``dask.array`` and columns of ``dask.dataframe`` that came over the network go to
-the GPU at the locked rate.
+Tasks need no change. Blocks of ``dask.array`` and columns of ``dask.dataframe`` that came over the network are copied
+to the GPU at the locked rate.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _log = logging.getLogger("pinning.dask")
 
 
 class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
-    """Has frames that a worker receives allocated in an arena, which is locked once, in the background.
+    """Allocates the frames that a worker receives in an arena, which is locked once, in the background.
 
-    What finds no room there is allocated as ever. The workers' table of the dashboard then has `locked_bytes`. A worker
-    that cannot have the arena, or cannot lock it, says so in its log and works as before.
+    Frames that do not fit are allocated as usual. The dashboard's table of workers then shows `locked_bytes`. A worker
+    that cannot create the arena, or cannot lock it, logs a warning and works as before.
 
     Parameters
     ----------
     nbytes : int
-        Of the arena; each process has one.
+        Size of the arena; each process has one.
     device : str, optional
-        For which it is locked. By default the first GPU that a worker has; others do nothing.
+        The device for which it is locked. By default the worker's first GPU; workers without one do nothing.
     smallest : int
-        Bytes; smaller frames are allocated as ever.
+        Bytes; smaller frames are allocated as usual.
     """
 
     name = "pinning"
@@ -77,13 +77,13 @@ class LockedFrames(distributed.WorkerPlugin):  # type: ignore[misc]
             worker.metrics["locked_bytes"] = _locked_bytes
 
     def teardown(self, worker: Any) -> None:
-        """Called by the worker. What tasks still have stays locked."""
+        """Called by the worker. Memory that tasks still use stays locked."""
         if worker.metrics.pop("locked_bytes", None) is not None:
             _end()
 
 
 class _Frames:
-    """An arena, and a thread that gives back to it what is dropped once the device has done its work."""
+    """An arena, and a thread that returns dropped blocks to it once the device has completed its work."""
 
     def __init__(self, arena: Arena, device: Device, smallest: int) -> None:
         self._arena, self._device, self._smallest = arena, device, smallest
@@ -99,11 +99,11 @@ class _Frames:
         try:
             return numpy.asarray(_Frame(self._arena.allocate(nbytes), self._dropped)).data
         except PinningError:
-            self._dropped.put(None)  # what was dropped is wanted
+            self._dropped.put(None)  # the dropped blocks are needed now
             return None
 
     def close(self) -> None:
-        """Close the arena, as soon as no frame of it is left."""
+        """Close the arena as soon as no frame of it is left."""
         self._closing = True
         self._dropped.put(None)
 
@@ -118,7 +118,7 @@ class _Frames:
             block = self._dropped.get()
             if block is not None:
                 waiting.append(block)
-            # Copies that were begun before it was dropped may still be under way.
+            # Copies that were submitted before a block was dropped may still be in progress.
             if waiting and (block is None or self._closing or sum(each.nbytes for each in waiting) >= self._enough):
                 with suppress(PinningError):
                     if isinstance(self._device, MemoryDevice):
@@ -128,7 +128,7 @@ class _Frames:
             del block
 
     def _is_over(self) -> bool:
-        """Whether the arena is closed, after `close`; a concurrent request may still have got a frame."""
+        """Whether the arena is closed; after `close`, tries to close it. A concurrent `allocate` may still succeed."""
         if self._closing and not self._arena.allocated:
             with suppress(PinningError):
                 self._arena.close()
@@ -136,7 +136,7 @@ class _Frames:
 
 
 class _Frame:
-    """Memory of a frame; it is dropped with the last view of it."""
+    """Memory of a frame, dropped with the last view of it."""
 
     def __init__(self, block: ArenaAllocation, dropped: SimpleQueue[ArenaAllocation | None]) -> None:
         self._block, self._dropped = block, dropped
@@ -148,12 +148,12 @@ class _Frame:
         }
 
     def __del__(self) -> None:
-        self._dropped.put(self._block)  # which does not block
+        self._dropped.put(self._block)  # never blocks
 
 
 _users = 0  # workers of this process
 _frames: _Frames | None = None
-_before: Callable[[int], memoryview] = host_array  # the memory of a frame that is received, or put together of parts
+_before: Callable[[int], memoryview] = host_array  # allocates a frame that is received, or joined from parts
 _changing = threading.Lock()
 
 
@@ -164,7 +164,7 @@ def _host_array(n: int) -> memoryview:
 
 
 def _begin(nbytes: int, name: str | None, smallest: int) -> bool:
-    """Have frames allocated in an arena; False where there is nothing to lock for."""
+    """Start to allocate frames in an arena; False if there is no device to lock for."""
     global _users, _frames
     device = default_device() if name is None else device_of_name(name)
     if name is None and is_host(device):

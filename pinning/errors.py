@@ -9,7 +9,7 @@ class PinningError(Exception):
 
 
 class ArgumentError(PinningError, ValueError):
-    """An argument is none of the values that it may have; the message names them."""
+    """An argument has a value that is not allowed; the message names the allowed ones."""
 
 
 class InvalidRangeError(PinningError, ValueError):
@@ -43,7 +43,7 @@ class PoolLimitError(PinningError, MemoryError):
 
 
 class LayoutError(PinningError, ValueError):
-    """Shape, strides, order or dtype of an array do not fit."""
+    """An array's shape, strides, order or dtype does not fit."""
 
 
 class LockLimitError(PinningError, MemoryError):
@@ -90,7 +90,7 @@ class VendorError(PinningError, RuntimeError):
 
 
 class OutOfMemoryError(VendorError, MemoryError):
-    """A vendor's call failed for lack of memory. `LockLimitError` and `PoolLimitError` are a `MemoryError` too."""
+    """A vendor's call failed for lack of memory. `LockLimitError` and `PoolLimitError` are `MemoryError` too."""
 
 
 class AlreadyPinnedError(VendorError):

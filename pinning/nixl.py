@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL agents that know of all host memory that a map locks.
+"""NIXL agents with which all host memory that a map locks is registered.
 
     memory = pinning.nixl.AgentMemory(agent)    # a nixl_agent
     with memory.lock(tensors) as locked:        # each allocation locked and registered once, however many views
         agent.initialize_xfer("WRITE", locked.descs(), there, "peer")
 
-Nothing of NIXL is imported: the agent is the caller's.
+NIXL is not imported: the caller provides the agent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Locked:
     rows : numpy.ndarray
         Of shape (buffers, 3), uint64: address, bytes and device id of each buffer, in the order given.
     allocations : int
-        How many locks that took.
+        The number of locks taken.
     """
 
     def __init__(self, memory: AgentMemory, rows: Rows, locks: ExitStack, allocations: int) -> None:
@@ -50,7 +50,7 @@ class Locked:
         return self.memory.agent.get_xfer_descs(self.rows, self.memory.mem_type)
 
     def unlock(self) -> None:
-        """Give the locks up; nothing the second time."""
+        """Release the locks. A second call does nothing."""
         self._locks.close()
 
     def __repr__(self) -> str:
@@ -64,25 +64,25 @@ class Locked:
 
 
 class AgentMemory:
-    """A NIXL agent to which all memory is known that a map locks: registered by the first lock, until after the last.
+    """Registers all memory that a map locks with a NIXL agent: each region from its first lock to its last unlock.
 
     Parameters
     ----------
     agent : nixl_agent
-        Or what has its methods `register_memory`, `deregister_memory` and `get_xfer_descs`. Threads that lock at once
-        call them at once.
+        Or an object with its methods `register_memory`, `deregister_memory` and `get_xfer_descs`. Threads that lock
+        concurrently call them concurrently.
     device : Device or str, optional
-        Whose map it is; by default the default device's.
+        The device of the map; by default the default device.
     mem_type : str
-        What the agent calls memory of the host.
+        The agent's name for host memory.
     backends : sequence of str
-        Of the agent, to register with; all that take such memory when there are none.
+        The agent's backends to register with; if empty, all that accept such memory.
     device_id : int
-        What stands in the third column of descriptors.
+        The third column of descriptors.
     piece : int, optional
-        The most bytes that are registered by one call: some network cards are slower above 4 GiB. A range that reaches
-        over a border then is several descriptors; borders are counted from the start of what is locked, so both sides
-        must be cut alike.
+        The most bytes that one call registers: some network cards are slower above 4 GiB. A range that crosses a border
+        then becomes several descriptors. Borders are counted from the start of a region, so both sides must be divided
+        alike.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class AgentMemory:
     Raises
     ------
     RegistrarError
-        The agent refuses memory that is locked already.
+        The agent refuses memory that is already locked.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class AgentMemory:
         self.agent.deregister_memory(descs, self._backends)
 
     def lock(self, buffers: Iterable[object]) -> Locked:
-        """Lock buffers, and with that register them: of all views of one allocation the allocation, once.
+        """Lock buffers, which registers them. For all views of one allocation, the allocation is locked, once.
 
         Parameters
         ----------
         buffers : iterable
-            NumPy arrays, CPU tensors, and all else that `pinning.lock` takes. Of what says nothing of its allocation
-            the buffer itself is locked, or what covers all of these that overlap.
+            NumPy arrays, CPU tensors, and anything else that `pinning.lock` takes. If the allocation of a buffer is
+            not known, the buffer itself is locked; ranges that overlap are locked as one.
 
         Returns
         -------
@@ -139,7 +139,7 @@ class AgentMemory:
         Raises
         ------
         NotLockedError
-            Others have pinned some of it, so that the map does not register it.
+            Another library has pinned some of it, so the map does not register it.
         Exception
             What `pinning.lock` raises. After any error none of them is locked.
         """
@@ -150,20 +150,20 @@ class AgentMemory:
         kept = list(buffers)
         rows, allocations = _allocations(kept)
         with ExitStack() as locks:
-            locks.callback(kept.clear)  # last, when nothing is locked any more
+            locks.callback(kept.clear)  # called last, after everything is unlocked
             for each in allocations:
                 locks.enter_context(lock_buffer(each.buffer, device=self.map.device))
             return Locked(self, self.rows(rows[:, 0], rows[:, 1]), locks.pop_all(), len(allocations))
 
     def rows(self, addresses: ArrayLike, sizes: ArrayLike) -> Rows:
-        """Descriptors of ranges that are registered, such as the blocks of a cache.
+        """Descriptors of registered ranges, such as the blocks of a cache.
 
         Parameters
         ----------
         addresses : array_like of int
-            Where each begins.
+            The address of each range.
         sizes : array_like of int
-            Bytes of each, or of all.
+            Bytes of each range, or one number for all.
 
         Returns
         -------
@@ -173,9 +173,9 @@ class AgentMemory:
         Raises
         ------
         NotLockedError
-            A range is not, or not wholly, in memory that this agent knows of; the message says which.
+            A range does not lie entirely in one registered region; the message names it.
         InvalidRangeError
-            A range is empty, or addresses and sizes do not go together.
+            A range is empty, or the number of sizes does not match that of addresses.
         """
         starts = numpy.asarray(addresses, numpy.uint64).reshape(-1)
         lengths = numpy.asarray(sizes, numpy.uint64)
@@ -202,7 +202,7 @@ class AgentMemory:
 
     @property
     def registered(self) -> Rows:
-        """What the agent knows of by this, as rows of address, bytes and device id, ascending."""
+        """The ranges registered by this object, as rows of address, bytes and device id, ascending."""
         known = self._regions()
         return self._with_ids(self._cut(known, known[:, 0]))
 
@@ -211,7 +211,7 @@ class AgentMemory:
         return numpy.array(regions, numpy.uint64).reshape(-1, 2)
 
     def _cut(self, rows: Rows, bases: Rows) -> Rows:
-        """Rows none of which reaches over a border of pieces, which are counted from `bases`."""
+        """Rows, split at the borders of pieces, which are counted from `bases`."""
         if self._piece is None:
             return rows
         piece = numpy.uint64(self._piece)
@@ -224,7 +224,7 @@ class AgentMemory:
         return numpy.stack([starts, numpy.minimum(ends[of] - starts, borders + piece - starts)], axis=1)
 
     def close(self) -> None:
-        """Deregister everything; what is locked stays locked. Nothing the second time."""
+        """Deregister everything; locked memory stays locked. A second call does nothing."""
         self._closed = True
         self._registrar.remove()
 
@@ -249,10 +249,10 @@ class _Allocation(NamedTuple):
 
 
 def _allocations(buffers: list[object]) -> tuple[Rows, list[_Allocation]]:
-    """Address and size of each buffer, and what holds them all: ascending, none overlapping."""
+    """Address and size of each buffer, and the allocations to lock: ascending, none overlapping."""
     spans: list[tuple[int, int]] = []
     found: dict[tuple[int, int], _Allocation] = {}
-    roots: dict[int, _Allocation | None] = {}  # by the id of what has views
+    roots: dict[int, _Allocation | None] = {}  # by the root's id
     for buffer in buffers:
         ptr, size = span = _span(buffer)
         spans.append(span)
@@ -288,12 +288,12 @@ def _root(buffer: object) -> object:
 
 
 def _whole(buffer: object) -> _Allocation | None:
-    """The allocation that a buffer is of; None where it does not say."""
+    """The allocation that contains a buffer; None if unknown."""
     if isinstance(buffer, numpy.ndarray):
         for owner in (buffer.base, buffer):
             try:
                 view = host_buffer(owner)
-            except (TypeError, PinningError):  # a base that is no buffer, or gives none
+            except (TypeError, PinningError):  # a base that is not a buffer, or exports none
                 continue
             return _Allocation(view.ptr, view.size, owner)
     elif callable(storage_of := getattr(buffer, "untyped_storage", None)):  # a tensor of torch

@@ -5,9 +5,9 @@
 
 or, before the first use of a GPU, ``numba.cuda.set_memory_manager(pinning.numba.MemoryManager)``.
 
-`numba.cuda.pinned` and `mapped` may then be nested and may overlap, for the map counts locks; what they lock is found
-by our copies, and what we have locked they find. It is a plug-in of interface version 1, which Numba calls External
-Memory Management.
+`numba.cuda.pinned` and `mapped` may then be nested and may overlap, because the map counts locks. This package's copies
+find these locks, and locking memory that this package has locked makes no vendor call. The module is an External Memory
+Management plug-in of Numba, interface version 1.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ except ImportError as error:
         f"pinning.numba needs numba-cuda, of which this is missing: {error}; pip install 'pinning[numba]'"
     ) from error
 
-_LEGACY_STREAM = 1  # CU_STREAM_LEGACY: its work comes after, and before, that of all streams that Numba makes
+_LEGACY_STREAM = 1  # CU_STREAM_LEGACY: its work is ordered with that of all streams that Numba makes
 _LARGEST_WHOLE = 1 << 30
 
 
 class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
     """The memory of one of Numba's contexts.
 
-    Device memory that is freed goes back to a pool of the device, in the order of the legacy default stream, which all
-    streams that Numba makes observe. A stream of another library that was made non-blocking does not: as with Numba's
-    other pools, wait for its work before the last array over its memory goes.
+    Freed device memory returns to a pool of the device, in the order of the legacy default stream, with which all
+    streams that Numba makes synchronize. A non-blocking stream of another library does not: as with Numba's other
+    pools, wait for its work before the last array over the memory is gone.
     """
 
     _pool: Pool | None = None
@@ -48,17 +48,17 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
 
     @property
     def interface_version(self) -> int:
-        """1, of Numba's interface."""
+        """The version of Numba's interface, 1."""
         return 1
 
     def initialize(self) -> None:
         """Called whenever the context is made current."""
         if self._pool is not None:
             return
-        device = self.context.device  # the driver's, in a context that another library has made
+        device = self.context.device  # the driver's number, in a context that another library has made
         self._device = device_of_name(f"cuda:{int(getattr(device, 'id', device))}")
         self._queue = Queue.adopt(_LEGACY_STREAM, self._device)
-        # Work may be submitted by the handle, so each free is at once a point in the stream itself.
+        # Once the handle has been read, others may submit to the stream, so each free records its event there at once.
         assert self._queue.handle
         self._pool = Pool(Context(self._device), MemoryKind.DEVICE)
         self.deallocations.memory_capacity = self.get_memory_info().total
@@ -83,10 +83,10 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         return memory.own()
 
     def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
-        """Lock an array; what is locked already is counted.
+        """Lock an array; memory that is already locked is counted.
 
-        The array that owns the memory is locked whole, up to 1 GiB: so views of it that overlap share one lock, and no
-        copy of Numba's crosses the end of one.
+        The array that owns the memory is locked as a whole, up to 1 GiB, so that overlapping views share one lock, and
+        no copy by Numba crosses the border of a lock.
         """
         held = self._retried(lambda: lock(_whole(owner, int(pointer), size), device=self._device))
         allocations, key = self.allocations, held  # the same address may be mapped twice
@@ -103,7 +103,7 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         return memory.own()
 
     def get_memory_info(self) -> Any:
-        """Free and total bytes of the device, as its driver says; free ones of the pool count as free."""
+        """Free and total bytes of the device, as the driver reports them; free bytes of the pool count as free."""
         info = cuda.cudadrv.driver.driver.cuMemGetInfo()
         pool = self._pool
         idle = 0 if pool is None else pool.reserved - pool.used
@@ -113,11 +113,11 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         """Free everything, and give it back to the driver."""
         super().reset()
         if self._pool is not None:
-            self._queue.synchronize()  # what was freed in it can go once all before is over
+            self._queue.synchronize()  # blocks freed in it can be trimmed once earlier work is complete
             self._pool.trim_to(0)
 
     def _finalizer(self, allocation: Any, size: int) -> Callable[[], None]:
-        """What Numba calls when the last reference goes; it must not keep this manager."""
+        """The function that Numba calls when the last reference is gone; it must not keep this manager alive."""
         allocations, deallocations, key = self.allocations, self.deallocations, allocation.ptr
 
         def finalize() -> None:
@@ -132,7 +132,7 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         return allocation
 
     def _retried(self, allocate: Any) -> Any:
-        """Once more after giving back what waits to be freed, where memory is out."""
+        """Call `allocate`; if memory has run out, free all pending deallocations and try once more."""
         try:
             return allocate()
         except MemoryError:
@@ -150,7 +150,7 @@ def _pointer(address: int) -> Any:
 
 
 def _whole(owner: Any, pointer: int, size: int) -> Any:
-    """What to lock: the array that owns these bytes if it is not too large, else these bytes."""
+    """The buffer to lock: the array that owns these bytes if it is not too large, else these bytes."""
     if not isinstance(owner, numpy.ndarray):
         return pointer, size
     base = owner

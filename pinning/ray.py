@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray: objects of the store are locked where they lie, as workers first use them.
+"""Ray: objects of the store are locked in place when a worker first uses them.
 
     ray.init(runtime_env={"worker_process_setup_hook": "pinning.ray.setup"})
 
-Nothing changes in tasks. An array that a worker gets, by ``ray.get`` or as an argument, is a view in the object store's
-shared memory; what is locked there goes to the GPU at the locked rate.
+Tasks need no change. An array that a worker gets, by ``ray.get`` or as an argument, is a view in the object store's
+shared memory; a locked object is copied to the GPU at the locked rate.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ except ImportError as error:
     raise ImportError(f"pinning.ray needs Ray 2.10 or newer ({error}); pip install 'pinning[ray]'") from error
 
 _log = logging.getLogger("pinning.ray")
-_HOOKED = "unpack_pickle5_buffers"  # which finds the parts of an object, of which Ray then makes a value
+_HOOKED = "unpack_pickle5_buffers"  # finds the parts of an object, from which Ray then makes a value
 _store: ObjectLocks | None = None
 
 
 def setup(device: Device | str | None = None, smallest: int = 1 << 20) -> None:
-    """Have objects of the store locked from now on, each when this process first makes a value of it.
+    """Lock objects of the store from now on, each when this process first deserializes it.
 
-    That is done in the background, so no task waits, and the first copy of an object may still be a pageable one. Only
-    the objects that were used are locked, and brought into memory. What is not used any more stays registered, in the
-    registration cache, which this switches on (``pinning.budget(idle=True)``): until another object takes its place, or
-    its room is wanted, or the process ends. What is refused is said once in the log, and changes only the rate.
+    Objects are locked in the background, so no task waits, and the first copy of an object may still be pageable. Only
+    objects that are used are populated and locked. An object that is no longer used stays in the registration cache,
+    which this call enables (``pinning.budget(idle=True)``), until another object takes its place, its room is needed or
+    the process ends. A refused lock is logged once and affects only the rate of copies.
 
-    Each process counts its own locks, within `pinning.budget`. To a driver it is to be called by hand.
+    Each process counts its own locks, within `pinning.budget`. A Ray driver has to call this function itself.
 
     Parameters
     ----------
     device : Device or str, optional
-        For which they are locked. By default the first GPU of a worker to which Ray has given GPUs; others do nothing.
+        The device to lock for. By default a worker's first GPU; workers to which Ray has assigned none do nothing.
     smallest : int
         Bytes; smaller objects are not worth a lock.
     """
@@ -70,10 +70,10 @@ def setup(device: Device | str | None = None, smallest: int = 1 << 20) -> None:
 
 
 def put(array: Any) -> ray.ObjectRef:
-    """`ray.put` of an array of a device: it comes through locked memory, at the locked rate.
+    """`ray.put` of an array on a device, which is copied through locked memory, at the locked rate.
 
-    Ray writes an object by itself before others can see it, and only from memory of the host; so nothing can be copied
-    from the device to its store directly, and one copy on the host remains. The locked memory is kept for the next one.
+    Ray itself writes each object, from host memory, before the object becomes visible; so nothing can be copied from
+    the device into the store directly, and one copy on the host remains. The locked memory is kept for the next call.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``pytest --pyargs pinning.conformance``, and nothing for any other run of pytest.
+"""The options of ``pytest --pyargs pinning.conformance``; no effect on any other run of pytest.
 
-pytest loads the conftest.py of an installed package too late for options, so they are those of a pytest plugin. It is
-not a part of `pinning`, because every run of pytest imports it.
+pytest loads the conftest.py of an installed package too late for options, so a pytest plugin defines them. It is not
+part of `pinning`, because every run of pytest imports it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests, and the stand-in drivers that they share."""
+"""Hooks and fixtures for all tests, and the stand-in drivers that they share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from run_folder import made_once, run_folder
 from stacks import tell_before_killing
 from standins.standin import Driver, MissingError
 
-USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every test has enough
+USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK that are enough for every test
 
 tell_before_killing()
 
-# A shell has its background jobs ignore Ctrl-C, and what they start inherits that; but tests send it.
+# A shell makes its background jobs ignore SIGINT, and their children inherit that; but tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Python says so on a machine with a GPU that cannot be used, and the stderr of many programs of tests must be empty.
+# `pinning` warns so if the machine has a GPU that cannot be used, but many tests' programs must have an empty stderr.
 os.environ["PYTHONWARNINGS"] = ",".join(
     filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:the host is the default device"])
 )
@@ -35,7 +35,7 @@ os.environ["PYTHONWARNINGS"] = ",".join(
 
 @pytest.fixture(scope="session")
 def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Driver], Path]:
-    """Builds a stand-in driver, once, and says in which folder it is; skips where that needs what is not installed."""
+    """Builds a stand-in driver once and returns its folder; skips the test if that needs something not installed."""
     shared = run_folder(request.config, tmp_path_factory)
 
     def build(driver: Driver) -> Path:
@@ -55,26 +55,26 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test is looked at by no collection of garbage: tests ask for hundreds of them."""
+    """Exempt the objects of before the first test from garbage collections: tests request hundreds of them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """Where less may be locked than usual, a test that needs more is skipped."""
+    """Skip a test that needs to lock more than RLIMIT_MEMLOCK allows, if that is less than usual."""
     try:
         return (yield)
     except Exception as error:
         limit = lock_limit()
         if limit and limit[0] < USUAL_LIMIT and _is_the_limits(error):
-            traceback.clear_frames(error.__traceback__)  # what the test had goes, as at its end
+            traceback.clear_frames(error.__traceback__)  # frees the test's objects, as at its end
             pytest.skip(f"needs to lock more than the {limit[0] >> 10} KiB of RLIMIT_MEMLOCK (ulimit -l)")
         raise
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for each reason to skip, whatever it says behind its first colon; pytest has one for each place."""
+    """Print one line per reason to skip, which is the text before its first colon; pytest prints one per place."""
     places = defaultdict(list)
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2].removeprefix("Skipped: ")
@@ -86,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _is_the_limits(error: BaseException | None) -> bool:
-    """Whether it comes of that limit, here or in a program that a test has run."""
-    if isinstance(error, BaseExceptionGroup):  # hypothesis, of an example that fails once
+    """Whether an error comes from RLIMIT_MEMLOCK, here or in a program that a test has run."""
+    if isinstance(error, BaseExceptionGroup):  # from hypothesis, if an example fails only once
         return any(map(_is_the_limits, error.exceptions))
     return error is not None and ("RLIMIT_MEMLOCK" in str(error) or _is_the_limits(error.__context__))

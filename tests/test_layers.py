@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrows point down: from floor to floor in pinning/ and native/, plugins -> pinning.plugin, pinning -> pagetable."""
+"""Dependencies point down: the layers of pinning/ and native/, plugins -> pinning.plugin, pinning -> pagetable."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pinning.plugin import native
 ROOT = Path(__file__).parent.parent
 PLUGINS = sorted(path.name for path in (ROOT / "plugins").iterdir() if (path / "__init__.py").is_file())
 OURS = {"pagetable", "pinning", *PLUGINS}
-# All that `pinning` may import besides Python's own modules and ours: so no vendor's package, known or to come.
+# All that `pinning` may import besides the standard library and our packages: so no vendor's, known or future.
 NEUTRAL = {"numpy", "rich", "typer", "click", "matplotlib", "cython", "libc", "libcpp", "cpython"}
 
-# Each brings pinning into one library. They import that, and no other part of ours imports them.
+# Each integrates pinning with one library, which it imports. No other module of ours imports these.
 INTEGRATIONS = {
     "pinning.cuda_core": "cuda",
     "pinning.cupy": "cupy",
@@ -32,13 +32,13 @@ INTEGRATIONS = {
     "pinning.ray": "ray",
     "pinning.torch": "torch",
 }
-EXTRAS = {"matplotlib", "rich", "typer"}  # what the commands need, and may be absent
-# Each makes one library's arrays, and imports that where it is called; others may import them.
+EXTRAS = {"matplotlib", "rich", "typer"}  # needed by the commands; may be absent
+# Each makes one library's arrays, and imports that library when called; other modules may import these.
 ADAPTERS = {"pinning/files/of_cupy.py": "cupy", "pinning/files/of_torch.py": "torch"}
-TESTING = {"pytest", "hypothesis"}  # and these in the conformance suite, which no other part imports
+TESTING = {"pytest", "hypothesis"}  # also allowed in the conformance suite, which no other part imports
 
-# The floors of both trees, from the ground up: a room may use itself and those on lower floors, and no other one of its
-# own floor.
+# The layers ("floors") of both trees, the lowest first: a folder or module ("room") may use itself and those on lower
+# floors, but no other room on its own floor.
 PINNING = (
     "errors",
     "runtime",
@@ -72,14 +72,14 @@ NATIVE = (
     "preload",
 )
 
-# What checkers of types import for annotations, though it stands above.
+# Imports from higher layers that only a type checker makes, for annotations.
 FOR_TYPES = {"pinning/__init__.py": tuple(INTEGRATIONS), "pinning/queues/queue.py": ("pinning.memory",)}
 
 Source = tuple[str, int, str]  # file, line, module or header
 
 
 def imports(folder: Path) -> Iterator[Source]:
-    """Every module that a package imports, in whatever function, and what its Cython files cimport."""
+    """Every module that a package imports, also inside functions, or that its Cython files cimport."""
     for path in sorted(folder.rglob("*.p*")):
         if path.suffix == ".py":
             found: Iterator[tuple[int, str]] = _imported(ast.parse(path.read_text()), folder.name)
@@ -145,14 +145,14 @@ def _within(module: str, integration: str) -> bool:
 
 
 def _library(file: str) -> str | None:
-    """The library into which this file, or the package that it is in, brings pinning, or whose arrays it makes."""
+    """The library with which this file, or its package, integrates pinning, or whose arrays it makes."""
     if file in ADAPTERS:
         return ADAPTERS[file]
     return next((library for name, library in INTEGRATIONS.items() if _within(_module(file), name)), None)
 
 
 def _is_integration(module: str, from_file: str) -> bool:
-    """Whether it is one that the file is no part of."""
+    """Whether a module belongs to an integration that the file is no part of."""
     return any(_within(module, name) and not _within(_module(from_file), name) for name in INTEGRATIONS)
 
 
@@ -167,7 +167,7 @@ def breaches_in_plugins(root: Path) -> list[Source]:
 
 
 def _is_down(floors: tuple[str, ...], user: str, used: str) -> bool:
-    """Whether one room may use another. One that is on no floor may use none, and none may use it."""
+    """Whether one room may use another. A room that is on no floor may use none, and none may use it."""
     floor = {room: number for number, rooms in enumerate(floors) for room in rooms.split()}
     return user in floor and (user == used or floor.get(used, len(floors)) < floor[user])
 
@@ -177,7 +177,7 @@ def breaches_in_floors_of_pinning(root: Path) -> list[Source]:
 
     def room(module: str) -> str:
         name = module.split(".")[1] if "." in module else "__init__"
-        return name if name in rooms or (root / "pinning" / name).is_dir() else "__init__"  # which has the public names
+        return name if name in rooms or (root / "pinning" / name).is_dir() else "__init__"  # a public name
 
     return [
         found
@@ -214,7 +214,7 @@ def _included(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def includes(header: Path, folders: list[Path]) -> Iterator[Source]:
-    """Everything that a header includes, and in turn what those of ours do."""
+    """Everything that a header includes, directly or through our own headers."""
     todo, seen = [header.resolve()], set()
     while todo:
         path = todo.pop()
@@ -255,7 +255,7 @@ def breaches_in_runtime(root: Path) -> list[Source]:
 
 
 RULES: dict[Callable[[Path], list[Source]], list[tuple[str, str]]] = {
-    # each with what would break it: a file, and a line to put at its end
+    # each with lines that break it: a file, and a line to append to it
     breaches_in_pagetable: [
         ("pagetable/errors.py", "import pinning"),
         ("pagetable/errors.py", "def f():\n    from pinning.errors import PinningError"),
@@ -392,7 +392,7 @@ load(pinning)
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_needs_the_interface_alone(tmp_path: Path, name: str) -> None:
-    """It loads beside a `pinning` of the interface and the errors."""
+    """It loads with a `pinning` that has only the interface and the errors."""
     shutil.copytree(ROOT / "pinning" / "plugin", tmp_path / "pinning" / "plugin")
     (tmp_path / "pinning" / "__init__.py").touch()
     shutil.copy(ROOT / "pinning" / "errors.py", tmp_path / "pinning")
@@ -437,6 +437,6 @@ def test_a_header_compiles_alone_and_without_python(header: Path) -> None:
 
 
 def test_each_test_has_an_id_of_its_own(request: pytest.FixtureRequest) -> None:
-    """Of several that share one, `--dist loadfile` runs one, and a failure does not say which it is."""
+    """Of tests that share an id, `--dist loadfile` runs only one, and a failure does not say which one it was."""
     ids = [item.nodeid for item in request.session.items]
     assert sorted(ids) == sorted(set(ids))

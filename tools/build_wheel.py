@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``build_wheel.py FOLDER``: pip builds the wheel of this repository into a folder, which says how far it is.
+"""``build_wheel.py FOLDER``: builds the wheel of this repository into a folder with pip, and shows the progress.
 
-The folder is there once the wheel is, whole; whatever ends it before leaves the folder that was there.
+The folder is replaced only when the wheel is complete; a build that ends before leaves the old folder.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ STAGES = {
     "Preparing metadata": "asking CMake",
     "Building wheel": "generating and compiling",
 }
-STEP = re.compile(r"\s*\[(\d+)/(\d+)\] ")  # of Ninja and Make alike: [3/80] Building ...
+STEP = re.compile(r"\s*\[(\d+)/(\d+)\] ")  # as Ninja prints it: [3/80] Building ...
 
 
 class Progress:
-    """One line that changes on a terminal; elsewhere a line for each stage, and for each tenth of the longest."""
+    """One line, updated in place, on a terminal; elsewhere a line for each stage and each tenth of its steps."""
 
     def __init__(self) -> None:
         self.begin = monotonic()
@@ -54,7 +54,7 @@ class Progress:
 
 
 def build(into: Path) -> int:
-    """The exit code of pip, whose last words are shown where it fails."""
+    """Run pip; returns its exit code. If it fails, its last lines are shown."""
     last: deque[str] = deque(maxlen=40)
     progress = Progress()
     command = [sys.executable, "-m", "pip", "wheel", "-v", "--disable-pip-version-check", "--no-deps"]

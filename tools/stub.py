@@ -2,9 +2,9 @@
 """``stub.py FOLDER PACKAGE...``: writes the stubs (`.pyi`) of the Cython modules of packages into a new folder.
 
 A stub has the functions and methods that have ``->``, the attributes that a `cdef class` shows to Python, the annotated
-variables, and the Python classes. A public function without ``->`` is an error, with file and line, and so is all that
-this program does not know. A `cdef class` without an annotation is internal, and so is a module that has nothing else.
-CONTRIBUTING.md tells how to annotate.
+variables, and the Python classes. A public function without ``->`` is an error, reported with file and line, and so is
+any construct that this program does not know. A `cdef class` without an annotation is internal, and so is a module that
+has nothing else. CONTRIBUTING.md explains how to annotate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ INVISIBLE = (
     Nodes.SingleAssignmentNode,
 )
 HEADER = "# SPDX-License-Identifier: Apache-2.0\n# Generated from the .pyx by tools/stub.py."
-Line = tuple[Any, str]  # and the node that it comes from
+Line = tuple[Any, str]  # a node, and a line of the stub that comes from it
 
 
 class StubError(Exception):
@@ -52,7 +52,7 @@ class StubError(Exception):
 
 
 class Module:
-    """The stub of one module: its lines, and what they may name."""
+    """The stub of one module: its lines, and the names that they may use."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
@@ -80,7 +80,7 @@ class Module:
         return statements(Parsing.p_module(scanner, path.suffix == ".pxd", self.name).body)
 
     def stub(self) -> str:
-        """The text; empty where nothing is public."""
+        """The text; empty if nothing is public."""
         used = {name for node, line in self.lines for name in self.names(node, line)}
         for name, node in self.for_annotations.items():
             if name not in used:
@@ -119,7 +119,7 @@ class Module:
                 yield from self.member(node, None)
 
     def type_checking(self, node: Any) -> Iterator[Line]:
-        """What the stub alone needs: Python, as it stands."""
+        """The Python code of an ``if TYPE_CHECKING`` block, which only the stub needs."""
         text = self.text[node.pos[0].filename]
         first = last = node.pos[1]
         while last < len(text) and not re.match(r"\S", text[last]):
@@ -156,7 +156,7 @@ class Module:
             yield each, textwrap.indent(line, "    ")
 
     def is_hidden(self, base: str) -> bool:
-        """Whether a base class is of a module that has no stub."""
+        """Whether a base class comes from a module that has no stub."""
         module = self.cimports.get(base, "")
         path = self.root / (module.replace(".", "/") + ".pyx")
         return path.exists() and not Module(path, module).stub()
@@ -165,7 +165,7 @@ class Module:
         return bool(getattr(node, "return_type_annotation", None) or self.type_comment(node) or self.overloads(node))
 
     def member(self, node: Any, owner: Any) -> Iterator[Line]:
-        """Of a class, or of the module: `owner` is None."""
+        """The lines of a member of class `owner`, or of the module if `owner` is None."""
         match node:
             case Nodes.DefNode():
                 yield from self.function(node, owner)
@@ -180,7 +180,7 @@ class Module:
                     else:
                         yield node, f"{declarator.name}: {kind}"
             case Nodes.SingleAssignmentNode(lhs=ExprNodes.NameNode(annotation=None), rhs=value):
-                if owner:  # the parser allows it in Python classes alone
+                if owner:  # the parser allows it only in Python classes
                     yield node, f"{node.lhs.name} = {default(value)}"
                 elif isinstance(value, ExprNodes.CallNode) and text_of(value.function) == "TypeVar":
                     self.own.add(node.lhs.name)
@@ -223,7 +223,7 @@ class Module:
         yield node, f"def {name}({parameters}) -> {result}: ...{self.ignored(node)}"
 
     def cpdef(self, node: Any, owner: Any) -> Iterator[Line]:
-        """Its grammar has no place for ``->``, and so a type comment has the types."""
+        """A `cpdef` function: its grammar has no ``->``, so a type comment gives the types."""
         name = node.declarator.base.name
         if not (comment := self.type_comment(node)):
             raise StubError(node, f"{name} has no type comment, such as  # type: (int) -> int")
@@ -234,7 +234,7 @@ class Module:
         yield node, f"def {name}({', '.join(names[: bool(owner)] + typed)}) -> {ast.unparse(types.returns)}: ..."
 
     def overloads(self, node: Any) -> list[str]:
-        """The comment right above a function where it begins with ``# @overload``."""
+        """The comment right above a function, if it begins with ``# @overload``."""
         text = self.text[node.pos[0].filename]
         first = last = node.pos[1] - 1  # of its first decorator
         while re.match(r"\s*# ", text[first - 1]):
@@ -256,7 +256,7 @@ class Module:
 
 
 def statements(node: Any) -> list[Any]:
-    """Those of a body; the parser nests them where a line has several."""
+    """The statements of a body, flattened: the parser nests several on one line."""
     if not isinstance(node, Nodes.StatListNode):
         return [node]
     return [each for nested in node.stats for each in statements(nested)]
@@ -275,7 +275,7 @@ def text_of(expression: Any) -> str:
 
 
 def default(expression: Any) -> str:
-    """What a stub shows of a default: a constant, else that there is one."""
+    """A default value in a stub: a constant, or ``...`` for anything else."""
     text = str(AnnotationWriter().write(expression))
     try:
         ast.literal_eval(text)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program that knows nothing of pinning: plain cudaMemcpy of memory that it has from malloc.
+// A program that knows nothing of pinning: plain cudaMemcpy of memory from malloc.
 //
 //     nvcc -O2 copies.cu -o copies [-cudart shared]
 //     copies time        GB/s of copies of 1 GiB and 64 MiB, and of 4 KiB to 4 MiB in us, as "name value" lines
@@ -87,8 +87,8 @@ void time_all() {
 
 std::uint64_t mixed(std::uint64_t value) { return (value ^ (value >> 29)) * 0x9E3779B97F4A7C15u; }
 
-/// Copies of random sizes and offsets there, on the device and back, in a stream or a default one, from memory that is
-/// written over at once.
+/// Copies of random sizes and offsets to the device, on the device and back, in a stream or the default one, from
+/// memory that is overwritten at once.
 void check(unsigned seed, std::atomic<std::uint64_t>* copied) {
   std::mt19937_64 random(seed);
   std::size_t const words = 6 << 20;  // 48 MiB
@@ -136,7 +136,7 @@ int main(int count, char** arguments) {
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < 6; ++i) threads.emplace_back(check, seed * 100 + i, &copied);
   for (auto& thread : threads) thread.join();
-  CHECK(cudaDeviceReset());  // and in another context, whose handle may be the same
+  CHECK(cudaDeviceReset());  // and once more in a new context, whose handle may be the same
   check(seed, &copied);
   std::printf("%.1f GB, every byte right\n", static_cast<double>(copied) / 1e9);
 }

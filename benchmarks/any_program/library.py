@@ -48,7 +48,7 @@ def of_jax(array: numpy.ndarray, back: numpy.ndarray) -> Copies:
 
     def get() -> None:
         numpy.copyto(back, numpy.asarray(device[0]))
-        put()  # which has no copy on the host yet
+        put()  # a new array, which has no copy on the host yet
 
     return put, get
 

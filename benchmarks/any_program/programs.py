@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs of torch do all day, by one that knows nothing of pinning: "name GB/s" lines.
+"""Typical work of torch programs, in one that knows nothing of pinning: "name GB/s" lines.
 
 python programs.py loader | model
 """
@@ -22,15 +22,15 @@ def gigabytes_per_second(size: int, work: Callable[[], object]) -> float:
 
 
 def loader() -> Iterator[tuple[str, float]]:
-    """A DataLoader without `pin_memory`, of which each batch goes to the device and is added up."""
-    items = torch.utils.data.TensorDataset(torch.rand(128, 3, 1024, 1024))  # of 12 MiB
+    """A DataLoader without `pin_memory`; each batch goes to the device and is added up."""
+    items = torch.utils.data.TensorDataset(torch.rand(128, 3, 1024, 1024))  # of 12 MiB each
     sums = [torch.zeros(3, device="cuda")]
 
     def epoch(batch: int) -> None:
         for (images,) in torch.utils.data.DataLoader(items, batch_size=batch):
             sums.append(images.to("cuda").sum(dim=(0, 2, 3)))
 
-    def copies() -> None:  # what of it is copying
+    def copies() -> None:  # the copies of an epoch
         for first in range(0, 128, 8):
             items.tensors[0][first : first + 8].to("cuda")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs as they are, and with the library loaded first that stages their copies; and `pinning.copy`, in one go.
+"""Programs as they are, and with the preloaded library that stages their copies; and `pinning.copy`, in one run.
 
 python benchmarks/any_program/run.py [--json FILE] [cudart cudart-shared torch cupy numba jax cuda loader model]
 """
@@ -26,7 +26,7 @@ Figures = dict[str, float]
 
 
 def figures(command: list[str], preload: str) -> Figures:
-    """What a program says of itself; nothing where it cannot run."""
+    """The figures that a program prints; empty if it cannot run."""
     environment = {**os.environ, "LD_PRELOAD": preload, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode:

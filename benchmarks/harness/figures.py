@@ -26,7 +26,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figures:
-    """One series of one workload: for each contender a value a round. Contenders took turns within each round."""
+    """One series of one workload: for each contender, one value per round. Contenders took turns within each round."""
 
     row: str
     kind: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the figures were taken on."""
+"""The machine on which the figures were measured."""
 
 from __future__ import annotations
 

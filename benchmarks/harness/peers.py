@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who we are compared with, whether they are installed, and what installs them."""
+"""The peers that we are compared with, whether they are installed, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.compiler import compiles
 
 @dataclass(frozen=True)
 class Peer:
-    """Something that may be missing.
+    """A peer, which may be missing.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Peer:
     install: str
 
     def version(self) -> str | None:
-        """What is installed; None when it is missing."""
+        """The installed version; None if it is missing."""
         raise NotImplementedError
 
 

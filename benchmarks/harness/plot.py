@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nanoseconds a lookup against the number of regions, ours and our peers'."""
+"""A plot of nanoseconds per lookup against the number of regions, ours and our peers'."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PANELS = {"4 KiB": "4 KiB regions", "mixed": "mixed sizes, 64 B to 64 MiB, unali
 
 
 def draw_lookups(figures: Iterable[Figures], machine: str, path: Path) -> None:
-    """Two panels, log-log: solid where lookups are independent, dotted where each needs the last one's result."""
+    """Draw two log-log panels: solid for independent lookups, dotted for lookups that each need the last result."""
     import matplotlib
 
     matplotlib.use("Agg")

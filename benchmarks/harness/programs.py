@@ -15,12 +15,12 @@ from harness import compiler
 from harness.figures import Figures, count
 from harness.peers import LLVM, PEERS, DebianLibrary, Peer
 
-SKIPPED = 77  # the exit status by which a program says that this machine cannot run it
+SKIPPED = 77  # the exit status of a program that this machine cannot run
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one word on the command line runs.
+    """The programs that one word on the command line runs.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ ROWS = {
 
 @dataclass
 class Run:
-    """What the programs of some rows said.
+    """The output of the programs of some rows.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class UnableError(Exception):
 def _lines(command: list[str]) -> Iterator[Figures]:
     path = os.pathsep.join(filter(None, (str(compiler.BUILD), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path}
-    # Not a pipe: a program that warns at length would wait for someone to read it.
+    # Not a pipe: a program with many warnings would block, because the pipe is not read meanwhile.
     with tempfile.TemporaryFile("w+") as errors:
         program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         assert program.stdout is not None

@@ -22,7 +22,7 @@ HEADINGS = ("what, against whom, of what", "regions", "ours", "peer", "judged (l
 
 @dataclass(frozen=True)
 class Report:
-    """One run, with where and how it was made."""
+    """One run, with its date, command and machine."""
 
     run: Run
     date: str
@@ -36,7 +36,7 @@ class Report:
     # ---- for a terminal ----
 
     def show(self, console: Console) -> None:
-        """What was measured against its targets, for 80 columns."""
+        """Print the measurements beside their targets, in 80 columns."""
         measured = [verdict for verdict in self.verdicts if verdict.measured]
         console.print(f"[bold]{machine.name()}, {self.date}[/], medians (least..most)")
         for (row, series, peer), group in groupby(measured, key=lambda each: each.target.subject):
@@ -121,7 +121,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _one_table(figures: list[Figures]) -> Iterator[str]:
-    """Of one series: a line a workload, a column a contender."""
+    """The table of one series: a line per workload, a column per contender."""
     contenders = list(dict.fromkeys(name for each in figures for name in each.rounds))
     contenders.sort(key=lambda name: name not in OURS)
     ours = contenders[0]

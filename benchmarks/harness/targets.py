@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the figures are to reach, each against a peer in the same run or in absolute terms, and whether they do."""
+"""The targets of the figures, each relative to a peer in the same run or absolute, and whether they are met."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from harness.figures import Figures, Spread, number
 
 @dataclass(frozen=True)
 class Target:
-    """Of one series.
+    """A target for one series.
 
     Attributes
     ----------
     peer : str or None
-        With a peer, `least` bounds peer / ours ("so many times faster") and `most` ours / peer; without one, ours.
+        With a peer, `least` bounds peer / ours ("so many times faster") and `most` ours / peer; else they bound ours.
     """
 
     row: str
@@ -30,7 +30,7 @@ class Target:
 
     @property
     def subject(self) -> tuple[str, str, str | None]:
-        """What is compared with whom; targets of one subject differ in the workload."""
+        """What is compared with which peer; targets of one subject differ in the workload."""
         return self.row, self.series, self.peer
 
     @property

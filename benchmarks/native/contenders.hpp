@@ -28,9 +28,9 @@ extern "C" {
 
 #include "workload.hpp"
 
-/// The indexes that are compared, behind one face:
+/// The compared indexes, behind one interface:
 ///
-///     Index(ranges)     empty, with room for the records that its user must bring
+///     Index(ranges)     empty, with room for the records that its user must provide
 ///     insert(i)         adds ranges[i]
 ///     remove(i)
 ///     find(address)     an `Answer`
@@ -40,13 +40,13 @@ namespace contenders {
 using workload::Address;
 using workload::Range;
 
-/// A measure takes what it needs; the compiler drops the loads of the rest.
+/// A measurement uses what it needs; the compiler drops the other loads.
 struct Answer {
   std::uint64_t handle = 0;  // an id, or a pointer; 0: absent
   Range range{};
 };
 
-/// Ours. Safe with any threads.
+/// Ours. Thread-safe.
 class PageTable {
  public:
   static std::string name() { return "pagetable"; }
@@ -56,7 +56,7 @@ class PageTable {
   void insert(std::size_t i) { table_.insert(ranges_[i].start, ranges_[i].size); }
   void remove(std::size_t i) { table_.remove(ranges_[i].start); }
   [[gnu::always_inline]] Answer find(Address address) const {
-    auto region = table_.find(address);  // gcc keeps a const one in memory
+    auto region = table_.find(address);  // gcc would keep a const one in memory
     if (!region) return {};
     return {region->id + std::uint64_t{1}, {region->start, region->size}};
   }
@@ -139,7 +139,7 @@ class Critnib {
 };
 #endif
 
-/// What LLVM's offload runtime keeps its pinned allocations in.
+/// The container in which LLVM's offload runtime keeps its pinned allocations.
 class Set {
  public:
   static std::string name() { return "set"; }
@@ -165,7 +165,7 @@ class Set {
   std::set<Range, ByStart> set_;
 };
 
-/// An index that is not safe with threads, made so.
+/// A thread-safe wrapper of an index that is not.
 template <class Index>
 class Locked {
  public:
@@ -199,7 +199,7 @@ void for_each(List<Index...>, Act&& act) {
   (act(std::type_identity<Index>()), ...);
 }
 
-/// As each comes: UCX leaves locking to its user.
+/// Each as it is: UCX leaves locking to its user.
 using AsTheyCome = List<PageTable,
 #if defined(HAVE_UCX)
                         Ucx,
@@ -209,7 +209,7 @@ using AsTheyCome = List<PageTable,
 #endif
                         Locked<Set>>;
 
-/// Safe for readers beside a writer.
+/// Each safe for readers beside a writer.
 using ThreadSafe = List<PageTable,
 #if defined(HAVE_UCX)
                         Locked<Ucx>,
@@ -219,7 +219,7 @@ using ThreadSafe = List<PageTable,
 #endif
                         Locked<Set>>;
 
-/// Throws unless `index`, which holds all of `ranges`, says so.
+/// Throws unless `index`, which holds all of `ranges`, finds them, and nothing in the gaps.
 template <class Index>
 void verify(Index const& index, std::span<Range const> ranges, workload::Random& random) {
   for (std::size_t k = 0; k < 1000; ++k) {

@@ -19,7 +19,7 @@ class NoIndex {
   contenders::Answer find(Address address) const { return {address, {}}; }
 };
 
-/// Each lookup is independent of the last, so the processor overlaps them. Takes the answer as the caller gets it.
+/// Each lookup is independent of the last, so the processor overlaps them. Uses all that the caller gets.
 template <class Index>
 [[gnu::noinline]] std::uint64_t independent(Index const& index, Queries queries, std::uint64_t) {
   std::uint64_t sum = 0;
@@ -49,7 +49,7 @@ template <class Index>
   return last;
 }
 
-/// Nanoseconds a query: all of them, or as many as fit in a tenth of a second.
+/// Nanoseconds per query, over all of them or as many as fit in a tenth of a second.
 template <class Index>
 double time(std::uint64_t (*pass)(Index const&, Queries, std::uint64_t), Index const& index, Queries queries) {
   constexpr std::size_t block = 1 << 14;
@@ -64,7 +64,7 @@ double time(std::uint64_t (*pass)(Index const&, Queries, std::uint64_t), Index c
   return elapsed / static_cast<double>(done);
 }
 
-/// Queries for a round: other ones warm the caches than are timed, or a table that does not fit would seem to.
+/// Queries for a round. Other ones warm the caches, or a table too large for the caches would seem to fit.
 struct Round {
   std::vector<Address> warming, present, absent;
 };
@@ -85,7 +85,7 @@ void measure(workload::Kind const& kind, std::size_t count, std::size_t total_ro
   workload::Random random(count);
   auto const ranges = kind.make(count, random);
   auto const order = workload::shuffled(count, random);
-  // More than there are regions, and than the branch predictors can learn by heart.
+  // More than there are regions, and than branch predictors can learn.
   std::size_t const queries = count <= 100'000 ? 1 << 18 : 1 << 20;
 
   rounds::Case figures("find", kind.name, count);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LLVM's own map of pinned allocations, as a C library that both C++ and Python load. Its CPU "device" locks nothing,
-// so what is left is the map. Compiled by clang with `-fopenmp -fopenmp-targets=x86_64-pc-linux-gnu`.
+// so only the map is measured. Compiled by clang with `-fopenmp -fopenmp-targets=x86_64-pc-linux-gnu`.
 #include <omp.h>
 
 #include <chrono>

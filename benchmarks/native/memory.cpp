@@ -15,7 +15,7 @@ using workload::Range;
 
 namespace {
 
-/// Bytes that this process has in memory, and bytes of the kernel's own page tables for it.
+/// Resident bytes of this process, and bytes of the kernel's page tables for it.
 struct Usage {
   double resident = 0, tables = 0;
 };
@@ -29,12 +29,12 @@ Usage usage() {
       if (line.starts_with(key)) value = std::stod(line.substr(key.size()));
     return value * 1024;
   };
-  usage.resident = kib("/proc/self/smaps_rollup", "Rss:");  // exact; statm lags behind by some pages a thread
+  usage.resident = kib("/proc/self/smaps_rollup", "Rss:");  // exact; statm lags behind by some pages per thread
   usage.tables = kib("/proc/self/status", "VmPTE:");
   return usage;
 }
 
-/// What an index that holds `ranges` adds to a process; in a child, so that each starts from the same.
+/// The memory that an index with `ranges` adds to a process; in a child, so that each starts from the same state.
 template <class Index>
 Usage added(std::vector<Range> const& ranges, std::vector<std::size_t> const& order) {
   int ends[2];
@@ -42,7 +42,7 @@ Usage added(std::vector<Range> const& ranges, std::vector<std::size_t> const& or
   pid_t const child = fork();
   if (child < 0) throw std::runtime_error("fork failed");
   if (child == 0) {
-    malloc_trim(0);  // or the index would find memory that making the ranges left behind
+    malloc_trim(0);  // or the index would reuse memory freed when the ranges were made
     Usage const before = usage();
     Index index(ranges);
     for (std::size_t const i : order) index.insert(i);
@@ -87,7 +87,7 @@ int main(int, char** arguments) {
     std::size_t const count = std::min(most, kind.most);
     measure(kind.name, kind.make(count, random), total_rounds);
   }
-  // The largest regions of which the same number fits below 2^47.
+  // The largest size of which 800 000 fit below 2^47.
   measure("64 MiB unaligned", workload::of_size(std::min<std::size_t>(most, 800'000), 64 << 20, 1, random),
           total_rounds);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locking and unlocking part of what is locked already, in C++: `pairs ROUNDS MOST_REGIONS [LLVM_MAP.so]`.
+// Locking and unlocking part of a locked region, in C++: `pairs ROUNDS MOST_REGIONS [LLVM_MAP.so]`.
 #include <dlfcn.h>
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t part = 64;  // bytes
 
-/// `llvm_map.cpp`, where it could be compiled.
+/// `llvm_map.cpp`, if it could be compiled.
 class Llvm {
  public:
   explicit Llvm(char const* path) : library_(dlopen(path, RTLD_NOW)) {

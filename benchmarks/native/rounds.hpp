@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-/// How all programs measure: contenders take turns, round by round, so that whatever else the machine does hits all of
-/// them, and a ratio is taken within a round.
+/// How all programs measure: contenders take turns, round by round, so that any other load on the machine affects all
+/// of them, and a ratio is taken within a round.
 namespace rounds {
 
 inline double now() {  // nanoseconds
@@ -48,7 +48,7 @@ inline void stay_on(int cpu) {
   if (sched_setaffinity(0, sizeof(set), &set) != 0) throw std::runtime_error("sched_setaffinity failed");
 }
 
-/// In each round `prepare()`, then each turn once, another one first each time.
+/// In each round: `prepare()`, then each turn once, starting with another one each time.
 inline void take_turns(
     std::size_t rounds, std::vector<std::function<void()>> const& turns, std::function<void()> const& prepare = [] {}) {
   for (std::size_t round = 0; round < rounds; ++round) {
@@ -57,7 +57,7 @@ inline void take_turns(
   }
 }
 
-/// The figures of one workload, by series (what was done) and contender, one a round. Printed as a JSON line a series.
+/// The figures of one workload, by series (what was done) and contender, one per round. Prints a JSON line per series.
 class Case {
  public:
   Case(std::string row, std::string kind, std::size_t regions)

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t KiB = 1 << 10, MiB = 1 << 20, GiB = 1 << 30;
 
-/// Removes and inserts a tenth of the regions at a time, in random order, until each had its turn once.
+/// Removes and inserts a tenth of the regions at a time, in random order, until each was replaced once.
 template <class Index>
 void turn(Index& index, std::vector<std::size_t> const& order, rounds::Case& figures) {
   std::size_t const batch = std::max<std::size_t>(order.size() / 10, 1);
@@ -44,14 +44,14 @@ void measure(std::string const& kind, std::vector<Range> const& ranges, std::siz
       contenders::verify(*index, ranges, random);
     });
   });
-  // The regions of a table that is used for long lie in no order; and the first round only warms the caches.
+  // In a table in long use, regions lie in no order in memory; and the first round only warms the caches.
   rounds::take_turns(1, turns);
   figures = rounds::Case("update", kind, ranges.size());
   rounds::take_turns(total_rounds, turns, [&] { order = workload::shuffled(ranges.size(), random); });
   figures.print();
 }
 
-/// The first insert into an index just made, which has to fetch memory from the system.
+/// The first insert into a new index, which has to get memory from the system.
 void measure_first(std::string const& kind, std::vector<Range> const& ranges, std::size_t total_rounds) {
   rounds::Case figures("update", kind, 1);
   std::vector<std::function<void()>> turns;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto second = std::chrono::seconds(1);
 
-/// Locks nothing either, but takes a second over ranges of more than a page.
+/// Locks nothing either, but takes a second for ranges of more than a page.
 class SlowVendor : public NoVendor {
  public:
   std::atomic<bool> calling = false;
@@ -34,7 +34,7 @@ struct Times {
   double find, pair;  // nanoseconds each
 };
 
-/// For 0.3 s: finding, and locking and unlocking what is locked already.
+/// For 0.15 s each: `find`, and lock and unlock of a locked range.
 Times time_calls(pinning::PinnedMap& map, std::vector<Address> const& queries) {
   auto const time = [&](auto call) {
     std::size_t done = 0;

@@ -56,8 +56,8 @@ inline std::vector<Range> log_uniform(std::size_t count, double low, double high
   return ranges;
 }
 
-/// Ranges of one size, one to every two sizes of address space, that start at multiples of `alignment` but, unless that
-/// is the size, at no multiple of anything larger.
+/// Ranges of one size, one per two sizes of address space. They start at multiples of `alignment` but, unless that is
+/// the size, not of any larger power of two.
 inline std::vector<Range> of_size(std::size_t count, std::uint64_t size, std::uint64_t alignment, Random& random) {
   std::vector<Range> ranges;
   for (std::size_t i = 0; i < count; ++i) {

@@ -14,7 +14,7 @@ using workload::Range;
 
 namespace {
 
-/// Nanoseconds a lookup, over 40 ms. Of the regions that come and go either answer is right.
+/// Nanoseconds per lookup, over 40 ms. For regions that come and go, either answer is right.
 template <class Index>
 double time_reader(Index const& index, std::vector<Address> const& queries) {
   std::size_t done = 0;
@@ -30,7 +30,7 @@ double time_reader(Index const& index, std::vector<Address> const& queries) {
   return elapsed / static_cast<double>(done);
 }
 
-/// A thread on its own CPU that takes out a random region and puts it back, for as long as this lives.
+/// A thread on its own CPU that removes a random region and inserts it again, for as long as this lives.
 template <class Index>
 class Writer {
  public:
@@ -54,7 +54,7 @@ class Writer {
   std::uint64_t pairs() const { return pairs_.load(std::memory_order_relaxed); }
 
  private:
-  // The reader's thread looks at these only at the ends of a measure.
+  // The reader's thread accesses these only before and after a measurement.
   alignas(64) std::atomic<bool> stop_ = false;
   alignas(64) std::atomic<std::uint64_t> pairs_ = 0;
   alignas(64) std::thread thread_;

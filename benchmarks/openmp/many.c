@@ -3,8 +3,8 @@
 //
 //     many COUNT BYTES [mlock | watched]
 //
-// `mlock` locks each at its second transfer and unlocks all at the end, as the tool does, and with no book about it;
-// `watched` has userfaultfd tell of each meanwhile as well.
+// `mlock` locks each at its second transfer and unlocks all at the end, as the tool does, but without any bookkeeping;
+// `watched` also registers each with userfaultfd meanwhile.
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@
 
 static int watcher(void) {
   int file = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1 /* UFFD_USER_MODE_ONLY */);
-  struct uffdio_api api = {UFFD_API, UFFD_FEATURE_EVENT_REMOVE, 0};  // of UNMAP it would tell nobody, who waits for it
+  struct uffdio_api api = {UFFD_API, UFFD_FEATURE_EVENT_REMOVE, 0};  // an unread UNMAP event would block munmap
   if (file < 0 || ioctl(file, UFFDIO_API, &api) != 0) exit((perror("userfaultfd"), 1));
   return file;
 }

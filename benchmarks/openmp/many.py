@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What many small locks cost an OpenMP program: the processors' time with and without the tool, turn by turn.
+"""The cost of many small locks to an OpenMP program: processor time with and without the tool, in turns.
 
 clang-19 -O2 -fopenmp -fopenmp-targets=x86_64-pc-linux-gnu benchmarks/openmp/many.c -o many
 python benchmarks/openmp/many.py ./many --json figures.json
@@ -54,7 +54,7 @@ def main(
 
 
 def seconds(program: Path, count: int, size: int, variant: str) -> float:
-    """Of the processors, that one run takes."""
+    """Processor seconds of one run."""
     arguments, policy = VARIANTS[variant]
     variables = dict(os.environ)
     if policy is not None:

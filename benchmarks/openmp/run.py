@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tool makes of one OpenMP program: without it, with it, and with buffers locked by hand, turn by turn.
+"""One OpenMP program without the tool, with it, and with buffers locked by hand, in turns.
 
 clang-19 -O2 -fopenmp -fopenmp-targets=nvptx64-nvidia-cuda benchmarks/openmp/transfers.c -o transfers
 python benchmarks/openmp/run.py ./transfers --json figures.json

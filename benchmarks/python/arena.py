@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Much locked memory on a CUDA GPU, in seconds and in memory used over what was asked for: ``arena.py ROUNDS GIB``.
+"""Much locked memory on a CUDA GPU, in seconds and in memory used beyond the requested size: ``arena.py ROUNDS GIB``.
 
-Each turn is a process of its own, which has had nothing: it makes the memory, never touched before, until all of it is
-locked, and gives it back. Beside `Arena`: what servers do, which is torch's allocator of pinned memory, a large array
-that is registered at once, and a loop of 64 MiB chunks that are allocated and registered one by one.
+Each turn is a fresh process: it allocates untouched memory, waits until all of it is locked, and gives it back. `Arena`
+is compared with what servers use: torch's allocator of pinned memory, a large array that is registered in one call, and
+a loop of 64 MiB chunks that are allocated and registered one by one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ WAYS: dict[str, Callable[[int], tuple[float, Done]]] = {
 
 
 def prepare(name: str) -> None:
-    """All that the first use of a GPU costs."""
+    """Pay the costs of the first use of a GPU."""
     if name.startswith("torch"):
         import torch
 
@@ -100,7 +100,7 @@ def prepare(name: str) -> None:
 
 
 def memory(figure: str) -> int:
-    """In bytes, of this process: VmHWM, the most that there ever was, or VmRSS."""
+    """VmHWM (the peak) or VmRSS of this process, in bytes."""
     return int(Path("/proc/self/status").read_text().partition(f"{figure}:")[2].split()[0]) << 10
 
 

@@ -30,14 +30,14 @@ Context = ctypes.c_void_p
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call the driver; exit with its code where it refuses."""
+    """Call the driver; exit with its code if it fails."""
     code = getattr(cuda, name)(*arguments)
     if code != 0:
         raise SystemExit(f"{name}: {code}")
 
 
 class Probe(threading.Thread):
-    """Fills four bytes of the GPU and waits for that, until it is stopped."""
+    """Fills four bytes on the GPU and waits for that, again and again, until it is stopped."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(daemon=True)
@@ -66,7 +66,7 @@ class Probe(threading.Thread):
         call("cuStreamSynchronize", stream)
 
     def stop(self) -> dict[str, float]:
-        """What the waits were, in milliseconds."""
+        """Stop; returns statistics of the waits, in milliseconds."""
         self._stopped.set()
         self.join()
         waits = 1e3 * numpy.array(self.waits)
@@ -75,7 +75,7 @@ class Probe(threading.Thread):
 
 
 def touch(ptr: int, size: int) -> None:
-    """Write to each page, by all processors."""
+    """Write to each page, with all processors."""
     threads = len(os.sched_getaffinity(0))
     step = -(-size // threads // mmap.PAGESIZE) * mmap.PAGESIZE
     with ThreadPoolExecutor(threads) as pool:
@@ -84,7 +84,7 @@ def touch(ptr: int, size: int) -> None:
 
 
 def measured(context: Context, what: str, work: Callable[[], object]) -> float:
-    """Do it with a probe beside; says and returns the seconds."""
+    """Do the work beside a probe; prints and returns the seconds."""
     probe = Probe(context)
     began = time.perf_counter()
     said = work()

@@ -41,7 +41,7 @@ def measure(kind: str, starts: Words, sizes: Words, rounds: int) -> None:
     chosen = random.integers(0, len(starts), POINTERS)
     present = starts[chosen] + (random.random(POINTERS) * sizes[chosen]).astype(numpy.uint64)
     half = present.copy()
-    half[::2] = ends[chosen[::2]]  # one past the end: in the gap, for there is one after each
+    half[::2] = ends[chosen[::2]]  # one past the end: in the gap, which follows each region
     random.shuffle(half)
 
     def search(pointers: Words) -> tuple[NDArray[numpy.int64], NDArray[numpy.bool_]]:

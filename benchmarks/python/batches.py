@@ -31,7 +31,7 @@ def noise(size: int) -> numpy.ndarray:
 
 
 class Blocks:
-    """As many blocks of one size as make 1 GiB, at random places, `shift` bytes behind where they would be aligned."""
+    """Blocks of one size, 1 GiB or `MOST` blocks at most, at random places, `shift` bytes behind aligned addresses."""
 
     def __init__(self, stack: ExitStack, pool: numpy.ndarray, size: int, shift: int = 0) -> None:
         self.size, self.shift = size, shift
@@ -49,7 +49,7 @@ class Blocks:
         pinning.copy_batch(*ends, self.size, queue=self.queue, engine=engine)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """That the device has each block."""
+        """Check that the device has each block."""
         back = numpy.empty(self.count * self.size, numpy.uint8)
         pinning.copy(back, self.there, queue=self.queue)
         blocks = self.pool[self.shift :][: POOL - self.size].reshape(-1, self.size)[self.places]
@@ -57,7 +57,7 @@ class Blocks:
 
 
 def by_torch(blocks: Blocks, tensor: object, inwards: bool, most: int) -> float:
-    """GB/s of a loop of copies of pinned tensors, of as many blocks as are patient enough for."""
+    """GB/s of a loop of copies of pinned tensors, over the first `most` blocks."""
     import torch
 
     host = tensor[:POOL].view(-1, blocks.size)  # type: ignore[index]
@@ -104,7 +104,7 @@ def measure(size: int, pool: numpy.ndarray, locked: bool, rounds: int, tensor: o
 
 
 def submission(pool: numpy.ndarray) -> None:
-    """What the call itself takes, for 65 536 blocks of 4 KiB given as arrays, and for one block beside `copy_async`."""
+    """Time of the call itself, for 65 536 blocks of 4 KiB given as arrays, and for one block beside `copy_async`."""
     with ExitStack() as stack:
         blocks = Blocks(stack, pool, 4 * KIB)
         case = Case("batches", "the call", 1)

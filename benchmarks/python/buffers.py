@@ -20,7 +20,7 @@ Undo = Callable[[], object]
 
 
 def contenders(array: numpy.ndarray) -> dict[str, Callable[[], Undo]]:
-    """By name, what locks `array` and returns what unlocks it."""
+    """By name, functions that lock `array` and return a function that unlocks it."""
     from cuda.bindings import driver
 
     address = array.ctypes.data
@@ -48,7 +48,7 @@ def contenders(array: numpy.ndarray) -> dict[str, Callable[[], Undo]]:
 
             def release() -> None:
                 pinned.clear()
-                torch._C._host_emptyCache()  # or the next one would find this one's memory ready
+                torch._C._host_emptyCache()  # or the next turn would reuse this memory
 
             return release
 
@@ -58,7 +58,7 @@ def contenders(array: numpy.ndarray) -> dict[str, Callable[[], Undo]]:
 
 
 def make_context() -> None:
-    """The bare driver call wants one current in its thread."""
+    """Make a context current in this thread, as the bare driver call requires."""
     from cuda.bindings import driver
 
     _, context = driver.cuDevicePrimaryCtxRetain(0)

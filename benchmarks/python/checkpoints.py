@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a CUDA GPU: ``checkpoints.py ROUNDS GIB [FOLDER]``, GB/s, each way in turn; in /dev/shm by default.
 
-``free``: `save_file_async`, until the tensors may be written again; ``there``: until the file is. ``dd`` is 16 of them
-at once, which write one file, or as many files. Then loads: all of a file, and the half that tensor parallelism gives a
-rank, cut in the first and in the second dimension; with several GPUs all of it for two, as one call and one by one.
+``free``: `save_file_async`, until the tensors may be written again; ``there``: until the file is complete. ``dd``: 16
+processes at once that write one file or 16. Then loads: all of a file, and the half that tensor parallelism gives a
+rank, cut in the first and in the second dimension; with several GPUs, all of it for two, in one call and one by one.
 """
 
 from __future__ import annotations

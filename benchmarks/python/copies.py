@@ -24,11 +24,11 @@ SIZES = {
     "1 GiB": 1 << 30,
 }
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-SUBMISSIONS = 200  # copies in one timing of what it costs to submit one; few enough for the driver's queue
+SUBMISSIONS = 200  # copies in one timing of submissions; few enough for the driver's queue
 
 
 def call(function: str, *arguments: object) -> object:
-    """What the bare driver call answers."""
+    """Call the driver; returns its result."""
     from cuda.bindings import driver
 
     code, *answers = getattr(driver, function)(*arguments)
@@ -128,7 +128,7 @@ if __name__ == "__main__":
     if not any(device.name.startswith("cuda:") for device in pinning.devices()):
         print("no CUDA GPU here", file=sys.stderr)
         sys.exit(77)
-    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", 0))  # the bare calls want one current in their thread
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", 0))  # the bare calls need one current in their thread
     submissions(rounds)
     for kind, size in SIZES.items():
         for to_device in (True, False):

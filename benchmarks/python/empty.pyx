@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3
-"""What a call into Cython costs when nothing is done in it: the signatures of `pagetable.PageTable`."""
+"""The cost of an empty call into Cython, with the signatures of `pagetable.PageTable`."""
 
 from libc.stdint cimport uint64_t
 

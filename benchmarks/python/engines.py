@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers of a distributed engine do: objects of a shared store, and received frames, to a GPU.
+"""Copies as workers of a distributed engine make them: objects of a shared store, and received frames, to a GPU.
 
     python engines.py --device cuda:0 --mib 1024 --store-gib 32 --workers 8 --rounds 3
 
-No engine is needed but Dask, for its own rows. A worker that maps a file as Ray's object store is mapped does with
-`pinning.store` what `pinning.ray` has it do. Each turn is a process that has done nothing but warm up. A JSON line for
-each row, and behind it a line with its target.
+No engine is needed except Dask, for its own rows. A worker maps a file as Ray's object store is mapped and, in the way
+"pinning.store", locks its objects as `pinning.ray` does. Each turn is a fresh process after a warm-up. Prints a JSON
+line for each row, followed by a line with its target.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Figures = dict[str, list[float]]
 
 @contextmanager
 def store(gib: int) -> Iterator[Path]:
-    """A file such as that of an object store: as large as it may get, and empty."""
+    """A file like that of an object store: of its largest size, and empty."""
     path = Path("/dev/shm") / f"plasma-{os.getpid()}"
     try:
         with path.open("wb") as file:
@@ -53,7 +53,7 @@ def mapped(path: Path) -> Any:
 
 
 def write(path: Path, starts: list[int], size: int) -> None:
-    """Objects that another process has put there."""
+    """Write objects, as another process would."""
     memory = mapped(path)
     for start in starts:
         memory[start : start + size] = 7
@@ -67,7 +67,7 @@ def rate(there: Any, array: Any) -> float:
 
 
 def warm_up(device: str, size: int) -> None:
-    """All that the first copies of a process cost, of either kind."""
+    """Pay the costs of the first copies of a process, pageable and locked."""
     array = numpy.ones(min(size, 256 * MIB), "u1")
     with pinning.alloc(array.nbytes, device=device) as there:
         for _ in range(3):
@@ -81,7 +81,7 @@ def locked_rate(there: Any, size: int, device: str) -> float:
         array = numpy.asarray(memory)
         array[:] = 7
         found = median(rate(there, array) for _ in range(5))
-        del array  # or it could not be freed
+        del array  # or the memory could not be freed
         return found
 
 
@@ -116,7 +116,7 @@ def object_turn(way: str, path: Path, size: int, device: str) -> dict[str, float
 
 
 def worker_turn(way: str, path: Path, size: int, device: str, start: int) -> dict[str, float]:
-    """One of many workers, that begin at once; `way` is "pinning.store" or "bare register"."""
+    """One of many workers that begin at once; `way` is "pinning.store" or "bare register"."""
     warm_up(device, size)
     part = mapped(path)[start : start + size]
     address = part.ctypes.data
@@ -179,7 +179,7 @@ def objects(device: str, size: int, gib: int, rounds: int) -> None:
 
 
 def workers(device: str, size: int, gib: int, count: int, rounds: int) -> None:
-    """Workers that each use an object of their own at once; what of the store is in memory then."""
+    """Concurrent workers, each with its own object, and how much of the store is in memory then."""
     took: Figures = {"pinning.store": [], "bare register": []}
     rates: list[float] = []
     committed = 0
@@ -237,7 +237,7 @@ def make_frame(size: int) -> Any:
 
 
 def use_frame(array: Any, device: str, wait: bool) -> dict[str, float]:
-    """What a task does that gets an array of another worker."""
+    """The work of a task that receives an array from another worker."""
     warm_up(device, array.nbytes)
     if wait:
         wait_until_locked(array, device)
@@ -247,7 +247,7 @@ def use_frame(array: Any, device: str, wait: bool) -> dict[str, float]:
 
 
 def frames(device: str, size: int, rounds: int) -> None:
-    """What a worker of Dask's has received from another to the device."""
+    """Copies to the device of frames that a Dask worker has received from another."""
     import dask
     from distributed import Client, LocalCluster
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``figure.py``: draws docs/figures/h200.png, ours and our peers' on one machine, from what benchmarks/results has."""
+"""``figure.py``: draws docs/figures/h200.png, ours and our peers' figures on one machine, from benchmarks/results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 OURS, SECOND, VENDOR, TORCH = "#2f6fb0", "#3f9a5a", "#555555", "#c8772e"
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
-Curve = dict[int, float]  # bytes to what was measured
+Curve = dict[int, float]  # bytes: measured value
 
 
 def bytes_of(text: str) -> int:

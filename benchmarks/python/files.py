@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A safetensors file to a CUDA GPU, each way in a fresh process: ``files.py ROUNDS GIB [FOLDER] [--ways WAY ...]``.
 
-Warm: the file is in /dev/shm, or in FOLDER's page cache where that has no room. The clock runs from the call to the
-last byte on the GPU; imports and the GPU's context come before. Peak RSS is what the call added to it at most.
+Warm: the file is in /dev/shm, or in FOLDER's page cache if that has no room. The clock runs from the call to the last
+byte on the GPU; imports and the GPU's context come before. Peak RSS is the largest increase during the calls.
 
 Cold, with a FOLDER that is on a disk: a file of at most 4 GiB there, out of the page cache, beside ``dd iflag=direct``.
 """
@@ -60,7 +60,7 @@ def safetensors_pin_to(path: str) -> dict[str, Any]:
 
 
 def mapped_to(path: str) -> dict[str, Any]:
-    """What `safetensors` does, where it is not installed."""
+    """What `safetensors` does, in case it is not installed."""
     return {name: tensor.to("cuda:0") for name, tensor in mapped(path).items()}
 
 
@@ -105,7 +105,7 @@ def mapped(path: str) -> dict[str, Any]:
     return found
 
 
-# Each with what it needs to import, and what stands in for it.
+# Each with the modules that it needs.
 WAYS: dict[str, tuple[Load, list[str]]] = {
     "ours": (ours, ["torch", "pinning"]),
     "ours, without torch": (ours_without_torch, ["pinning"]),
@@ -145,7 +145,7 @@ def measure(way: str, path: str) -> dict[str, Any]:
     pinning.alloc(1, device=device).free()
     synchronize()
     before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     seconds = []
     tensors: dict[str, Any] = {}
     for _ in range(2):
@@ -160,7 +160,7 @@ def measure(way: str, path: str) -> dict[str, Any]:
 
 
 def check(tensors: dict[str, Any], path: str) -> None:
-    """The first and the last bytes of some tensors."""
+    """Compare the first and the last bytes of some tensors."""
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         said = json.loads(file.read(length))
@@ -198,7 +198,7 @@ THREADS = 8  # that write and read a file
 
 
 def read(path: Path) -> int:
-    """Once, for the first time after a file was written takes twice as long."""
+    """Read the file once, because the first read after a write takes twice as long; returns its size."""
     size = path.stat().st_size
 
     def part(start: int) -> None:
@@ -214,7 +214,7 @@ def read(path: Path) -> int:
 
 
 def write(path: Path, size: int) -> None:
-    """Of F16, which NumPy has too."""
+    """Write tensors of F16, a type that NumPy has too."""
     pairs = size // (BLOCK + SMALL)
     said, at = {}, 0
     for i in range(pairs):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy of 4 KiB of locked memory in a CUDA graph: ``graphs.py ROUNDS``.
 
-Microseconds for each launch, of many in a row: of a graph that the driver's own calls made, of one that keeps what it
-uses, and of one whose program keeps it. And what it takes to record the copy.
+Microseconds per launch, over many in a row: of a graph that the driver's own calls recorded, of one that keeps alive
+what it uses, and of one for which the program does so. And the time to record the copy.
 """
 
 from __future__ import annotations

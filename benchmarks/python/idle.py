@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Idle registrations on a CUDA GPU: ``idle.py ROUNDS GIB``.
 
-What it takes to lock again what is idle, beside a lock and an unlock by the driver; and arrays of so many GiB that
+The time to lock an idle region again, compared with a lock and an unlock by the driver; and arrays of so many GiB that
 go to the device in turns under a budget of two thirds of that: staged, locked for each copy with and without idle
 registrations, and locked by the copies themselves as far as the budget allows, the rest staged.
 """
@@ -68,7 +68,7 @@ def cycle(rounds: int, total: int) -> None:
 
         def turn(name: str, idle: bool, way: Callable[[], None]) -> None:
             pinning.budget(limit, idle=idle)
-            way()  # what stays registered is, by now
+            way()  # registers what stays registered
             begin = time.perf_counter_ns()
             way()
             case.add("to the device", "GB/s", name, total * GIB / (time.perf_counter_ns() - begin))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two kernels that move blocks, by the GPU's clock and by multiprocessors: ``kernels.py``.
+"""The two kernels that move blocks, timed by the GPU, by number of multiprocessors: ``kernels.py``.
 
-256 MiB of blocks at random places of a locked GiB, in GB/s by multiprocessors: as many as the library takes, and more.
+256 MiB of blocks at random places of a locked GiB, in GB/s: with as many multiprocessors as the library uses, and more.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def peers_own(size: int, repetitions: int, locked: pinning.Allocation, there: pinning.Allocation) -> None:
-    """Copies of 256 MiB of the peer's own, alone and while another device's copies may go over its link."""
+    """The peer's own copies of 256 MiB, alone and while another device's copies may use its link."""
     own = 256 * MIB
     stop = threading.Event()
 

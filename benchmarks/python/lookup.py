@@ -44,7 +44,7 @@ def measure(count: int, rounds: int) -> None:
         ("find", "PinnedMap", "it.find({})", locked),
         ("find", "empty method", "it.find({})", empty),
     ]
-    if count <= 10_000 and importlib.util.find_spec("intervaltree"):  # more would take it minutes to build
+    if count <= 10_000 and importlib.util.find_spec("intervaltree"):  # larger ones take minutes to build
         from intervaltree import Interval, IntervalTree
 
         tree = IntervalTree(Interval(start, start + SIZE) for start in starts)

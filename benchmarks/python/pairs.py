@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locking and unlocking part of what is locked already, from Python: ``pairs.py ROUNDS MOST_REGIONS [LLVM_MAP.so]``."""
+"""Locking and unlocking part of a locked region, from Python: ``pairs.py ROUNDS MOST_REGIONS [LLVM_MAP.so]``."""
 
 from __future__ import annotations
 

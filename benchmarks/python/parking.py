@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module that leaves the GPU and comes back: `park` and `wake`, over its own link and over all that are idle.
 
-``parking.py [GIB]``: GB/s of each of three rounds. Needs torch and a GPU; with two, the second link counts.
+``parking.py [GIB]``: GB/s of each of three rounds. Needs torch and a GPU; with two GPUs, both links are used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocating memory in a queue's order and freeing it again, over and over: ``pools.py ROUNDS MOST_REGIONS``.
 
-On the first CUDA GPU beside the driver's own pool and those of CuPy and PyTorch; without one, on the host beside NumPy.
+On the first CUDA GPU, compared with the pools of the driver, CuPy and PyTorch; without one, on the host, with NumPy.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pinning
 
 SIZES = {"1 KiB": 1 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
 REPEATS = 300  # pairs in one timing
-DEPTH = 16  # allocations that are there at once in the second series
+DEPTH = 16  # allocations that exist at once in the second series
 
 Alloc = Callable[[int], object]
 Free = Callable[[object], object]
 
 
 def contenders(queue: pinning.Queue, pool: pinning.Pool) -> dict[str, tuple[Alloc, Free]]:
-    """By name, what allocates and what frees."""
+    """By name, the functions that allocate and free."""
     found: dict[str, tuple[Alloc, Free]] = {"pinning": (lambda size: queue.alloc(size, pool=pool)[0], queue.free)}
     if queue.device.name.startswith("host"):
         found["numpy.empty"] = lambda size: numpy.empty(size, numpy.uint8), lambda array: None
@@ -34,7 +34,7 @@ def contenders(queue: pinning.Queue, pool: pinning.Pool) -> dict[str, tuple[Allo
 
     stream = queue.handle
     _, primary = driver.cuDevicePrimaryCtxRetain(0)
-    driver.cuCtxSetCurrent(primary)  # the bare driver calls want one
+    driver.cuCtxSetCurrent(primary)  # the bare driver calls need one
 
     def allocate(size: int) -> object:
         code, ptr = driver.cuMemAllocAsync(size, stream)
@@ -43,7 +43,7 @@ def contenders(queue: pinning.Queue, pool: pinning.Pool) -> dict[str, tuple[Allo
         return ptr
 
     _, handle = driver.cuDeviceGetDefaultMemPool(0)
-    keep_all = driver.cuuint64_t(2**64 - 1)  # its default is to give everything back when the stream is waited for
+    keep_all = driver.cuuint64_t(2**64 - 1)  # by default, it gives everything back when the stream is synchronized
     driver.cuMemPoolSetAttribute(handle, driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep_all)
     found["cuMemAllocAsync"] = allocate, lambda ptr: driver.cuMemFreeAsync(ptr, stream)
     if importlib.util.find_spec("cupy"):
@@ -65,7 +65,7 @@ def pairs(alloc: Alloc, free: Free, size: int) -> None:
 
 
 def stacks(alloc: Alloc, free: Free, size: int) -> None:
-    """Not the same block again and again: some are split, some merge."""
+    """Allocate and free several blocks, so that some are split and some merge."""
     for _ in range(REPEATS // DEPTH):
         held = [alloc(size // (each % 3 + 1)) for each in range(DEPTH)]
         while held:

@@ -14,11 +14,11 @@ import pinning
 from pinning.plugin import VendorQueue
 
 SIZE = 64 << 10
-SUBMISSIONS = 200  # in one timing; the queue's thread does them meanwhile
+SUBMISSIONS = 200  # in one timing; the queue's thread executes them meanwhile
 
 
 def nothing(queue: VendorQueue) -> None:
-    """Work that makes no call of the vendor's."""
+    """Work without a vendor call."""
 
 
 def measure(rounds: int) -> None:

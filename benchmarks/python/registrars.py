@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """1 265 views of a few allocations, locked and known to two registrars: ``registrars.py ROUNDS MOST_REGIONS [GIB]``.
 
-The registrars take no time here. Beside it the bare locks of the same allocations; and the same with the allocations
-locked before: what finding them, telling of them and making descriptors takes over the registrations themselves.
+The registrars take no time here. Compared with the bare locks of the same allocations, and with allocations that are
+locked already: the cost of finding them, calling the registrars and making descriptors, without the registrations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(rounds: int, gib: float) -> None:
     each = int(gib * GIB) // VIEWS // 4096 * 4096
     arrays = [numpy.empty((VIEWS // ALLOCATIONS, each), "u1") for _ in range(ALLOCATIONS)]
     views = [row for array in arrays for row in array]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # one alone takes 0.4 s a GiB
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # one alone takes 0.4 s per GiB
         for _ in threads.map(lambda view: view.fill(1), views):
             pass
     kind = f"{len(views)} views of {gib} GiB in {ALLOCATIONS} allocations on {device.name}"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from timeit import Timer
 
-GROUP = 16  # calls a turn of the loop, so that the loop costs little
+GROUP = 16  # calls per turn of the loop, so that the loop costs little
 
 
 def arguments() -> tuple[int, int, str | None]:
@@ -18,17 +18,17 @@ def arguments() -> tuple[int, int, str | None]:
 
 
 def take_turns(rounds: int, turns: Sequence[Callable[[], object]]) -> None:
-    """Each turn once a round, another one first each time."""
+    """Call each turn once per round, starting with another one each time."""
     for round in range(rounds):
         for i in range(len(turns)):
             turns[(round + i) % len(turns)]()
 
 
 def nanoseconds(statement: str, pointers: Sequence[int], **names: object) -> float:
-    """Of one `statement`, in which ``{}`` stands for a pointer, a different one each time.
+    """The time of one `statement`, in which ``{}`` stands for a pointer, a different one each time.
 
-    Names are local variables of the loop, and 16 statements go to one of its turns: what is left of the loop is below
-    2 ns a statement, and is in every contender's figure.
+    Names are local variables of the loop, and one turn of it runs 16 statements: the loop itself costs less than 2 ns
+    per statement, which is in every contender's figure.
     """
     letters = [f"p{i}" for i in range(GROUP)]
     groups = list(zip(*[iter(pointers)] * GROUP, strict=True))
@@ -50,7 +50,7 @@ def inside(starts: Sequence[int], count: int, length: int = 1) -> list[int]:
 
 
 class Case:
-    """The figures of one workload, by series (what was done) and contender, one a round. Printed as JSON lines."""
+    """The figures of one workload, by series (what was done) and contender, one per round. Printed as JSON lines."""
 
     def __init__(self, row: str, kind: str, regions: int) -> None:
         self._header = {"row": row, "kind": kind, "regions": regions}

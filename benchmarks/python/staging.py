@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pageable memory and a CUDA GPU as programs move it, in GB/s: ``staging.py ROUNDS MOST_REGIONS``.
+"""Copies between pageable memory and a CUDA GPU, in GB/s: ``staging.py ROUNDS MOST_REGIONS``.
 
 One copy alone, many in a row, both directions at once, many threads with a queue each, and a mapped file that is
-touched for the first time; beside locked memory and the driver's own pageable copy.
+touched for the first time; one copy and both directions are compared with locked memory.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def both_ways(locked: bool, rounds: int) -> None:
 
 
 def many_queues(count: int, rounds: int) -> None:
-    """So many threads, a queue each, 64 MiB there and back, four times."""
+    """`count` threads, a queue each, 64 MiB there and back, four times."""
     with ExitStack() as stack:
         ends = [Ends(stack, 64 * MIB, True) for _ in range(count)]
         backs = [numpy.empty_like(each.array) for each in ends]

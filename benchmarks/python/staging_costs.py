@@ -82,7 +82,7 @@ def memory(size: int = 64 * MIB) -> None:
     threads = max(1, len(os.sched_getaffinity(0)) * 3 // 4)
 
     def pinned(huge: bool, count: int) -> str:
-        """Of one more mapping, brought in by so many threads."""
+        """Milliseconds to populate one more mapping by so many threads, to register it and to unregister it."""
         kept = mmap.mmap(-1, size + huge_page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         kept.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         start = -(-ctypes.addressof(ctypes.c_char.from_buffer(kept)) // huge_page) * huge_page
@@ -92,7 +92,7 @@ def memory(size: int = 64 * MIB) -> None:
             assert code == 0, "no MADV_POPULATE_WRITE"
 
         with ThreadPoolExecutor(count) as pool:
-            list(pool.map(time.sleep, [0.001] * count))  # so that all threads are there
+            list(pool.map(time.sleep, [0.001] * count))  # starts all threads
             brought = milliseconds(lambda: list(pool.map(bring_in, range(start, start + size, huge_page))))
         registered = milliseconds(lambda: driver("cuMemHostRegister_v2", start, size, 3))
         unregistered = milliseconds(lambda: driver("cuMemHostUnregister", start))
@@ -107,7 +107,7 @@ def memory(size: int = 64 * MIB) -> None:
 
 
 def rates(size: int, rounds: int = 5) -> None:
-    """GB/s to the device and to the host, ours and the driver's, and ours in processor seconds a GiB."""
+    """GB/s to the device and to the host, ours and the driver's, and their processor seconds per GiB."""
     driver = Driver()
     import numpy
 
@@ -124,11 +124,11 @@ def rates(size: int, rounds: int = 5) -> None:
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for turn in range(rounds + 2):
             for name, do in ways.items():
-                time.sleep(0.01)  # so that no thread of the copy before still spins
+                time.sleep(0.01)  # until no thread of the copy before spins any more
                 begin, used = time.perf_counter(), time.process_time()
                 do()
                 end = time.perf_counter()
-                time.sleep(0.002)  # what threads spin for after it is its own
+                time.sleep(0.002)  # the spinning of its threads after the copy counts too
                 if turn > 1:
                     figures[name].append((size / (end - begin) / 1e9, (time.process_time() - used) * GIB / size))
     print(", ".join(f"{name} {median(r for r, _ in rows):.1f} ({median(s for _, s in rows):.2f} s a GiB)"
@@ -136,7 +136,7 @@ def rates(size: int, rounds: int = 5) -> None:
 
 
 def together(start: float, seconds: float) -> None:
-    """1 GiB to the GPU, again and again, in step with other processes."""
+    """1 GiB to the GPU, again and again, then back, in step with other processes."""
     import numpy
 
     import pinning
@@ -212,7 +212,7 @@ def waits(count: int = 400) -> None:
 
 
 def beside(large: int = 200 * 1000 * 1000, depth: int = 4, seconds: float = 1.0) -> None:
-    """Small copies while so many large ones are always under way: these by us, or by the driver in one call each."""
+    """Small copies while so many large ones are in progress: the latter by us, or by the driver in one call each."""
     driver = Driver()
     import numpy
 

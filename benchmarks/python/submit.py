@@ -29,7 +29,7 @@ import pinning
 from pinning.plugin.native import NativeDevice
 
 SIZE = 4096
-CALLS = 100  # in one series; what they submit is waited for between two
+CALLS = 100  # in one series; their work is waited for between two series
 SERIES = 60
 
 BARE = """
@@ -53,7 +53,7 @@ Do = Callable[[], object]
 
 
 class Row(NamedTuple):
-    """A call: what it is, its nanoseconds, and those of the same bytes from C; None where there is no such thing."""
+    """A call: its kind, its nanoseconds, and those of the same copy from C, or None."""
 
     series: str
     what: str
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 def least(do: Do, settle: Do, calls: int = CALLS) -> float:
-    """Nanoseconds a call."""
+    """Nanoseconds per call, the least of all series."""
     best = float("inf")
     for _ in range(SERIES):
         turns = repeat(None, calls)
@@ -75,7 +75,7 @@ def least(do: Do, settle: Do, calls: int = CALLS) -> float:
 
 
 def bare_copies(folder: Path) -> Callable[[int, int, int, int], float] | None:
-    """Nanoseconds of one ``cuMemcpyAsync``, from a loop in C, of (dst, src, size, stream)."""
+    """A function of (dst, src, size, stream): nanoseconds of one ``cuMemcpyAsync``, in a loop in C."""
     source, library = folder / "bare.c", folder / "bare.so"
     source.write_text(BARE)
     done = subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=False)
@@ -138,7 +138,7 @@ def device_ends(stack: ExitStack, device: Any) -> Iterator[tuple[str, Any, int]]
             from numba import cuda
 
             device_array = cuda.device_array(SIZE, numpy.uint8)
-        except Exception as problem:  # no driver that it likes
+        except Exception as problem:  # numba does not support the driver
             print(f"no numba: {problem}")
             return
         yield "numba device array", device_array, device_array.device_ctypes_pointer.value

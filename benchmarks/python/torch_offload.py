@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of `pinning.torch` beside what torch's users do: pinning a model, moving it, running one that does not fit.
+"""Times of `pinning.torch` and of plain torch: pinning a model, moving it, running one that does not fit.
 
 python torch_offload.py [--gib 8] [--layers 24]
 """
@@ -104,7 +104,7 @@ def main() -> None:
         figures["offload, start of the GPU, of the weights"] = base / size
     back()
 
-    # As groups of layers are offloaded elsewhere: one stream, a layer ahead, from pinned memory (fast, memory doubled).
+    # Group offload as in other libraries: one stream, a layer ahead, from pinned memory (fast, memory doubled).
     layers = list(model)
     pinned = [[each.data.pin_memory() for each in layer.parameters()] for layer in layers]
     side = torch.cuda.Stream()

@@ -4,8 +4,8 @@
 python transformer_offload.py [--gib 22.4] [--passes 5] [--contenders "ours, 25 %" "accelerate, 25 %" ...]
 
 Random weights, bf16: 60 blocks of attention and MLP, 12 billion parameters, as in the image models that are offloaded;
-a pass is of 4096 tokens. Of each: seconds to prepare and for each pass; the most of the GPU's memory; the most that the
-process held besides the weights, and the most that the machine gave out since its start. All must give the same result.
+a pass has 4096 tokens. For each way: seconds to prepare and per pass; peak memory of the GPU, of the process besides
+the weights, and of the machine since the start. All must give the same result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = 60  # seconds of one contender
 
 
 def model_of(gib: float, width: int) -> Any:
-    """In the host, written by all threads; the same weights each time."""
+    """The model in host memory, written by all threads, with the same weights each time."""
     import torch
     from torch import nn
 
@@ -64,14 +64,14 @@ def model_of(gib: float, width: int) -> Any:
     noise = torch.randn(1 << 24, generator=torch.Generator().manual_seed(1), dtype=torch.float32).bfloat16()
     for i, each in enumerate(model.parameters()):
         flat = each.view(-1)
-        for start in range(0, len(flat), len(noise) // 2):  # each begins somewhere else in it
+        for start in range(0, len(flat), len(noise) // 2):  # each begins at another offset of the noise
             part = flat[start : start + len(noise) // 2]
             part.copy_(noise[(i * 4099) % (len(noise) // 2) :][: len(part)])
         flat.mul_(1 / math.sqrt(width) if each.dim() > 1 else 0.1)
     return model
 
 
-# ---- the ways: each prepares the model and gives what is called ----
+# ---- the ways: each prepares the model and returns what is called ----
 
 
 def on_the_gpu(model: Any, device: str) -> Any:
@@ -175,7 +175,7 @@ def measure(way: str, given: argparse.Namespace) -> None:
         return time.perf_counter() - start
 
     before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     made: list[Any] = []
@@ -197,7 +197,7 @@ def measure(way: str, given: argparse.Namespace) -> None:
 
 
 def given_out() -> int:
-    """Bytes that the machine cannot give to others now."""
+    """Bytes of the machine that are not available now."""
     lines = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
     return (int(lines["MemTotal:"]) - int(lines["MemAvailable:"])) << 10
 

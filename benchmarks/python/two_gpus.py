@@ -2,7 +2,7 @@
 """Two CUDA GPUs of one host at once, in GB/s of both together: ``two_gpus.py ROUNDS MOST_REGIONS``.
 
 1 GiB to or from each, locked for both or pageable, beside one GPU alone: what a second GPU adds; pageable memory
-through rings of two sizes, for two large ones may not fit in the caches.
+through rings of two sizes, because two large ones may not fit in the caches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def compare(to_device: bool, ring: int, rounds: int) -> None:
             for series, arrays in (("locked", locked), ("pageable", pageable))
             for gpus in ((0,), (0, 1))
         ]
-        take_turns(2, turns)  # and nothing of that counts
+        take_turns(2, turns)  # a warm-up, which is not counted
         case = Case("two_gpus", kind, 1)
         take_turns(rounds, turns)
     case.print()

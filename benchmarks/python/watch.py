@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that memory is watched while it is locked: ``watch.py [DEVICE]``. Run it again with PINNING_WATCH=0.
+"""The cost of watching locked memory: ``watch.py [DEVICE]``. Run it again with PINNING_WATCH=0.
 
-In microseconds: a lock and its unlock, one more lock of what is locked, and munmap of memory that is locked, that was
+In microseconds: a lock and its unlock, one more lock of locked memory, and munmap of memory that is locked, that was
 locked, and that never was.
 """
 

@@ -10,7 +10,7 @@ typedef struct entry {
   struct entry *next;
 } entry;
 
-static entry *mapped; /* one thread, as far as this example goes */
+static entry *mapped; /* not thread-safe: this example has one thread */
 size_t fast_copies, slow_copies;
 
 static int refuse(const char *what, const void *host, size_t size) {
@@ -18,7 +18,7 @@ static int refuse(const char *what, const void *host, size_t size) {
   return 1;
 }
 
-/* The link to the entry that has bytes of the range, or to the end of the list. */
+/* The link to the entry that overlaps the range, or to the end of the list. */
 static entry **find(const char *host, size_t size) {
   entry **link = &mapped;
   while (*link && (host >= (*link)->host + (*link)->size || (*link)->host >= host + size)) link = &(*link)->next;
@@ -30,8 +30,8 @@ static int holds(const entry *each, const char *host, size_t size) {
 }
 
 /*
- * The library plans the copy: locked memory goes by the device itself, also where only a part is locked; large pageable
- * memory goes through pinned blocks. What is locked is asked here for the report alone: no vendor call, a few nanoseconds.
+ * The library plans the copy: locked memory is copied directly, also if only a part is locked; large pageable memory is
+ * staged. The lookup here is only for the report: no vendor call, a few nanoseconds.
  */
 static int copy(pinning_map *locks, entry *each, char *host, size_t size, int type) {
   char *const there = each->device + (host - each->host);
@@ -55,7 +55,7 @@ int data_begin(pinning_map *locks, const target *device, void *host, size_t size
     return refuse("no device memory to map", host, size);
   }
   each->device = there;
-  /* PINNING_ON: what cannot be locked is copied the slow way. Locked before the first copy, so that this is fast. */
+  /* PINNING_ON: memory that cannot be locked is copied slowly. Locked before the first copy, so that this is fast. */
   if (pinning_lock_mapped(locks, host, size, PINNING_ON, NULL)) fprintf(stderr, "%s\n", pinning_last_error());
   if (type & MAP_TO && copy(locks, each, host, size, MAP_TO)) {
     pinning_unlock_unmapped(locks, host);
@@ -77,7 +77,7 @@ int data_end(pinning_map *locks, const target *device, void *host, size_t size, 
   if (type & MAP_FROM && copy(locks, each, host, size, MAP_FROM)) {
     return refuse("cannot copy from the device", host, size);
   }
-  /* By the address that was locked: the last one out may have mapped a part. The copy is done, so nothing needs it. */
+  /* By the address that was locked: the last mapping may be a part. The copy is complete, so the lock is not needed. */
   if (pinning_unlock_unmapped(locks, each->host)) {
     fprintf(stderr, "%s\n", pinning_last_error());
     return refuse("still locked, so still mapped", host, size);

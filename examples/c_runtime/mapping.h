@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The data environment of a small offload runtime: which host buffers are mapped to the device, how often, and where.
- * The rules are OpenMP's, as LLVM's libomptarget has them, and locks follow the mappings.
+ * The rules are OpenMP's, as in LLVM's libomptarget, and locks follow the mappings.
  */
 #include <pinning/pinning.h>
 
 enum { MAP_TO = 1, MAP_FROM = 2, MAP_TOFROM = 3 };
 
-/* What a target has to offer. All return 0, or what went wrong. */
+/* The functions of a target. They return 0, or an error code. */
 typedef struct target {
   int (*allocate)(size_t size, void **device);
   int (*release)(void *device);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a compiler makes of a few OpenMP constructs, on the runtime beside it. The "device" is the host: memory that
- * only copies and the kernel touch. With a vendor's `allocate` and `release` in place of ours, "host:0" becomes "cuda:0".
+ * What a compiler makes of a few OpenMP constructs, with the runtime in mapping.c. The "device" is the host: memory
+ * that only copies and the kernel access. With a vendor's `allocate` and `release` instead, "host:0" becomes "cuda:0".
  *
  *     cc $(python -c 'import pinning; print(*(f"-I{d}" for d in pinning.include_dirs()))') *.c -lpinning \
  *        $(python -c 'import pinning; print(*(f"-L{d} -Wl,-rpath,{d}" for d in pinning.library_dirs()))') -o program

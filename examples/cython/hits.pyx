@@ -18,6 +18,6 @@ def count_hits(pagetable.PageTable table not None, const uint64_t[::1] addresses
 
 
 def bytes_behind(pagetable.PageTable table not None, uint64_t address):
-    """Bytes from an address to the end of its region; 0 where there is none."""
+    """Bytes from an address to the end of its region; 0 if there is none."""
     cdef pagetable.Region region = table.find(address)
     return 0 if region is None else region.start + region.size - address

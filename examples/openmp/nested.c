@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One buffer in nested and changing regions: parts of it, then all of it, then a copy that reaches over several maps,
-// buffers on the stack, read-only data, and memory that is freed and comes again at the same address.
+// buffers on the stack, read-only data, and memory that is freed and allocated again at the same address.
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>

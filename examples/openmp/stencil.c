@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Heat that spreads over a plate: the plate stays on the device in a data region, and every few steps the host takes a
-// picture (target update from) and heats the left edge anew (target update to, a part of the plate).
+// picture (target update from) and heats the first rows again (target update to, a part of the plate).
 //
 //   clang -O2 -fopenmp -fopenmp-targets=x86_64-pc-linux-gnu stencil.c -o stencil
 //   ./stencil; pinning run --report -- ./stencil

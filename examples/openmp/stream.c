@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// STREAM's four kernels on a device, with the arrays moved there and back each time, as a program does that does its
-// other work on the host.
+// STREAM's four kernels on a device, with the arrays moved there and back each time, as in a program that does its
+// other work on the host. Targets of GPUs: nvptx64-nvidia-cuda, amdgcn-amd-amdhsa.
 //
-//   clang -O2 -fopenmp -fopenmp-targets=x86_64-pc-linux-gnu stream.c -o stream     (or nvptx64-nvidia-cuda, amdgcn-amd-amdhsa)
+//   clang -O2 -fopenmp -fopenmp-targets=x86_64-pc-linux-gnu stream.c -o stream
 //   ./stream
 //   pinning run --report -- ./stream
 //

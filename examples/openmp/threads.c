@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that map buffers of their own, and all of them one that they share, at once and with deferred tasks.
+// Threads that concurrently map their own buffers and one that they share, also with deferred tasks.
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>

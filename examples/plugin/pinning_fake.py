@@ -4,7 +4,7 @@
     pip install ./examples/plugin 'pinning[conformance]'
     pytest --pyargs pinning.conformance --device fake:0
 
-Its "driver" is madvise(MADV_WILLNEED), which locks nothing, but knows whether there is memory.
+Its "driver" is madvise(MADV_WILLNEED), which locks nothing, but fails if no memory is mapped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FakeDevice(AutomaticLocking):
         self._held: dict[int, int] = {}  # base: size; a real driver keeps this itself
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None) -> int:
-        """Here the vendor's lock is called. When it fails, nothing is locked."""
+        """Call the vendor's lock. If it fails, nothing is locked."""
         if any(ptr < base + length and base < ptr + size for base, length in list(self._held.items())):
             raise AlreadyPinnedError("fake_lock", 7, "FAKE_ALREADY_LOCKED")
         start = ptr & -mmap.PAGESIZE
@@ -41,12 +41,12 @@ class FakeDevice(AutomaticLocking):
         return ptr + OFFSET
 
     def data_unlock(self, ptr: int) -> None:
-        """Here the vendor's unlock. When it fails, all is still locked."""
+        """Call the vendor's unlock. If it fails, the range is still locked."""
         if self._held.pop(ptr, None) is None:
             raise VendorError("fake_unlock", 8, "FAKE_NOT_LOCKED")
 
     def is_pinned_ptr(self, ptr: int) -> PinnedInfo | None:
-        """What the vendor knows of an address, locked by any owner."""
+        """The pinned range around `ptr`, locked by any owner."""
         for base, size in list(self._held.items()):
             if base <= ptr < base + size:
                 return PinnedInfo(base, size, base + OFFSET)
@@ -54,7 +54,7 @@ class FakeDevice(AutomaticLocking):
 
 
 class FakePlugin:
-    """Names the vendor and its devices; nothing is asked of the vendor before `device_count`."""
+    """Names the vendor and its devices; the vendor is not called before `device_count`."""
 
     name = "fake"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the driver of `pinning_fake`, whose calls can be told to fail.
+"""A stand-in for the driver of `pinning_fake`, whose calls can be made to fail.
 
 pytest --pyargs pinning.conformance --device fake:0 --faults pinning_fake_driver:faults
 """
@@ -14,7 +14,7 @@ import pinning_fake
 
 
 class FakeDriver:
-    """Every member is one of `pinning.conformance.faults.Faults`, but for `madvise`, the driver's only call."""
+    """The members of `pinning.conformance.faults.Faults`, and `madvise`, the driver's only call."""
 
     failure = (errno.EAGAIN, "EAGAIN")
     forgiven: frozenset[str] = frozenset()

@@ -6,12 +6,12 @@
 
 namespace pinning {
 
-/// Which file a descriptor of ours is of: the program may close it, and have its number for a file of its own.
+/// The file behind a descriptor of this library: the program may close it and reuse its number for another file.
 class FileIdentity {
  public:
   /// Of no file.
   FileIdentity() = default;
-  /// Of no file where there is no such descriptor.
+  /// Of no file if there is no such descriptor.
   explicit FileIdentity(int descriptor) noexcept {
     struct stat found;
     if (fstat(descriptor, &found) != 0) return;
@@ -20,7 +20,7 @@ class FileIdentity {
     inode_ = found.st_ino;
   }
 
-  /// Whether this descriptor is of that file.
+  /// Whether this descriptor refers to that file.
   bool is_of(int descriptor) const noexcept {
     struct stat found;
     return known_ && descriptor >= 0 && fstat(descriptor, &found) == 0 && found.st_dev == device_ &&

@@ -7,7 +7,7 @@ namespace pinning {
 template <class Signature>
 struct Function;
 
-/// A function by its symbol; null until it is looked up, and where the library lacks it.
+/// A function by its symbol; null until it is looked up, and if the library lacks it.
 template <class Result, class... Parameters>
 struct Function<Result(Parameters...)> {
   char const* symbol = nullptr;
@@ -19,7 +19,7 @@ struct Function<Result(Parameters...)> {
 
 }  // namespace pinning
 
-// What the lists of a vendor's functions and constants become.
+// Expansions of the lists of a vendor's functions and constants.
 #define PINNING_MEMBER(name, result, ...) Function<result(__VA_ARGS__)> name{#name};
 #define PINNING_CONSTANT(name, value) name = value,
 #define PINNING_LOOK_UP(name, ...) library_.get(this->name);

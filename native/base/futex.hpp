@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number that threads wait for. Other than std::atomic's, its waits end for signals; and it has no state outside, so that
-// a fork may come at any time.
+// A number that threads wait for. Unlike those of std::atomic, its waits end for signals; and it has no state
+// elsewhere, so a fork may happen at any time.
 #pragma once
 
 #include <linux/futex.h>
@@ -26,9 +26,9 @@ class Futex {
     wake();
   }
 
-  /// Blocks while the value is this one, and perhaps not as long.
+  /// Block while the value is this one; may return earlier.
   void wait(std::uint32_t value) noexcept { sleep(value, nullptr); }
-  /// The same for a tenth of a second at most, and until a signal is handled.
+  /// The same, for a tenth of a second at most, or until a signal is handled.
   void wait_a_while(std::uint32_t value) noexcept {
     timespec const at_most{0, 100'000'000};
     sleep(value, &at_most);
@@ -41,7 +41,7 @@ class Futex {
     syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, value, at_most, nullptr, 0);
     --waiting_;
   }
-  // Sequentially consistent on both sides: either the waiter sees the value, or it is seen here.
+  // Sequentially consistent on both sides: either the waiter sees the new value, or this thread sees the waiter.
   void wake() noexcept {
     if (waiting_ != 0) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }

@@ -16,7 +16,7 @@ Library::Library(std::initializer_list<std::string> names, char const* remedy) {
       if (handle_ != nullptr) return;
       char const* const error = dlerror();
       std::string const reason = error != nullptr ? error : "unknown";
-      // That further names are absent as well is no news; that one lacks a library of its own is.
+      // The first name's error is reported, those of further names only if these exist but cannot be loaded.
       bool const absent = reason.starts_with(name + ":") && reason.ends_with("No such file or directory");
       if (already == 0 && (reasons.empty() || !absent)) reasons += (reasons.empty() ? "" : "; ") + reason;
     }

@@ -12,21 +12,21 @@
 
 namespace pinning {
 
-/// Never unloaded: what a driver has locked may outlive its user.
+/// Never unloaded: memory that a driver has locked may outlive the driver's user.
 class Library {
  public:
-  /// The first of these names that is loaded already, else the first that can be. Throws Unavailable, which ends in
-  /// `remedy`.
+  /// Open the first of these names that is already loaded, otherwise the first that can be. Throws Unavailable, whose
+  /// text ends in `remedy`.
   Library(std::initializer_list<std::string> names, char const* remedy);
 
-  /// Throws Unavailable where the library lacks it.
+  /// Look up a function. Throws Unavailable if the library lacks it.
   template <class Signature>
   void get(Function<Signature>& function) const {
     function.call = reinterpret_cast<Signature*>(find(function.symbol));
   }
-  /// As it was loaded.
+  /// The name by which it was loaded.
   std::string const& name() const noexcept { return name_; }
-  /// Null where the library lacks it.
+  /// The same, but null if the library lacks it.
   template <class Signature>
   void get_if_there(Function<Signature>& function) const noexcept {
     function.call = reinterpret_cast<Signature*>(find_if_there(function.symbol));
@@ -46,7 +46,7 @@ class Started {
   explicit Started(char const* driver) : driver_(driver) {}
   /// Whether this is a child of that process, in which the driver must not be called.
   bool elsewhere() const noexcept { return generation() != generation_; }
-  /// Throws Unavailable there. It takes no longer than a look at a word, so that hot calls may ask.
+  /// Throw Unavailable in such a child. It only reads a word, so hot paths may call it.
   void check() const {
     if (elsewhere()) refuse();
   }

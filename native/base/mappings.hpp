@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How this process has mapped a range of addresses, by /proc/self/maps.
+// What this process has mapped in a range of addresses, from /proc/self/maps.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ struct Mapping {
 /// The mappings that hold bytes of [ptr, ptr + size), ascending.
 std::vector<Mapping> mappings(Address ptr, std::uint64_t size);
 
-/// The first address of the range that none of the `found` mappings holds; nothing when they hold all of it.
+/// The first address of the range that none of the `found` mappings holds; nullopt if they hold all of it.
 std::optional<Address> gap(Address ptr, std::uint64_t size, std::vector<Mapping> const& found);
 
 }  // namespace pinning

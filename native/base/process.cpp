@@ -18,7 +18,7 @@ void after_fork_in_child() {
   }
 }
 
-/// As the library is loaded, so that its handler comes before those of all that uses it.
+/// Runs when the library is loaded, so that its handler comes before those of everything that uses it.
 [[gnu::constructor]] void register_handler() {
   if (pthread_atfork(nullptr, nullptr, after_fork_in_child) != 0) std::abort();  // there is no memory for a few words
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the process has once, and what a child of fork does with it.
+// Objects of which the process has one, and what a forked child does with them.
 //
-// Nothing is called, and no lock is taken, before a fork: the handlers of other libraries that run then may wait for
-// threads of theirs, which may be about to lock. So a child begins with all that was the case at that instant, and another
-// thread may have been in the middle of any change. What the child needs of its parent's is published in one step.
+// Nothing is called, and no lock is taken, before a fork: handlers of other libraries that run then may wait for their
+// own threads, which may be about to take that lock. So a child begins with the state of that instant, in which another
+// thread may have been in the middle of any change. What the child needs from its parent is published in one step.
 #pragma once
 
 #include <atomic>
@@ -13,22 +13,22 @@
 
 namespace pinning {
 
-/// What begins anew in a child, in this order.
+/// What is restarted in a child, in this order.
 enum class Subsystem : std::uint8_t { status, budget, watch, devices, maps, copies };
 inline constexpr std::size_t subsystems = 6;
 
-/// Has `begin_anew` called in the child of each fork from now on; each subsystem has one function, which may be given again.
-/// It relies on no lock being free and on no structure being whole that is changed under one.
+/// Have `begin_anew` called in the child of each fork from now on; each subsystem has one function, which may be set
+/// again. It must not rely on any lock being free, nor on a structure that a lock guards being consistent.
 void at_fork(Subsystem subsystem, void (*begin_anew)()) noexcept;
 
-/// One object that is made when it is needed first, and never destroyed. No thread waits for another that makes it, for a
-/// child in which that thread is not would wait for ever: where several make one, the first to be done has made it.
+/// One object that is made when first needed, and never destroyed. No thread waits for another that is making it,
+/// because a child without that thread would wait forever: if several threads make one, the first to finish sets it.
 template <class T>
 class Only {
  public:
   T* if_made() const noexcept { return made_.load(std::memory_order_acquire); }
 
-  /// `make` gives a std::unique_ptr; what it throws goes to the caller, and the next call makes it.
+  /// `make` returns a std::unique_ptr; what it throws reaches the caller, and the next call tries again.
   template <class Make>
   T& get(Make&& make) {
     if (T* const known = if_made()) return *known;
@@ -37,14 +37,14 @@ class Only {
     return made_.compare_exchange_strong(first, one.get()) ? *one.release() : *first;
   }
 
-  /// In a child that has no use for its parent's.
+  /// Forget the object, in a child that has no use for that of its parent.
   void forget() noexcept { made_.store(nullptr); }
 
  private:
   std::atomic<T*> made_ = nullptr;
 };
 
-/// A list that only grows. It is whole at any instant, also for a child.
+/// A list that only grows. It is consistent at any instant, also in a forked child.
 template <class T>
 class GrowingList {
  public:
@@ -53,7 +53,7 @@ class GrowingList {
     return find(matches, first_.load(std::memory_order_acquire), nullptr);
   }
 
-  /// The item that matches, which is `item` unless another thread was quicker.
+  /// Add `item`, unless another thread has added one that matches; returns the one in the list.
   template <class Matches>
   T& add(T item, Matches&& matches) {
     auto node = std::make_unique<Node>(std::move(item), first_.load(std::memory_order_acquire));

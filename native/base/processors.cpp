@@ -17,11 +17,11 @@ unsigned in_affinity() noexcept {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-/// How many processors a group's quota is worth; as many as there can be where it has none.
+/// Number of processors that a group's quota allows; the largest number if it has none.
 unsigned in_quota(std::string const& group, bool unified) {
   long quota = -1, period = 0;
   if (unified) {
-    std::ifstream(group + "/cpu.max") >> quota >> period;  // of "max" nothing is read
+    std::ifstream(group + "/cpu.max") >> quota >> period;  // "max" leaves the quota at -1
   } else {
     std::ifstream(group + "/cpu.cfs_quota_us") >> quota;
     std::ifstream(group + "/cpu.cfs_period_us") >> period;
@@ -42,7 +42,7 @@ unsigned usable_processors(std::string const& root) noexcept {
       bool const unified = controllers == ",,";
       if (!unified && controllers.find(",cpu,") == std::string::npos) continue;
       std::string const mount = root + (unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");
-      // In a container the path may be that of the host, and its own group be mounted at the top.
+      // In a container the path may be that of the host, while the container's own group is mounted at the top.
       for (std::string path = line.substr(second + 1);; path.resize(path.find_last_of('/'))) {
         count = std::min(count, in_quota(mount + path, unified));
         if (path.find('/') == std::string::npos) break;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// <pinning/pinning.h>: arguments checked, exceptions turned into statuses, and all else is the map's.
+// <pinning/pinning.h>: checks arguments and turns exceptions into statuses; the map does everything else.
 #include "c_arguments.hpp"
 #include "c_locker.hpp"
 #include "c_registrar.hpp"
@@ -36,7 +36,7 @@ pinning_status pinning_map_create(pinning_map** map, pinning_locker const* locke
     }
     auto calls = std::make_unique<pinning::CLocker>(*locker);
     *map = new pinning_map(*calls, ~std::uint64_t{0}, nullptr);
-    calls.release();  // the map's, until pinning_map_destroy
+    calls.release();  // owned by the map, until pinning_map_destroy
   });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What functions in C are given: addresses as pointers, and pointers that must not be null.
+// Arguments of C functions: addresses as pointers, and pointers that must not be null.
 #pragma once
 
 #include <new>

@@ -4,7 +4,7 @@
 
 #include "c_arguments.hpp"
 
-/// Members go in the opposite order: what the operation keeps once its work is over, and then the queue.
+/// Members are destroyed in reverse order: what the operation keeps until its work is complete, and then the queue.
 struct pinning_copy {
   std::unique_ptr<pinning::VendorQueue> queue;
   std::unique_ptr<pinning::CopyOperation> operation;
@@ -26,7 +26,7 @@ pinning::VendorDevice& device_of(pinning_map& map) {
   throw InvalidArgument("a map of pinning_map_create has no queues; give one of pinning_map_open");
 }
 
-/// The vendor's `stream`, or where it is null the default one; a queue of this copy's own on a device that has none.
+/// A queue over the vendor's `stream`, or over the default stream if it is null; a new queue if the device has none.
 std::unique_ptr<pinning::VendorQueue> queue_over(pinning::VendorDevice& device, void* stream) {
   if (stream == nullptr && !device.has_default_stream()) return device.make_queue();
   auto queue = device.adopt_queue(pinning::word(stream));
@@ -73,7 +73,7 @@ class Many {
   pinning::Items items_;
 };
 
-/// Runs `body`; after an error what was submitted is over, for then the copy goes.
+/// Run `body`; after an error, wait for the submitted work, because the copy is then destroyed.
 template <class Body>
 void over_after_an_error(Copy& copy, Body&& body) {
   try {
@@ -87,7 +87,7 @@ void over_after_an_error(Copy& copy, Body&& body) {
   }
 }
 
-/// Submits, and makes the event of its end.
+/// Submit a copy, and record the event of its end.
 template <class What>
 std::unique_ptr<Copy> submitted(pinning_map& map, What const& what, std::unique_ptr<pinning::VendorQueue> queue) {
   auto copy = std::make_unique<Copy>();

@@ -9,7 +9,7 @@
 
 namespace pinning {
 
-/// What a function of a locker returned, with the text that it left by `pinning_fail`.
+/// The status that a function of a locker returned, with the text that it set by `pinning_fail`.
 class CLockerError : public std::exception, public StatusError {
  public:
   CLockerError(pinning_status status, char const* text) : status_(status), text_(text) {}
@@ -22,7 +22,7 @@ class CLockerError : public std::exception, public StatusError {
   std::string text_;
 };
 
-/// Calls a function of the program's; what it returns otherwise than PINNING_OK goes to `refused` with its text.
+/// Call a function of the program; a status other than PINNING_OK goes to `refused`, with its text.
 template <class Function, class Refused>
 void call_c(Function&& function, Refused&& refused) {
   unsigned const before = failures();

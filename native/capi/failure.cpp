@@ -9,7 +9,7 @@ namespace pinning {
 
 namespace {
 
-// No string: a thread's destructors have run before the last functions of a program do.
+// Not a std::string: a thread's destructors run before the last functions of a program do.
 thread_local char last_error[1024];
 thread_local unsigned failed;
 

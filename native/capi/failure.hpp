@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call in C says of the exception that ended it.
+// The status and the text that a call in C returns for the exception that ended it.
 #pragma once
 
 #include <pthread.h>
@@ -18,8 +18,8 @@ pinning_status fail(pinning_status status, char const* text) noexcept;
 /// How often this thread has set it.
 unsigned failures() noexcept;
 
-/// While it lives, pthread_cancel of this thread has to wait: it would unwind through functions that let nothing through,
-/// and leave a range that is being locked without an owner.
+/// During its lifetime, pthread_cancel of this thread is delayed: it would unwind through noexcept functions, and leave
+/// a range that is being locked without an owner.
 class Uncancelled {
  public:
   Uncancelled() noexcept { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }

@@ -8,7 +8,7 @@ namespace pinning {
 namespace {
 
 constexpr Address end_of_memory = ~Address{0};
-constexpr std::uint64_t most_turns = 64;  // of a copy: each takes the driver 5 us and a place in the stream
+constexpr std::uint64_t most_turns = 64;  // per copy: each costs the driver 5 us and an entry in the stream
 
 /// Whether all of a range is memory of devices, or none of it is.
 bool is_device(MemoryRanges& ranges, char const* name, Address ptr, std::uint64_t size) {
@@ -51,7 +51,7 @@ CopyPlan plan_host_end(MemoryRanges& ranges, CopyRequest const& request, bool st
     std::uint64_t const size = std::min(request.size - offset, range.bytes_from(host + offset));
     CopyPath const path = path_of(range, size, request, stages, limits);
     plan.steps.push_back({request.dst + offset, request.src + offset, size, path});
-    plan.path = std::max(plan.path, path);  // in the order of `CopyPath` the slowest is the last
+    plan.path = std::max(plan.path, path);  // `CopyPath` is ordered, the slowest last
     offset += size;
   }
   plan.reason = reason_of(plan, request, stages, limits);
@@ -122,7 +122,8 @@ void PlannedCopy::submit_all(VendorQueue& queue) {
   }
 }
 
-/// Null where the vendor is to copy. Within the host it would do so at once, when the queue's earlier work is over, and block.
+/// Stage one step, or return null if the vendor copies it. Copies within the host are always staged: the vendor's own
+/// copy would block until the queue's earlier work is complete.
 std::unique_ptr<Staged> PlannedCopy::staged(VendorQueue& queue, CopyStep const& step) {
   bool const in_host = request_.direction == Direction::in_host;
   if (step.path != CopyPath::staged && !in_host) return nullptr;
@@ -131,8 +132,8 @@ std::unique_ptr<Staged> PlannedCopy::staged(VendorQueue& queue, CopyStep const& 
   return staging_.copy(queue, toward, {{step.dst, step.src, step.size}}, request_.early, limits_);
 }
 
-/// In pieces, each followed by a wait that is already satisfied, so that small copies of other queues need not wait for all
-/// of a large one. Where the wait is refused, the copy goes on without it.
+/// Copy in pieces, each followed by a wait that is already satisfied, so that small copies of other queues need not
+/// wait for all of a large one. If the wait is refused, the copy continues without it.
 void PlannedCopy::copy_in_turns(VendorQueue& queue, CopyStep const& step) {
   std::uint64_t const turn = std::max(queue.turn_bytes(), (step.size / most_turns + 4095) & ~std::uint64_t{4095});
   if (!request_.has_host_end() || step.size < turn || queue.capture() != 0) return queue.copy(step.dst, step.src, step.size);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `lock_` is taken last, by the threads and by those who submit, for some hundred instructions; nobody calls
-// anything under it that could wait. What a device has done is learned from words that it writes in pinned memory, so
-// the threads call no driver, and so they need no lock, no GIL and no other thread to get on.
+// Locks: `lock_` is taken last, by the copy threads and by submitting threads, for some hundred instructions; nothing
+// that could wait is called while it is held. The threads read a device's progress from words that it writes to pinned
+// memory. So they call no driver, and need no other lock, no GIL and no other thread to make progress.
 #include "copy_threads.hpp"
 
 #include <pthread.h>
@@ -21,18 +21,18 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A thread that finds nothing spins for a while before it sleeps: to be woken takes 50 us and more on a virtual machine.
+// A thread that finds no work spins for a while before it sleeps: waking it takes 50 us or more on a virtual machine.
 constexpr auto longest_spin = 100us;
-// So many of them at a time, beside the one that watches: where more find nothing, there are more than the bus keeps at
-// work, and what they spin is the program's. Those that a copy has woken all wait for its first chunk.
+// Threads that spin at a time, besides the watching one: if more find no work, there are more than the bus keeps busy,
+// and their spinning costs the program processor time. Threads that a copy has woken all spin until its first chunk.
 constexpr unsigned most_spinning = 1;
-// Pauses of the thread that watches words that do not change. They grow with the time that nothing has come.
+// Pauses of the watching thread while the words do not change; they grow with the time without work.
 constexpr auto shortest_nap = 20us, longest_nap = 200us;
-// Of one ring, at most so many copies are looked at whose chunks cannot move.
+// Unfinished copies of one ring that a search examines at most.
 constexpr unsigned look_at = 4;
-// A slice whose source needs more new pages than this faults.
+// A slice with more page faults than this marks the source of its copy as faulting.
 constexpr long few_faults = 1;
-// New memory is waited for so long: each thread clears some GB a second.
+// Limit of the wait for new memory to be populated; each thread clears some GB/s.
 constexpr auto longest_populate = 50ms;
 
 std::atomic<CopyThreads*> threads{nullptr};
@@ -40,7 +40,7 @@ std::atomic_flag starting = ATOMIC_FLAG_INIT;
 
 char* memory_at(Address address) noexcept { return reinterpret_cast<char*>(address); }
 
-/// Within the host's memory, or between it and a file.
+/// Move bytes within host memory, or between it and a file.
 void move_in_host(Transfer const& transfer, Address host, Address from, std::uint64_t size) noexcept {
   if (!transfer.file) {
     std::memmove(memory_at(host), memory_at(from), size);
@@ -77,8 +77,8 @@ void CopyThreads::after_fork() noexcept {
   starting.clear();
 }
 
-/// A detached thread, which no signal of the program's reaches but those of its own copies: a program may mend a page that
-/// is read or written, and go on.
+/// Start a detached thread that takes no signals except SIGSEGV and SIGBUS of its own copies: the program's handler may
+/// repair the page, and the copy continues.
 bool CopyThreads::start() {
   sigset_t others, before;
   sigfillset(&others);
@@ -104,7 +104,7 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
     if (transfer->way != Way::fresh) {
       most_to_device_ = most(limits.threads_to_device), most_to_host_ = most(limits.threads_to_host);
     }
-    // There will be work for them, and to be woken takes longer than for the first chunk to come.
+    // Wake the threads now: that takes longer than the first chunk takes to become ready.
     if (transfer->way == Way::to_device || transfer->way == Way::fresh) wake = most_to_device_;
     if (transfer->way == Way::to_host) wake = most_to_host_;
     if (ring.transfers.empty()) active_.push_back(&ring);
@@ -116,7 +116,7 @@ void CopyThreads::begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, S
     }
     transfer->ring = &ring;
     ring.next.store(transfer->end());
-    advance(ring);  // a signal may have been given meanwhile
+    advance(ring);  // the signal of a wait may have been given in the meantime
   }
   if (!watching_.load()) wake = std::max(wake, 1u);
   news_.ring(wake);
@@ -220,9 +220,9 @@ bool CopyThreads::idle(Ring const& ring) noexcept {
 
 void CopyThreads::work() noexcept {
   prctl(PR_SET_NAME, "pinning copies");
-  prctl(PR_SET_TIMERSLACK, 1000);  // a nap is to take no longer than it says
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns: naps are not prolonged
   bool watching = false, awaited = true;
-  auto quiet = Clock::now();  // since when it finds nothing
+  auto quiet = Clock::now();  // start of the time without work
   for (;;) {
     std::uint32_t const seen = news_.count(), seen_arrivals = arrivals_.count();
     Slice slice;
@@ -237,7 +237,7 @@ void CopyThreads::work() noexcept {
       if (watching || more) {
         if (watching) watching_.store(false);
         watching = false;
-        news_.ring(more && spinning_.load() == 0 ? 1 : 0);  // which wakes the next one, if there is yet more
+        news_.ring(more && spinning_.load() == 0 ? 1 : 0);  // it wakes the next one if there is still more
       }
       bool const faulted = move(slice);
       finish(slice, faulted);
@@ -253,7 +253,7 @@ void CopyThreads::work() noexcept {
     auto const idle = Clock::now() - quiet;
     if (watching) {
       if (idle < spin_) {
-        for (int i = 0; i < 64; ++i) relax();  // the lock is for the threads that move slices
+        for (int i = 0; i < 64; ++i) relax();  // leave the lock to the threads that move slices
       } else {
         arrivals_.wait(seen_arrivals, std::clamp<std::chrono::nanoseconds>(idle / 16, shortest_nap, longest_nap));
         if (arrivals_.count() != seen_arrivals) quiet = Clock::now();
@@ -273,7 +273,7 @@ void CopyThreads::work() noexcept {
   }
 }
 
-/// (lock_) The next slice that can move, of each ring in turn; null only asks.
+/// (lock_) Take the next slice that can move, from the rings in turn; with null, only report whether there is one.
 bool CopyThreads::take(Slice* slice) noexcept {
   for (std::size_t i = 0; i < active_.size();) {
     if (given(*active_[i])) {
@@ -292,7 +292,7 @@ bool CopyThreads::take(Slice* slice) noexcept {
   return false;
 }
 
-/// (lock_) A signal is given, or a wait for one is over.
+/// (lock_) Give a signal, or end a wait for one.
 void CopyThreads::pass(Transfer& transfer) noexcept {
   if (transfer.next == 1) return;
   transfer.next = 1;
@@ -306,7 +306,7 @@ void CopyThreads::pass(Transfer& transfer) noexcept {
   if (waiter != nullptr) pass(*waiter);
 }
 
-/// (lock_) Whether the device has come to a signal, which is given now.
+/// (lock_) Give the ring's next signal if the device has reached it; returns whether it has.
 bool CopyThreads::given(Ring& ring) noexcept {
   std::uint32_t const taken = ring.words().taken.load(std::memory_order_acquire);
   for (auto const& each : ring.transfers) {
@@ -319,9 +319,10 @@ bool CopyThreads::given(Ring& ring) noexcept {
   return false;
 }
 
+/// All threads may write files: the kernel does that work.
 bool CopyThreads::has_room(Transfer const& transfer) const noexcept {
   if (transfer.at_work >= transfer.most_at_work) return false;
-  if (transfer.to_host()) return to_host_ < (transfer.file ? count_.load() : most_to_host_);  // of a file, the kernel's work
+  if (transfer.to_host()) return to_host_ < (transfer.file ? count_.load() : most_to_host_);
   return transfer.faults || to_device_ < most_to_device_;
 }
 
@@ -368,7 +369,7 @@ bool CopyThreads::take_from(Ring& ring, Slice* slice) noexcept {
 }
 
 void CopyThreads::finish(Slice& slice, bool faulted) noexcept {
-  std::shared_ptr<Transfer> const transfer = std::move(slice.transfer);  // which goes, if this is the last, without the lock
+  std::shared_ptr<Transfer> const transfer = std::move(slice.transfer);  // if the last, destroyed without the lock
   std::lock_guard const guard(lock_);
   transfer->faults = transfer->faults || faulted;
   --transfer->at_work;
@@ -378,7 +379,7 @@ void CopyThreads::finish(Slice& slice, bool faulted) noexcept {
   if (chunk.left == 0) advance(*transfer->ring);
 }
 
-/// (lock_) Counts the chunks that are moved and have none before them that is not.
+/// (lock_) Count the moved chunks up to the first that is not, and publish the count.
 void CopyThreads::advance(Ring& ring) noexcept {
   std::uint32_t const before = ring.published;
   while (!ring.transfers.empty()) {
@@ -392,7 +393,7 @@ void CopyThreads::advance(Ring& ring) noexcept {
   if (ring.transfers.empty()) std::erase(active_, &ring);
 }
 
-/// Whether its source faulted.
+/// Move a slice; returns whether its source faulted.
 bool CopyThreads::move(Slice const& slice) const noexcept {
   Transfer const& transfer = *slice.transfer;
   Chunk const& chunk = transfer.chunks[slice.chunk];
@@ -406,9 +407,9 @@ bool CopyThreads::move(Slice const& slice) const noexcept {
     if (transfer.way == Way::to_host) return stream_copy(host, block, size);
     if (slice.faults) populate(host, size);
     if (chunk.cold) {
-      stream_copy(block, host, size);  // after an earlier copy the block is dirty in another core's cache
+      stream_copy(block, host, size);  // since an earlier copy the block may be dirty in another core's cache
     } else {
-      std::memcpy(block, host, size);  // the device reads it from the cache, and soon it is written again
+      std::memcpy(block, host, size);  // the device reads it from the cache, and it is soon overwritten
     }
   });
   if (transfer.file && !transfer.file.outcome->has_failed()) count_moved(CopyPath::staged, slice.size);

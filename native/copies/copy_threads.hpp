@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that move slices of whatever can move. None ever waits for one copy.
+// The threads that move slices of any copy that can proceed. They never wait for a particular copy.
 #pragma once
 
 #include <pinning/staging.hpp>
@@ -13,36 +13,36 @@
 
 namespace pinning {
 
-/// Of this process; a fork begins with none. Never destroyed: its threads are there until the process ends.
+/// The copy threads of this process; a forked child begins with none. Never destroyed: they run until the process ends.
 class CopyThreads {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Started at first use, as many as the system has to give.
+  /// Start `count` threads at first use, or as many as the system allows.
   static CopyThreads& get(unsigned count);
-  /// Those of this process, if it has any.
+  /// The threads of this process; null if it has none.
   static CopyThreads* known() noexcept;
-  /// In the child, where no other thread runs.
+  /// Called in a forked child, where no other thread runs.
   static void after_fork() noexcept;
 
-  /// From now on its slices are moved as the ring's words allow. Its chunks follow those that the ring has.
+  /// Enter a transfer: its slices are moved as the ring's words allow. Its chunks follow those already in the ring.
   void begin(std::shared_ptr<Transfer> const& transfer, Ring& ring, StagingLimits const& limits);
 
-  /// From now on no thread touches its memory, and nothing waits for it: its chunks count as moved. Returns when the
-  /// slices are done that threads are at.
+  /// Stop a transfer: its chunks count as moved, so nothing waits for it. Returns when the slices in progress are done;
+  /// no thread touches its memory afterwards.
   void abandon(Transfer& transfer) noexcept;
 
-  /// Has its threads bring in memory that is new, so many bytes at a time; what they are late for is left.
+  /// Populate new memory by the threads, `slice` bytes at a time; what is not populated after 50 ms is left.
   void bring_in(char* memory, std::uint64_t size, std::uint64_t slice) noexcept;
 
-  /// Whether all its chunks are.
+  /// Whether all chunks are moved.
   bool moved(Transfer const& transfer) noexcept;
 
-  /// Has a transfer wait for a signal; false where that was given already.
+  /// Make a transfer wait for a signal; false if the signal was already given.
   bool wait_for(Transfer& signal, std::shared_ptr<Transfer> const& waiter) noexcept;
   void give(Transfer& signal) noexcept;
 
-  /// What a vendor's queue calls in place of a ring's words, on a thread of the vendor's.
+  /// Called by a vendor's queue that does not use a ring's words, on a thread of the vendor.
   void copy_in_call(Transfer& transfer) noexcept;
   void wait_in_call(Transfer& waiter) noexcept;
 
@@ -50,7 +50,7 @@ class CopyThreads {
   /// Whether no thread looks at a ring any more.
   bool left(Ring const& ring) noexcept;
 
-  /// Whether device and threads are past all that went through a ring.
+  /// Whether device and threads have completed everything that went through a ring.
   bool idle(Ring const& ring) noexcept;
 
  private:
@@ -58,7 +58,7 @@ class CopyThreads {
     std::shared_ptr<Transfer> transfer;
     std::size_t chunk;
     std::uint64_t at, size;  // in the chunk
-    bool faults, watch;      // bring in its pages; see whether it needs that
+    bool faults, watch;      // populate the source first; count its page faults to find out whether that is needed
   };
 
   CopyThreads() noexcept;
@@ -73,19 +73,19 @@ class CopyThreads {
   void advance(Ring& ring) noexcept;
   bool move(Slice const& slice) const noexcept;
 
-  Spinlock lock_;  // guards what follows, and what ring.hpp says
-  std::vector<Ring*> active_;  // those that have transfers
-  std::size_t turn_ = 0;       // the ring that is next
+  Spinlock lock_;  // guards the next four lines, and the fields that ring.hpp marks
+  std::vector<Ring*> active_;  // rings that have transfers
+  std::size_t turn_ = 0;       // the ring to serve next
   unsigned to_device_ = 0, to_host_ = 0;  // threads at work
   unsigned most_to_device_ = 1, most_to_host_ = 1;
 
   std::atomic<unsigned> count_{0};
   std::atomic<unsigned> spinning_{0};
   Clock::duration spin_;
-  Bell news_;                        // something may move, or be waited for
+  Bell news_;                        // a slice may be ready, or words may need watching
   Bell calls_;                       // a wait in a vendor's call may be over
-  Bell arrivals_;                    // for the thread that watches: begin to look often again
-  std::atomic<bool> watching_{false};  // whether a thread looks at the words while nothing can move
+  Bell arrivals_;                    // for the watching thread: poll often again
+  std::atomic<bool> watching_{false};  // whether a thread polls the words while nothing can move
 };
 
 }  // namespace pinning

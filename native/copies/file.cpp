@@ -21,11 +21,11 @@ namespace pinning {
 
 namespace {
 
-constexpr std::uint64_t sector = 4096;  // what goes past the page cache is aligned to it, on every disk
+constexpr std::uint64_t sector = 4096;  // alignment of direct I/O that every disk accepts
 constexpr unsigned samples = 64;
-constexpr std::uint64_t step = 16 << 20, ahead = 4 * step;  // of the pages that a file of memory is given
+constexpr std::uint64_t step = 16 << 20, ahead = 4 * step;  // bytes allocated of a tmpfs file, per call and in advance
 
-/// A thread's own memory for what must be aligned.
+/// A thread's own aligned buffer for direct I/O.
 class Aligned {
  public:
   ~Aligned() { std::free(memory_); }
@@ -39,7 +39,7 @@ class Aligned {
   char* memory_ = nullptr;
 };
 
-/// Whether pages of this range, here and there, are all in the page cache. Who may not write the file is told that they are.
+/// Whether sample pages of this range are all in the page cache; always true if this process may not write the file.
 bool is_warm(int descriptor, std::uint64_t offset, std::uint64_t size) noexcept {
   auto const page = static_cast<std::uint64_t>(getpagesize());
   std::uint64_t const first = offset / page * page, length = offset + size - first;
@@ -56,7 +56,7 @@ bool is_warm(int descriptor, std::uint64_t offset, std::uint64_t size) noexcept 
   return warm;
 }
 
-/// Whether all of a range is in the page cache; where the kernel cannot say (before 6.5), it is not.
+/// Whether all of a range is in the page cache; false if the kernel cannot tell (before 6.5).
 bool is_cached(int descriptor, std::uint64_t offset, std::uint64_t size) noexcept {
 #if !defined(SYS_cachestat)
 #define SYS_cachestat 451
@@ -72,7 +72,7 @@ bool is_cached(int descriptor, std::uint64_t offset, std::uint64_t size) noexcep
   return found.cached >= (offset + size - 1) / page - offset / page + 1;
 }
 
-/// One more descriptor of this very file, whatever its path has become; negative where the disk does not allow it.
+/// Open this very file again for direct I/O, whatever its path is now; negative if the file system does not allow it.
 int open_past_cache(int descriptor, int how) noexcept {
   char name[32];
   std::snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor);
@@ -96,15 +96,15 @@ int File::prepare_to_write(std::uint64_t size, bool past_cache) noexcept {
   struct statfs system;
   if (size == 0 || fstatfs(descriptor_, &system) != 0) return 0;
   if (system.f_type == TMPFS_MAGIC) {
-    // Threads that write a file exclude each other; those that fill pages of it do not.
+    // Threads that call write for one file exclude each other; threads that store to a mapping of it do not.
     void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
     if (mapped == MAP_FAILED) return 0;
     madvise(mapped, size, MADV_DONTFORK);
     mapped_ = static_cast<char*>(mapped), mapped_size_ = size;
     return 0;
   }
-  // A disk that is too full says so before anything is written; and writers past the page cache exclude each other where
-  // blocks are still to be found.
+  // Allocating first reports a full disk before anything is written; and direct writers exclude each other while blocks
+  // are still to be allocated.
   if (fallocate(descriptor_, 0, 0, static_cast<off_t>(size)) != 0 && errno != EOPNOTSUPP && errno != EINTR) return errno;
   if (past_cache) direct_ = open_past_cache(descriptor_, O_WRONLY);
   return 0;
@@ -124,7 +124,7 @@ int File::read(char* to, std::uint64_t offset, std::uint64_t size) const noexcep
   return 0;
 }
 
-/// By way of aligned memory, for neither the bytes' place in the file nor where they go is aligned.
+/// Read through the aligned buffer, because neither the offset in the file nor the destination is aligned.
 int File::read_direct(char* to, std::uint64_t offset, std::uint64_t size) const noexcept {
   thread_local Aligned aligned;
   char* const memory = aligned.get();
@@ -153,15 +153,15 @@ int File::write(char const* from, std::uint64_t offset, std::uint64_t size) cons
 int File::write_mapped(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
   if (int const why = find_pages(offset + size); why != 0) return why;
   std::memcpy(mapped_ + offset, from, size);
-  // Else the last to let go of the file unmaps it all, alone.
+  // Otherwise the last owner of the file would unmap all pages alone.
   auto const page = static_cast<std::uint64_t>(getpagesize());
   std::uint64_t const first = (offset + page - 1) / page * page, end = (offset + size) / page * page;
   if (first < end) madvise(mapped_ + first, end - first, MADV_DONTNEED);
   return 0;
 }
 
-/// One thread finds pages, ahead of those that fill them: the kernel would have threads that do so at once wait for one
-/// another, page by page. And a page that is not to be had is an error here, where to touch it would be SIGBUS.
+/// Allocate pages by one thread, ahead of the threads that fill them: allocating concurrently, they would wait for each
+/// other in the kernel, page by page. A page that cannot be allocated is an error here; touching it would raise SIGBUS.
 int File::find_pages(std::uint64_t end) const noexcept {
   std::uint64_t const wanted = std::min(end + ahead, mapped_size_);
   if (found_.load() >= wanted) return 0;
@@ -182,7 +182,7 @@ int File::find_pages(std::uint64_t end) const noexcept {
   return 0;
 }
 
-/// Whole sectors by way of aligned memory; what is left at either end shares its sector with another slice.
+/// Write whole sectors through the aligned buffer; the rest at either end shares its sector with another slice.
 int File::write_direct(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept {
   thread_local Aligned aligned;
   char* const memory = aligned.get();
@@ -195,7 +195,7 @@ int File::write_direct(char const* from, std::uint64_t offset, std::uint64_t siz
     std::memcpy(memory, from + (at - offset), wanted);
     ssize_t const count = pwrite(direct_, memory, wanted, static_cast<off_t>(at));
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0 || count % sector != 0) {  // as the page cache has it
+    if (count <= 0 || count % sector != 0) {  // write it through the page cache
       if (int const why = write_cached(memory, at, wanted); why != 0) return why;
       at += wanted;
     } else {

@@ -6,7 +6,7 @@ namespace pinning {
 
 namespace {
 
-/// Whether its owner may have unpinned it without the map's knowing.
+/// Whether the owner may have unpinned the region without the map's knowledge.
 bool is_of_others(Region const& region) noexcept { return region.external && !region.registered; }
 
 }  // namespace
@@ -25,9 +25,9 @@ MemoryRange MemoryRanges::of(Address ptr, Address limit) {
                                       [](Address address, MemoryRange const& range) { return address < range.start; });
   if (after != ranges_.begin() && std::prev(after)->holds(ptr)) return *std::prev(after);
   if (auto const range = locked(ptr)) return *ranges_.insert(after, *range);
-  map_.drain_invalidations();  // else the vendor takes memory for locked that has left
+  map_.drain_invalidations();  // otherwise the vendor may still report memory as locked that is gone
   Gap const unlocked = gap(ptr, limit);
-  MemoryRange const pageable{ptr, unlocked.end, MemoryRange::Kind::pageable};  // too many to keep, and each for one item
+  MemoryRange const pageable{ptr, unlocked.end, MemoryRange::Kind::pageable};  // not stored: too many, each of one item
   if (unlocked.in_region) return pageable;
   auto const info = device_.memory_info(ptr);
   if (!info) return pageable;
@@ -41,7 +41,7 @@ MemoryRange MemoryRanges::of(Address ptr, Address limit) {
 
 MemoryRange MemoryRanges::of_host(Address ptr, Address limit, std::uint64_t ask_from) {
   if (auto const range = locked(ptr)) return *range;
-  map_.drain_invalidations();  // else the vendor takes memory for locked that has left
+  map_.drain_invalidations();  // otherwise the vendor may still report memory as locked that is gone
   Gap const unlocked = gap(ptr, limit);
   if (!unlocked.in_region && unlocked.end - ptr >= ask_from) {
     if (auto range = pinned(ptr)) {
@@ -52,7 +52,7 @@ MemoryRange MemoryRanges::of_host(Address ptr, Address limit, std::uint64_t ask_
   return {ptr, unlocked.end, MemoryRange::Kind::pageable};
 }
 
-/// The region that has `ptr`, idle ones too: to the vendor they are locked.
+/// Hold the region that contains `ptr`; idle regions too, because the vendor has them locked.
 std::optional<MemoryRange> MemoryRanges::locked(Address ptr) {
   while (auto const region = map_.find_registered(ptr)) {
     auto const held = hold(*region, ptr);
@@ -65,7 +65,7 @@ std::optional<MemoryRange> MemoryRanges::locked(Address ptr) {
   return std::nullopt;
 }
 
-/// What others have pinned. Where it is a lock of this process that has just been taken, or one of a sibling, it is held.
+/// The range around `ptr` that others have pinned. A lock that this process has just taken, or a sibling's, is held.
 std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
   auto const pinned = device_.is_pinned(ptr);
   if (!pinned) return std::nullopt;
@@ -74,7 +74,7 @@ std::optional<MemoryRange> MemoryRanges::pinned(Address ptr) {
                      pinned->size};
 }
 
-/// `ptr` is not locked: the next byte that is, or that a vendor's call may be about to lock.
+/// For `ptr`, which is not locked: the next byte that is, or that a vendor's call may be about to lock.
 MemoryRanges::Gap MemoryRanges::gap(Address ptr, Address limit) {
   for (Address from = ptr; from < limit;) {
     auto const regions = map_.overlapping(from, limit - from, true, 1);
@@ -84,7 +84,7 @@ MemoryRanges::Gap MemoryRanges::gap(Address ptr, Address limit) {
     if (region.start > ptr) {
       if (!is_of_others(region) || hold(region, region.start)) return {region.start, false};
     } else if (ptr - region.start >= region.size) {
-      // It grows: while a piece of it is being locked no copy may cross into what is locked by then.
+      // The region is growing: no copy may cross a border of its pieces, because one may be locked by then.
       return {std::min({limit, after, region.start + ((ptr - region.start) / region.piece + 1) * region.piece}), true};
     }
     from = after;
@@ -92,7 +92,7 @@ MemoryRanges::Gap MemoryRanges::gap(Address ptr, Address limit) {
   return {limit, false};
 }
 
-/// Nothing where the region has left, or the map is changing.
+/// Hold a region; nothing if it is gone or the map is changing.
 std::optional<Hold> MemoryRanges::hold(Region const& region, Address ptr) {
   return keep([&] { return is_of_others(region) ? track(region.start, region.size) : map_.try_lock(ptr, 1); });
 }
@@ -105,7 +105,7 @@ std::optional<Hold> MemoryRanges::keep(Take&& take) {
   return held;
 }
 
-/// As `PinnedMap::track`; nothing either where it refuses, for then the vendor knows whether the range is pinned.
+/// As `PinnedMap::track`, but nothing if that refuses: then the vendor knows whether the range is pinned.
 std::optional<Hold> MemoryRanges::track(Address ptr, std::uint64_t size) {
   try {
     return map_.track(ptr, size);

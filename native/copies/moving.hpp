@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a thread moves one slice of a copy, and what it learns of the source's pages.
+// How a thread moves one slice of a copy, and counts and avoids page faults.
 #pragma once
 
 #include <sys/mman.h>
@@ -18,13 +18,13 @@
 namespace pinning {
 
 constexpr std::uint64_t slice_bytes = 256 << 10;  // what one thread moves at a time
-// Of a file past the page cache: a disk wants larger slices, and few at a time. (Of a virtual machine's disk one reader had
-// 1.6 GB/s, twelve had 1.1.)
+// For direct I/O: a disk is faster with larger slices, few at a time. (On a virtual machine's disk, one reader reached
+// 1.6 GB/s, and twelve 1.1.)
 constexpr std::uint64_t direct_slice_bytes = 1 << 20;
 constexpr unsigned direct_threads = 4;
 
-/// memcpy that leaves the destination out of the caches: it is not read first, which is a third of what moves. What is read
-/// is asked for 2 KiB before, by which one thread moves 14 GB/s instead of 10.
+/// memcpy with non-temporal stores: the destination is not read first, which saves a third of the memory traffic. The
+/// source is prefetched 2 KiB ahead, with which one thread moves 14 GB/s instead of 10.
 inline void stream_copy(char* to, char const* from, std::size_t size) noexcept {
 #if defined(__x86_64__)
   constexpr std::size_t line = 64;
@@ -32,7 +32,7 @@ inline void stream_copy(char* to, char const* from, std::size_t size) noexcept {
   std::memcpy(to, from, head);
   to += head, from += head, size -= head;
   for (; size >= line; to += line, from += line, size -= line) {
-    _mm_prefetch(from + 2048, _MM_HINT_T0);  // which may lie outside: that is no fault
+    _mm_prefetch(from + 2048, _MM_HINT_T0);  // may lie past the end: prefetching does not fault
     auto const* const source = reinterpret_cast<__m128i const*>(from);
     auto* const destination = reinterpret_cast<__m128i*>(to);
     __m128i const a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
@@ -42,24 +42,24 @@ inline void stream_copy(char* to, char const* from, std::size_t size) noexcept {
     _mm_stream_si128(destination + 2, c);
     _mm_stream_si128(destination + 3, d);
   }
-  _mm_sfence();  // such stores are in no order with others until then
+  _mm_sfence();  // non-temporal stores are unordered until then
 #endif
   std::memcpy(to, from, size);
 }
 
-/// How many pages this thread has brought in that were in memory already.
+/// The number of page faults of this thread that needed no I/O.
 inline long minor_faults() noexcept {
   rusage usage;
   return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_minflt : 0;
 }
 
-/// Brings in the pages of memory that is new.
+/// Populate new memory.
 inline void touch(char* memory, std::size_t size) noexcept {
   for (std::size_t at = 0; at < size; at += 4096) const_cast<char volatile&>(memory[at]) = 0;
 }
 
-/// Brings in the pages of a range that will be read, in one call. Where the kernel has none for it (before 5.14), or
-/// refuses, reading does it.
+/// Populate a range that will be read, in one call. If the kernel has no such call (before 5.14) or refuses it, reading
+/// populates the range.
 inline void populate(char const* from, std::size_t size) noexcept {
 #if defined(MADV_POPULATE_READ)
   auto const page = static_cast<std::uintptr_t>(getpagesize());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes through one queue's pinned blocks: chunks, numbered in the order in which the device comes to them.
+// One queue's pinned blocks and the chunks that pass through them, numbered in the order of the device.
 #pragma once
 
 #include <algorithm>
@@ -17,38 +17,38 @@
 
 namespace pinning {
 
-/// Whether a word that wraps has reached a value.
+/// Whether a counter that wraps has reached a value.
 inline bool reached(std::uint32_t word, std::uint32_t value) noexcept {
   return static_cast<std::int32_t>(word - value) >= 0;
 }
 
-/// In pinned memory. What the device writes and what the threads write are in cache lines of their own.
+/// The words in pinned memory, each in its own cache line.
 struct Words {
-  alignas(64) std::atomic<std::uint32_t> taken{0};  // by the device: chunks that it is past
+  alignas(64) std::atomic<std::uint32_t> taken{0};  // by the device: chunks that it has passed
   alignas(64) std::atomic<std::uint32_t> begun{0};  // by the device: chunks of copies to it whose turn has come
-  alignas(64) std::atomic<std::uint32_t> moved{0};  // by the threads: chunks in their block, or in the host's memory
+  alignas(64) std::atomic<std::uint32_t> moved{0};  // by the threads: chunks that are in their block, or in host memory
 };
 
-enum class Way : std::uint8_t { to_device, to_host, in_host, signal, wait, fresh };  // fresh: memory is brought in
+enum class Way : std::uint8_t { to_device, to_host, in_host, signal, wait, fresh };  // fresh: populate memory
 
 struct Chunk {
-  std::uint64_t at, size;  // of the copy's bytes
+  std::uint64_t at, size;  // in the copy
   char* block;
-  std::uint32_t needs;     // how many chunks of the ring must be over for the block to be free
-  bool cold;               // whether the block was not used before since the ring was idle
-  std::uint64_t left;      // bytes that are still to be moved; of a signal and a wait 1. Guarded by the threads' lock
+  std::uint32_t needs;     // the block is free once so many chunks of the ring are complete
+  bool cold;               // this is the first use of the block since the ring was idle
+  std::uint64_t left;      // bytes still to be moved; 1 for a signal or a wait. Guarded by the threads' lock
 };
 
-/// Where in a ring the blocks of its chunks are, one behind the other, round and round.
+/// Places the blocks of chunks in a ring, one behind the other, wrapping around.
 class Placement {
  public:
-  /// Of a ring that is idle, which has come to chunk `next`: all of it is free.
+  /// For an idle ring whose next chunk is number `next`: all of it is free.
   Placement() = default;
   Placement(char* blocks, std::uint64_t size, std::uint32_t next) : blocks_(blocks), size_(size), free_(next) {}
 
   std::uint64_t size() const noexcept { return size_; }
 
-  /// Finds the chunk's block behind that of the chunk before.
+  /// Place the chunk's block behind that of the previous chunk.
   void place(Chunk& chunk, std::uint32_t number) {
     if (head_ + chunk.size > size_) {
       while (!used_.empty() && used_.front().at >= head_) pop();
@@ -75,16 +75,16 @@ class Placement {
 
   char* blocks_ = nullptr;
   std::uint64_t size_ = 0, head_ = 0;
-  std::deque<Used> used_;  // the oldest first
+  std::deque<Used> used_;  // oldest first
   std::uint32_t free_ = 0;
   bool lapped_ = false;
 };
 
-/// A range of the host's, whose bytes lie behind one another in the order of a copy's ranges. Of a file's end they are
+/// A range of host memory; the bytes of a copy fill its ranges in order. For the end in a file, the addresses are
 /// offsets in the file.
 struct Range {
-  std::uint64_t at;    // of the copy's bytes
-  Address host, from;  // to be read or written; in the host: to be written, and where it comes from
+  std::uint64_t at;    // in the copy
+  Address host, from;  // `host` is read or written; in a copy within the host, `host` is written and `from` is read
 };
 
 struct Ring;
@@ -92,25 +92,25 @@ struct Ring;
 /// Chunks that were submitted together.
 struct Transfer {
   Way way;
-  std::vector<Range> ranges;   // ascending, and one behind the last byte
-  FileEnd file;                // whose bytes are one end, if there is one
-  bool early = false;          // it may be read before its turn
+  std::vector<Range> ranges;   // ascending by `at`, and one behind the last byte
+  FileEnd file;                // one end of the copy, if it is a file
+  bool early = false;          // the source may be read before its turn
   std::uint64_t slice = slice_bytes;
-  unsigned most_at_work = ~0u;  // threads
-  Ring* ring = nullptr;        // null where the vendor's queue calls a function instead
+  unsigned most_at_work = ~0u;  // limit of `at_work`
+  Ring* ring = nullptr;        // null if the vendor's queue calls a function instead
   std::uint32_t base = 0;      // the number of its first chunk
   std::vector<Chunk> chunks;
-  std::uint32_t count = 0;     // of its chunks; one more where the last is empty, and says that the device is past it
+  std::uint32_t count = 0;     // of its chunks, plus an empty one if the device reports that it has passed a last wait
 
   // guarded by the threads' lock
   std::size_t next = 0;            // the chunk of the next slice
-  std::uint64_t next_at = 0;       // where in the chunk
-  std::uint32_t moved = 0;         // chunks that are moved and have none before them that is not
-  unsigned at_work = 0;            // threads
+  std::uint64_t next_at = 0;       // its offset in the chunk
+  std::uint32_t moved = 0;         // moved chunks before the first that is not
+  unsigned at_work = 0;            // threads that move slices
   bool abandoned = false, faults = false;
-  std::shared_ptr<Transfer> waiter;  // for this signal
+  std::shared_ptr<Transfer> waiter;  // the transfer that waits for this signal
 
-  /// Calls `move(host, from, at, size)` for each range of the host's that these bytes of the copy are.
+  /// Call `move(host, from, at, size)` for each host range of these bytes of the copy.
   template <class Move>
   void for_each_range(std::uint64_t at, std::uint64_t size, Move&& move) const {
     auto range = std::prev(std::ranges::upper_bound(ranges, at, {}, &Range::at));
@@ -125,7 +125,7 @@ struct Transfer {
   bool to_host() const noexcept { return way == Way::to_host || way == Way::in_host; }
 };
 
-/// One queue's at a time. `next` and `placement` belong to whoever submits there.
+/// Belongs to one queue at a time. Only the thread that submits to this queue changes `next` and `placement`.
 struct Ring {
   RingMemory memory;
   std::uint64_t size = 0;  // of its blocks; the words are in a page in front of them
@@ -139,13 +139,13 @@ struct Ring {
   char* blocks() const noexcept { return reinterpret_cast<char*>(memory.ptr + front); }
 
   // guarded by the threads' lock
-  std::uint32_t published = 0;                      // what `moved` says
-  std::deque<std::shared_ptr<Transfer>> transfers;  // those not moved, the oldest first
+  std::uint32_t published = 0;                      // the value of `moved`
+  std::deque<std::shared_ptr<Transfer>> transfers;  // not yet moved, oldest first
 
   // guarded by the mutex of the device's staging
-  std::uint64_t queue = 0;  // the number of the queue that has it
-  unsigned users = 0;       // who submit through it now, or have borrowed its blocks
-  bool broken = false;      // a submission failed, and its words may never agree again
+  std::uint64_t queue = 0;  // the number of the queue that it belongs to
+  unsigned users = 0;       // submissions in progress, and borrowers of its blocks
+  bool broken = false;      // a submission failed, and the words may stay inconsistent
 
   std::atomic<std::uint32_t> next{0};  // the number of the next chunk
 

@@ -7,17 +7,17 @@ namespace pinning {
 
 class CopyThreads;
 
-/// Pinned memory of a ring: a mapping of our own that the vendor locks, where that is quicker, else memory of the vendor's.
-/// Our own stays readable when the context goes in which it was locked.
+/// Pinned memory of a ring: our own mapping, locked by the vendor, if that is faster, and otherwise the vendor's
+/// memory. Our own mapping stays readable after the context in which it was locked is destroyed.
 struct RingMemory {
-  Address ptr = 0, shift = 0;  // the host's address, and what is added to it for the device's
-  std::uint64_t mapped = 0;    // bytes of our own
+  Address ptr = 0, shift = 0;  // the host address, and the offset from it to the device's
+  std::uint64_t mapped = 0;    // bytes of our own mapping; 0 for the vendor's memory
 
-  /// Room for its words and so many bytes of blocks. Throws what the vendor throws.
+  /// Allocate memory for the words and `blocks` bytes of blocks. Throws what the vendor throws.
   static RingMemory make(VendorDevice& device, CopyThreads& threads, std::uint64_t blocks);
-  /// Throws what the vendor throws: then it is still there.
+  /// Free the memory. Throws what the vendor throws; the memory is then still allocated.
   void free(VendorDevice& device);
-  /// Of our own, that the vendor does not know any more.
+  /// Unmap our own mapping, which the vendor no longer knows.
   void unmap() noexcept;
 };
 

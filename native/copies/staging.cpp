@@ -1,49 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ring a copy goes through, and the vendor's calls of a copy.
+// Which ring a copy uses, and the vendor's calls of a copy.
 //
 // Note [Staging design]
 //
-// A copy of pageable memory has two halves: threads of the host copy between the caller's memory and pinned blocks, and the
-// device copies between the blocks and its own memory, by DMA. Both are to be at full speed at once, the caller is to go on
-// as soon as the copy is submitted, and no queue may ever wait for what is submitted later. Three structures do that:
+// A copy of pageable memory has two halves: host threads copy between the caller's memory and pinned blocks, and the
+// device copies between the blocks and its own memory, by DMA. Both must run concurrently at full speed, the caller
+// must continue once the copy is submitted, and no queue may wait for work submitted later. Three structures do that:
 //
-//   Ring      pinned blocks of one queue, and in front of them three words of 32 bits: `begun` and `taken`, which the device
+//   Ring      pinned blocks of one queue, preceded by three 32-bit words: `begun` and `taken`, which the device
 //             writes, and `moved`, which the threads write. They count the ring's chunks, of all its copies, and wrap.
-//   Transfer  one copy: chunks of up to 8 MiB, each with its block, and the ranges of the host's memory or of a file.
-//   CopyThreads  the threads of the process. They look at the words of all rings in turn, take a slice (256 KiB) of any
-//             chunk that can move, and publish `moved` once all chunks before it are there too.
+//   Transfer  one copy: chunks of up to 8 MiB, each with its block, and the ranges of host memory or of a file.
+//   CopyThreads  the threads of the process. They poll the words of all rings in turn, take a slice (256 KiB) of any
+//             chunk that can move, and publish `moved` once all chunks before it are moved too.
 //
-// The way of a copy to the device:
+// Steps of a copy to the device:
 //
-//   staged()        finds a ring: that of the queue, or an idle one, or a new one; where there is no memory for one it
-//                   returns null, and the caller has the vendor copy. Cuts the copy into chunks and places them in the
-//                   ring, behind those of the copy before.
+//   staged()        finds a ring: the queue's own, an idle one or a new one. If there is no memory for one, it returns
+//                   null, and the caller lets the vendor copy. Cuts the copy into chunks and places them in the ring,
+//                   behind those of the previous copy.
 //   threads.begin() enters the transfer. From here on its slices move as the words allow.
-//   submit()        puts all into the vendor's queue at once, for each chunk: wait until `moved` says that the block is full,
-//                   copy the block, write to `taken` that the block is free again.
+//   submit()        puts everything into the vendor's queue at once, for each chunk: wait until `moved` shows that the
+//                   block is full, copy the block, write to `taken` that the block is free again.
 //
-// To the host the two halves change places: the device fills blocks as `moved` says that they are free, and threads empty
-// them as `taken` says that they are full; the last wait keeps later work of the queue until the caller's memory is written.
-// A copy within the host and a signal for another vendor's queue are transfers without blocks: words alone.
+// To the host the halves change places: the device fills blocks that `moved` shows to be free, and threads empty blocks
+// that `taken` shows to be full; the last wait delays later work of the queue until the caller's memory is written.
+// A copy within the host and a signal for another vendor's queue are transfers without blocks, only words.
 //
-// Why it is like that:
+// Rationale:
 //
-//   - The threads call no driver, take no lock but a spinlock of some hundred instructions, and need no GIL. So what a queue
-//     waits for happens whatever the program's threads hold; docs/copies.md has the proof that no queue hangs.
-//   - begin() comes before submit(): a queue that has come to a wait finds a thread at work on it, also where the caller is
-//     stuck in the submission of the next chunk.
-//   - One ring belongs to one queue at a time, because words are written in the order of one queue. An idle ring goes to
-//     the queue that asks next, so that a program with many queues needs as many rings as copy at once.
-//   - Chunks grow from the front and shrink to the end: little is waited for at either, and a device does nothing for some
-//     microseconds between two.
-//   - A submission that fails half way leaves words that may never agree again. give_up() waits for what was submitted, and
-//     the ring is broken: no other copy gets it.
-//   - A Staged that goes early abandons its transfer: its chunks count as moved, so that the queue gets past them, and no
-//     thread touches the caller's memory any more.
-//   - A ring that is idle stays: to give it back, a vendor holds up all submissions until its device is idle.
+//   - The threads call no driver, take only a spinlock, for some hundred instructions, and need no GIL. So what a queue
+//     waits for happens whatever the program's threads hold; docs/design/staging.md proves that no queue hangs.
+//   - begin() precedes submit(): a queue that reaches a wait finds a thread at work on it, even if the caller is stuck
+//     in the submission of the next chunk.
+//   - A ring belongs to one queue at a time, because its words are written in the order of one queue. The next queue
+//     that copies gets an idle ring, so a program with many queues needs only as many rings as concurrent copies.
+//   - Chunks are small at both ends of a copy, so that little is waited for there, and large in between, because a
+//     device idles for some microseconds between two.
+//   - A submission that fails half way may leave the words inconsistent. give_up() waits for the submitted part and
+//     marks the ring as broken: no other copy uses it.
+//   - A Staged that is destroyed early abandons its transfer: its chunks count as moved, so that the queue gets past
+//     them, and no thread touches the caller's memory any more.
+//   - An idle ring is kept: to free it, a vendor blocks all submissions until its device is idle.
 //
-// Locks: a device's `mutex_` guards its list of rings and what they may take; the threads' lock is taken under it. No
-// vendor is called under either.
+// Locks: a device's `mutex_` guards its list of rings and the bytes that they use; the threads' lock is taken while it
+// is held. No vendor is called while either is held.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -61,13 +61,13 @@ namespace {
 
 constexpr std::uint64_t least_ring = 4 << 20, least_share = 16 << 20, least_chunk = 1 << 20;
 
-/// The device's side of a copy: one range, or those of a batch, which move part by part.
+/// The device's side of a copy: one range, or the parts of a batch.
 class DeviceSide {
  public:
   DeviceSide(Ring const& ring, Address address) : shift_(ring.memory.shift), address_(address) {}
 
-  /// Of a batch, whose parts are cut at the chunks' borders. A kernel reads its list of them, where the queue has one; let
-  /// this go once no device does.
+  /// For a batch, whose parts are cut at the borders of chunks. If the queue has a kernel, that reads the list of
+  /// parts: keep this until no device reads it any more.
   DeviceSide(Ring const& ring, VendorQueue& queue, Transfer const& transfer, std::vector<CopyItem> const& parts,
              PartLists& lists)
       : shift_(ring.memory.shift) {
@@ -104,14 +104,14 @@ class DeviceSide {
   }
 
  private:
-  Address const shift_;  // of blocks, from the host's address to the device's
+  Address const shift_;  // from a block's host address to its device address
   Address const address_ = 0;
   std::optional<PartList> list_;
-  std::vector<CopyItem> parts_;         // without a list
-  std::vector<std::size_t> first_;  // the number of each chunk's first part, and one more
+  std::vector<CopyItem> parts_;         // if there is no list
+  std::vector<std::size_t> first_;  // the index of each chunk's first part, and the end
 };
 
-/// Writes are held back until it is known whether a wait follows, for a vendor does both in one call.
+/// Delays each write until it is known whether a wait follows, because a vendor does both in one call.
 class Calls {
  public:
   explicit Calls(VendorQueue& queue) : queue_(queue) {}
@@ -137,7 +137,7 @@ class Calls {
   std::uint32_t value_ = 0;
 };
 
-/// All that the queue does for a transfer.
+/// Submit all that the queue does for a transfer.
 void submit(VendorQueue& queue, Transfer const& transfer, DeviceSide const& device_side) {
   Ring const& ring = *transfer.ring;
   Calls calls(queue);
@@ -175,8 +175,8 @@ void submit(VendorQueue& queue, Transfer const& transfer, DeviceSide const& devi
   calls.flush();
 }
 
-/// Chunks that grow from the front and shrink to the end, so that little is waited for at either, while between two of
-/// them a device does nothing for as long as it takes to copy some 200 KiB.
+/// Cut a copy into chunks: small at both ends, so that little is waited for there, and large in between, because
+/// between two chunks a device idles for as long as it takes to copy some 200 KiB.
 void cut(Transfer& transfer, std::uint64_t size, std::uint64_t most) {
   std::uint64_t const least = std::min(least_chunk, most);
   for (std::uint64_t at = 0; at < size;) {
@@ -200,18 +200,18 @@ class Handle : public Staged {
   ~Handle() override {
     if (!here()) return;
     threads.abandon(*transfer);
-    transfer->file = {};  // closed now, not when the thread goes on that has moved its last bytes
+    transfer->file = {};  // closed now, not when the thread that moved the last bytes drops its reference
   }
   bool moved() const noexcept override { return threads.moved(*transfer); }
   void give() noexcept override {
     if (here() && transfer->way == Way::signal) threads.give(*transfer);
   }
-  /// False in a fork, where its threads are not.
+  /// False in a forked child, which does not have these threads.
   bool here() const noexcept { return CopyThreads::known() == &threads; }
 
   CopyThreads& threads;
   std::shared_ptr<Transfer> const transfer;
-  std::unique_ptr<DeviceSide> device_side;  // null where the vendor's queue calls a function instead
+  std::unique_ptr<DeviceSide> device_side;  // null if the vendor's queue calls a function instead
 };
 
 class Rings : public Staging {
@@ -229,9 +229,9 @@ class Rings : public Staging {
   std::unique_ptr<Staged> wait(VendorQueue& queue, Staged& signal) override;
   std::unique_ptr<Block> borrow(std::uint64_t at_most, StagingLimits const& limits) override;
   std::uint64_t trim() override;
-  /// Unmaps rings of which the context is gone.
+  /// Unmap rings whose context is gone.
   void forget_gone(CopyThreads& threads);
-  /// Whether it is of the same device in the same context.
+  /// Whether these rings are for the same device in the same context.
   bool is_of(VendorDevice& device, std::uintptr_t context) const {
     return context != 0 && context == context_ && device.name() == device_.name();
   }
@@ -243,7 +243,7 @@ class Rings : public Staging {
  private:
   enum class Blocks : bool { no, yes };
 
-  /// A use of a ring, which is not idle meanwhile.
+  /// A use of a ring; the ring is not idle meanwhile.
   class Use {
    public:
     Use(Rings& rings, Ring& ring) : rings_(rings), ring_(&ring) {}
@@ -273,8 +273,7 @@ class Rings : public Staging {
   static std::unique_ptr<Staged> called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function);
   std::optional<Use> ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
   std::optional<Use> made(CopyThreads& threads, std::uint64_t queue, Blocks blocks, StagingLimits const& limits);
-  /// How much of an idle ring is put to use: the less the more are at work, so that their blocks stay in the caches.
-  /// (mutex_)
+  /// (mutex_) How much of an idle ring to use: less if more rings are busy, so that their blocks stay in the caches.
   std::uint64_t usable(CopyThreads& threads, Ring const& ring) {
     auto const works = [&](auto const& each) { return &*each != &ring && !each->broken && !idle(threads, *each); };
     auto const others = static_cast<std::uint64_t>(std::ranges::count_if(rings_, works));
@@ -284,8 +283,8 @@ class Rings : public Staging {
   void give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept;
 
   VendorDevice& device_;
-  std::uintptr_t const context_;  // 0 where it is not known
-  std::uint32_t const worn_;  // chunks
+  std::uintptr_t const context_;  // 0 if unknown
+  std::uint32_t const worn_;  // chunks after which an idle ring counts from 0 again
   PartLists lists_;
   std::mutex mutex_;
   std::weak_ptr<PartList const> zero_;
@@ -330,7 +329,7 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   transfer->early = early;
   if (file.file->is_past_cache()) transfer->slice = direct_slice_bytes, transfer->most_at_work = direct_threads;
   std::uint64_t at = 0;
-  std::vector<CopyItem> stretches;  // of memory, where what is scattered in the file is often one
+  std::vector<CopyItem> stretches;  // of memory: parts scattered in the file are often contiguous there
   for (CopyItem const& part : parts) {
     Address CopyItem::* const end = file.writes ? &CopyItem::src : &CopyItem::dst;
     if (!stretches.empty() && part.*end == stretches.back().*end + stretches.back().size) {
@@ -349,7 +348,7 @@ std::unique_ptr<Staged> Rings::copy_file(VendorQueue& queue, FileEnd file, Memor
   return copy_parts(queue, std::move(transfer), at, stretches, limits);
 }
 
-/// Of a transfer of so many bytes, which has its ranges of the host's memory: the device's are those of the parts.
+/// Submit a transfer of `size` bytes whose host ranges are set; `parts` has the device's ranges.
 std::unique_ptr<Staged> Rings::copy_parts(VendorQueue& queue, std::shared_ptr<Transfer> transfer, std::uint64_t size,
                                           std::vector<CopyItem> const& parts, StagingLimits const& limits) {
   transfer->ranges.push_back({size, 0, 0});
@@ -381,7 +380,7 @@ std::unique_ptr<Staged> Rings::wait(VendorQueue& queue, Staged& signal) {
   return called(queue, std::move(transfer), [](CopyThreads& threads, Transfer& wait) { threads.wait_in_call(wait); });
 }
 
-/// Where the queue cannot wait for words, or there is no pinned memory for them, it calls a function in its turn.
+/// Let the queue call a function in its turn, if it cannot wait for words or there is no pinned memory for them.
 template <class Function>
 std::unique_ptr<Staged> Rings::called(VendorQueue& queue, std::shared_ptr<Transfer> transfer, Function) {
   struct Call {
@@ -395,7 +394,7 @@ std::unique_ptr<Staged> Rings::called(VendorQueue& queue, std::shared_ptr<Transf
     std::unique_ptr<Call> const call(static_cast<Call*>(argument));
     Function()(call->threads, *call->transfer);
   }, call.get());
-  call.release();  // it goes with the call
+  call.release();  // the call deletes it
   return handle;
 }
 
@@ -417,7 +416,7 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
     cut(*transfer, size, std::max(most / slice_bytes, std::uint64_t{1}) * slice_bytes);
     for (std::uint32_t i = 0; i < transfer->chunks.size(); ++i) {
       placement.place(transfer->chunks[i], transfer->base + i);
-      // Lines that were streamed past the caches are the slower to fill on the next lap.
+      // Lines written with non-temporal stores would be slower to fill on the next lap.
       if (size > placement.size()) transfer->chunks[i].cold = false;
     }
   }
@@ -438,7 +437,7 @@ std::unique_ptr<Staged> Rings::staged(VendorQueue& queue, std::shared_ptr<Transf
   return handle;
 }
 
-/// The ring that this queue has, or an idle one, or a new one.
+/// The queue's own ring, an idle one, or a new one.
 std::optional<Rings::Use> Rings::ring_for(CopyThreads& threads, std::uint64_t queue, Blocks blocks,
                                           StagingLimits const& limits) {
   bool const large = blocks == Blocks::yes;
@@ -481,7 +480,7 @@ std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue,
     std::uint64_t const room = limits.staging_bytes - std::min(limits.staging_bytes, bytes_);
     std::uint64_t const least = std::min(limits.ring_bytes, least_ring);
     ring->size = limits.ring_bytes;
-    while (ring->size > room / 4 && ring->size / 2 >= least) ring->size /= 2;  // the next queues want one too
+    while (ring->size > room / 4 && ring->size / 2 >= least) ring->size /= 2;  // leave room for other queues
     if (ring->size > room || ring->size < slice_bytes) return std::nullopt;
     bytes_ += ring->size;
   }
@@ -492,7 +491,7 @@ std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue,
   try {
     ring->memory = process_budget().with_room(Ring::front + ring->size,
                                               [&] { return RingMemory::make(device_, threads, ring->size); });
-  } catch (std::exception const&) {  // a limit on locked memory, most likely: copies go on without
+  } catch (std::exception const&) {  // most likely a limit on locked memory: copies continue without
     refused();
     return std::nullopt;
   } catch (...) {
@@ -508,8 +507,8 @@ std::optional<Rings::Use> Rings::made(CopyThreads& threads, std::uint64_t queue,
   return Use(*this, *rings_.back());
 }
 
-/// A submission failed half way, and so the ring's words may never agree again: nobody gets it any more, and it is given
-/// back if the vendor says that nobody uses it. What was submitted is over by then, for its threads are at work.
+/// Retire a ring whose words may stay inconsistent after a failed submission: no copy uses it again, and it is freed if
+/// the vendor reports the queue as done. The submitted part completes, because the threads still serve it.
 void Rings::give_up(CopyThreads& threads, Ring& ring, VendorQueue& queue, Transfer& transfer) noexcept {
   {
     std::lock_guard const guard(mutex_);
@@ -554,7 +553,7 @@ std::uint64_t Rings::trim() {
     }
     std::erase(rings_, nullptr);
   }
-  std::exception_ptr refused;  // as for a device that is lost
+  std::exception_ptr refused;  // such as for a lost device
   for (auto& ring : out) {
     if (ring->memory.ptr == 0) continue;
     try {
@@ -573,7 +572,7 @@ std::uint64_t Rings::trim() {
   return freed;
 }
 
-/// A context takes what was locked in it along; the mapping is ours. Those that are asked about are in use meanwhile.
+/// Unmap our own mappings whose registration is gone with its context. Rings that are being checked count as in use.
 void Rings::forget_gone(CopyThreads& threads) {
   std::vector<Ring*> asked, gone;
   std::vector<std::unique_ptr<Ring>> out;
@@ -587,7 +586,7 @@ void Rings::forget_gone(CopyThreads& threads) {
   for (Ring* const ring : asked) {
     try {
       if (!device_.memory_info(ring->memory.ptr)) gone.push_back(ring);
-    } catch (std::exception const&) {  // of a device that is lost: it stays
+    } catch (std::exception const&) {  // a lost device: the ring stays
     }
   }
   {
@@ -603,8 +602,7 @@ void Rings::forget_gone(CopyThreads& threads) {
   for (auto const& ring : out) ring->memory.unmap();
 }
 
-/// The staging of each device. A fork begins with another, for its parent's threads may have been anywhere in this
-/// one.
+/// The staging of each device. A forked child begins with a new one: threads of the parent may have been changing it.
 struct Known {
   std::mutex mutex;
   std::map<VendorDevice*, std::shared_ptr<Rings>> of;
@@ -636,9 +634,9 @@ std::atomic<std::uint64_t> queue_numbers{0};
 
 }  // namespace
 
-// Measured on 16 processors of two machines: to the device twelve threads fill 50 GB/s and eight 46, to the host eight empty
-// 49 and twelve fewer. The rest is left to the program. Beyond 20 they wait for one another's lock: of 32 processors, to the
-// host from two GPUs at once, 20 move 103 GB/s and 24 move 60.
+// Measured on two machines with 16 processors: to the device twelve threads reach 50 GB/s and eight 46, to the host
+// eight reach 49 and twelve less. The other processors are left to the program. More than 20 threads contend for the
+// lock: with 32 processors, to the host from two GPUs at once, 20 reach 103 GB/s and 24 reach 60.
 StagingLimits::StagingLimits() noexcept {
   static constinit std::atomic<unsigned> counted = 0;
   if (counted == 0) counted = usable_processors();
@@ -659,7 +657,7 @@ Staging& staging(VendorDevice& device) {
   std::uintptr_t context = 0;
   try {
     if (device.is_permanent()) context = device.native_context();
-  } catch (std::exception const&) {  // such as in a fork
+  } catch (std::exception const&) {  // such as in a forked child
   }
   std::shared_ptr<Rings> rings;
   {
@@ -670,7 +668,7 @@ Staging& staging(VendorDevice& device) {
     if (rings == nullptr) rings = std::make_shared<Rings>(device, worn_chunks, context);
     rings = all.of.try_emplace(&device, rings).first->second;
   }
-  // Contexts that others had may be gone, and this one may have the handle of one.
+  // Contexts of other devices may be gone, and this device's context may have the handle of one of them.
   if (CopyThreads* const threads = CopyThreads::known()) {
     for (auto const& each : all_known()) each->forget_gone(*threads);
   }
@@ -690,7 +688,7 @@ std::uint64_t trim_stagings() {
   for (auto const& each : all_known()) {
     try {
       freed += each->trim();
-    } catch (...) {  // the other devices' memory can be given back all the same
+    } catch (...) {  // the memory of other devices can still be given back
       refused = std::current_exception();
     }
   }
@@ -699,7 +697,7 @@ std::uint64_t trim_stagings() {
 }
 
 std::unique_ptr<Staging> make_staging(VendorDevice& device, std::uint32_t worn) {
-  known();  // so that a fork forgets the threads
+  known();  // so that a forked child forgets the threads
   return std::make_unique<Rings>(device, worn);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What threads of the staging engine exclude each other with and sleep on.
+// How threads of the staging engine exclude each other and sleep.
 #pragma once
 
 #include <linux/futex.h>
@@ -20,14 +20,14 @@ inline void relax() noexcept {
 #endif
 }
 
-/// For sections of some hundred instructions without a system call: a mutex would put whoever comes late to sleep, and to
-/// wake takes longer than to move a slice.
+/// For sections of some hundred instructions without a system call: a mutex would put waiting threads to sleep, and
+/// waking one takes longer than moving a slice.
 class Spinlock {
  public:
   void lock() noexcept {
     for (int tries = 0; held_.exchange(true, std::memory_order_acquire); ++tries) {
       while (held_.load(std::memory_order_relaxed) && ++tries < 200) relax();
-      if (tries >= 200) sched_yield();  // whoever has it may wait for this processor
+      if (tries >= 200) sched_yield();  // the holder may be waiting for this processor
     }
   }
   void unlock() noexcept { held_.store(false, std::memory_order_release); }
@@ -36,18 +36,18 @@ class Spinlock {
   std::atomic<bool> held_{false};
 };
 
-/// Rings for threads that wait for news. What was done before `ring` is seen by who hears it.
+/// Rings for threads that wait for news. A thread that hears it sees all that was done before `ring`.
 class Bell {
  public:
   std::uint32_t count() const noexcept { return rung_.load(std::memory_order_acquire); }
 
-  /// Wakes so many of those who sleep. Whoever looks at `count`, or is about to sleep, hears it too.
+  /// Wake up to `wake` sleeping threads. A thread that reads `count`, or is about to sleep, hears it too.
   void ring(unsigned wake) noexcept {
     rung_.fetch_add(1);
     if (wake > 0 && sleeping_.load() > 0) futex(FUTEX_WAKE_PRIVATE, std::min<unsigned>(wake, INT_MAX), nullptr);
   }
 
-  /// Sleeps until it has rung since `count` was `seen`; for ever, or so long.
+  /// Sleep until it has rung since `count` was `seen`, without limit or at most `longest`.
   void wait(std::uint32_t seen) noexcept { sleep(seen, nullptr); }
   void wait(std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
     timespec const time{static_cast<time_t>(longest.count() / 1'000'000'000),

@@ -20,7 +20,7 @@ struct Shared {
   pinning_map map;
 };
 
-/// Never destroyed: programs look things up until the end.
+/// Never destroyed: programs use the maps until they end.
 GrowingList<std::unique_ptr<Shared>> all_maps;
 
 void begin_anew() {

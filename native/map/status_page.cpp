@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `Book::mutex` guards which slots are whose, is taken last, and held for a look through a list.
+// Locks: `Book::mutex` guards the assignment of slots, is taken last, and is held only to search a list.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -36,7 +36,7 @@ void put(char* to, std::size_t room, char const* text) noexcept {
 /// Empty memory that no other process sees.
 void* anonymous(std::size_t size) noexcept {
   void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) std::abort();  // some MiB of addresses
+  if (at == MAP_FAILED) std::abort();  // not even some MiB of addresses are left
   return at;
 }
 
@@ -50,19 +50,19 @@ struct Book {
 
   StatusPage* const page;
   std::mutex mutex;
-  bool shown = false;          // or it has been tried
-  std::atomic<int> file = -1;  // by which others find it
+  bool shown = false;          // or that has been tried
+  std::atomic<int> file = -1;  // by which other processes find it
   FileIdentity identity;       // as long as there is a file
   struct Locked {
     std::uint64_t size;
-    StatusPage::Slot* slot;  // null where there was none left
+    StatusPage::Slot* slot;  // null if none was left
   };
   std::map<std::pair<Address, char const*>, Locked> locks;  // by start and device
   std::array<std::uint32_t, StatusPage::slots> free_slots;  // the first `free_count` of these
   std::uint32_t free_count = 0;
   std::uint32_t next = 0;  // this and all above are free too
 
-  /// Has others see the page; what it has counted so far stays.
+  /// Show the page to other processes; what it has counted so far stays.
   void show() noexcept {
     if (std::exchange(shown, true)) return;
     char const* const wish = std::getenv("PINNING_STATUS");
@@ -72,8 +72,8 @@ struct Book {
     identity = FileIdentity(descriptor);
     file = descriptor;
     if (ftruncate(descriptor, sizeof(StatusPage)) == 0) {
-      // In the same place, so that other threads may count bytes in it meanwhile; what they have counted is carried over,
-      // but for an instant's.
+      // At the same address, so that other threads can count bytes in it meanwhile; their counts are carried over,
+      // except those of an instant.
       std::uint64_t moved[StatusPage::paths];
       for (std::uint32_t i = 0; i < StatusPage::paths; ++i) moved[i] = page->moved[i];
       if (mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED) {
@@ -90,13 +90,13 @@ struct Book {
     close(file.exchange(-1));
   }
 
-  /// In a child of fork, whose parent's page this was: an empty one, in the same place, with no name.
+  /// In a forked child: replace the parent's page by an empty one at the same address, without a name.
   void begin_anew() noexcept {
-    // Refused to a process that may have no more addresses: then nothing can be locked in it either.
+    // Refused only to a process that may have no more addresses: then nothing can be locked in it either.
     mmap(page, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (file >= 0 && identity.is_of(file)) close(file);
     static_assert(noexcept(new (this) Book(page)));
-    new (this) Book(page);  // the old one may have been in the midst of anything, and is not destroyed
+    new (this) Book(page);  // the old one may have been in the middle of any change, and is not destroyed
   }
 
   StatusPage::Slot* take() noexcept {
@@ -123,7 +123,7 @@ struct Book {
 
   void leave(Address start, char const* device) noexcept {
     auto const at = locks.find({start, device});
-    if (at == locks.end()) return;  // there was no memory to note it
+    if (at == locks.end()) return;  // there was no memory to enter it
     Locked const lock = at->second;
     locks.erase(at);
     page->locked -= lock.size;
@@ -178,7 +178,7 @@ Address ListedLocker::lock(Address ptr, std::uint64_t size, LockOptions options)
   ours.show();
   try {
     ours.enter(ptr, size, device_);
-  } catch (std::bad_alloc const&) {  // it is locked all the same
+  } catch (std::bad_alloc const&) {  // it is locked nevertheless
   }
   return device_ptr;
 }
@@ -188,7 +188,7 @@ void ListedLocker::unlock(Address ptr) {
   leave(ptr);
 }
 
-/// The slots of all devices of the vendor, which share registrations.
+/// Mark the slots of all devices of the vendor, which share registrations.
 void ListedLocker::note_idle(Address ptr, std::uint64_t size, bool idle) noexcept {
   std::string_view const vendor(device_, std::strcspn(device_, ":"));
   Book& ours = book();

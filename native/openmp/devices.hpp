@@ -10,7 +10,7 @@
 
 namespace pinning::omp {
 
-/// A lock for one device of a vendor is one for all of them, and for no other vendor's.
+/// A lock for one device of a vendor is valid for all its devices, and for no other vendor's.
 enum class Vendor { host, cuda, hsa };
 constexpr int vendors = 3;
 
@@ -21,7 +21,7 @@ class Device {
   Vendor vendor() const noexcept { return vendor_; }
   std::string const& name() const noexcept { return name_; }
 
-  /// Opened at its first use. Null where that fails, which is said once.
+  /// The device's map, opened at first use; null if that fails, which is reported once.
   pinning_map* map();
 
  private:
@@ -31,12 +31,12 @@ class Device {
   std::atomic<pinning_map*> map_ = nullptr;
 };
 
-/// The devices that the runtime has initialised, by OpenMP's number. Asked at each operation, so without a mutex.
+/// The devices that the runtime has initialised, by OpenMP device number. Read at each operation, so without a mutex.
 class Devices {
  public:
   /// `type` is the processor's name, such as "sm_90", "gfx90a" or "generic-64bit", or a target triple.
   void add(int number, char const* type);
-  /// Null for the host, and for devices without a vendor here.
+  /// Null for the host, and for devices of unsupported vendors.
   Device* find(int number) const noexcept {
     return is_listed(number) ? devices_[number].load(std::memory_order_acquire) : nullptr;
   }
@@ -49,7 +49,7 @@ class Devices {
   static bool is_listed(int number) noexcept { return 0 <= number && number < most; }
 
   std::mutex mutex_;
-  std::atomic<Device*> devices_[most] = {};  // never destroyed: transfers go on until the end
+  std::atomic<Device*> devices_[most] = {};  // never destroyed: transfers continue until exit
   std::atomic<bool> added_[most] = {};
   unsigned next_[vendors] = {};
 };

@@ -10,7 +10,7 @@ namespace {
 class Cuda {
  public:
   Cuda() {
-    void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);  // what locks has loaded it
+    void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);  // loaded by the code that locks
     if (library == nullptr) return;
     complete_ = get(library, "cuDeviceGetCount", count_) && get(library, "cuDeviceGet", device_) &&
                 get(library, "cuDevicePrimaryCtxGetState", state_) && get(library, "cuDevicePrimaryCtxRetain", retain_) &&
@@ -18,7 +18,8 @@ class Cuda {
                 get(library, "cuCtxPopCurrent_v2", pop_) && get(library, "cuCtxSynchronize", synchronize_);
   }
 
-  /// Memory that one device has locked the others copy too. What fails was lost before, and its owner is told.
+  /// Wait for all devices, because each may copy memory that another has locked. An error means that the device was
+  /// lost before, which the program learns from its own calls.
   void drain() const noexcept {
     int count = 0;
     if (!complete_ || count_(&count) != 0) return;

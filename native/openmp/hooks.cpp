@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions by which a program gives memory back, or gets other pages at the same addresses. Where this library is
-// loaded before libc, by LD_PRELOAD or link order, the program calls these. What is locked there is unlocked first: a
-// device goes on using the old pages of a lock whose memory has gone, unnoticed. The maps of the process are told too, so
-// that their locks end with their memory where the kernel does not report that.
+// The functions by which a program frees memory, or gets other pages at the same addresses. If this library is loaded
+// before libc, by LD_PRELOAD or link order, the program calls these. They first unlock the memory: otherwise a device
+// would silently continue to use the old pages. They also inform the maps of the process, so that locks end with their
+// memory even if the kernel does not report that.
 //
-// libc's own calls, such as those by which `free` unmaps, do not come here. So `free` itself does, and what makes threads,
-// whose stacks libc unmaps.
+// libc's own calls, such as those by which `free` unmaps, do not pass through here. So `free` itself is hooked, and so
+// are the functions that create threads, whose stacks libc unmaps.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -55,7 +55,7 @@ using pinning::omp::Uncancelled;
 struct Next {
   decltype(&::free) free = nullptr;
   decltype(&::realloc) realloc = nullptr;
-  decltype(&::malloc_usable_size) size_of_block = nullptr;  // by whose `free` that is; null where it does not tell
+  decltype(&::malloc_usable_size) size_of_block = nullptr;  // of the allocator that has `free`; null if it lacks one
   decltype(&::munmap) munmap = nullptr;
   void* (*mmap)(void*, size_t, int, int, int, off_t) = nullptr;
   void* (*mremap)(void*, size_t, size_t, int, ...) = nullptr;
@@ -78,14 +78,14 @@ void find(char const* name, Function*& function) {
   function = next_function<Function>(name);
 }
 
-/// The object that is loaded there, or null.
+/// The loaded object that contains an address, or null.
 link_map const* object_of(void* ptr) noexcept {
   Dl_info info;
   void* object = nullptr;
   return dladdr1(ptr, &info, &object, RTLD_DL_LINKMAP) != 0 ? static_cast<link_map const*>(object) : nullptr;
 }
 
-/// An allocator without `malloc_usable_size` leaves libc's, which knows nothing of its blocks, in its place.
+/// If the allocator lacks `malloc_usable_size`, the one found is libc's, which does not know its blocks.
 void find_size_of_block() {
   decltype(next.size_of_block) found = nullptr;
   find("malloc_usable_size", found);
@@ -113,7 +113,7 @@ void find_size_of_block() {
   find("sbrk", next.sbrk);
 }
 
-/// The watcher of the maps; null until this library is loaded, where it was not loaded first, and with PINNING_WATCH=0.
+/// The watcher of the maps; null until this library is loaded, if it was not loaded first, and with PINNING_WATCH=0.
 std::atomic<pinning::Watcher*> maps;
 
 [[gnu::constructor]] void hear() {
@@ -134,7 +134,7 @@ void goes(Tool& tool, Range const& range) noexcept {
   Inside const inside;
   try {
     tool.freed(range);
-  } catch (...) {  // out of memory: what is locked stays so, as without this library
+  } catch (...) {  // out of memory: locks stay, as without this library
   }
   errno = error;
 }
@@ -153,7 +153,7 @@ void goes_for_tool(Range const& range) noexcept {
 
 Address page() noexcept { return static_cast<Address>(getpagesize()); }
 
-/// Of the pages that the range touches.
+/// The range is about to go: inform the tool, and the watcher of all pages that it touches.
 void goes(Range const& range) noexcept {
   goes_for_tool(range);
   pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
@@ -165,8 +165,8 @@ void goes(Range const& range) noexcept {
 
 bool on_a_page(void const* ptr) noexcept { return reinterpret_cast<Address>(ptr) % page() == 0; }
 
-/// Pages, by a call that the kernel refuses where they do not begin on one, and that changes nothing where there are none:
-/// then no lock ends.
+/// Pages are about to go. If `ptr` is not the start of a page, the kernel refuses the call, and if `size` is 0, the
+/// call changes nothing: then no lock ends.
 void pages_go(void const* ptr, size_t size) noexcept {
   if (size != 0 && on_a_page(ptr)) goes(range_of(ptr, size));
 }
@@ -179,19 +179,19 @@ void remapped(void const* ptr, size_t size, size_t new_size, int flags, void con
   if (fixed) pages_go(target, new_size);
 }
 
-/// Whether anything was ever locked in [start, the top): quick, and without a system call.
+/// Whether anything was ever locked at or above `start`. Fast, and without a system call.
 bool tool_meets(Tool const* tool, Address start) noexcept { return tool != nullptr && tool->may_meet({start, ~Address{0}}); }
 bool maps_meet(pinning::Watcher const* watcher, Address start) noexcept {
   return watcher != nullptr && watcher->may_meet(start, ~Address{0});
 }
 
-/// A program that locks nothing is to make no system call that it would not make without this library.
+/// A program that locks nothing must make no system call that it would not make without this library.
 bool anything_is_locked() noexcept {
   return tool_meets(Tool::running(), 0) || maps_meet(maps.load(std::memory_order_acquire), 0);
 }
 
-/// The allocator is asked only where something was ever locked beyond the block's first byte. Of a block whose size it does
-/// not tell that byte counts.
+/// Query the allocator only if anything was ever locked at or above the block's first byte. If it does not report the
+/// block's size, only that byte counts.
 void block_goes(void* ptr) noexcept {
   Tool* const tool = Tool::running();
   pinning::Watcher* const watcher = maps.load(std::memory_order_acquire);
@@ -203,7 +203,7 @@ void block_goes(void* ptr) noexcept {
   if (of_maps && watcher->may_meet(block.start, block.end)) [[unlikely]] goes(*watcher, block);
 }
 
-/// The mapping that starts at an address, as shmdt takes it.
+/// The mapping that starts at an address, which shmdt would unmap.
 Range mapping_at(Address start) {
   Inside const inside;
   Uncancelled const uncancelled;
@@ -217,7 +217,7 @@ Range mapping_at(Address start) {
   return {start, start + 1};
 }
 
-/// What gives pages back.
+/// Whether the advice gives pages back.
 bool discards(int advice) noexcept {
   switch (advice) {
     case MADV_DONTNEED:
@@ -231,7 +231,7 @@ bool discards(int advice) noexcept {
   }
 }
 
-/// That, and what is refused where they are locked, as it is not without this library.
+/// Whether it does, or is refused for locked pages, which would not be locked without this library.
 bool takes_pages(int advice) noexcept {
   constexpr int cold = 20, pageout = 21;  // MADV_COLD, MADV_PAGEOUT
   return discards(advice) || advice == cold || advice == pageout;
@@ -242,7 +242,7 @@ void advised(void* ptr, size_t size, int advice) noexcept {
   if (takes_pages(advice) && size != 0 && on_a_page(ptr)) goes_for_tool(range_of(ptr, size));
 }
 
-/// Whether a descriptor stands for this process.
+/// Whether a pidfd refers to this process.
 bool is_self(int process) noexcept {
   constexpr int self_thread = -10000, self = -10001;  // PIDFD_SELF_THREAD, PIDFD_SELF
   if (process < 0) return process == self || process == self_thread;
@@ -259,8 +259,8 @@ bool is_self(int process) noexcept {
   return found != nullptr && std::atoi(found + 6) == getpid();
 }
 
-/// Ranges as the kernel would read them: it refuses all where some of the list is not there. Nothing is allocated, for the
-/// caller may be an allocator.
+/// Read the ranges as the kernel would: it refuses all if part of the list is not mapped. Allocates nothing, because
+/// the caller may be an allocator.
 template <class Look>
 bool each_range(iovec const* ranges, size_t count, Look&& look) noexcept {
   iovec some[32];
@@ -301,8 +301,8 @@ void controlled(long option) noexcept {
   if (option == PR_SET_SECCOMP) pinning::omp::this_process.sandboxed = true;
 }
 
-/// Whether a symbol that the loader found is no definition: a program that is linked to a fixed address and takes that of a
-/// function has a stub there, which stands for the function wherever its address is asked for. Calls pass over it.
+/// Whether a symbol that the loader found is not a definition: a program that is linked to a fixed address and takes
+/// the address of a function has a stub, which is the function's address for all libraries. Calls skip it.
 bool is_stub(void* ptr) noexcept {
   Dl_info info;
   void* symbol = nullptr;
@@ -310,7 +310,7 @@ bool is_stub(void* ptr) noexcept {
   return static_cast<ElfW(Sym) const*>(symbol)->st_shndx == SHN_UNDEF;
 }
 
-/// Whose function the program calls by this name; null where that is not known.
+/// The object whose function the program calls by this name; null if unknown.
 link_map const* called(char const* name) noexcept {
   void* const found = dlsym(RTLD_DEFAULT, name);
   if (found == nullptr) return nullptr;
@@ -319,14 +319,14 @@ link_map const* called(char const* name) noexcept {
   for (link_map const* each = first->l_next; each != nullptr; each = each->l_next) {
     void* const handle = dlopen(each->l_name, RTLD_LAZY | RTLD_NOLOAD);
     if (handle == nullptr) continue;
-    void* const theirs = dlsym(handle, name);  // its own, or else that of what it needs
+    void* const theirs = dlsym(handle, name);  // its own, or that of a dependency
     dlclose(handle);
     if (theirs != nullptr && object_of(theirs) == each) return each;
   }
   return nullptr;
 }
 
-/// What a new thread is to run, and its stack.
+/// The function that a new thread runs, and its stack.
 template <class Result>
 struct Start : Stack {
   Start(Result (*routine)(void*), void* argument) noexcept : routine(routine), argument(argument) {}
@@ -378,7 +378,7 @@ void* mmap64(void* ptr, size_t size, int protection, int flags, int file, off64_
 void* mremap(void* ptr, size_t size, size_t new_size, int flags, ...) noexcept {
   va_list arguments;
   va_start(arguments, flags);
-  void* const target = va_arg(arguments, void*);  // which the kernel reads with MREMAP_DONTUNMAP too
+  void* const target = va_arg(arguments, void*);  // the kernel also reads it with MREMAP_DONTUNMAP
   va_end(arguments);
   remapped(ptr, size, new_size, flags, target);
   return libc().mremap(ptr, size, new_size, flags, target);
@@ -431,7 +431,7 @@ int prctl(int option, ...) noexcept {
   return libc().prctl(option, given[0], given[1], given[2], given[3]);
 }
 
-/// The same by number.
+/// The same calls by number.
 long syscall(long number, ...) noexcept {
   va_list arguments;
   va_start(arguments, number);

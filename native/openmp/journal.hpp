@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tool did, for the report at exit and the trace. Does nothing where neither is asked for.
+// A record of what the tool did, for the report at exit and the trace. Does nothing if neither is requested.
 #pragma once
 
 #include <memory>
@@ -40,7 +40,7 @@ struct Journal {
   }
 
  private:
-  /// Where there is no memory for it, a line is missing, and all else goes on.
+  /// If memory runs out, an entry is missing and everything else continues.
   template <class Body>
   static void note(Body&& body) noexcept {
     try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LLVM's extensions by which a program locks host memory itself, or allocates it locked. Where this library is loaded
-// before libomptarget, by LD_PRELOAD or link order, the program calls these; libomptarget's come after them.
+// LLVM's extensions by which a program locks host memory itself, or allocates it locked. If this library is loaded
+// before libomptarget, by LD_PRELOAD or link order, the program calls these; libomptarget's are the next functions.
 #include "next_function.hpp"
 #include "output.hpp"
 #include "tool.hpp"
@@ -15,7 +15,7 @@ using pinning::omp::range_of;
 using pinning::omp::say;
 using pinning::omp::Tool;
 
-/// Whether this library locks for the device; else libomptarget is asked.
+/// The device, if this library locks for it; otherwise libomptarget is called.
 Device* known(Tool* tool, int number) {
   Device* const device = tool != nullptr ? tool->devices.find(number) : nullptr;
   return device != nullptr && device->map() != nullptr ? device : nullptr;
@@ -52,8 +52,8 @@ bool unlock(void* ptr) noexcept {
 #pragma GCC visibility push(default)
 extern "C" {
 
-/// The device's address of `ptr`; null where the range is null, empty, or overlaps another lock in part. What the
-/// vendor refuses is libomptarget's affair, as without this library.
+/// The device's address of `ptr`; null if the range is null, empty, or partly overlaps another lock. If the vendor
+/// refuses, libomptarget's function is called, as without this library.
 void* llvm_omp_target_lock_mem(void* ptr, size_t size, int device) {
   if (ptr == nullptr || size == 0 || size - 1 > ~reinterpret_cast<Address>(ptr)) return nullptr;
   void* device_ptr = nullptr;
@@ -68,7 +68,7 @@ void llvm_omp_target_unlock_mem(void* ptr, int device) {
   if (auto* const theirs = next_function<void(void*, int)>("llvm_omp_target_unlock_mem")) theirs(ptr, device);
 }
 
-/// libomptarget's memory; on CPU devices, where that is any memory, locked by this library.
+/// Allocate libomptarget's memory and lock it: on CPU devices that is ordinary memory.
 void* llvm_omp_target_alloc_host(size_t size, int device) {
   auto* const theirs = next_function<void*(size_t, int)>("llvm_omp_target_alloc_host");
   void *const ptr = theirs != nullptr ? theirs(size, device) : nullptr, *device_ptr = nullptr;

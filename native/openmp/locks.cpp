@@ -22,7 +22,7 @@ namespace pinning::omp {
 
 namespace {
 
-/// Whether it is a library's own memory, which dlclose unmaps unseen. Waits for a thread that loads a library.
+/// Whether the range is a library's own memory, which dlclose unmaps unseen. Waits for a thread that loads a library.
 bool is_of_a_library(Range const& range) {
   Dl_info object;
   link_map* owner = nullptr;
@@ -159,7 +159,7 @@ std::optional<bool> Locks::try_invalidate(Address ptr, std::uint64_t size) noexc
   return false;
 }
 
-/// With the mutex, once all invalidations by this thread, and earlier ones by others, have been delivered.
+/// Take the mutex, once all invalidations by this thread, and earlier ones by others, have been delivered.
 Locks::Guard Locks::entered() {
   while (process_watcher().has_pending()) std::this_thread::yield();
   return Guard(mutex_);
@@ -173,7 +173,7 @@ Locks::Run Locks::meeting(Range const& range) noexcept {
   return {first, after};
 }
 
-/// The same, when nothing in the range is coming or leaving, and invalidated locks have been given up.
+/// The same, once nothing in the range is incoming or leaving and invalidated locks have been given up.
 Locks::Run Locks::settled(Guard& guard, Range const& range) {
   for (;;) {
     Run const met = meeting(range);
@@ -193,12 +193,12 @@ Locks::Run Locks::settled(Guard& guard, Range const& range) {
   }
 }
 
-/// The one of these locks that the whole range lies in, or null.
+/// The lock of `met` that contains the whole range, or null.
 Locks::Lock* Locks::holding(Run const& met, Range const& range) noexcept {
   return !met.empty() && met.front().second.range.holds(range) ? &met.front().second : nullptr;
 }
 
-/// The buffer of this transfer, if it is time to lock it; else nothing.
+/// The buffer of this transfer if it is due to be locked, otherwise an empty range.
 Range Locks::due(int number, Range const& moved, Address device_ptr) {
   Policy const& policy = context_.policy;
   if (policy.mode == Mode::off) return {};
@@ -213,12 +213,12 @@ Range Locks::due(int number, Range const& moved, Address device_ptr) {
   return buffer;
 }
 
-/// One lock that holds what is moved and the buffer, in place of all that these meet. None where nothing is to be locked,
-/// or it is refused; then what was in the way of the transfer has gone, but for what the vendor does not unlock.
+/// Make one lock of the moved bytes and the buffer, in place of all locks that these meet. None if nothing is to be
+/// locked or it is refused: the locks in the transfer's way are then released, unless the vendor refuses to unlock one.
 Locks::Outcome Locks::replace(Guard& guard, Request const& request) {
   for (Range all; all != widened(request.whole());) {
     settled(guard, all = widened(request.whole()));
-    if (Lock* const lock = holding(meeting(request.moved), request.moved)) {  // by another thread
+    if (Lock* const lock = holding(meeting(request.moved), request.moved)) {  // made by another thread
       lock->asked += request.asked;
       return {lock, {}};
     }
@@ -238,7 +238,7 @@ Locks::Outcome Locks::replace(Guard& guard, Request const& request) {
   return outcome;
 }
 
-/// The range and all locks that it meets, and that these meet.
+/// The range, extended by all locks that it meets and that these meet.
 Range Locks::widened(Range range) noexcept {
   for (Range before; before != range;) {
     before = range;
@@ -247,7 +247,7 @@ Range Locks::widened(Range range) noexcept {
   return range;
 }
 
-/// Where nothing is coming or leaving. Changes nothing.
+/// Decide what to do, while nothing is incoming or leaving there. Changes nothing.
 Locks::Plan Locks::decide(Request const& request) {
   Plan plan;
   auto const clear = [&](Range const& range) {
@@ -256,7 +256,7 @@ Locks::Plan Locks::decide(Request const& request) {
     for (auto each = met.begin(); each != met.end(); ++each) plan.outgoing.push_back(each);
     plan.in_the_way = plan.outgoing.size();
   };
-  // What crosses a lock extends it, unless frees of the rest would not be seen.
+  // A range that crosses a lock extends it, unless frees of the rest would not be seen.
   if (!request.buffer.empty() || context_.frees_seen) {
     Range const target = widened(request.whole());
     clear(target);
@@ -272,7 +272,7 @@ Locks::Plan Locks::decide(Request const& request) {
   return plan;
 }
 
-/// Adds idle ones, oldest first, until there is room for the target. False, and why, where there is not.
+/// Add idle locks to the plan, oldest first, until the target fits. False, with the reason, if it does not.
 bool Locks::make_room(Plan& plan, Range const& target) {
   std::size_t const size = target.size(), budget = context_.policy.budget, most = context_.most_locks;
   Context::Sum remaining = context_.locked;
@@ -296,10 +296,10 @@ bool Locks::make_room(Plan& plan, Range const& target) {
   return true;
 }
 
-/// Does what is planned. Where the vendor refuses, what was to go has gone all the same, but for what it does not unlock.
+/// Execute a plan. If the vendor refuses to lock, the outgoing locks are still released, unless it refuses that too.
 Locks::Outcome Locks::make(Guard& guard, Request const& request, Plan const& plan) {
   Uncancelled const uncancelled;
-  Table entry;  // first all that may find no memory
+  Table entry;  // first everything that allocates
   Lock& lock = entry[plan.target.start];
   auto const incoming = incoming_.insert(incoming_.end(), {plan.target});
   Entries const outgoing = plan.outgoing;
@@ -311,7 +311,7 @@ Locks::Outcome Locks::make(Guard& guard, Request const& request, Plan const& pla
   context_.locked += lock.range;
   begin_leaving(outgoing);
   changed();
-  // A copy that is under way in a lock must be over when that goes.
+  // Copies in a lock must be complete before it is released: `drain` waits for them once they are submitted.
   settled_.wait(guard, [&] {
     return std::ranges::all_of(outgoing, [](auto const& each) { return each->second.submitting == 0; });
   });
@@ -344,13 +344,12 @@ Locks::Outcome Locks::make(Guard& guard, Request const& request, Plan const& pla
   return {nullptr, refusal};
 }
 
-/// Unlocks them. False where the vendor refuses one, which stays; the others go.
+/// Unlock them. False if the vendor refuses one, which stays; the others are released.
 bool Locks::drop(Guard& guard, Entries entries, char const* why) {
   if (entries.empty()) return true;
   Uncancelled const uncancelled;
   begin_leaving(entries);
-  // A copy that is under way in a lock must be over when that goes. But a thread that frees memory while it
-  // submits does not wait, or two of them could wait for each other.
+  // As in `make`. But a thread that frees memory while it submits does not wait: two of them could wait for each other.
   if (submits_in_ == nullptr) {
     settled_.wait(guard, [&] {
       return std::ranges::all_of(entries, [](auto const& each) { return each->second.submitting == 0; });
@@ -376,7 +375,7 @@ void Locks::begin_leaving(Entries entries) noexcept {
   }
 }
 
-/// Without the mutex. False where the vendor refuses one.
+/// Unlock them without holding the mutex. False if the vendor refuses one.
 bool Locks::unlock(Entries entries, char const* why) noexcept {
   if (entries.empty()) return true;
   drain(entries.front()->second.device->vendor());
@@ -417,7 +416,7 @@ bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
       refusal = {Kind::fails, "there is no library for " + lock.device->name()};
       return false;
     }
-    // After the map, so as to hear before it: what the map still has is already invalidated here.
+    // Added after the map, and so informed before it: what the map still has is already invalidated here.
     std::call_once(listens_, [&] { process_watcher().add(*this, false); });
     void* device_ptr = nullptr;
     auto const began = now();
@@ -428,13 +427,13 @@ bool Locks::vendor_locks(Lock& lock, bool needed, Refusal& refusal) noexcept {
     lock.device_ptr = reinterpret_cast<Address>(device_ptr);
     context_.journal.locked(lock.range, lock.device->name(), began, now());
     return true;
-  } catch (std::exception const&) {  // no memory to say more
+  } catch (std::exception const&) {  // no memory for the reason
     refusal.kind = Kind::fails;
     return false;
   }
 }
 
-/// False where the vendor refuses, which is reported.
+/// False if the vendor refuses, which is reported.
 bool Locks::vendor_unlocks(Lock const& lock, char const* why) noexcept {
   auto const began = now();
   pinning_status const status = pinning_unlock(lock.device->map(), pointer(lock.range.start));
@@ -449,7 +448,7 @@ bool Locks::vendor_unlocks(Lock const& lock, char const* why) noexcept {
   return false;
 }
 
-/// After an unmapping: the locks that are idle now go, or wait for the memory to be freed.
+/// After an unmapping: release the locks that are now idle, except those that stay until their memory is freed.
 void Locks::release(Guard& guard, Range const& host) {
   forget(host);
   Run const met = settled(guard, host);
@@ -460,7 +459,7 @@ void Locks::release(Guard& guard, Range const& host) {
   drop(guard, go, "unlock: unmapped");
 }
 
-/// A mapping has ended. What is being locked counts them at the end.
+/// A mapping has ended: its locks have one user less. A lock being made counts its mappings when it is done.
 void Locks::forget(Range const& host) noexcept {
   for (auto& [start, lock] : meeting(host)) {
     if (lock.mappings != 0) lock.mappings--;
@@ -476,7 +475,7 @@ void Locks::refuse(Device& device, Range const& range, Refusal const& refusal) {
   std::_Exit(1);
 }
 
-/// After each change of what makes a lock idle, and at each use.
+/// Update `idle_`, after each change of what makes a lock idle and at each use.
 void Locks::list(Lock& lock, bool used) noexcept {
   if (lock.listed) idle_.erase(lock.last_use);
   lock.listed = false;
@@ -484,11 +483,11 @@ void Locks::list(Lock& lock, bool used) noexcept {
   if (!lock.idle()) return;
   try {
     lock.listed = idle_.try_emplace(lock.last_use, &lock).second;
-  } catch (std::bad_alloc const&) {  // then it does not give way
+  } catch (std::bad_alloc const&) {  // the lock does not make room for others
   }
 }
 
-/// After each change of what is locked, coming or leaving.
+/// Update the bounds, after each change of what is locked, incoming or leaving.
 void Locks::changed() noexcept {
   Range all{~Address{0}, 0};
   if (!table_.empty()) all = {table_.begin()->first, std::prev(table_.end())->second.range.end};

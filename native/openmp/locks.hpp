@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The locks that the tool holds for one vendor's devices. They never overlap, and no transfer crosses one: it lies in
-// one lock, or clear of all, or those in its way go first.
+// The locks that the tool holds for one vendor's devices. They never overlap, and no transfer crosses the border of
+// one: it lies inside one lock, or outside all, or the locks in its way are released first.
 //
-// One mutex guards all of it, and what is to be done is decided in one step under it: which locks go, what is locked in
-// their place, and that both the budget and the transfers under way allow that. It is held during no call of a vendor or
-// of the loader, under whose locks others free: what is locked meanwhile is `incoming_`, what is unlocked is `leaving`, and
-// a thread that meets that waits for the outcome.
+// One mutex guards everything, and each decision is one step while it is held: which locks are released, what is locked
+// in their place, and that both the budget and the transfers in progress allow it. It is held during no call of a
+// vendor or of the loader, which have locks under which other threads free memory. Ranges being locked are in
+// `incoming_` meanwhile, and locks being released are `leaving`; a thread that meets one waits for the outcome.
 #pragma once
 
 #include <atomic>
@@ -27,10 +27,10 @@
 
 namespace pinning::omp {
 
-/// What all vendors' locks share.
+/// State that the locks of all vendors share.
 struct Context {
   Policy policy;
-  bool frees_seen = false;  // by the functions of hooks.cpp, which are the program's only where they were loaded first
+  bool frees_seen = false;  // by hooks.cpp, whose functions the program calls only if they were loaded first
   Journal journal;
   std::mutex mutex;
   struct Sum {
@@ -39,7 +39,7 @@ struct Context {
     void operator+=(Range const& lock) noexcept { bytes += lock.size(), locks++; }
     void operator-=(Range const& lock) noexcept { bytes -= lock.size(), locks--; }
   };
-  Sum locked, leaving;  // under the mutex; what is coming or leaving counts as locked
+  Sum locked, leaving;  // guarded by the mutex; what is incoming or leaving counts as locked
   std::size_t most_locks = ~std::size_t{0};  // each may take two of the mappings that a process may have
 };
 
@@ -51,26 +51,26 @@ class Locks : public InvalidationListener {
   void unmapped(int number, Address device_ptr);
   void unmapped_host(int number, Address host);
 
-  /// Before a transfer is submitted: makes way for it, and locks its buffer if that is due. Until `submitted`, no lock
-  /// is made that it would cross, and its own does not go. Returns the lock that it lies in.
+  /// Called before a transfer is submitted: release locks that it crosses, and lock its buffer if that is due. Until
+  /// `submitted`, no lock is made that it would cross, and its own is not released. Returns the lock that contains it.
   std::optional<Range> before_transfer(int number, Device& device, Range const& moved, Address device_ptr);
   void submitted(Range const& moved);
 
-  /// Before the memory goes, or gets other pages.
+  /// Called before the memory is freed or its pages are replaced.
   void freed(Range const& range);
-  /// After it has gone by a call that hooks.cpp does not see. Its locks are given up by the next call that meets them; the
-  /// vendor is told by libpinning's map.
+  /// Called after it is gone by a call that hooks.cpp does not see. Its locks are given up by the next call that meets
+  /// them; libpinning's map makes the vendor calls.
   std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
   void drain_invalidations() override {}
   bool may_have(Address ptr, std::uint64_t size) const noexcept override { return may_meet({ptr, ptr + size}); }
-  /// False where no lock shares bytes with the range. Takes no mutex.
+  /// False if no lock shares bytes with the range. Takes no mutex.
   bool may_meet(Range const& range) const noexcept {
     return range.start < high_.load(std::memory_order_acquire) && low_.load(std::memory_order_acquire) < range.end;
   }
 
-  /// What the program asks for itself, whatever the budget. It stays until it is given back, and may grow meanwhile.
+  /// Lock a range that the program itself requests, whatever the budget. The lock stays until `unlock`, and may grow.
   pinning_status lock(Device& device, Range const& range, void** device_ptr);
-  /// False where there is no such lock.
+  /// False if there is no such lock.
   bool unlock(Address ptr);
 
  private:
@@ -79,14 +79,14 @@ class Locks : public InvalidationListener {
     Device* device = nullptr;
     Address device_ptr = 0;
     std::size_t mappings = 0, asked = 0;  // its users: mappings that meet it, and calls of `lock`
-    std::size_t submitting = 0;  // transfers in it that are told and not yet submitted
+    std::size_t submitting = 0;  // transfers in it that are reported and not yet submitted
     std::size_t last_use = 0;
     bool listed = false;  // in `idle_`
-    bool stays = false;  // without users, until its memory is freed
-    bool invalidated = false;  // its memory has gone
+    bool stays = false;  // also without users, until its memory is freed
+    bool invalidated = false;  // its memory is gone
     bool leaving = false;
-    bool unlocked = false;  // for the unlocking thread alone
-    bool orphaned = false;  // it ended while a transfer in it was being submitted: that thread erases it
+    bool unlocked = false;  // for the unlocking thread only
+    bool orphaned = false;  // released while a transfer in it was being submitted: that thread erases it
 
     bool idle() const noexcept { return mappings == 0 && asked == 0 && !leaving; }
   };
@@ -95,33 +95,33 @@ class Locks : public InvalidationListener {
   using Entries = std::span<Table::iterator const>;
   using Guard = std::unique_lock<std::mutex>;
 
-  /// What is to be locked, or made way for.
+  /// What to lock, or what to clear for a transfer.
   struct Request {
     Device& device;
     Range moved;            // by a transfer, or to be locked for the program
-    Range buffer;           // to be locked; empty where a transfer just needs its way
+    Range buffer;           // to be locked; empty if only the way of a transfer is to be cleared
     std::size_t asked = 0;  // calls of `lock`
 
     Range whole() const noexcept { return buffer.empty() ? moved : around(moved, buffer); }
   };
-  /// Why something is not locked. What passes by itself is tried again at the next transfer, all else more seldom; and
-  /// only what fails ends a program for which locks are mandatory.
+  /// Why something is not locked. If the reason `passes`, the next transfer tries again, otherwise a later one; and
+  /// only `fails` ends a program for which locks are mandatory.
   enum class Kind { none, passes, rule, fails };
   struct Refusal {
     Kind kind = Kind::none;
     std::string why;
   };
-  /// What is to be done: the outgoing locks, which are in the way or idle, are unlocked; then `target`, which is around all
-  /// that is in the way, is locked, unless it is empty.
+  /// A decision: unlock the outgoing locks, which are in the way or idle, then lock `target`, which contains all that
+  /// are in the way, unless it is empty.
   struct Plan {
-    std::vector<Table::iterator> outgoing;  // what is in the way, then what is idle
+    std::vector<Table::iterator> outgoing;  // those in the way, then idle ones
     std::size_t in_the_way = 0;
     Range target;
     Refusal refusal;
   };
   struct Incoming {
     Range range;
-    bool invalidated = false;  // already
+    bool invalidated = false;  // its memory is already gone
   };
   /// A lock, or why there is none.
   struct Outcome {
@@ -156,13 +156,13 @@ class Locks : public InvalidationListener {
   std::condition_variable settled_;
   std::once_flag listens_;  // to invalidations
   Table table_;
-  std::list<Incoming> incoming_;  // what is being locked
-  std::map<std::size_t, Lock*> idle_;  // those without users, by their last use
+  std::list<Incoming> incoming_;  // ranges being locked
+  std::map<std::size_t, Lock*> idle_;  // locks without users, by last use
   Mappings mappings_;
   std::vector<Range> moving_;  // transfers that are being submitted
-  inline static thread_local Lock* submits_in_ = nullptr;  // this thread's own transfer
+  inline static thread_local Lock* submits_in_ = nullptr;  // the lock of this thread's own transfer
   std::size_t uses_ = 0;
-  std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all of them: what lies outside needs no mutex
+  std::atomic<Address> low_ = ~Address{0}, high_ = 0;  // around all locks: ranges outside need no mutex
 };
 
 }  // namespace pinning::omp

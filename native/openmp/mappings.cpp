@@ -9,7 +9,7 @@ constexpr std::size_t most_counts = 1 << 16;
 
 }  // namespace
 
-/// The first that ends behind the start of the range.
+/// The first mapping that ends behind the start of the range.
 template <class Map>
 auto Mappings::first_meeting(Map& by_host, Range const& range) {
   auto const next = by_host.upper_bound(range.start);
@@ -66,7 +66,7 @@ std::optional<Range> Mappings::find(int number, Range const& moved, Address devi
   if (!host.holds(moved)) return std::nullopt;
   Address const expected = device_ptr - (moved.start - host.start);
   if (mapping->second.device_ptr == 0) {
-    if (!device.hosts.try_emplace(expected, host.start).second) return std::nullopt;  // another's
+    if (!device.hosts.try_emplace(expected, host.start).second) return std::nullopt;  // of another mapping
     mapping->second.device_ptr = expected;
   }
   return mapping->second.device_ptr == expected ? std::optional(host) : std::nullopt;

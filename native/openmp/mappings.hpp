@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a runtime has mapped to the devices of a vendor, and how often each buffer was moved. Not thread safe.
+// What a runtime has mapped to the devices of a vendor, and how often each buffer was moved. Not thread-safe.
 #pragma once
 
 #include <map>
@@ -12,33 +12,33 @@ namespace pinning::omp {
 
 class Mappings {
  public:
-  /// `device_ptr` is 0 where the runtime says so before it has one; then the first transfer tells. Returns what was
-  /// mapped there before, and whose end was not reported.
+  /// Add a mapping. `device_ptr` is 0 if the runtime does not know it yet; the first transfer then provides it. Returns
+  /// earlier mappings there, whose end was not reported.
   std::vector<Range> add(int device, Range const& host, Address device_ptr);
-  /// The host's range that was mapped there, or nothing.
+  /// Remove a mapping and return its host range, if there is one.
   std::optional<Range> remove(int device, Address device_ptr);
   std::optional<Range> remove_host(int device, Address host);
-  /// The mapped range that this transfer lies in. One whose two addresses do not belong together, such as that of a
-  /// pointer in a structure, lies in none.
+  /// The mapped range that contains this transfer. None if the two addresses do not belong together, such as those of a
+  /// pointer in a structure.
   std::optional<Range> find(int device, Range const& moved, Address device_ptr);
-  /// Mappings whose device's address never came, in memory that is freed, are forgotten, and returned.
+  /// Remove and return the mappings in freed memory whose device address is still unknown.
   std::vector<Range> freed(Range const& range);
   /// How many mappings share bytes with the range.
   std::size_t count(Range const& range) const;
 
-  /// Counts a transfer of this buffer. How often it was moved by now; 0 while it is not yet time to try again.
+  /// Count a transfer of this buffer. Returns how often it was moved by now; 0 while it is too early to try again.
   std::size_t count_transfer(Range const& buffer);
-  /// It could not be locked: the next try comes when it was moved twice as often.
+  /// The buffer could not be locked: the next attempt is when it was moved twice as often.
   void refused(Range const& buffer);
 
  private:
   struct Mapped {
     Address end, device_ptr;
   };
-  /// Those of one device, which do not overlap.
+  /// The mappings of one device, which do not overlap.
   struct Device {
     std::map<Address, Mapped> by_host;
-    std::map<Address, Address> hosts;  // by the device's address, where that is known
+    std::map<Address, Address> hosts;  // by device address, if known
   };
   using Place = std::map<Address, Mapped>::iterator;
   struct Count {

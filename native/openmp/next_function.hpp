@@ -9,8 +9,8 @@ namespace pinning::omp {
 
 using Dlsym = void*(void*, char const*);
 
-/// The dlsym behind this library's own: libc's, or that of another library which answers in its place. The version is the
-/// oldest, which each libc has.
+/// The next dlsym after this library's own: libc's, or that of another library that replaces it. The version is the
+/// oldest, which every libc has.
 inline Dlsym* next_dlsym() noexcept {
 #if defined(__x86_64__)
   constexpr char version[] = "GLIBC_2.2.5";
@@ -26,8 +26,8 @@ inline Dlsym* next_dlsym() noexcept {
   return next;
 }
 
-/// The function behind this library's own of that name, or null. By `dlsym` it could be this library's own: where another
-/// library before it answers that, RTLD_NEXT is what is behind the other one.
+/// The next function of that name after this library's own, or null. Plain `dlsym` could return this library's own: if
+/// a library before it replaces `dlsym`, RTLD_NEXT means what comes after that library.
 template <class Function>
 Function* next_function(char const* name) noexcept {
   return reinterpret_cast<Function*>(next_dlsym()(RTLD_NEXT, name));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The OMPT tool: what a runtime says of its devices, mappings and transfers.
+// The OMPT tool: callbacks for a runtime's devices, mappings and transfers.
 //
-// LLVM 19 says an allocation's host address before and after it, the device's address only after it; a deletion names
-// the device's address alone. Transfers are told before they are submitted, and as they were submitted: those of locked
-// memory go on until the runtime waits for them.
+// LLVM 19 reports an allocation's host address before and after it, its device address only after it; a deletion has
+// only the device address. Transfers are reported before and after they are submitted: those of locked memory continue
+// until the runtime waits for them.
 #include "ompt.hpp"
 
 #include <utility>
@@ -32,11 +32,11 @@ struct Operation {
   bool to_device() const noexcept {
     return type == ompt_target_data_transfer_to_device || type == ompt_target_data_transfer_to_device_async;
   }
-  /// Of a transfer.
+  /// The host range of a transfer.
   Range host() const noexcept { return range_of(to_device() ? source : target, bytes); }
 };
 
-/// A program goes on whatever becomes of the tool.
+/// Call `body` with the tool, if it runs. Errors are reported, and the program continues.
 template <class Body>
 void quietly(Body&& body) noexcept {
   Inside const inside;
@@ -47,7 +47,7 @@ void quietly(Body&& body) noexcept {
   }
 }
 
-/// A thread has one transfer at a time, in which it is not cancelled: its end would not be reported.
+/// The transfer of this thread, which has one at a time. It is not cancelled in it: the end would not be reported.
 struct Current {
   Moment began;
   std::optional<Range> lock;
@@ -94,7 +94,7 @@ void on(Tool& tool, ompt_scope_endpoint_t endpoint, Operation const& op) {
     case ompt_target_data_alloc_async:
     case ompt_target_data_associate: {
       Device* const device = tool.devices.find(op.target_device);
-      // omp_target_alloc has no host address; an allocation that failed, no device's.
+      // omp_target_alloc has no host address; a failed allocation has no device address.
       if (ends && device != nullptr && op.source != nullptr && (op.target != nullptr || begins)) {
         auto const device_ptr = reinterpret_cast<Address>(op.target);
         tool.locks(*device).mapped(op.target_device, range_of(op.source, op.bytes), device_ptr);
@@ -141,7 +141,7 @@ void on_device(int number, char const* type, ompt_device_t*, ompt_function_looku
   quietly([&](Tool& tool) { tool.devices.add(number, type); });
 }
 
-/// For the trace alone: a construct ends when its transfers and its kernel have.
+/// For the trace only: a construct ends when its transfers and its kernel have ended.
 void on_target(ompt_target_t kind, ompt_scope_endpoint_t endpoint, int number, ompt_data_t*, ompt_data_t*, ompt_data_t*,
                void const*) {
   thread_local Moment began[8];

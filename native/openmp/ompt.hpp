@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tool uses of OMPT, as OpenMP 5.2 and LLVM 19 have it. The vendors' <omp-tools.h> is not needed to build.
+// The part of OMPT that the tool uses, as in OpenMP 5.2 and LLVM 19. The vendors' <omp-tools.h> is not needed to build.
 #pragma once
 
 #include <cstddef>

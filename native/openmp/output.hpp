@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptors that the tool writes to. The program may close them, and have their numbers for files of its own, so each
-// write looks first whose it is. Without stdio: a child of fork would write the parent's buffer a second time, and a
-// killed process would lose it.
+// Descriptors that the tool writes to. The program may close them and reuse their numbers for its own files, so each
+// write first checks that the descriptor is still ours. Without stdio: a forked child would write the parent's buffer a
+// second time, and a killed process would lose it.
 #pragma once
 
 #include <optional>
@@ -16,16 +16,16 @@ class Output {
  public:
   /// The standard error that this process began with.
   static Output& standard_error();
-  /// A file that is not there yet. Where it is, another process of this run has made it, or it is of an earlier run: then
-  /// one with the process's number in its name. Throws std::system_error.
+  /// Create a file. If it exists, made by another process of this run or by an earlier run, create one with the process
+  /// ID in its name instead. Throws std::system_error.
   static Output create(std::string const& path);
 
   Output(Output&& other) noexcept;
   ~Output();
 
   std::string const& path() const noexcept { return path_; }
-  /// All of it at once. False, and errno says why, where it could not be written: EBADF where the descriptor is not ours,
-  /// EMFILE where there is none left to open the file again.
+  /// Write all of it at once. False, with errno, if that fails: EBADF if the descriptor is not ours, EMFILE if none is
+  /// left to open the file again.
   bool write(std::string_view text) noexcept;
 
  private:
@@ -33,17 +33,17 @@ class Output {
   bool is_ours() const noexcept { return identity_.is_of(descriptor_); }
 
   int descriptor_;
-  std::string path_;  // of a file that this made
+  std::string path_;  // of a file from `create`
   FileIdentity identity_;
 };
 
-/// One line on standard error, the first time that this text comes.
+/// Write a line to standard error, but each text only once.
 void say(std::string const& text);
 
 /// "12.5 MiB"
 std::string in_units(std::size_t bytes);
 
-/// With so many digits after the point, which is one in every locale.
+/// With `digits` digits after the decimal point, which is a point in every locale.
 std::string decimal(double value, int digits);
 
 }  // namespace pinning::omp

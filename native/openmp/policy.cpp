@@ -18,7 +18,7 @@ std::string variable(char const* name) {
   return value != nullptr ? value : "";
 }
 
-/// In every locale alike.
+/// The same in every locale.
 std::string lower(std::string text) {
   for (char& each : text) {
     if ('A' <= each && each <= 'Z') each = static_cast<char>(each - 'A' + 'a');

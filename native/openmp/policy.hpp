@@ -23,7 +23,7 @@ struct Policy {
   std::string trace;                       // PINNING_TRACE: a file; empty for none
 };
 
-/// Where a variable has an unknown value, reports it and locks nothing.
+/// Read the settings. If a variable has an unknown value, it is reported and nothing is locked.
 Policy policy_of_environment();
 
 }  // namespace pinning::omp

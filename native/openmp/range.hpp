@@ -20,7 +20,7 @@ struct Range {
   bool operator==(Range const&) const = default;
 };
 
-/// Both, and what lies between.
+/// Both ranges and what lies between them.
 inline Range around(Range const& a, Range const& b) noexcept {
   return {std::min(a.start, b.start), std::max(a.end, b.end)};
 }

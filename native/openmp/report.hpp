@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was locked, for how long, what was moved, and what was refused, told at exit.
+// The report at exit: what was locked, for how long, what was moved, and what was refused.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ class Report {
   void locked(Range const& range, std::string const& device, Moment began, Moment ended);
   void unlocked(Range const& range, Moment began, Moment ended);
   void refused(Range const& range, std::string const& why);
-  /// `buffer` is the lock that the bytes lay in, or else the bytes themselves.
+  /// `buffer` is the lock that contained the bytes, otherwise the bytes themselves.
   void moved(Range const& buffer, std::size_t bytes, bool to_device, bool locked);
   /// Whether there was nothing to report.
   bool empty();
@@ -52,10 +52,10 @@ class Report {
   std::size_t now_locked_ = 0, most_ = 0;
 };
 
-/// To standard error for "-", else to a file that is not there yet.
+/// Write a report to standard error for "-", otherwise to a new file.
 void write_report(std::string const& where, std::string const& text);
 
-/// What the report says of CUDA's copies, which ../preload counts.
+/// The report's text about CUDA copies, which ../preload counts.
 inline std::string (*text_of_copies)() = nullptr;
 
 }  // namespace pinning::omp

@@ -15,12 +15,12 @@ namespace pinning::omp {
 namespace {
 
 std::atomic<std::uint64_t> last_era = 0;
-pthread_key_t current;  // a thread's own, which the thread's end destroys, however it comes about
+pthread_key_t current;  // a thread's own Stack, destroyed when the thread ends, for whatever reason
 pthread_t main_thread;
 bool main_is_known = false;
 Range main_stack;
 
-/// A list that needs no memory, for threads begin where none may be left.
+/// The locked list of stacks. It needs no memory, because a thread may begin when none is left.
 class List {
  public:
   List() noexcept { pthread_mutex_lock(&all.mutex); }
@@ -58,8 +58,8 @@ void Stack::begin() noexcept {
   pthread_mutex_init(&life_, &robust);
   pthread_mutexattr_destroy(&robust);
   pthread_mutex_lock(&life_);
-  // By the thread itself: pthread_getattr_np holds a lock of the thread that it tells of, and calls free, whose hook waits
-  // for whichever thread decides about locks.
+  // Called by the thread itself: pthread_getattr_np holds a lock of the thread that it describes, and calls free, whose
+  // hook waits for any thread that decides about locks.
   if (!this_process.sandboxed) range_ = stack_of(pthread_self());
   List const list;
   if (list.all.era == 0) list.all.era = ++last_era;
@@ -75,7 +75,7 @@ Stack::~Stack() {
   if (era_ == 0) return;
   {
     List const list;
-    if (era_ == list.all.era) {  // not where a fork has begun another
+    if (era_ == list.all.era) {  // not if a fork has begun another
       (previous_ != nullptr ? previous_->next_ : list.all.first) = next_;
       if (next_ != nullptr) next_->previous_ = previous_;
     }

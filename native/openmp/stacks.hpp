@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stacks of this process's threads. What lies there is never locked: the end or reuse of a stack is not
-// reported.
+// The stacks of this process's threads. Memory there is never locked: the end or reuse of a stack is not reported.
 #pragma once
 
 #include <pthread.h>
@@ -11,15 +10,15 @@
 
 namespace pinning::omp {
 
-/// The stack of a thread, known from `begin` until the thread ends, which destroys this. It does not lie there itself: a
-/// thread may end by a system call, without a word, and take all that is there along.
+/// The stack of a thread, known from `begin` until the thread ends, which destroys this. The object itself is
+/// elsewhere: a thread may end unnoticed, by a system call, and its stack with it.
 class Stack {
  public:
   Stack() = default;
   Stack(Stack const&) = delete;
 
-  /// On the thread. Makes no system call where the program has forbidden itself all but a few; then nothing is known of
-  /// this stack.
+  /// Called on the thread. Makes no system call if the program has forbidden itself most of them; the stack then stays
+  /// unknown.
   void begin() noexcept;
 
  protected:
@@ -31,12 +30,12 @@ class Stack {
   bool is_there() const noexcept;
 
   Range range_;
-  mutable pthread_mutex_t life_;  // the thread's own, of which the kernel tells when the thread is gone
-  std::uint64_t era_ = 0;         // of the list in which it is
+  mutable pthread_mutex_t life_;  // robust and held by the thread: the kernel marks it when the thread is gone
+  std::uint64_t era_ = 0;         // of the list that contains this
   Stack *previous_ = nullptr, *next_ = nullptr;
 };
 
-/// Before the first question of the next function, with no lock held: it reads a file.
+/// Called before the first `on_a_stack`, with no lock held: it reads a file.
 void learn_main_stack() noexcept;
 
 /// Whether the range shares bytes with a known stack, with that of the first thread, or with this thread's.

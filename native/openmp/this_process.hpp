@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a child of fork does not have of its parent's, from its first instant on and whatever call has made it: the kernel
-// gives it these pages empty. So nothing is held over a fork, nor left half changed.
+// State that a forked child does not inherit, from its first instruction on and whatever call has created it: the
+// kernel gives it these pages empty. So nothing is held over a fork or left half changed.
 #pragma once
 
 #include <pthread.h>
@@ -20,17 +20,17 @@ inline constexpr std::size_t largest_page = 4096;
 inline constexpr std::size_t largest_page = 65536;
 #endif
 
-/// All zero is what a process begins with.
+/// A process begins with all zeros.
 struct alignas(largest_page) ThisProcess {
   std::atomic<Tool*> tool;  // while it runs
-  std::atomic<bool> began;  // here, and not as a fork
-  std::atomic<bool> copies;  // it has looked for the driver's copies, which ../preload answers
-  std::atomic<bool> sandboxed;  // it has forbidden itself system calls, and ends where it makes one of them
+  std::atomic<bool> began;  // this process is not a forked child
+  std::atomic<bool> copies;  // it has looked up the driver's copy functions, which ../preload replaces
+  std::atomic<bool> sandboxed;  // it has forbidden itself system calls, and may be killed by one
 
   struct Stacks {
     pthread_mutex_t mutex;
     Stack* first;
-    std::uint64_t era;  // no other process's
+    std::uint64_t era;  // differs from those of the processes that this one was forked from
   } stacks;
 };
 

@@ -28,7 +28,7 @@ Tool::Tool() {
 
 Tool& Tool::get() {
   static Tool& only = []() -> Tool& {
-    Tool* const made = new Tool;  // not destroyed: programs free memory until the end
+    Tool* const made = new Tool;  // not destroyed: programs free memory until they exit
     this_process.tool = made;
     started_ = true;
     return *made;
@@ -44,7 +44,7 @@ bool Tool::unlock(Address ptr) {
 }
 
 void Tool::finish() {
-  this_process.tool = nullptr;  // drivers end now, so nothing can be unlocked
+  this_process.tool = nullptr;  // drivers shut down now, so nothing can be unlocked
   if (context.journal.trace) context.journal.trace->finish();
   auto const& report = context.journal.report;
   if (!report) return;

@@ -15,9 +15,9 @@ class Tool {
  public:
   Tool();
 
-  /// Null before the first use, and in a child of fork, where nothing is locked and no device works.
+  /// Null before the first use, and in a forked child, where nothing is locked and no device works.
   static Tool* running() noexcept { return this_process.tool.load(std::memory_order_acquire); }
-  /// Starts it.
+  /// Start the tool, if it does not run yet.
   static Tool& get();
   /// Whether a runtime has ever started it in this process.
   static bool was_started() noexcept { return started_.load(std::memory_order_relaxed); }
@@ -29,7 +29,7 @@ class Tool {
   bool may_meet(Range const& range) const noexcept {
     return locks_[0].may_meet(range) || locks_[1].may_meet(range) || locks_[2].may_meet(range);
   }
-  /// False where there is no such lock.
+  /// False if there is no such lock.
   bool unlock(Address ptr);
   void finish();
 
@@ -42,7 +42,7 @@ class Tool {
   Locks locks_[vendors]{Locks(context), Locks(context), Locks(context)};
 };
 
-/// While it lives, what this thread frees is the tool's or a vendor's own, and no business of the hooks.
+/// During its lifetime, memory that this thread frees is the tool's or a vendor's own, and the hooks ignore it.
 class Inside {
  public:
   Inside() noexcept { depth++; }
@@ -57,7 +57,7 @@ class Inside {
 /// Whether the functions of hooks.cpp are those that the program calls.
 bool frees_are_seen() noexcept;
 
-/// The OpenMP runtime that is loaded, or nothing: the one that offloads, if there is one.
+/// The loaded OpenMP runtime, or nothing; if there are several, one that offloads.
 std::string runtime();
 bool may_offload(std::string const& runtime);
 

@@ -19,7 +19,7 @@ std::string us(Moment::duration time) {
   return decimal(std::chrono::duration<double, std::micro>(time).count(), 3);
 }
 
-/// In ASCII: what a loader or a driver says may be in any encoding.
+/// In ASCII: texts of a loader or a driver may be in any encoding.
 std::string quoted(std::string const& text) {
   std::string made = "\"";
   for (char const each : text) {

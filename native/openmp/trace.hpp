@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A timeline as Perfetto and chrome://tracing read it: the trace event format, as an array, whose end may be missing. Each
-// event is written at once, so that none is lost however the program ends.
+// A timeline for Perfetto and chrome://tracing: the trace event format, as an array whose end may be missing. Each
+// event is written immediately, so that none is lost however the program ends.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@ namespace pinning::omp {
 
 class Trace {
  public:
-  /// Null, which is said, where the file cannot be written.
+  /// Null if the file cannot be written, which is reported.
   static std::unique_ptr<Trace> open(std::string const& file);
-  /// Nothing is written afterwards.
+  /// Complete the file; nothing is written afterwards.
   void finish();
 
   void span(char const* what, Moment began, Moment ended, Range const& range = {}, std::string const& device = "",

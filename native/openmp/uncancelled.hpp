@@ -5,8 +5,8 @@
 
 namespace pinning::omp {
 
-/// Between a beginning and its end this thread is not cancelled: it waits, calls a vendor or writes there, or has begun what
-/// only it can end. They may be nested.
+/// Between `begin` and `end` this thread is not cancelled: it waits, calls a vendor or writes, or has begun something
+/// that only it can end. May be nested.
 class Uncancelled {
  public:
   Uncancelled() noexcept { begin(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tool was loaded into a program and no runtime has started it: one line at its end, and status 1 where locks
-// are mandatory, for else the lack of a report would be unexplained. A program that has forbidden itself system calls may
-// be ended by any of those that this takes, and gets neither.
+// If the tool was loaded into a program and no runtime has started it: one line at exit, and status 1 if locks are
+// mandatory, because otherwise the lack of a report would be unexplained. A program that has forbidden itself system
+// calls may be killed by any that this makes, and gets neither.
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/resource.h>
@@ -37,9 +37,9 @@ bool may_offload(std::string const& runtime) { return runtime.starts_with("libom
 
 namespace {
 
-// As the environment was at the beginning.
-bool is_the_run;         // it is what `pinning run` has become
-bool wanted, mandatory;  // there should be a report or a trace; there must be locks
+// From the environment at program start.
+bool is_the_run;         // this is the process of `pinning run`, which has executed the program
+bool wanted, mandatory;  // wanted: a report, a trace or mandatory locks
 
 char const* variable(char const* name) {
   char const* const value = std::getenv(name);
@@ -73,10 +73,10 @@ std::string reason(std::string const& runtime) {
 void at_exit(int status, void*) {
   if (Tool::was_started() || !this_process.began || this_process.sandboxed || !(is_the_run || wanted)) return;
   std::string const loaded = runtime();
-  if (this_process.copies && !mandatory && !may_offload(loaded)) return;  // of CUDA, and so the report is
-  // A shell, or another program that starts programs: these speak for themselves.
+  if (this_process.copies && !mandatory && !may_offload(loaded)) return;  // a CUDA program, which gets its own report
+  // A shell, or another program that starts programs: those report for themselves.
   if (loaded.empty() && (!is_the_run || has_had_children())) return;
-  if (!wanted && process_watcher().was_asked()) return;  // it locks by itself, and is told here of memory that leaves
+  if (!wanted && process_watcher().was_asked()) return;  // it locks memory itself, with these hooks
   say("the tool was never started, and nothing was locked: " + reason(loaded));
   if (!mandatory || status != 0) return;
   std::fflush(nullptr);

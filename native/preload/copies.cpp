@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large copies of pageable memory, by the staging engine of libpinning. Where anything stands against it, the copy is the
-// driver's own, with whatever error that has.
+// Large copies of pageable memory, by the staging engine of libpinning. If a copy cannot be staged, it is the driver's
+// own, with its result.
 //
-// Pinned blocks belong to a context, and so there is a device of libpinning for each context that copies: the primary one
-// is neither made nor kept for it. Contexts and streams are told apart by the numbers that the driver gives them, for the
-// handle of one that is gone may be that of another.
+// Pinned blocks belong to a context, so each context that copies has its own device of libpinning: no primary context
+// is created or retained. Contexts and streams are identified by their driver IDs, because the handle of a destroyed
+// one may be reused.
 //
-// Locks: one for a stream, while a copy is put into it; its calls of the driver end by what other threads of libpinning do
-// without any lock (docs/design/staging.md). One for the streams of a context, for some instructions.
+// Locks: one per stream, held while a copy is submitted; driver calls that block meanwhile depend only on threads of
+// libpinning that take no such lock (docs/design/staging.md). One for the streams of a context, for some instructions.
 #include "copies.hpp"
 
 #include <sched.h>
@@ -38,13 +38,13 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t ring_bytes_of_context = 256 << 20;
-/// Of a range, memory that others have pinned is looked for at both ends and so far apart.
+/// A range is checked for memory pinned by others at both ends and at this distance in between.
 constexpr std::uint64_t probe_every = 4 << 20;
-/// Shorter rows are the driver's.
+/// Shorter rows are left to the driver.
 constexpr std::uint64_t least_row = 64 << 10;
-/// Pinned blocks take 20 ms to make: they are made when so many thresholds have been copied.
+/// Pinned blocks take 20 ms to allocate, so a context gets them only after copies of this many times the threshold.
 constexpr std::uint64_t thresholds_before_rings = 8;
-/// After so many failures no more is tried in a context.
+/// After so many consecutive failures, a context stages no more copies.
 constexpr unsigned most_failures = 3;
 
 constexpr std::chrono::microseconds yields_for = 2ms, nap = 50us, looks_every = 20ms;
@@ -61,7 +61,7 @@ Memory memory_at(Driver const& driver, Address address) noexcept {
   return type == 1 ? Memory::pinned : Memory::device;  // CU_MEMORYTYPE_HOST
 }
 
-/// While it lives, calls of this thread break no capture.
+/// During its lifetime, calls of this thread invalidate no capture.
 class BesideCaptures {
  public:
   explicit BesideCaptures(Driver const& driver) noexcept : driver_(driver) { exchange(); }
@@ -80,7 +80,7 @@ bool is_captured(Driver const& driver, std::uintptr_t stream) noexcept {
   return driver.cuStreamIsCapturing(reinterpret_cast<void*>(stream), &status) != success || status != 0;
 }
 
-/// Submissions to one stream, one at a time.
+/// A stream; `mutex` serializes submissions to it.
 struct Stream {
   explicit Stream(std::unique_ptr<VendorQueue> adopted) : queue(std::move(adopted)) {}
 
@@ -96,11 +96,11 @@ class Context {
 
   std::uint64_t const number;
   std::atomic<std::uint64_t> asked_for = 0;  // bytes that could have been staged
-  std::atomic<unsigned> failures = 0;        // one after the other
+  std::atomic<unsigned> failures = 0;        // consecutive
 
   Staging& staging() noexcept { return staging_; }
 
-  /// Those of streams in which no copy is being submitted are forgotten when they are many.
+  /// Find or adopt a stream. If there are many, those in which no copy is being submitted are dropped.
   std::shared_ptr<Stream> stream(std::uintptr_t handle, std::uint64_t stream_number) {
     constexpr std::size_t many = 256;
     {
@@ -115,12 +115,12 @@ class Context {
 
  private:
   std::unique_ptr<VendorDevice> const device_;
-  Staging& staging_;  // which Python's copies in the context use too
+  Staging& staging_;  // shared with Python's copies in the context
   std::mutex mutex_;
-  std::map<std::uint64_t, std::shared_ptr<Stream>> streams_;  // by their numbers
+  std::map<std::uint64_t, std::shared_ptr<Stream>> streams_;  // by driver ID
 };
 
-/// Never destroyed: programs copy until the end.
+/// Never destroyed: programs copy until they exit.
 struct Contexts {
   unsigned const made_in = generation();
   GrowingList<std::unique_ptr<Context>> list;
@@ -133,14 +133,14 @@ struct Contexts {
 };
 Only<Contexts> contexts;
 
-/// Whether the stream may still get to what was put into it.
+/// Whether the stream may still execute what was submitted to it.
 bool is_alive(Driver const& driver, std::uintptr_t stream) noexcept {
   BesideCaptures const beside(driver);
   int const code = driver.cuStreamQuery(reinterpret_cast<void*>(stream));
-  return code == success || code == not_ready || (code >= 900 && code <= 910);  // of captures that have begun meanwhile
+  return code == success || code == not_ready || (code >= 900 && code <= 910);  // a capture has begun meanwhile
 }
 
-/// Until no thread reads or writes the host's memory any more; false where the device has failed before.
+/// Wait until no thread reads or writes the host memory any more; false if the device fails before.
 bool wait_until_moved(Staged& staged, Driver const& driver, std::uintptr_t stream) noexcept {
   auto const began = Clock::now();
   for (auto next_look = began + looks_every; !staged.moved();) {
@@ -159,7 +159,7 @@ bool wait_until_moved(Staged& staged, Driver const& driver, std::uintptr_t strea
   return true;
 }
 
-/// `staged` of large pageable memory and a device, of which it then says which way the bytes go; else why not.
+/// Return `staged` if the copy is between large pageable memory and a device, otherwise why not. Sets the direction.
 Outcome could_be(Driver const& driver, Request& request) noexcept {
   std::uint64_t const to = request.extent(request.dst_pitch), from = request.extent(request.src_pitch);
   Memory const dst = memory_at(driver, request.dst), src = memory_at(driver, request.src);
@@ -183,7 +183,7 @@ Outcome could_be(Driver const& driver, Request& request) noexcept {
   return StagingLimits().threads < 2 ? Outcome::one_processor : Outcome::staged;
 }
 
-/// Requests that differ in nothing but addresses, and are copied as one.
+/// Requests that differ only in addresses and sizes, and are copied as one.
 struct Group {
   Request any;
   std::vector<CopyItem> parts;
@@ -204,7 +204,7 @@ std::unique_ptr<Staged> submit(Context& context, Stream& stream, Group const& gr
   bool const to_device = group.any.toward == Request::Toward::device;
   auto const toward = to_device ? Staging::Toward::device : Staging::Toward::host;
   std::lock_guard const guard(stream.mutex);
-  // Not before its turn, unless that is allowed: what is in the stream already may write the source.
+  // Earlier work of the stream may write the source, so it is read in turn unless the caller allows otherwise.
   return context.staging().copy(*stream.queue, toward, group.parts, to_device && group.any.early, limits);
 }
 
@@ -219,7 +219,7 @@ Outcome stage_group(Driver const& driver, Group const& group) {
       driver.cuStreamGetId(stream, &stream_number) != success) {
     return Outcome::refused;
   }
-  // What waits for the stream is forbidden while another one is captured; the driver's copy says so.
+  // Waiting for the stream is forbidden while another one is under capture; the driver's own copy returns that error.
   if (request.synchronous) {
     int const waits = driver.cuStreamQuery(stream);
     if (waits != success && waits != not_ready) return Outcome::refused;
@@ -244,7 +244,7 @@ Outcome stage_group(Driver const& driver, Group const& group) {
   }
 }
 
-/// Where our own registrations of the range begin and end, and their pieces; those that are idle are the driver's too.
+/// The borders inside the range of our own registrations and their pieces, idle ones included: the driver has them too.
 std::set<Address> borders(Address start, std::uint64_t size) {
   std::set<Address> cuts;
   for (unsigned i = 0, count = device_count("cuda"); i < count; ++i) {
@@ -279,7 +279,7 @@ void stage(std::span<Request> requests, Outcome* outcomes) noexcept {
     auto const toward = (kind & 1) != 0 ? Request::Toward::device : Request::Toward::host;
     bool const early = (kind & 2) != 0;
     auto const is_of_it = [&](Request const& request) { return request.toward == toward && request.early == early; };
-    auto outcome = Outcome::refused;  // also where memory runs out, or the driver refuses a question
+    auto outcome = Outcome::refused;  // also if memory runs out or a query of the driver fails
     try {
       Group group;
       each([&](Request const& request) {

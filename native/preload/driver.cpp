@@ -17,7 +17,7 @@ enum class Known : char { nothing, all, lacks_some };
 
 }  // namespace
 
-// Threads that come here at once write the same words.
+// Concurrent first calls write the same words.
 Driver const* Driver::get() noexcept {
   static constinit std::atomic<Known> known = Known::nothing;
   static constinit Driver driver{};

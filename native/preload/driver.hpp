@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NVIDIA driver as the program has loaded it: nothing here loads it.
+// The NVIDIA driver, if the program has loaded it: nothing here loads it.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 namespace pinning::preload {
 
-/// A function of libcuda by its exported name, found by libc's own dlsym; null where the program has not loaded it.
+/// A function of libcuda by its exported name, from libc's own dlsym; null if the program has not loaded libcuda.
 void* driver_symbol(char const* name) noexcept;
 
-// FUNCTION(name, arguments...): what is asked of it. Each is the one whose null stream is the legacy default stream.
+// FUNCTION(name, arguments...): the functions used here. In each, the null stream is the legacy default stream.
 #define PINNING_PRELOAD_FUNCTIONS(FUNCTION)                                      \
   FUNCTION(cuPointerGetAttributes, unsigned, int*, void**, unsigned long long)   \
   FUNCTION(cuCtxGetCurrent, void**)                                              \
@@ -27,7 +27,7 @@ void* driver_symbol(char const* name) noexcept;
 struct Driver {
   PINNING_PRELOAD_FUNCTIONS(PINNING_POINTER)
 
-  /// Null where it lacks one of them, as those before 12.0 do.
+  /// Null if the driver lacks one of them, as versions before 12.0 do.
   static Driver const* get() noexcept;
 };
 #undef PINNING_POINTER

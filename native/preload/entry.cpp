@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions as programs call them in this library. Below the threshold they are the driver's, at the cost of a
-// comparison.
+// The functions that programs call in place of the driver's. Copies below the threshold go to the driver, at the cost
+// of one comparison.
 #include "entry.hpp"
 
 #include <new>
@@ -30,7 +30,7 @@ int call(Symbol symbol, Arguments... arguments) {
   return reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
 }
 
-/// `driver`: the driver's own copy.
+/// Stage a copy or call `driver`, the driver's own copy, and note the outcome.
 template <class Driver>
 [[gnu::noinline]] int copy_watched(Request request, Driver const& driver) {
   auto const began = settings.watches ? pinning::omp::now() : pinning::omp::Moment();
@@ -60,7 +60,7 @@ std::uintptr_t handle(void* stream, std::uintptr_t null_stream) noexcept {
   return stream != nullptr ? reinterpret_cast<std::uintptr_t>(stream) : null_stream;
 }
 
-// ---- the forms of each ----
+// ---- the variants of each function ----
 
 template <Symbol symbol, std::uintptr_t null_stream>
 int to_device(unsigned long long dst, void const* src, std::size_t size) {
@@ -104,7 +104,7 @@ int either_async(unsigned long long dst, unsigned long long src, std::size_t siz
       [&] { return call(symbol, dst, src, size, stream); });
 }
 
-// An end of CUDA_MEMCPY2D: its memory type, and the address of its first byte, 0 of an array.
+// An end of CUDA_MEMCPY2D: its memory type, and the address of its first byte (0 for an array).
 enum : int { host_type = 1, device_type = 2, unified_type = 4 };
 
 Address first_byte(int type, void const* host, unsigned long long device, std::size_t pitch, std::size_t y, std::size_t x) {
@@ -112,7 +112,7 @@ Address first_byte(int type, void const* host, unsigned long long device, std::s
   return (type == host_type ? address_of(host) : device) + y * pitch + x;
 }
 
-/// Rows that lie behind one another at both ends are one. A width of 0 is what cannot be staged.
+/// Rows that are contiguous at both ends become one. A width of 0 means that the copy cannot be staged.
 Request request_of(Rows const& rows, std::uintptr_t stream, bool synchronous) {
   using Toward = Request::Toward;
   Request request{Toward::either, 0, 0, 0, stream, synchronous};
@@ -150,7 +150,7 @@ int in_rows_async(Rows const* rows, void* stream) {
   return copy_rows(rows, handle(stream, null_stream), false, [&] { return call(symbol, rows, stream); });
 }
 
-// ---- with attributes; and in batches, of which the copies may be done in any order ----
+// ---- with attributes; and in batches, whose copies may be done in any order ----
 
 enum : int { stream_order = 1, any_order = 3 };  // CUmemcpySrcAccessOrder
 bool is_valid(CopyAttributes const& attributes) noexcept {
@@ -175,7 +175,7 @@ struct Batch {
   unsigned long long *dsts, *srcs;
   std::size_t *sizes, count;
   CopyAttributes* attributes;
-  std::size_t *firsts, kinds;  // the first copy that each of the attributes is for
+  std::size_t *firsts, kinds;  // the first copy of each attribute; the number of attributes
 
   bool is_valid() const noexcept {
     if (count == 0 || kinds == 0 || kinds > count || !dsts || !srcs || !sizes || !attributes || !firsts) return false;
@@ -187,10 +187,10 @@ struct Batch {
   }
 };
 
-/// Smaller copies of a batch are the driver's, of which nothing is asked.
+/// Smaller copies of a batch are left to the driver without a check.
 constexpr std::size_t least_of_batch = 256 << 10;
 
-/// What is left of a batch for the driver.
+/// The part of a batch that is left to the driver.
 struct Rest {
   std::vector<unsigned long long> dsts, srcs;
   std::vector<std::size_t> sizes, firsts, places;  // places: in the batch
@@ -231,7 +231,7 @@ template <class Driver>
   return code;
 }
 
-/// What the driver would refuse before it looks at the memory is its own.
+/// Batches whose arguments are invalid go to the driver, which refuses them.
 template <class Driver>
 int copy_batch(Batch const& batch, std::uintptr_t stream, std::size_t* failed, Driver const& driver) {
   if (stream == legacy_stream || !batch.is_valid()) return driver(batch);

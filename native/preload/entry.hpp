@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions as this library exports them; see symbols.hpp.
+// The functions of the driver that this library exports; see symbols.hpp.
 #pragma once
 
 #include <cstddef>

@@ -28,7 +28,7 @@ namespace pinning::preload {
 namespace {
 
 constexpr std::size_t shown_callers = 8, most_callers = 1000, most_buffers = 10000;
-constexpr int deepest = 48;  // frames that are looked at for the caller
+constexpr int deepest = 48;  // frames that are searched for the caller
 
 struct Traffic {
   std::size_t copies = 0, bytes = 0;
@@ -63,12 +63,12 @@ char const* reason(Outcome outcome) noexcept {
   }
 }
 
-/// Libraries that stand between a program and the driver.
+/// Whether a library is one between a program and the driver.
 bool is_between(std::string_view module) noexcept {
   return module.starts_with("libpinning") || module.starts_with("libcuda.so") || module.starts_with("libcudart");
 }
 
-/// Such as "libtorch_cuda.so: at::native::copy_"
+/// For example "libtorch_cuda.so: at::native::copy_".
 std::string native_caller() {
   struct Search {
     int depth = 0;
@@ -95,7 +95,7 @@ std::string native_caller() {
   return search.name.empty() ? "unknown" : search.name;
 }
 
-/// "train.py:42 in step, libtorch_cuda.so: at::native::copy_"
+/// For example "train.py:42 in step, libtorch_cuda.so: at::native::copy_".
 std::string caller() {
   std::string const line = python_line();
   return line + (line.empty() ? "" : ", ") + native_caller();
@@ -122,7 +122,7 @@ class Ledger {
       any_large |= outcomes[i] != Outcome::small;
     }
     std::string const by = any_large ? caller() : "";
-    for (std::size_t i = 0; i < requests.size(); ++i) {  // each its share of the time
+    for (std::size_t i = 0; i < requests.size(); ++i) {  // each gets its share of the time
       double const share = all > 0 ? static_cast<double>(requests[i].size()) / all : 0;
       auto const until = began + std::chrono::duration_cast<omp::Moment::duration>((ended - began) * share);
       if (outcomes[i] != Outcome::small) trace(requests[i], outcomes[i], began, until);
@@ -162,7 +162,7 @@ class Ledger {
     return text;
   }
 
-  /// Where the tool runs it has one for both.
+  /// If the tool runs, its trace is used for both.
   void open_trace() {
     char const* const file = std::getenv("PINNING_TRACE");
     if (file != nullptr && *file != 0 && omp::Tool::running() == nullptr) own_trace_ = omp::Trace::open(file);
@@ -226,13 +226,13 @@ class Ledger {
   std::unique_ptr<omp::Trace> own_trace_;
 };
 
-/// Never destroyed: programs copy until the end.
+/// Never destroyed: programs copy until they exit.
 Ledger& ledger() {
   static Ledger& only = *new Ledger;
   return only;
 }
 
-/// Of a program in which the tool, that writes one report for both, was never started.
+/// Finish the trace, and write the report, unless the tool was started: it writes one for both.
 void at_exit(int, void*) {
   if (!omp::this_process.began || omp::this_process.sandboxed || !omp::this_process.copies) return;
   ledger().finish_trace();
@@ -252,7 +252,7 @@ void begin_watching() noexcept {
   if (!settings.watches) return;
   try {
     ledger().open_trace();
-  } catch (...) {  // out of memory: there is no trace
+  } catch (...) {  // out of memory: no trace
   }
 }
 
@@ -263,7 +263,7 @@ void note(std::span<Request const> requests, Outcome const* outcomes, omp::Momen
   omp::Uncancelled const uncancelled;
   try {
     ledger().add(requests, outcomes, began);
-  } catch (...) {  // out of memory: the report lacks one
+  } catch (...) {  // out of memory: the report lacks this call
   }
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What became of the program's copies: bytes for `pinning top`, and more for the report at its end and the trace where they
-// are wanted.
+// A record of the program's copies: bytes for `pinning top`, and details for the report at exit and the trace.
 #pragma once
 
 #include <span>
@@ -10,10 +9,10 @@
 
 namespace pinning::preload {
 
-/// When the program looks for the driver's copies.
+/// Called when the program first looks up a copy function of the driver.
 void begin_watching() noexcept;
 
-/// What one call of the program's has copied. `began`: when it was called, if that matters.
+/// Record what one call of the program has copied. `began`: when it was called, if a report or a trace is requested.
 void note(std::span<Request const> requests, Outcome const* outcomes, omp::Moment began) noexcept;
 
 }  // namespace pinning::preload

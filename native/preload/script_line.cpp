@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Libraries give the interpreter away before they copy, and to wait for it here could hang the program. So the stack is
-// written as faulthandler does it: by a function that takes no lock, counts no reference and allocates nothing, and of which
-// the frames stay as they are, for this is the thread that runs them. CPython 3.11 and 3.12 export it.
+// Libraries release the GIL before they copy, and waiting for it here could hang the program. So the stack is written
+// as by faulthandler: by a function that takes no lock, counts no reference and allocates nothing. The frames do not
+// change meanwhile, because this thread runs them. CPython 3.11 and 3.12 export the function.
 #include "script_line.hpp"
 
 #include <dlfcn.h>
@@ -19,14 +19,14 @@ Function* python_function(char const* name) noexcept {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
-/// What it writes of this thread, the innermost call first: '  File "/home/train.py", line 42 in step' lines.
+/// Its output for this thread, innermost call first: lines such as '  File "/home/train.py", line 42 in step'.
 std::string stack() {
   static auto* const thread = python_function<void*()>("PyGILState_GetThisThreadState");
   static auto* const dump = python_function<void(int, void*)>("_Py_DumpTraceback");
   void* const state = thread != nullptr && dump != nullptr ? thread() : nullptr;
   int ends[2];
   if (state == nullptr || pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return "";
-  dump(ends[1], state);  // what the pipe has no room for is left out
+  dump(ends[1], state);  // what does not fit into the pipe is dropped
   close(ends[1]);
   std::string text(16384, 0);
   ssize_t const size = read(ends[0], text.data(), text.size());

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where in a program's Python the calling thread is.
+// The line of Python code that the calling thread executes.
 #pragma once
 
 #include <string>
 
 namespace pinning::preload {
 
-/// "train.py:42 in step": of the program's own files, if it is in one, or else of a library's. Empty in a thread that runs no
-/// Python, and where the interpreter has no way to say so to a thread that does not hold it.
+/// For example "train.py:42 in step": the innermost line in the program's own files, otherwise in a library. Empty in a
+/// thread that runs no Python, or if the interpreter does not export a way to find out without the GIL.
 std::string python_line();
 
 }  // namespace pinning::preload

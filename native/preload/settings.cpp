@@ -14,7 +14,7 @@ constinit Settings settings;
 
 namespace {
 
-char const *wrong_name, *wrong_value, *remedy;  // of a variable, which stays in the environment
+char const *wrong_name, *wrong_value, *remedy;  // of a variable; the value stays valid in the environment
 
 char const* variable(char const* name) noexcept {
   char const* const value = std::getenv(name);
@@ -34,7 +34,7 @@ void refuse(char const* name, char const* way_out) noexcept {
   } else if (*copies != 0 && strcasecmp(copies, "on") != 0) {
     refuse("PINNING_COPIES", "give one of off, on");
   }
-  settings.min_bytes = std::size_t{4} << 20;  // below, the driver's copies are as quick
+  settings.min_bytes = std::size_t{4} << 20;  // below, the driver's own copies are as fast
   if (char const* const given = variable("PINNING_COPIES_MIN_BYTES"); *given != 0) {
     auto const bytes = omp::bytes_of(given);
     if (bytes && *bytes > 0) settings.min_bytes = *bytes;

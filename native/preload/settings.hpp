@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the environment wants of copies; see docs/any-program.md.
+// Settings of copies from the environment; see docs/any-program.md.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 namespace pinning::preload {
 
 struct Settings {
-  std::size_t min_bytes = ~std::size_t{0};  // PINNING_COPIES_MIN_BYTES: smaller copies are the driver's, unlooked at
+  std::size_t min_bytes = ~std::size_t{0};  // PINNING_COPIES_MIN_BYTES: smaller copies go to the driver unchecked
   bool stages = true;                       // PINNING_COPIES: on, or off, which only watches
-  bool watches = false;                     // there is to be a report or a trace
+  bool watches = false;                     // a report or a trace is requested
 };
-/// As the environment was when this library was loaded; before that all copies are the driver's.
+/// From the environment at the time when this library was loaded; before that, all copies go to the driver.
 extern Settings settings;
 
-/// Says what is wrong with it, once.
+/// Report an invalid setting, once.
 void complain_of_settings();
 
 }  // namespace pinning::preload

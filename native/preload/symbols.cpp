@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a program comes to the functions of entry.cpp: `dlsym` is answered here, and so programs that open libcuda at run
-// time get them; direct calls find them by name, because this library is loaded first.
+// How a program gets the functions of entry.cpp: this library replaces `dlsym`, through which programs that open
+// libcuda at run time find them; direct calls find them by name, because this library is loaded first.
 //
-// Nothing else about dlsym may change, for every program calls it. So it is a few instructions that jump to libc's own, as
-// if the caller had called that: what RTLD_NEXT and RTLD_DEFAULT mean depends on the address of the call. Only for the names
-// in symbols.hpp a question is asked first.
+// Nothing else about dlsym may change, because every program calls it. So it is a few instructions that jump to libc's
+// own, as if the caller had called that: the meaning of RTLD_NEXT and RTLD_DEFAULT depends on the address of the call.
+// Only names in symbols.hpp are treated differently.
 #include "symbols.hpp"
 
 #include <dlfcn.h>
@@ -38,7 +38,7 @@ struct Entry {
 };
 constexpr int newest = 1 << 30;
 #define PINNING_ENTRY(exported, ...) {#exported, __VA_ARGS__, reinterpret_cast<void*>(&::exported)},
-// Not filled in by a constructor: other libraries' constructors may call dlsym before.
+// Not initialized by a constructor: constructors of other libraries may call dlsym before it.
 Entry const entries[] = {PINNING_COPY_SYMBOLS(PINNING_ENTRY)};
 #undef PINNING_ENTRY
 static_assert(std::size(entries) == symbols);
@@ -46,13 +46,13 @@ static_assert(std::size(entries) == symbols);
 using omp::Dlsym;
 using omp::next_dlsym;
 
-/// The object that an address is in.
+/// The loaded object that contains an address.
 void const* object_of(void const* address) noexcept {
   Dl_info info;
   return address != nullptr && dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
 }
 
-/// Whether an address is in this library, or in libpinning: these call the driver itself.
+/// Whether an address is in this library or in libpinning, which get the driver's own functions.
 bool is_ours(void const* address) noexcept {
   void const* const object = object_of(address);
   return object == object_of(entries) || object == object_of(reinterpret_cast<void*>(&make_staging));
@@ -65,7 +65,7 @@ Entry const* exported_as(char const* name) noexcept {
   return nullptr;
 }
 
-/// A driver may take its own functions by name, and so give ours.
+/// Remember the driver's own function and return ours. If the driver looked it up by name, `function` is already ours.
 void* remembered(Entry const& entry, void* function) noexcept {
   if (function != entry.function) driver_functions[&entry - entries].store(function, std::memory_order_release);
   auto& process = omp::this_process;
@@ -106,7 +106,7 @@ void* in_place_of(void* function, char const* name, int version, bool per_thread
 
 namespace {
 
-/// What dlsym is to return; or that libc's is to be called, by a jump.
+/// The result of dlsym; if it is not answered here, libc's own is called by a jump.
 struct Answer {
   void* function;
   std::uintptr_t is_answered;
@@ -121,7 +121,7 @@ extern "C" [[gnu::visibility("hidden"), gnu::used]] Answer pinning_answer_dlsym(
   if (entry == nullptr || is_ours(caller)) return libcs;
   void* const drivers = driver_symbol(name);
   if (drivers == nullptr) {
-    // Without the driver these names are as unknown as if this library did not have them.
+    // Without the driver these names must be as unknown as without this library.
     void* const function = handle == RTLD_NEXT ? nullptr : next_dlsym()(handle, name);
     if (handle != RTLD_NEXT && object_of(function) != object_of(entries)) return libcs;
     return {next_dlsym()(RTLD_NEXT, name), 1};
@@ -138,7 +138,7 @@ extern "C" [[gnu::visibility("hidden"), gnu::used]] Dlsym* pinning_next_dlsym() 
 
 }  // namespace pinning::preload
 
-// Where there is no CUDA, dlsym is left alone.
+// On processors without CUDA, dlsym is not replaced.
 #if defined(__x86_64__)
 asm(R"(
   .text

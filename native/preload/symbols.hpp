@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of the driver that this library answers in its place, by whatever way a program looks for them.
+// The functions of the driver that this library replaces, however a program looks them up.
 #pragma once
 
 #include <atomic>
 
 namespace pinning::preload {
 
-// SYMBOL(exported name, name for cuGetProcAddress, first and last version of that, whether null is the thread's default
-// stream)
+// SYMBOL(exported name, name for cuGetProcAddress, first and last version there, whether the null stream is per thread)
 #define PINNING_COPY_SYMBOLS(SYMBOL)                                                            \
   SYMBOL(cuMemcpyHtoD_v2, "cuMemcpyHtoD", 3020, newest, false)                                  \
   SYMBOL(cuMemcpyHtoD_v2_ptds, "cuMemcpyHtoD", 3020, newest, true)                              \
@@ -40,13 +39,13 @@ namespace pinning::preload {
 enum Symbol : unsigned { PINNING_COPY_SYMBOLS(PINNING_ENUMERATOR) symbols };
 #undef PINNING_ENUMERATOR
 
-/// The driver's own function; null before it is known.
+/// The driver's own functions; null until known.
 extern std::atomic<void*> driver_functions[symbols];
 
-/// Looks it up where it is not known yet; null where the program has not loaded the driver.
+/// The driver's own function, looked up if not known yet; null if the program has not loaded the driver.
 void* driver_function(Symbol symbol) noexcept;
 
-/// What `cuGetProcAddress` gives a program in place of the driver's function, which is remembered; else that function.
+/// Our function in place of the driver's `function`, which is then remembered, for `cuGetProcAddress`; or `function`.
 void* in_place_of(void* function, char const* name, int version, bool per_thread) noexcept;
 
 }  // namespace pinning::preload

@@ -7,9 +7,9 @@
 
 namespace pinning {
 
-/// Has a vendor's batch call copy all parts, some thousands at a time: of 50 000 one driver crashed, and above 8 192 another.
-/// `call(dsts, srcs, sizes, count)` returns the vendor's code. What it refuses goes one by one: it refuses more than single
-/// copies do, and does not say what.
+/// Copies all parts by a vendor's batch call, some thousands at a time: one driver crashed with 50 000, another above
+/// 8 192. `call(dsts, srcs, sizes, count)` returns the vendor's code. If it refuses, the parts are copied one by one: a
+/// batch call refuses copies that single calls accept, and does not say which.
 template <class Pointer, class Call>
 void copy_by_batch_call(VendorQueue& queue, CopyItem const* parts, std::uint64_t count, Call&& call) {
   constexpr std::uint64_t most = 4096;
@@ -19,7 +19,7 @@ void copy_by_batch_call(VendorQueue& queue, CopyItem const* parts, std::uint64_t
   for (std::uint64_t at = 0; at < count; at += most) {
     std::size_t const now = std::min(most, count - at);
     for (std::size_t i = 0; i < now; ++i) {
-      dsts[i] = (Pointer)parts[at + i].dst;  // a number, or a pointer
+      dsts[i] = (Pointer)parts[at + i].dst;  // an integer or a pointer
       srcs[i] = (Pointer)parts[at + i].src;
       sizes[i] = parts[at + i].size;
     }

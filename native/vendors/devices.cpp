@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which device has which name. No lock: the list only grows.
+// Devices by name. No lock: the list only grows.
 #include "devices.hpp"
 
 #include <charconv>
@@ -19,14 +19,14 @@ struct Named {
   std::unique_ptr<VendorDevice> device;
 };
 
-/// Never destroyed: programs lock until the end.
+/// Never destroyed: programs may lock memory until they exit.
 GrowingList<Named> all_devices;
 
 void begin_anew() {
   all_devices.each([](Named& each) { each.device->after_fork(); });
 }
 
-/// The number behind the colon of a full name.
+/// The number after the colon of a full name.
 unsigned index_of(std::string const& name) {
   unsigned index = 0;
   char const* const first = name.c_str() + name.find(':') + 1;
@@ -48,7 +48,7 @@ std::string vendor_names() {
   return all;
 }
 
-/// The vendor of a device's name, or of its own.
+/// The vendor of a device name, or of a vendor name.
 Vendor const& vendor_of(std::string const& name) {
   std::string_view const first = std::string_view(name).substr(0, name.find(':'));
   for (Vendor const* const vendor : vendors) {

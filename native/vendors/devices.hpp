@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices that are native: each vendor's driver is loaded at first use.
+// The native devices: each vendor's driver is loaded at first use.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 
 namespace pinning {
 
-/// "cuda" as "cuda:0", "cuda:1" as it is. Throws InvalidArgument for what is no name of a device.
+/// Completes a device name: "cuda" gives "cuda:0", "cuda:1" itself. Throws InvalidArgument if it is no device name.
 std::string full_name(char const* device);
 
-/// What each vendor's folder has for the table of vendors. All throw Unavailable.
+/// A vendor's entry in the table of vendors; each vendor's folder defines one. All functions throw Unavailable.
 struct Vendor {
   char const* name;
   unsigned (*count)();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A vendor's library once it is started: its calls, each checked.
+// A vendor's library after it has been started: its calls, with error checks.
 #pragma once
 
 #include <pinning/errors.hpp>
@@ -10,7 +10,7 @@
 
 namespace pinning {
 
-/// For errors: the symbol without its version, such as "_v2".
+/// The symbol without its version suffix, such as "_v2"; for errors.
 template <class Signature>
 std::string name_of(Function<Signature> const& function) {
   std::string const symbol = function.symbol;
@@ -24,14 +24,14 @@ class VendorDriver {
 
   Started const& started() const noexcept { return started_; }
 
-  /// What to throw where a call has returned this code.
+  /// Describes a call that has returned this error code.
   virtual VendorCall failed(std::string function, int code, std::string advice = "") const = 0;
   /// Throws unless the code is 0.
   template <class Signature>
   void check_code(Function<Signature> const& function, int code, std::string advice = "") const {
     if (code != 0) refuse(failed(name_of(function), code, std::move(advice)));
   }
-  /// Calls the function, and throws as `check_code`.
+  /// Calls the function; throws like `check_code`.
   template <class... Parameters>
   void check(Function<int(Parameters...)> const& function, std::type_identity_t<Parameters>... arguments) const {
     if (int const code = function(arguments...); code != 0) refuse(failed(name_of(function), code));

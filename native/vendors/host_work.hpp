@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread of the host does in the place of a vendor's queue.
+// Work that a host thread does instead of a vendor's queue.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 
 namespace pinning {
 
-/// Writes the low `bytes` of `value` `count` times.
+/// Writes the low `bytes` bytes of `value`, `count` times.
 inline void fill_bytes(char* to, std::uint32_t value, unsigned bytes, std::uint64_t count) {
   std::uint64_t const size = count * bytes;
   std::uint64_t filled = std::min<std::uint64_t>(bytes, size);
-  std::memcpy(to, &value, filled);  // little endian, as all hosts of GPUs are
+  std::memcpy(to, &value, filled);  // little-endian, like all hosts with GPUs
   while (filled < size) {
     std::uint64_t const step = std::min<std::uint64_t>({filled, size - filled, 64 << 10});
     std::memcpy(to + filled, to, step);
@@ -23,7 +23,7 @@ inline void fill_bytes(char* to, std::uint32_t value, unsigned bytes, std::uint6
   }
 }
 
-/// Polls a word until it has reached `value`: at first it only yields the processor, then it sleeps, for longer each time.
+/// Polls a word until it has reached `value`: at first yields the processor, then sleeps, up to 1 ms at a time.
 inline void wait_for_word(Address address, std::uint32_t value) {
   using namespace std::chrono_literals;
   std::atomic_ref const word(*reinterpret_cast<std::uint32_t*>(address));

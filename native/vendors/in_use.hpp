@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A vendor's handle that several threads use while one may give it back: a vendor crashes on a handle that is gone, or
-// takes another for it.
+// A vendor's handle that several threads use while one may release it: with a released handle a vendor crashes, or uses
+// another object that has the same handle by then.
 #pragma once
 
 #include <atomic>
 
 namespace pinning {
 
-/// How many calls use a handle. Each counts itself first and then looks whether the handle is closed; what closes it says so
-/// first and then waits for those calls.
+/// Counts the calls that use a handle. Each call counts itself first and then checks whether the handle is closed; the
+/// closing thread marks it closed first and then waits for those calls.
 class InUse {
  public:
   class User {

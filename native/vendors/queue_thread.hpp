@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that does a queue's work in order, for vendors whose engines do not.
+// A thread that executes a queue's work in order, for vendors whose engines do not.
 #pragma once
 
 #include <pthread.h>
@@ -18,7 +18,7 @@
 
 namespace pinning {
 
-/// The jobs of a queue, and the thread that does one after another until it is stopped and all are done.
+/// The jobs of a queue, and the thread that runs them one after another until it is stopped and all are done.
 class QueueThread {
  public:
   struct Job {
@@ -30,7 +30,7 @@ class QueueThread {
   QueueThread() = default;
   QueueThread(QueueThread const&) = delete;
 
-  /// Ends the thread once all jobs are done. Any destructor may call it.
+  /// Ends the thread after all jobs are done. May be called by any destructor.
   void stop() noexcept {
     {
       std::lock_guard const guard(mutex_);
@@ -40,10 +40,10 @@ class QueueThread {
   }
 
  protected:
-  /// Starts a thread, whose body calls `run`. It keeps no process alive. Throws VendorError.
+  /// Starts a detached thread, which keeps no process alive; `body` calls `run`. Throws VendorError.
   static void start(char const* name, std::function<void()> body) {
     auto own = std::make_unique<std::function<void()>>(std::move(body));
-    // Signals are for the program's own threads, except for those that the body itself causes.
+    // The program's own threads handle signals, except those that the body itself causes.
     sigset_t all, before;
     sigfillset(&all);
     for (int const own_fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, own_fault);
@@ -60,7 +60,7 @@ class QueueThread {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (code != 0) {
       throw VendorError(failed_call("pthread_create", code, "no thread can be started for a queue; close queues that are "
-                                                            "idle"));
+                                    "idle"));
     }
     own.release();
     pthread_setname_np(thread, name);
@@ -77,7 +77,7 @@ class QueueThread {
     return std::make_unique<Of>(std::move(work));
   }
 
-  /// Puts a job behind all others, and calls `meanwhile` under the mutex: if that throws, there is no new job.
+  /// Appends a job and calls `meanwhile` under the mutex; if `meanwhile` throws, no job is added.
   template <class Meanwhile>
   void put(std::unique_ptr<Job> job, Meanwhile&& meanwhile) {
     {
@@ -98,7 +98,7 @@ class QueueThread {
   std::atomic<bool> stopped_ = false;
 
  private:
-  /// The first job; none once the thread is stopped and all are done.
+  /// Takes the first job, waiting for one; null once the thread is stopped and all jobs are done.
   std::unique_ptr<Job> next() {
     for (;;) {
       std::uint32_t const seen = news_.load();
@@ -110,7 +110,7 @@ class QueueThread {
         }
         if (stopped_) return nullptr;
       }
-      // Waking a thread takes longer than all else here, and the next job often comes at once.
+      // Poll first: waking a thread takes longer than everything else here, and the next job often comes at once.
       for (auto const until = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
            news_.load() == seen && std::chrono::steady_clock::now() < until;) {
         std::this_thread::yield();
@@ -120,8 +120,8 @@ class QueueThread {
   }
 
   std::unique_ptr<Job> first_;
-  Job* last_ = nullptr;  // of these, if there is a first
-  Futex news_;  // of jobs, and of the end
+  Job* last_ = nullptr;  // valid if `first_` is not null
+  Futex news_;  // incremented by `put` and `stop`
 };
 
 }  // namespace pinning

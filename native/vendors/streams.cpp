@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `SpareEvents::mutex_` is taken last and held for a few nanoseconds, during no call of a vendor.
+// Locks: `SpareEvents::mutex_` is taken last, for a few nanoseconds, and never held during a vendor call.
 #include "streams.hpp"
 
 #include <chrono>
@@ -10,7 +10,7 @@ namespace pinning {
 
 namespace {
 
-// To wake a thread that sleeps takes 0.05 to 0.2 ms, which must be little of what it has waited for.
+// Polling time before a wait sleeps: waking a thread takes 0.05 to 0.2 ms, which must be a small part of the wait.
 constexpr auto polled = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -33,7 +33,7 @@ SpareEvents::Spare* SpareEvents::take() {
     spare = pop();
     if (spare != nullptr && count_ > most) surplus = pop();
   }
-  // So many are no longer needed at a time. One for each that is taken, so that no call has to destroy thousands.
+  // There are more than needed. One is destroyed for each taken, so that no call has to destroy thousands.
   if (surplus != nullptr) destroy(surplus);
   if (spare != nullptr) return spare;
   auto fresh = std::make_unique<Spare>();
@@ -50,7 +50,7 @@ void SpareEvents::give(Spare* spare) noexcept {
 }
 
 void SpareEvents::destroy_all() noexcept {
-  for (int left = count_; left > 0; --left) {  // and no more: those that cannot be destroyed come back
+  for (int left = count_; left > 0; --left) {  // bounded: those that cannot be destroyed are returned
     Spare* spare;
     {
       std::lock_guard const guard(mutex_);
@@ -71,7 +71,7 @@ SpareEvents::Spare* SpareEvents::pop() noexcept {
 void SpareEvents::destroy(Spare* spare) noexcept {
   if (vendor_.streams().event_destroy(spare->handle) == 0) {
     delete spare;
-  } else {  // it is still there
+  } else {  // it still exists
     vendor_.forget_error();
     give(spare);
   }

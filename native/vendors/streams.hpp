@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and events, which CUDA and HIP have alike: the same calls under other names. What differs, each vendor's own
-// file has.
+// Streams and events of CUDA and HIP: the same calls under other names. The differences are in each vendor's own files.
 #pragma once
 
 #include <atomic>
@@ -15,10 +14,10 @@
 
 namespace pinning {
 
-/// What must be current in a thread for some calls: a context, or the number of a device.
+/// A place, which must be current in a thread for some calls: a CUDA context, or the index of a HIP device.
 using Where = std::uintptr_t;
 
-/// The calls of a vendor that are about streams and events.
+/// A vendor's calls for streams and events.
 class StreamVendor : public VendorDriver {
  public:
   struct Functions {
@@ -39,7 +38,7 @@ class StreamVendor : public VendorDriver {
   char const* name() const noexcept { return name_; }
   Functions const& streams() const noexcept { return streams_; }
 
-  /// What a query says: done, not yet, or by throwing why it never will be.
+  /// The result of a query: true if done, false if not ready. Throws for any other code.
   bool ready(Function<int(void*)> const& query, int code) const {
     if (code == not_ready) {
       forget_error();
@@ -49,19 +48,19 @@ class StreamVendor : public VendorDriver {
     return true;
   }
 
-  /// Makes it current in this thread. What is returned is for `leave`, which brings back what was before; that it fails
-  /// must not undo what was done between.
+  /// Makes a place current in this thread, and returns the value for `leave`, which restores the previous one. A
+  /// failure of `leave` is ignored: it must not undo the work in between.
   virtual Where enter(Where where) const = 0;
   virtual void leave(Where before) const noexcept = 0;
 
-  /// Clears the thread's last error, for a vendor that keeps it until it is read.
+  /// Clears the thread's last error, if the vendor keeps it until it is read.
   virtual void forget_error() const noexcept {}
 
   static constexpr int not_ready = 600;
-  static constexpr int capture_implicit = 906;  // of a default stream, while a stream that waits for it is captured
+  static constexpr int capture_implicit = 906;  // default stream, while a stream that waits for it is captured
   static constexpr int capture_relaxed = 2;
-  static constexpr unsigned non_blocking = 1;   // a stream that neither waits for the default stream nor that for it
-  static constexpr unsigned blocking_sync = 1;  // a wait for an event sleeps instead of keeping a processor
+  static constexpr unsigned non_blocking = 1;   // a stream that does not synchronize with the default stream
+  static constexpr unsigned blocking_sync = 1;  // waits for the event sleep instead of spinning
 
  protected:
   Functions streams_{};
@@ -70,10 +69,10 @@ class StreamVendor : public VendorDriver {
   char const* const name_;
 };
 
-/// While it lives, calls of this thread break no capture of a stream. A driver takes all calls that ask or wait, allocate,
-/// free or register for unsafe while a stream is captured: it refuses them, and the capture is lost, even that of
-/// another thread (measured on an H200: with this guard it accepts them, and only a wait for the whole device still
-/// ends a capture).
+/// While it exists, calls of this thread end no capture of a stream. While a stream is captured, a driver regards all
+/// calls that query, wait, allocate, free or register as unsafe: it refuses them, and the capture is lost, even another
+/// thread's (measured on an H200: with this guard it accepts them, and only a wait for the whole device still ends a
+/// capture).
 class BesideCaptures {
  public:
   explicit BesideCaptures(StreamVendor const& vendor) noexcept : vendor_(vendor) { exchange(); }
@@ -89,7 +88,7 @@ class BesideCaptures {
   int mode_ = StreamVendor::capture_relaxed;
 };
 
-/// A place that is current in this thread, and afterwards whichever was before. Its calls break no capture.
+/// Makes a place current in this thread while it exists, then restores the previous one. Its calls end no capture.
 class Current {
  public:
   Current(StreamVendor const& vendor, Where where) : vendor_(vendor), beside_(vendor), before_(vendor.enter(where)) {}
@@ -102,9 +101,8 @@ class Current {
   Where const before_;
 };
 
-/// Events of one place that are no longer needed, to be recorded again: to make, record and destroy one takes 2.1 us
-/// (H200), to record one again 1.2, the time included. Every event records the time, since it is not known beforehand
-/// which will be asked for it.
+/// Unused events of one place, to be recorded again: creating, recording and destroying an event takes 2.1 us (H200),
+/// recording an existing one 1.2 us, with timing. Every event records the time, because any may be asked for it later.
 class SpareEvents {
  public:
   struct Spare {
@@ -114,20 +112,20 @@ class SpareEvents {
 
   SpareEvents(StreamVendor const& vendor, Where where) : vendor_(vendor), where_(where) {}
   SpareEvents(SpareEvents const&) = delete;
-  /// What is left of the vendor's events goes with their place.
+  /// The vendor's events are not destroyed here: they end with their place.
   ~SpareEvents();
 
-  /// One of them, or a new one.
+  /// Takes one of them, or creates one.
   Spare* take();
-  /// Any destructor may call it, which must wait for nothing: so it takes no lock and does not call the vendor.
+  /// Returns one. May be called by any destructor, which must not wait: it takes no lock and does not call the vendor.
   void give(Spare* spare) noexcept;
-  /// Destroys those that are here.
+  /// Destroys all spares.
   void destroy_all() noexcept;
 
  private:
   static constexpr int most = 64;
 
-  Spare* pop() noexcept;  // mutex_
+  Spare* pop() noexcept;  // with `mutex_` held, or in the destructor
   void destroy(Spare* spare) noexcept;
 
   StreamVendor const& vendor_;
@@ -138,10 +136,10 @@ class SpareEvents {
   Spare* ready_ = nullptr;
 };
 
-/// The name of a GPU on the PCI bus, such as "0000:3b:00.0".
+/// A GPU's address on the PCI bus, such as "0000:3b:00.0".
 std::string pci_address(int domain, int bus, int device);
 
-/// A point in a stream. The vendor's event goes back to the spares.
+/// A point in a stream. Its destructor returns the vendor's event to the spares.
 class StreamEvent final : public VendorEvent {
  public:
   StreamEvent(StreamVendor const& vendor, std::shared_ptr<SpareEvents> spares)
@@ -153,7 +151,7 @@ class StreamEvent final : public VendorEvent {
   double seconds_since(VendorEvent& earlier) override;
 
   void* handle() const noexcept { return spare_->handle; }
-  /// The event as one of this vendor's. Throws Foreign.
+  /// Casts to an event of this vendor. Throws Unsupported if it is another vendor's.
   static StreamEvent& of(StreamVendor const& vendor, VendorEvent& event);
 
  private:
@@ -162,7 +160,7 @@ class StreamEvent final : public VendorEvent {
   SpareEvents::Spare* const spare_;
 };
 
-/// A stream: all but what moves bytes and waits for words.
+/// A stream, except copies, fills, and waits for words in memory.
 class StreamQueue : public VendorQueue {
  public:
   std::uintptr_t handle() const noexcept override { return reinterpret_cast<std::uintptr_t>(stream_); }
@@ -176,25 +174,25 @@ class StreamQueue : public VendorQueue {
   void close() override;
 
  protected:
-  /// Whether calls are made with the place of the stream current.
+  /// How calls are made: as they are, with the stream's place current, or not at all (closed).
   enum class Calls : std::uint8_t { as_it_is, in_place, never };
 
-  /// A new stream, or `adopted`, which stays when this is closed.
+  /// Creates a stream, or wraps `adopted`, which `close` does not destroy.
   StreamQueue(StreamVendor const& vendor, Where where, std::shared_ptr<SpareEvents> spares, Calls calls,
               std::optional<std::uintptr_t> adopted);
   /// For the destructor of each vendor's queue.
   void close_quietly() noexcept;
 
-  /// Whether to repeat a call that has given this code, from now on with the place current.
+  /// Whether to repeat a call that returned this code, and make later calls, with the place current.
   virtual bool wants_place(int) const noexcept { return false; }
 
-  /// `capture`, of a stream that is not closed meanwhile. A vendor that cannot record has closed captures only.
+  /// Implements `capture` for an open stream. By default, for vendors that cannot record, every capture is closed.
   virtual std::uint64_t capture_id();
 
   void* stream() const noexcept { return stream_; }
   Where where() const noexcept { return where_; }
 
-  /// The code that a function of the vendor's returns.
+  /// Calls a function of the vendor and returns its code.
   template <class... Parameters>
   int result(Function<int(Parameters...)> const& function, std::type_identity_t<Parameters>... arguments) {
     vendor_.started().check();
@@ -226,7 +224,7 @@ class StreamQueue : public VendorQueue {
   void* stream_ = nullptr;
   bool const owned_;
   std::atomic<Calls> calls_;
-  InUse stream_use_;  // by calls that other threads make while one may close it
+  InUse stream_use_;  // calls of threads that may run while another closes it
 };
 
 }  // namespace pinning

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages are watched, how often, and which of them have gone since.
+// Which pages are watched, how often, and which of them have been unmapped or moved since.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,8 +13,8 @@
 
 namespace pinning {
 
-/// Blocks of memory that the kernel gives, and that are kept: a thread that is in the allocator may be waiting in munmap
-/// for the one that marks pages.
+/// Blocks of memory taken from the kernel and never returned to it: a thread inside the allocator may be waiting in
+/// munmap for the thread that marks pages.
 class KernelBlocks {
  public:
   static constexpr std::size_t block_size = 64;
@@ -63,7 +63,7 @@ class PageCounts {
  public:
   PageCounts() noexcept {}
 
-  /// The pages are watched once more, and there. Throws std::bad_alloc; then nothing has changed.
+  /// Count the pages as watched once more, and as present. Throws std::bad_alloc; then nothing has changed.
   void add(Address start, Address end) {
     auto const [first, last] = split(start, end);
     ++first->second.borders;
@@ -75,14 +75,14 @@ class PageCounts {
     merge(start, end);
   }
 
-  /// These pages have been unmapped or moved. Throws std::bad_alloc; then nothing has changed.
+  /// Mark pages that have been unmapped or moved. Throws std::bad_alloc; then nothing has changed.
   void mark_gone(Address start, Address end) {
     auto const [first, last] = split(start, end);
     for (auto step = first; step != last; ++step) step->second.gone = step->second.count != 0;
     merge(start, end);
   }
 
-  /// Calls `act` with each run of pages that one `add` alone watches, this one, and that have not gone since.
+  /// Call `act` with each run of pages that only the `add` of this range watches, and that are not gone.
   template <class Act>
   void each_last(Address start, Address end, Act&& act) const {
     auto const last = steps_.find(end);
@@ -91,7 +91,7 @@ class PageCounts {
     }
   }
 
-  /// Undoes one `add`.
+  /// Undo one `add`.
   void remove(Address start, Address end) noexcept {
     auto const first = steps_.find(start), last = steps_.find(end);
     for (auto step = first; step != last; ++step) {
@@ -103,7 +103,7 @@ class PageCounts {
   }
 
  private:
-  /// What holds of the pages from its address up to the next one. It stays while a range begins or ends there.
+  /// The state of the pages from its address up to the next step. It stays while a range begins or ends there.
   struct Step {
     unsigned count = 0, borders = 0;
     bool gone = false;
@@ -114,7 +114,7 @@ class PageCounts {
     Steps::iterator first, last;
   };
 
-  /// The steps that begin at `start` and at `end`, which are there until `merge`.
+  /// Make steps that begin at `start` and at `end`, and that stay until `merge`.
   Borders split(Address start, Address end) {
     auto const first = step_at(start);
     try {
@@ -132,7 +132,7 @@ class PageCounts {
     return steps_.emplace_hint(next, address, Step{before.count, 0, before.gone});
   }
 
-  /// Drops the steps from `start` to `end` that say nothing new.
+  /// Remove the steps from `start` to `end` that only repeat the step before.
   void merge(Address start, Address end) noexcept {
     for (auto step = steps_.lower_bound(start); step != steps_.end() && step->first <= end;) {
       Step const& here = step->second;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's userfaultfd tells which memory leaves: a thread that unmaps, moves or discards watched memory waits in that
-// call until it has been read here.
+// The kernel's userfaultfd reports memory that goes away: a thread that unmaps, moves or discards watched memory waits
+// in that call until the event has been read here.
 //
-// Where the program's own calls of libc are seen (native/openmp/hooks.cpp), `invalidate` tells of what they make
-// leave, before they do: on the thread that calls, or, where a lock of the tenant's is taken, perhaps by that thread itself,
-// on another.
+// If the program's own calls of libc are seen (native/openmp/hooks.cpp), `invalidate` notifies the tenants (listeners)
+// before these calls remove memory: on the calling thread or, if a lock of a tenant is taken, perhaps by that thread
+// itself, on another.
 //
-// Two threads, or three. The reader waits for no thread and neither allocates nor frees: the other one might be waiting for
-// it in munmap. The undoer does what may take long, such as a vendor's calls. Both start when something is watched first,
-// take no signals and never end. Where calls are seen there is the teller too.
+// There are two or three threads. The reader waits for no thread and neither allocates nor frees: the thread it would
+// wait for might be waiting for it in munmap. The undoer does what may take long, such as vendor calls. Both start when
+// something is first watched, take no signals and never end. If calls are seen, the teller is the third.
 //
 // Locks, in this order, all held for a few instructions or a system call: `ranges_mutex_` guards which pages are
-// watched, and what the kernel was told of them; the reader only tries it. `tenants_mutex_` guards the list of tenants; a
-// holder neither allocates nor frees, nor calls the kernel. The reader calls `try_invalidate` with it. A thread that may
-// hold neither walks the list without, counted in `walkers_`, for which `remove` waits. `posted_lock_` is taken last, for a
-// look at a list.
+// watched, and their registration with the kernel; the reader only tries it. `tenants_mutex_` guards the list of
+// tenants; a holder neither allocates nor frees, nor calls the kernel. The reader holds it while it calls
+// `try_invalidate`. A thread that may hold neither walks the list without a lock, counted in `walkers_`, for which
+// `remove` waits. `posted_lock_` is taken last, to read or change a list.
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <linux/userfaultfd.h>
@@ -55,7 +55,7 @@ Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
 /// Each range splits mappings, of which a process may have 65 530 by default.
 constexpr std::size_t most_ranges = 16'384;
 
-/// So often a thread that makes memory leave tries to tell a tenant: then the holder of its lock may be waiting for it.
+/// Tries to notify a tenant by a thread that removes memory; then the lock's holder may be waiting for that thread.
 constexpr int most_tries = 1000;
 
 bool switched_off() {
@@ -63,7 +63,7 @@ bool switched_off() {
   return value != nullptr && std::strcmp(value, "0") == 0;
 }
 
-/// Starts a thread that takes no signals, which are the program's.
+/// Start a thread that takes no signals: these belong to the program.
 template <class Body>
 void start_thread(Body&& body) {
   sigset_t all, before;
@@ -93,7 +93,7 @@ class Watch : public Watcher {
     std::unique_lock guard(tenants_mutex_);
     std::atomic<InvalidationListener*>* link = &tenants_;
     while (*link != nullptr && *link != &tenant) link = &link->load()->next_;
-    if (*link == nullptr) return;  // in a child of fork, one of the parent's
+    if (*link == nullptr) return;  // in a forked child: a tenant of the parent
     *link = tenant.next_.load();
     if (undo_next_ == &tenant) undo_next_ = tenant.next_.load();
     while (tenant.draining_) {
@@ -133,7 +133,7 @@ class Watch : public Watcher {
     } catch (std::bad_alloc const&) {
       return false;
     }
-    // Also where others watch it already: it may be new memory by now.
+    // Even if others already watch it: it may be new memory by now.
     if (!have_kernel_watch(start, end)) {
       pages_.remove(start, end);
       return false;
@@ -142,8 +142,8 @@ class Watch : public Watcher {
     return true;
   }
 
-  /// Where pages have gone, watched memory that has moved there since may be: the kernel goes on watching it. The reader
-  /// cannot mark pages meanwhile, so that `settled` says afterwards whether any may have gone just then.
+  /// Where pages are gone, there may be watched memory that has moved there since, which the kernel continues to watch.
+  /// The reader cannot mark pages meanwhile, so `settled` reports afterwards whether any may have gone away just then.
   void unwatch(Address ptr, std::uint64_t size) noexcept override {
     Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
     for (std::unique_lock guard(ranges_mutex_);; guard.lock()) {
@@ -161,12 +161,12 @@ class Watch : public Watcher {
     }
   }
 
-  /// First the kernel: it counts a change from before the memory goes until the caller of munmap goes on, which is after
-  /// the reader has raised `pending_`. Then whether the reader is done. See docs/concurrency.md.
+  /// First the kernel: it counts a change from before the memory goes away until the caller of munmap continues, after
+  /// the reader has raised `pending_`. Then whether the reader is done. See docs/design/invalidation.md.
   bool settled() noexcept override {
     int const file = open_file_.load(std::memory_order_acquire);
     if (file < 0) return !has_pending();
-    uffdio_zeropage nothing{};  // of no bytes: refused, with EAGAIN while a change is under way
+    uffdio_zeropage nothing{};  // no bytes: refused, with EAGAIN while a change is in progress
     bool const changing = ioctl(file, UFFDIO_ZEROPAGE, &nothing) != 0 && errno == EAGAIN;
     return !changing && !has_pending();
   }
@@ -177,13 +177,13 @@ class Watch : public Watcher {
     return problem_;
   }
 
-  /// In a child of fork, where neither thread is, and the file is the parent's.
+  /// In a forked child, where no thread of the watcher exists, and the file belongs to the parent.
   void begin_anew() noexcept {
     int const file = open_file_.load(std::memory_order_relaxed);
     bool const hears_of_calls = hears_of_calls_;
     if (identity_.is_of(file)) close(file);
     static_assert(noexcept(Watch()));
-    new (this) Watch;  // the old one may have been in the midst of anything, and is not destroyed
+    new (this) Watch;  // the old one may have been in the middle of any change, and is not destroyed
     hears_of_calls_ = hears_of_calls;
   }
 
@@ -252,14 +252,14 @@ class Watch : public Watcher {
 
   struct Heard {
     Range range;
-    Address to;   // where it is now; 0 where it is nowhere
-    bool stays;  // mapped, without what was in it
+    Address to;   // its new address; 0: none
+    bool stays;  // still mapped, without its contents
     friend bool operator==(Heard const&, Heard const&) = default;
   };
 
   [[noreturn]] void read(int file) noexcept {
-    // In a table of files that is this thread's own, and holds no other file: the program may close all that it does not
-    // know, and what has the number then is not to be read here. What it closes of its own must not stay open here.
+    // This thread gets its own table of files, with no other file in it: the program may close files that it does not
+    // know, and what then gets the number must not be read here. What the program closes must not stay open here.
     syscall(SYS_close_range, file + 1, ~0U, CLOSE_RANGE_UNSHARE);
     if (file > 0) syscall(SYS_close_range, 0, file - 1, 0);
     reads_.test_and_set(std::memory_order_release);
@@ -268,12 +268,12 @@ class Watch : public Watcher {
       pollfd ready{file, POLLIN, 0};
       if (poll(&ready, 1, -1) < 0) continue;
       if ((ready.revents & POLLIN) == 0) stop();
-      pending_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets the caller of munmap go on
+      pending_.fetch_add(1, std::memory_order_seq_cst);  // before the first read, which lets munmap return
       take(file);
       bool wants_undo = false;
       {
         std::lock_guard const guard(tenants_mutex_);
-        for (std::size_t i = 0; i < heard_count_; ++i) {  // of more meanwhile
+        for (std::size_t i = 0; i < heard_count_; ++i) {  // which grows meanwhile
           Heard told;
           do {
             told = heard_[i];
@@ -295,12 +295,12 @@ class Watch : public Watcher {
   void mark_gone(int file, Address start, Address end) noexcept {
     std::unique_lock guard(ranges_mutex_, std::defer_lock);
     while (!guard.try_lock()) {
-      take(file);  // the thread that has it may be waiting in munmap
+      take(file);  // its holder may be waiting in munmap
       sched_yield();
     }
     try {
       pages_.mark_gone(start, end);
-    } catch (std::bad_alloc const&) {  // `unwatch` ends the kernel's watch there, whatever it is of
+    } catch (std::bad_alloc const&) {  // `unwatch` ends the kernel's watch there, whatever memory it is of
     }
   }
 
@@ -310,7 +310,7 @@ class Watch : public Watcher {
     for (InvalidationListener* tenant = tenants_; tenant != nullptr; tenant = tenant->next_) {
       std::optional<bool> told;
       while (!(told = tell(*tenant))) {
-        take(file);  // the holder of a lock of the tenant's may be waiting in munmap
+        take(file);  // the holder of a lock of the tenant may be waiting in munmap
         sched_yield();
       }
       wants_undo |= *told;
@@ -318,8 +318,8 @@ class Watch : public Watcher {
     return wants_undo;
   }
 
-  /// Reads what there is, so that no caller of munmap waits. What there is no room for makes the last range larger, which
-  /// then has moved nowhere.
+  /// Read all events, so that no caller of munmap waits. An event for which there is no room enlarges the last range,
+  /// which is then no longer reported as moved or unmapped, only as invalidated.
   void take(int file) noexcept {
     uffd_msg message;
     while (::read(file, &message, sizeof message) == sizeof message) {
@@ -343,7 +343,7 @@ class Watch : public Watcher {
     }
   }
 
-  /// The program has closed the file, as one that closes all files does: from now on nothing is heard.
+  /// The program has closed the file, as one that closes all files does: from now on nothing is reported.
   [[noreturn]] void stop() noexcept {
     open_file_.store(-1, std::memory_order_release);
     for (;;) pause();
@@ -351,7 +351,7 @@ class Watch : public Watcher {
 
   // ---- calls that are seen ----
 
-  /// While it lives, no tenant of the list goes.
+  /// While it exists, no tenant of the list is destroyed.
   class Walk {
    public:
     explicit Walk(Watch& watch) noexcept : watch_(watch) { ++watch_.walkers_; }
@@ -362,7 +362,7 @@ class Watch : public Watcher {
     Watch& watch_;
   };
 
-  /// False where a tenant could not be told; `tries` 0: as often as it takes.
+  /// Notify the tenants; false if one could not be notified. `tries` 0: as often as it takes.
   bool told_all(Range range, bool& wants_undo, int tries) noexcept {
     Walk const walk(*this);
     std::uint64_t const size = range.end - range.start;
@@ -380,9 +380,9 @@ class Watch : public Watcher {
     return true;
   }
 
-  /// For the teller. Until it has told all, `has_pending` has lookups wait.
+  /// Post a range to the teller. Until it has notified all tenants, `has_pending` makes lookups wait.
   void post(Range range) noexcept {
-    if (!teller_) return;  // there was no thread for it
+    if (!teller_) return;  // its thread could not be started
     lock_posted();
     if (posted_count_ < posted_.size()) {
       ++pending_;
@@ -436,7 +436,7 @@ class Watch : public Watcher {
         guard.unlock();
         try {
           tenant->drain_invalidations();
-        } catch (...) {  // the next thread that meets it tries again
+        } catch (...) {  // the next thread that finds the region tries again
         }
         guard.lock();
         tenant->draining_ = false;
@@ -454,7 +454,7 @@ class Watch : public Watcher {
 
   std::mutex tenants_mutex_;
   std::atomic<InvalidationListener*> tenants_ = nullptr;
-  InvalidationListener* undo_next_ = nullptr;  // the undoer's, which lets go of the mutex meanwhile
+  InvalidationListener* undo_next_ = nullptr;  // of the undoer, which releases the mutex meanwhile
   std::atomic<int> walkers_ = 0;
 
   std::atomic<int> open_file_ = -1;
@@ -467,14 +467,14 @@ class Watch : public Watcher {
   std::size_t posted_count_ = 0;
   std::atomic<std::uint32_t> tell_wanted_ = 0;
 
-  // The reader's own.
+  // Used by the reader only.
   std::array<Heard, 1024> heard_;
   std::size_t heard_count_ = 0;
 };
 
 namespace {
 
-/// Never destroyed: its threads go on until the end.
+/// Never destroyed: its threads run until the process ends.
 Only<Watch> only;
 
 void begin_anew() {
@@ -486,7 +486,7 @@ void begin_anew() {
 Watcher& process_watcher() {
   return only.get([] {
     at_fork(Subsystem::watch, begin_anew);
-    return std::unique_ptr<Watch>(new Watch);  // without zeros in its lists
+    return std::unique_ptr<Watch>(new Watch);  // does not zero its arrays
   });
 }
 

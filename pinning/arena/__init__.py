@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Much memory that is locked once: hundreds of GiB, or what several processes share.
+"""Large memory that is locked once: hundreds of GiB, or memory that several processes share.
 
-- ``arena``: `Arena`, and ``ready``, which brings its pages in and locks them in the background;
-- ``space``: what of it is whose, and `ArenaAllocation`;
-- ``mapping`` and ``memory``: where the bytes come from, and what keeps them;
-- ``names``: segments that processes share, and what becomes of them when processes die.
+- ``arena``: `Arena`, and ``ready``, which populates its pages and locks them in the background;
+- ``space``: which bytes are allocated, and `ArenaAllocation`;
+- ``mapping`` and ``memory``: where the memory comes from, and its owner;
+- ``names``: segments that processes share, and their removal after processes have died.
 """
 
 from pinning.arena.arena import Arena

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Much memory, locked once: it is cut up without the vendor, shared by name, and grows in its place."""
+"""Large memory, locked once: allocated from without vendor calls, shared by name, and enlarged in place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pinning.runtime.arguments import byte_count, describe, integer, seconds
 from pinning.runtime.process import Subsystem, WeakRegistry, at_exit, at_fork, defer, run_deferred
 
 _CACHE_LINE = 64
-_STEP = 2 << 20  # bytes by which it grows at least, by itself
+_STEP = 2 << 20  # bytes; the smallest automatic growth
 
 
 class Arena(Space):
@@ -148,7 +148,7 @@ class Arena(Space):
         first, last = self.part.start, self.part.stop
         for each in self.devices:
             check_room(last - first, each, resident=True)
-        run_deferred()  # what was dropped may have memory, or the name
+        run_deferred()  # dropped objects may hold memory, or the name
         memory = map_memory(
             size, self.maximum, last - first, name=name, shared=shared, create=create, huge_pages=huge_pages
         )
@@ -162,7 +162,7 @@ class Arena(Space):
     # ---- locking ----
 
     def _add(self, start: int, size: int) -> None:
-        """Have bytes locked, and then allocated from. After each step the next call can go on."""
+        """Lock bytes and make them allocatable. If it is interrupted after any step, the next call continues."""
         assert self._memory is not None
         cpus = numa.usable_cpus(self.numa_node)
         self._parts.append(Ready(self._memory, start, size, self.devices, self.unit, cpus, self._huge_pages))
@@ -174,7 +174,7 @@ class Arena(Space):
             self._give(each.start, each.size)
 
     def _resume(self) -> None:
-        """Go on with the locking that `close` had begun to end."""
+        """Continue the locking that an unsuccessful `close` has stopped."""
         if self._ending or self.closed:
             return
         for each in self._parts:
@@ -185,21 +185,21 @@ class Arena(Space):
 
     @property
     def done(self) -> bool:
-        """Whether the locking is over, for better or worse; `wait` says which."""
+        """Whether locking has ended, with or without success; `wait` raises the error."""
         return all(each.over.is_set() for each in list(self._parts))
 
     @property
     def progress(self) -> int:
-        """Bytes that are locked for all devices. With a `unit` they come in pieces, and each is used at once."""
+        """Bytes that are locked for all devices. With a `unit` these grow by pieces, each usable immediately."""
         return sum(each.progress for each in list(self._parts))
 
     def wait(self, nbytes: int | None = None, timeout: float | None = None) -> None:
-        """Wait until it is locked.
+        """Wait until the arena is locked.
 
         Parameters
         ----------
         nbytes : int, optional
-            Of its own part the first so many bytes; all by default.
+            Wait only for the first `nbytes` bytes of this process's part; by default for all.
         timeout : float, optional
             Seconds.
 
@@ -208,18 +208,18 @@ class Arena(Space):
         TimeoutError
             It takes longer.
         LockLimitError
-            Memory ran out, or the file system of its name is full.
+            Memory ran out, or the file system of a named arena is full.
         VendorError
             The vendor refused.
 
-        After the last two nothing of that part is locked; the memory itself can be used.
+        After the last two, the initial size or growth concerned is not locked at all; its memory can still be used.
         """
         patience = seconds(timeout)
         end = None if patience is None else time.monotonic() + patience
         if not self._own:
             raise NotLockedError(f"{self!r} is not locked in a fork of the process that made it, process {os.getpid()}")
         if any(each.stopped for each in list(self._parts)):
-            self._alone(self._resume)  # Ctrl-C has ended a close that was refused
+            self._alone(self._resume)  # Ctrl-C ended a `close` before it could resume the locking
         upto = sys.maxsize if nbytes is None else self.part.start + byte_count(nbytes, least=0)
         for each in list(self._parts):
             if each.start >= upto:
@@ -231,7 +231,7 @@ class Arena(Space):
                 raise each.error
 
     def device_ptr_of(self, ptr: int, size: int = 1, device: Device | str | None = None) -> int:
-        """The address that bytes of it have for a device, the first by default. Waits until they are locked.
+        """The device address of bytes of the arena. Waits until they are locked.
 
         Parameters
         ----------
@@ -257,15 +257,15 @@ class Arena(Space):
     # ---- memory ----
 
     def allocate(self, nbytes: int, alignment: int | None = None) -> ArenaAllocation:
-        """Have some of it, without a call of the vendor; it grows if it may and must.
+        """Allocate bytes of the arena, without a vendor call. The arena grows if that is necessary and allowed.
 
         Parameters
         ----------
         nbytes : int
-            At least 1; exactly so many are had.
+            At least 1; the exact size of the allocation.
         alignment : int, optional
-            A power of two, of which its address is to be a multiple. By default of 64 or, with a `unit`, of that,
-            counted from where the arena, its `part` or the growth begins.
+            A power of two; the address is a multiple of it. By default 64 or, with a `unit`, a multiple of the unit,
+            counted from the start of the arena, its `part` or the growth.
 
         Returns
         -------
@@ -277,10 +277,10 @@ class Arena(Space):
         InvalidRangeError
             A size below 1, an alignment that is no power of two, or a closed arena.
         PoolLimitError
-            There is no such stretch left; the message has the figures.
+            No free block is large enough; the message has the figures.
         PinningError
-            A fork's child, or a process that joined a segment without a `part` of its own: the allocations of others
-            are not known here.
+            In a forked child, or in a process that joined a segment without a `part` of its own, where the allocations
+            of other processes are not known.
         """
         size = byte_count(nbytes)
         if not self.made and self._whole_is_ours:
@@ -288,7 +288,7 @@ class Arena(Space):
                 f"{self!r} was made by another process, whose allocations are not known here: make it with a part= of "
                 "its own, or use asarray with an offset"
             )
-        run_deferred()  # what was dropped is free
+        run_deferred()  # frees dropped allocations
         found = self._take(size, alignment, self._home)
         while found is None:
             self._grow_for(size, alignment)
@@ -296,7 +296,7 @@ class Arena(Space):
         return found
 
     def free(self, allocation: ArenaAllocation) -> None:
-        """Give an allocation of this arena back; see `ArenaAllocation.free`.
+        """Free an allocation of this arena; see `ArenaAllocation.free`.
 
         Parameters
         ----------
@@ -308,24 +308,24 @@ class Arena(Space):
         allocation.free()
 
     def grow(self, nbytes: int) -> None:
-        """Make it larger in its place; what is new is locked in the background, as one region of its own.
+        """Enlarge the arena in place; the added bytes are locked in the background, as a separate region.
 
         Parameters
         ----------
         nbytes : int
-            By how much.
+            The number of bytes to add.
 
         Raises
         ------
         PoolLimitError
-            It may not grow so far: see the parameter `grow`.
+            The arena may not grow that far: see the parameter `grow`.
         LockLimitError
             There is no room. Nothing has changed.
         """
         self._grow(byte_count(nbytes))
 
     def _grow(self, more: int, end: int | None = None) -> None:
-        """Grow by `more` bytes, unless the end is elsewhere by now than where it was seen."""
+        """Grow by `more` bytes, unless the arena no longer ends at `end`."""
         self._check()
         memory = self._memory
         assert memory is not None
@@ -357,16 +357,16 @@ class Arena(Space):
         self._add(start, more)
 
     def _grow_for(self, size: int, alignment: int | None) -> None:
-        """Grow so far that an allocation fits behind the end."""
+        """Grow so that an allocation fits after the current end."""
         end = self.nbytes
-        step = alignment or (1 if self.unit else _CACHE_LINE)  # units are counted from there
+        step = alignment or (1 if self.unit else _CACHE_LINE)  # units are counted from `end`
         needed = -(self.ptr + end) % step + size
         self._grow(max(needed, min(_STEP, self.maximum - end)), end)
 
     def placement(self) -> dict[int, int]:
-        """How many bytes of its own part are on which node of the machine, by samples.
+        """Bytes of this process's part on each NUMA node of the machine, estimated by samples.
 
-        Empty where nothing is in memory yet, or where the kernel does not tell, as in some containers.
+        Empty if nothing is in memory yet, or if the kernel does not report it, as in some containers.
         """
         self._check()
         return numa.placement(self.ptr + self.part.start, self._end_of_part() - self.part.start)
@@ -391,22 +391,22 @@ class Arena(Space):
 
     @property
     def closed(self) -> bool:
-        """Whether its memory is gone, or is not this process's."""
+        """Whether its memory is unmapped, or not mapped in this process."""
         return self._memory is None or not self._memory.here
 
     def close(self) -> None:
-        """Unlock it and give the memory back. Nothing happens the second time.
+        """Unlock the arena and free its memory. A second call does nothing.
 
         Raises
         ------
         StillInUseError
-            Something is allocated in it, or a buffer of its bytes is out. It is as before.
+            Something is allocated in it, or a buffer of its bytes is exported. Nothing has changed.
         StillLockedError
-            Another owner has a lock in it. It is as before.
+            Another lock in it is held. Nothing has changed.
         VendorError
             The vendor refused to unlock it; call it again.
         """
-        run_deferred()  # what was dropped is free
+        run_deferred()  # frees dropped allocations
         self._close()
 
     def _close(self) -> None:
@@ -416,10 +416,10 @@ class Arena(Space):
         memory = self._memory
         if memory is None or self.closed:
             return
-        self._claim()  # nothing else begins now
+        self._claim()  # from now on nothing is allocated or exported
         try:
             if not self._ending:
-                self._check_unlocked()  # first, for then nothing has changed
+                self._check_unlocked()  # first, so that a refusal has changed nothing
             for each in self._parts:
                 each.stop()
             for each in self._parts:
@@ -436,7 +436,7 @@ class Arena(Space):
         memory.release()
 
     def _check_unlocked(self) -> None:
-        """Raise where somebody else has a lock in it."""
+        """Raise StillLockedError if a lock in it is held besides the arena's own."""
         assert self._memory is not None
         ptr = self._memory.ptr
         for locked in pinned_maps():
@@ -445,22 +445,22 @@ class Arena(Space):
                     raise StillLockedError(f"there is a lock in {self!r}, by {region!r}: unlock that first")
 
     def _holds(self, offset: int) -> int:
-        """The most locks that this arena itself may have of its byte at an offset, or of its first if that is below."""
+        """The most locks that the arena itself may have at `offset`, or at its part's start if that is higher."""
         at = max(offset, self.part.start)
         for each in self._parts:
             if each.start <= at < each.start + each.size:
-                # On the way there a piece and the whole may be locked at once; `close` looks again afterwards.
+                # Until it is over, a piece and the whole may both be locked; `close` checks again afterwards.
                 return int(each.locked) if each.over.is_set() else sys.maxsize
         return 0
 
     def _unlock_halves(self) -> None:
-        """What the vendor has refused to undo."""
+        """Unlock regions that the vendor has refused to unlock."""
         assert self._memory is not None
         for each in self.devices:
             locked = pinned_map(each)
             for region in locked.overlapping(self._memory.ptr, self.nbytes):
                 if region.references == 0 and not region.external:
-                    with suppress(NotLockedError):  # it has gone meanwhile
+                    with suppress(NotLockedError):  # it is gone by now
                         locked.unlock(region.start)
 
     def __enter__(self) -> Self:
@@ -472,7 +472,7 @@ class Arena(Space):
         if error is None:
             self.close()
             return
-        with suppress(StillInUseError, StillLockedError):  # what went wrong comes first; dropping it closes it
+        with suppress(StillInUseError, StillLockedError):  # the first error is raised; dropping the arena closes it
             self.close()
 
     def __del__(self) -> None:
@@ -481,7 +481,7 @@ class Arena(Space):
         try:
             warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
-            defer(self._close)  # not here: the garbage collector runs this in the middle of anything
+            defer(self._close)  # not here: the garbage collector may run this at any point
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"
@@ -490,7 +490,7 @@ class Arena(Space):
         return f"<Arena{name} of {self.nbytes} bytes, for {where}{state}>"
 
     def _in_child(self) -> None:
-        self._parts = []  # their threads are the parent's
+        self._parts = []  # their threads exist only in the parent
         self._alone_in_child()
         if self._segment is not None:
             self._segment.in_child()
@@ -549,7 +549,7 @@ def _at_exit() -> None:
     for arena in living:
         arena._at_exit()
     until = time.monotonic() + _EXIT_SECONDS
-    for arena in living:  # their threads undo what is locked
+    for arena in living:  # their threads undo the locks
         for each in arena._parts:
             each.over.wait(until - time.monotonic())
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for what happens once, in a way that Ctrl-C may end anywhere.
+"""Waiting for something that happens once, which Ctrl-C may end at any point.
 
-Where it ends `threading.Event.wait` as that takes its lock, the lock stays taken, and the thread that sets it
-waits for ever.
+If Ctrl-C ends `threading.Event.wait` while that acquires its lock, the lock stays held, and the thread that sets the
+event waits forever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 class Latch:
-    """Set once, by a thread that gets no signals. Each waiting thread has a lock of its own, which no other takes."""
+    """Set once, by a thread that gets no signals. Each waiting thread has its own lock, which no other acquires."""
 
     def __init__(self) -> None:
         self._set = False
@@ -28,11 +28,11 @@ class Latch:
                 self._waiting.pop().release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is set, or so many seconds have passed; whether it is."""
+        """Wait until it is set, at most `timeout` seconds; returns whether it is."""
         mine = _thread.allocate_lock()
         mine.acquire()
         self._waiting.append(mine)
-        if not self._set:  # else it may have been set before it knew of this lock
+        if not self._set:  # if it is, `set` may have run before this lock was in the list
             mine.acquire(timeout=-1 if timeout is None else max(timeout, 0))
         with suppress(ValueError):
             self._waiting.remove(mine)

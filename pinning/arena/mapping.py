@@ -34,7 +34,7 @@ def map_memory(
     create: bool | None = None,
     huge_pages: HugePages = None,
 ) -> Memory:
-    """Addresses for `maximum` bytes, memory for `size`, of which this process will use `ours`. Raises as `Arena`."""
+    """Map memory for `size` bytes, with addresses for `maximum`; this process will use `ours`. Raises as `Arena`."""
     if not (huge_pages is None or isinstance(huge_pages, bool) or is_one_of(huge_pages, "hugetlb", "try")):
         raise InvalidRangeError(f"huge_pages is {describe(huge_pages)}; it may be None, a bool, 'hugetlb' or 'try'")
     if huge_pages in ("hugetlb", "try"):
@@ -58,7 +58,7 @@ def map_memory(
 
 
 def up(size: int, page: int) -> int:
-    """Rounded up to whole pages."""
+    """`size` rounded up to whole pages."""
     return -(-size // page) * page
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The memory of an arena and its name, each with an owner from the first moment on.
+"""The memory of an arena and its name, each owned from the moment it exists.
 
-Python may be interrupted between any two steps; what is made and owned here is one step each.
+Python may be interrupted between any two steps; here, making a resource and owning it is one step.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -43,9 +43,9 @@ cdef extern from *:
     #define MFD_HUGETLB 4U
     #endif
 
-    // Memory that can be mapped by several processes, and perhaps a name for it in a folder of memory. Every process
-    // that has it mapped holds a shared lock (flock) of it, which the kernel takes from a process that ends in whatever
-    // way. So one that can be locked exclusively is abandoned, and the last one out removes the name.
+    // Memory that several processes can map, perhaps with a name in a tmpfs folder. Every process that has it mapped
+    // holds a shared lock (flock) on it, which the kernel releases when the process ends for any reason. So memory that
+    // can be locked exclusively is abandoned, and the last process that leaves removes the name.
     struct Shared {
       int file = -1;
       std::string path;
@@ -58,7 +58,7 @@ cdef extern from *:
         file = -1;
       }
 
-      // Each returns 0 or less; -E... as the kernel has it.
+      // Each returns 0 or -errno.
       int make_unnamed(std::uint64_t size, bool huge) {
         file = in(::memfd_create("pinning", MFD_CLOEXEC | (huge ? MFD_HUGETLB : 0)));
         if (file < 0) return file;
@@ -68,7 +68,7 @@ cdef extern from *:
         return code;
       }
 
-      // A file without a name, locked and as long as it will be, that is given the name in one step. -EEXIST: taken.
+      // Makes a file without a name, locks it, sets its size, and only then names it. -EEXIST: the name is taken.
       int make(std::string const& folder, std::string const& name, std::uint64_t size) {
         file = in(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
         if (file < 0) return file;
@@ -80,7 +80,7 @@ cdef extern from *:
         return 0;
       }
 
-      // -ENOENT: there is none. -EINTR: to be tried again, perhaps because it went meanwhile.
+      // -ENOENT: there is none. -EINTR: try again, perhaps because it was removed meanwhile.
       int join(std::string const& name, bool wait) {
         file = in(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
         if (file < 0) return file;
@@ -98,7 +98,7 @@ cdef extern from *:
         return 0;
       }
 
-      // Has what was abandoned: no other process can meanwhile.
+      // Takes over abandoned memory, and lets others join: the exclusive lock has kept them out until now.
       int take() { return abandoned = false, in(::flock(file, LOCK_SH)); }
 
       std::uint64_t size(bool present) const {
@@ -119,7 +119,7 @@ cdef extern from *:
         shut();
       }
 
-      // The lock is that of an open file, which a child shares with its parent: it gets its own.
+      // A flock belongs to the open file description, which a child shares with its parent: the child opens its own.
       void in_child() {
         if (file < 0) return;
         int const own = ::open(by_number().c_str(), O_RDWR | O_CLOEXEC);
@@ -129,14 +129,14 @@ cdef extern from *:
       }
     };
 
-    // Address space, of which the first bytes are memory.
+    // Reserved address space, whose first `size` bytes are mapped memory.
     struct Mapped {
       char* start = nullptr;
       std::uint64_t reserved = 0, size = 0;
 
       static int in(void* found) { return found == MAP_FAILED ? -errno : 0; }
 
-      // `aligned`: a power of two, at least a page; `length` a multiple of it.
+      // `aligned`: a power of two, at least a page; `length`: a multiple of a page.
       int reserve(std::uint64_t length, std::uint64_t aligned) {
         std::uint64_t const page = ::sysconf(_SC_PAGESIZE), more = aligned - page;
         if (length + more < length) return -ENOMEM;
@@ -150,13 +150,13 @@ cdef extern from *:
         return 0;
       }
 
-      // Memory up to `upto` bytes; what was there stays as it is.
+      // Maps memory up to `upto` bytes; existing memory stays as it is.
       int extend(std::uint64_t upto, int file, bool huge, int advice) {
         int const how = file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | (huge ? MAP_HUGETLB : 0);
         int const code = in(::mmap(start + size, upto - size, PROT_READ | PROT_WRITE, MAP_FIXED | how, file,
                                    file >= 0 ? size : 0));
         if (code < 0) {
-          // MAP_FIXED may have unmapped what was reserved.
+          // MAP_FIXED may have unmapped the reservation.
           ::mmap(start + size, upto - size, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
           return code;
         }
@@ -166,7 +166,7 @@ cdef extern from *:
         return 0;
       }
 
-      // One thread takes seconds to give back a hundred GiB.
+      // One thread takes seconds to free a hundred GiB.
       void release(bool discarded) {
         std::uint64_t const slice = 256 << 20;
         if (discarded && size >= 2 * slice) {
@@ -179,7 +179,7 @@ cdef extern from *:
           try {
             auto const many = std::min<std::uint64_t>({size / slice, std::thread::hardware_concurrency(), 16});
             while (threads.size() + 1 < many) threads.emplace_back(work);
-          } catch (std::exception const&) {  // fewer will do
+          } catch (std::exception const&) {  // fewer are enough
           }
           work();
           for (std::thread& each : threads) each.join();
@@ -219,9 +219,9 @@ cdef object refused(int code, what):
 
 
 cdef class Segment:
-    """Memory that processes share, perhaps under the name of a file, with a shared lock (flock) of it.
+    """Memory that processes share, perhaps as a named file, with a shared lock (flock) on it.
 
-    Where it is the last that has one, `leave` and its destructor remove the name.
+    `leave` and the destructor remove the name if no other process has a lock.
     """
 
     cdef Shared shared
@@ -235,7 +235,7 @@ cdef class Segment:
 
     @staticmethod
     def unnamed(uint64_t size, bint huge=False) -> Segment:
-        """New memory without a name (memfd), of the pool of huge pages if wanted."""
+        """New memory without a name (memfd), from the pool of huge pages if `huge`."""
         cdef Segment made = Segment.__new__(Segment)
         cdef int code = made.shared.make_unnamed(size, huge)
         if code < 0:
@@ -244,7 +244,7 @@ cdef class Segment:
 
     @staticmethod
     def make(folder: PathLike[str], path: PathLike[str], uint64_t size) -> Segment | None:
-        """A new one, which has its name, its size and its lock in one step; None where the name is taken."""
+        """A new one, which gets its name only after its size and its lock; None if the name is taken."""
         cdef Segment made = Segment.__new__(Segment)
         cdef bytes there = os.fsencode(folder)
         cdef bytes named = os.fsencode(path)
@@ -257,7 +257,7 @@ cdef class Segment:
 
     @staticmethod
     def join(path: PathLike[str], bint wait=True) -> Segment | None:
-        """The one of this name; None where there is none. Without `wait` also where somebody is about to remove it."""
+        """Join the one of this name; None if there is none or, without `wait`, if another has it locked exclusively."""
         cdef Segment made = Segment.__new__(Segment)
         cdef bytes named = os.fsencode(path)
         cdef const char* name = named
@@ -279,11 +279,11 @@ cdef class Segment:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody else had it when it was joined. Nobody can meanwhile: `take` it, `forget` it or `leave`."""
+        """Whether no other process had it when it was joined. None can join until `take`, `forget` or `leave`."""
         return self.shared.abandoned
 
     def take(self) -> None:
-        """Let others join what was abandoned."""
+        """Keep an abandoned segment, and let others join it."""
         self.shared.take()
 
     @property
@@ -298,32 +298,32 @@ cdef class Segment:
 
     @property
     def has_name(self) -> bool:
-        """Whether others can still find it."""
+        """Whether other processes can still find it by name."""
         return self.shared.has_name()
 
     def fileno(self) -> int:
         return self.shared.file
 
     def forget(self) -> None:
-        """Leave, and leave the name as it is."""
+        """Leave without removing the name."""
         self.shared.path.clear()
         self.shared.leave()
 
     def leave(self) -> None:
-        """Give it up; the last one removes the name."""
+        """Close it; the last process to leave removes the name."""
         with nogil:
             self.shared.leave()
 
     def in_child(self) -> None:
-        """Have a lock of its own in a fork's child."""
+        """In a forked child: get a lock of its own."""
         self.shared.in_child()
 
 
 cdef class Memory:
-    """Address space, and memory for the first bytes of it; with the locks of these, which go first.
+    """Reserved address space, memory for its first bytes, and their locks, which are released first.
 
-    Without a `segment` the bytes are this process's alone, and a fork's child has none of them. `page` is larger than
-    the system's pages for the pool of huge pages; `advice` is for madvise, or -1.
+    Without a `segment` the memory is private, and not mapped in a forked child. `page` is the page size, for the pool
+    of huge pages a larger one than the system's; `advice` is for madvise, or -1.
     """
 
     cdef Mapped mapped
@@ -345,12 +345,12 @@ cdef class Memory:
     def __dealloc__(self):
         cdef bint alone = self.segment is None
         if self.generation != generation():
-            if self.segment is None:  # a fork's child has none of it
+            if self.segment is None:  # not mapped in a forked child
                 return
         else:
             try:
                 self.unlock()
-            except BaseException:  # a device may still use it: it is lost
+            except BaseException:  # a device may still use the memory: it is leaked
                 return
         with nogil:
             self.mapped.release(alone)
@@ -361,7 +361,7 @@ cdef class Memory:
 
     @property
     def size(self) -> int:
-        """Bytes that are memory."""
+        """Bytes that are mapped memory."""
         return self.mapped.size
 
     @property
@@ -370,14 +370,14 @@ cdef class Memory:
 
     @property
     def here(self) -> bool:
-        """Whether this process has it."""
+        """Whether it is mapped in this process."""
         return self.is_here()
 
     cdef bint is_here(self) noexcept:
         return self.mapped.start is not NULL and (self.segment is not None or self.generation == generation())
 
     def extend(self, uint64_t upto) -> None:
-        """Have memory for the first `upto` bytes; what is there stays. Raises OSError; then nothing has changed."""
+        """Map memory for the first `upto` bytes; existing memory stays. After an OSError nothing has changed."""
         cdef int file = -1
         cdef int code
         cdef bint huge = self.page > <uint64_t>mmap.PAGESIZE
@@ -391,13 +391,13 @@ cdef class Memory:
             raise refused(code, "mmap")
 
     def unlock(self) -> None:
-        """Give up its locks. Raises VendorError; then it can be called again."""
+        """Release its locks. After a VendorError it can be called again."""
         while self.holds:
             self.holds[-1].unlock()
             self.holds.pop()
 
     def release(self) -> None:
-        """Unlock it and give all back, by one thread at a time: nothing is unmapped before its locks have gone."""
+        """Unlock, then unmap everything, never before the locks are released. Called by one thread at a time."""
         if self.generation == generation() and self.is_here():
             self.unlock()
         self.unmap()

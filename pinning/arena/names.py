@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory by name, and what becomes of it when processes die.
+"""Named shared memory, and its removal after processes have died.
 
-Each process that has a segment holds a shared lock (flock) of its file, which the kernel takes away when the process
-ends, however it ends. The name is removed by a process that finds no other lock: the last one out, or, if that was
+Each process that uses a segment holds a shared lock (flock) on its file, which the kernel releases when the process
+ends for any reason. The name is removed by a process that finds no other lock: the last one that leaves or, if that was
 killed, the next one that makes a segment.
 """
 
@@ -19,11 +19,11 @@ from pinning.runtime.arguments import describe
 
 FOLDER = Path("/dev/shm")
 PREFIX = "pinning-arena."
-_LONGEST = 200  # bytes; names of files have 255
+_LONGEST = 200  # bytes; a file name may have 255
 
 
 def path_of(name: str) -> Path:
-    """The file of a name. Raises InvalidRangeError where no file can have it."""
+    """The file of a name. Raises InvalidRangeError if no file can have the name."""
     if not isinstance(name, str):
         raise TypeError(f"name is {describe(name)}; it must be a string")
     if not name or "/" in name or "\0" in name or len(os.fsencode(name)) > _LONGEST:
@@ -47,18 +47,18 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
                 made = Segment.make(FOLDER, path, nbytes)
                 if made is not None:
                     try:
-                        check(nbytes, _room(path))  # again: of two that are made at once each sees the other
+                        check(nbytes, _room(path))  # again: of two made at the same time, each sees the other now
                     except LockLimitError:
                         made.leave()
                         raise
                     return made
             elif found.abandoned and create is not False:
-                found.leave()  # and so it has gone
+                found.leave()  # which removes it
             elif create:
                 raise PinningError(f"there is a segment {name!r} of {found.size} bytes, which others use ({path})")
             elif found.size != nbytes:
                 there = found.size
-                found.forget()  # as it was
+                found.forget()  # leaves it as it was
                 raise InvalidRangeError(
                     f"nbytes is {nbytes}, but the segment {name!r} has {there} bytes: give that, or another name"
                 )
@@ -71,7 +71,7 @@ def open_segment(name: str, nbytes: int, create: bool | None) -> Segment:
 
 
 def abandoned() -> list[tuple[str, int]]:
-    """The segments of this user that killed processes have left and nobody has: name, and bytes in memory."""
+    """The segments of this user that killed processes left and no process uses: name, and bytes in memory."""
     found = []
     for path in sorted(FOLDER.glob(PREFIX + "?*")):
         with suppress(OSError):
@@ -81,7 +81,7 @@ def abandoned() -> list[tuple[str, int]]:
 
 
 def remove_abandoned() -> None:
-    """Remove the segments of this user that nobody has any more."""
+    """Remove the segments of this user that no process uses."""
     for path in FOLDER.glob(PREFIX + "?*"):
         with suppress(OSError):
             if path.stat().st_uid == os.geteuid():
@@ -91,7 +91,7 @@ def remove_abandoned() -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    # Read only, and without leaving: what is looked at stays.
+    # Read-only, and without a `Segment`, whose end would remove the file.
     import fcntl
 
     with path.open("rb") as file:
@@ -103,7 +103,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def _room(path: Path) -> Room:
-    """What the segment of this path may have: what is free, less what others were promised and have not touched."""
+    """The room for the segment at this path: the free bytes, less those that other segments have not touched yet."""
     promised = 0
     for each in FOLDER.glob(PREFIX + "?*"):
         with suppress(OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has new memory of an arena brought in and locked, in the background."""
+"""Populates and locks new memory of an arena, in the background."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pinning.machine.populate import Populating
 from pinning.plugin import Device
 from pinning.runtime.process import start_thread
 
-# At most. 24 GiB of a machine with 16 processors are there in a second with as many, and in 13 with one.
+# At most. On a machine with 16 processors, 16 threads populate 24 GiB in 1 s, and one thread in 13 s.
 _THREADS = 16
 
 
 class Ready:
-    """A part of an arena on its way to be locked for some devices: for all of them or, after an error, for none.
+    """A part of an arena that is being locked for some devices: for all of them or, after an error, for none.
 
-    The devices follow one another, for those of one vendor share what the first one locks. The pages are brought in by
-    the processors `cpus`, and so come from their node.
+    It is locked for one device after another, because those of one vendor share the registration of the first. The
+    pages are populated by the processors `cpus`, and so come from their node.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class Ready:
         self.error: BaseException | None = None
         self.over = Latch()
         self.stopped = False
-        self._last = Latch()  # the last device's turn has come, or none will
+        self._last = Latch()  # locking for the last device has begun, or never will
         self._pending: PendingLock | None = None
         self._turn = [None]  # the thread that pops it does the work
         self._threads: list[int] = []
 
     def begin(self) -> None:
-        """Start a thread for it, unless that has been done. Raises RuntimeError where no thread is to be had."""
+        """Start a thread for it, unless that has been done. Raises RuntimeError if no thread can be started."""
         if not self._threads:
-            # Two steps in C: Ctrl-C in Thread.start would keep this for ever; between these it makes one thread more.
+            # Two steps in C: Ctrl-C in Thread.start would keep this forever; between these it starts a second thread.
             self._threads.append(start_thread(self._run))
 
     def stop(self) -> None:
-        """Have it end soon, unless it has ended. Its thread undoes what is locked and says that it is over."""
+        """Make it end soon, unless it has ended. Its thread undoes the locks and sets `over`."""
         if not self.over.is_set():
             self.stopped = True
             self.begin()
@@ -64,7 +64,7 @@ class Ready:
                 self._last.set()
 
     def again(self) -> Ready:
-        """Itself, or the same anew if it was stopped before it was locked."""
+        """Itself, or a new one for the same part if it was stopped before it was locked."""
         if self.locked or not self.stopped:
             return self
         return Ready(self.memory, self.start, self.size, self.devices, self.unit, self.cpus, self.huge_pages)
@@ -78,14 +78,14 @@ class Ready:
         return pending.progress if pending is not None and self._last.is_set() else 0
 
     def wait(self, nbytes: int, timeout: float | None) -> bool:
-        """Until so many bytes from the start are locked, or it is over; False where that takes longer."""
+        """Wait until `nbytes` bytes from the start are locked, or it is over; False if that takes longer."""
         end = None if timeout is None else time.monotonic() + timeout
         if nbytes < self.size:
             if not self._last.wait(timeout):
                 return False
             if (pending := self._pending) is not None:
                 left = None if end is None else max(end - time.monotonic(), 0)
-                with suppress(PinningError):  # then it is over soon, and has the error
+                with suppress(PinningError):  # then it will be over soon, with the error
                     try:
                         pending.wait(nbytes, left)
                     except TimeoutError:
@@ -94,7 +94,7 @@ class Ready:
         return self.over.wait(None if end is None else max(end - time.monotonic(), 0))
 
     def _bring_in(self) -> None:
-        """Of a file system that others fill as well: now it is an error where there is none, and a signal later."""
+        """Populate pages of a file system that others fill too: if it is full, an error here, not SIGBUS on access."""
 
         def reached(done: int | None) -> None:
             if done is None or done == self.size:
@@ -141,7 +141,7 @@ class Ready:
         finally:
             if not self.locked:
                 for pending in taken:
-                    with suppress(Exception):  # half unlocked then: closing it tries again
+                    with suppress(Exception):  # then it is half unlocked, and `close` tries again
                         pending.cancel()
             self._last.set()
             self.over.set()

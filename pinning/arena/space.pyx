@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What of an arena is whose.
+"""Which bytes of an arena are allocated.
 
-All that changes here changes in C while the GIL is held, in steps between which no signal handler runs.
+All state here is changed in C while the GIL is held, in steps between which no signal handler runs.
 """
 
 cimport cython
@@ -53,15 +53,15 @@ cdef enum:
 
 
 cdef class Space:
-    """The bytes of an arena, and which allocation has which."""
+    """The bytes of an arena, and which allocation has which of them."""
 
     cdef Extents* extents
-    cdef object memory_  # what keeps the bytes
+    cdef object memory_  # owns the bytes
     cdef uint64_t start, bytes, grain
-    cdef uint64_t given, given_upto, taken  # bytes for allocations, where they end, and bytes in allocations
+    cdef uint64_t given, given_upto, taken  # allocatable bytes, where they end, and bytes in allocations
     cdef Py_ssize_t allocations, exports
     cdef bint shut  # nothing can be allocated or exported any more
-    cdef object changing  # a lock: one thread at a time changes what is locked, or ends the arena
+    cdef object changing  # a lock: one thread at a time changes the locks, or closes the arena
     cdef long generation
 
     def __cinit__(self):
@@ -74,12 +74,12 @@ cdef class Space:
         del self.extents
 
     def _alone(self, function: Callable[[Unpack[Arguments]], None], *arguments: Unpack[Arguments]) -> None:
-        """Call a function while no other thread is in one of these. The lock cannot stay taken: it is taken in C."""
+        """Call a function while no other thread is in such a call. Ctrl-C cannot leave the lock held: C acquires it."""
         with self.changing:
             return function(*arguments)
 
     def _alone_in_child(self) -> None:
-        """In a fork's child: a thread of the parent's may have held the lock."""
+        """In a forked child: replace the lock, which a thread of the parent may have held."""
         self.changing = threading.RLock()
 
     def _begin(self, memory: Memory, uint64_t nbytes, uint64_t unit) -> None:
@@ -87,7 +87,7 @@ cdef class Space:
         self.shut = False
 
     def _give(self, uint64_t offset, uint64_t nbytes) -> None:
-        """Have bytes allocated from; nothing happens the second time."""
+        """Make bytes allocatable. A second call does nothing."""
         if offset < self.given_upto:
             return
         self.extents.add(self.start + offset, nbytes)
@@ -117,7 +117,7 @@ cdef class Space:
         return made
 
     def _claim(self) -> None:
-        """Have nothing begin any more; raises StillInUseError."""
+        """Refuse allocations and exports from now on. Raises StillInUseError if there are any."""
         if self.allocations:
             raise StillInUseError(f"{self!r} has {self.allocations} {"allocation" if self.allocations == 1 else "allocations"}, of {self.taken} bytes: free them first")
         if self.exports:
@@ -139,18 +139,18 @@ cdef class Space:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, exactly as asked for."""
+        """Bytes, exactly as requested."""
         return self.bytes
 
     @property
     def ptr(self) -> int:
-        """The host's address of the first byte."""
+        """The host address of the first byte."""
         self._check()
         return self.start
 
     @property
     def allocated(self) -> int:
-        """Bytes that allocations have."""
+        """Bytes in allocations."""
         return self.taken
 
     @property
@@ -160,7 +160,7 @@ cdef class Space:
 
     @property
     def largest_available(self) -> int:
-        """Bytes of the largest stretch that is left."""
+        """Bytes of the largest free block."""
         return self.extents.largest()
 
     # ---- its bytes ----
@@ -190,12 +190,12 @@ cdef class Space:
     def asarray(
         self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = "u1", offset: int = 0
     ) -> NDArray[Any]:
-        """Its bytes as an array, without a copy. As long as that lives the arena cannot be closed.
+        """Its bytes as an array, without a copy. The arena cannot be closed while the array exists.
 
         Parameters
         ----------
         shape : int or tuple of int, optional
-            In elements; all that there are by default.
+            In elements; by default as many as fit.
         dtype : dtype, optional
             Of an element, bytes by default.
         offset : int, optional
@@ -204,7 +204,7 @@ cdef class Space:
         Raises
         ------
         InvalidRangeError
-            There is not so much, or it is closed.
+            The array does not fit, or the arena is closed.
         """
         return array_of(self, shape, dtype, offset)
 
@@ -214,12 +214,12 @@ cdef class Space:
 
 @cython.no_gc_clear
 cdef class ArenaAllocation(Allocation):
-    """Some of an arena's bytes, had by `Arena.allocate`. It is HOST memory, and freed by the rules of `pinning.alloc`.
+    """Bytes of an arena, allocated by `Arena.allocate`. HOST memory, freed by the rules of `pinning.alloc`.
 
     Attributes
     ----------
     arena : Arena
-        Whose bytes they are; it cannot be closed before this is freed.
+        The arena of these bytes; it cannot be closed before this is freed.
     """
 
     cdef ExtentPointer extent_
@@ -241,14 +241,14 @@ cdef class ArenaAllocation(Allocation):
 
     @property
     def device_ptr(self) -> int:
-        """The first byte's address for `device`. Waits until it is locked; raises what `Arena.device_ptr_of` does."""
+        """The first byte's address for `device`. Waits until it is locked; raises as `Arena.device_ptr_of`."""
         self.check_bytes()
         return self.space.device_ptr_of(self.extent.ptr, self.extent.size, self.device)
 
     def asarray(
         self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = "u1", offset: int = 0
     ) -> NDArray[numpy.generic]:
-        """Its bytes as an array, without a copy; see `Arena.asarray`. As long as that lives this cannot be freed.
+        """Its bytes as an array, without a copy; see `Arena.asarray`. This cannot be freed while the array exists.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ cdef array_of(owner, shape, dtype, offset):
     if shape is None:
         shape = ((owner.nbytes - start) // kind.itemsize,) if kind.itemsize else (0,)
     try:
-        # Of what NumPy is given here it keeps no buffer; of what `frombuffer` is given it does.
+        # `numpy.ndarray` keeps no buffer of what it is given, but `frombuffer` does.
         return numpy.ndarray(shape, kind, numpy.frombuffer(owner, numpy.uint8), start)
     except (TypeError, ValueError) as error:
         raise InvalidRangeError(f"no array of shape {shape} and dtype {kind} at offset {start} of {owner!r}, which has "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on any device, by the names that numba.cuda has for them.
+"""Arrays on any device, with the names of numba.cuda.
 
     from pinning import arrays
 
@@ -8,11 +8,11 @@
     there.copy_to_host()
 
 - ``array.py``: `DeviceArray`, over a ``view.py``; ``create.py``: `device_array`, `to_device`, `as_device_array`;
-- ``host.py``: NumPy arrays in memory that devices reach: `pinned`, `pinned_array`, `mapped_array`, `managed_array`;
-- ``exchange.py``: arrays of other libraries as ours, and ours as theirs;
+- ``host.py``: NumPy arrays in memory that devices access: `pinned`, `pinned_array`, `mapped_array`, `managed_array`;
+- ``exchange.py``: arrays of other libraries as `DeviceArray`, and the reverse;
 - ``layout.py``: shape and strides, by NumPy; ``transfer.py``, ``move.py``: copies between any strides;
 - ``buffer.py``: the memory, and when it is given back: `defer_cleanup`;
-- ``streams.py``: queues by their names in CUDA.
+- ``streams.py``: queues, with CUDA's names.
 """
 
 from pinning.arrays.array import DeviceArray

@@ -26,9 +26,9 @@ Index = int | slice | EllipsisType | None | tuple[int | slice | EllipsisType | N
 class DeviceArray(View):
     """An array in memory of a device, or a view of a part. `device_array`, `to_device` and `as_device_array` make it.
 
-    It has a layout as NumPy's arrays have and does no arithmetic. What is given a ``stream`` is submitted there and
-    returns at once, and only what is in that stream, too, comes after it. Without, the call waits: first for all work
-    on this memory that is under way, also that of other libraries once they have been given it, then for its own.
+    It has a layout like NumPy's arrays and does no arithmetic. A call with a ``stream`` submits its work there and
+    returns at once; the work is ordered in that stream only. A call without one waits: first for all pending work on
+    this memory, including that of other libraries once they know its address, then for its own.
 
     The memory is given back some time after the last array that shares it is gone; see `defer_cleanup`.
     """
@@ -44,9 +44,9 @@ class DeviceArray(View):
     # ---- copies ----
 
     def copy_to_host(self, ary: Array | None = None, stream: Stream = None) -> Array:
-        """Copy to a new NumPy array, whose dimensions are in the same order in memory, or into `ary`.
+        """Copy into `ary`, or into a new NumPy array with the same order of dimensions in memory.
 
-        With a stream, the elements are there once it has come so far: after ``stream.synchronize()``, for example.
+        With a stream, the elements are there once it has completed the copy, such as after ``stream.synchronize()``.
 
         Raises
         ------
@@ -56,10 +56,10 @@ class DeviceArray(View):
         return fetch(self, ary, stream)
 
     def copy_to_device(self, ary: ArrayLike | DeviceArray, stream: Stream = None) -> None:
-        """Copy all elements of an array of the same shape and dtype, of the host or of a device, into this one.
+        """Copy an array of the same shape and dtype, on the host or on a device, into this one.
 
-        With a stream, an array of the host that is gap-free and in the same order may be read until the stream has come
-        so far; do not change it before.
+        With a stream, a host array without gaps and in the same order may be read until the stream has completed the
+        copy; do not change it before.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class DeviceArray(View):
             put(self, array, stream)
 
     def copy(self, order: str = "K", stream: Stream = None) -> DeviceArray:
-        """A copy on the same device, without gaps: in order "C", "F", or by default "K", as this one is in memory."""
+        """A copy on the same device, without gaps: in order "C", "F" or, by default, "K", the order of this array."""
         return as_array(copied(self, order, stream))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
@@ -87,7 +87,7 @@ class DeviceArray(View):
     # ---- elements and views ----
 
     def __getitem__(self, index: Index) -> Any:
-        """A view; of a single element its value, copied to the host. Indices are as NumPy's, without arrays."""
+        """A view or, for a single element, its value, copied to the host. Indices are NumPy's, without arrays."""
         view, whole = self._view(index)
         return view.copy_to_host()[()] if whole else view
 
@@ -107,7 +107,7 @@ class DeviceArray(View):
             raise LayoutError(f"this value does not fit into shape {view.shape}, {self.dtype}: {error}") from None
 
     def _view(self, index: Any) -> tuple[DeviceArray, bool]:
-        """The part that an index means, and whether it is one element that each dimension's index names."""
+        """The part that an index selects, and whether that is one element, selected by an integer per dimension."""
         indices = index if isinstance(index, tuple) else (index,)
         plain: list[Any] = []
         for each in indices:
@@ -126,27 +126,27 @@ class DeviceArray(View):
         return DeviceArray(self._layout[tuple(plain)], self._buffer), whole
 
     def ravel(self, order: str = "C", stream: Stream = None) -> DeviceArray:
-        """One dimension of all elements, without gaps: a view where there are none, or else a copy on the device."""
+        """All elements in one dimension, without gaps: a view if there are none, otherwise a copy on the device."""
         check_order(order)
         contiguous = self.is_c_contiguous() if order == "C" else self.is_f_contiguous()
         return (self if contiguous else self.copy(order, stream)).reshape(-1, order=order)
 
     def reshape(self, *shape: int | tuple[int, ...], order: str = "C", stream: Stream = None) -> DeviceArray:
-        """Another shape of as many elements: a view where strides allow it, or else a copy on the device.
+        """The same elements in another shape: a view if the strides allow it, otherwise a copy on the device.
 
         Parameters
         ----------
         shape : int or tuple of int
             One length may be -1.
         order : {"C", "F"}
-            In which order of indices the elements are taken and put.
+            The index order in which elements are read and placed.
         stream : Queue, optional
-            Where it is copied, if it is.
+            The stream for the copy, if one is made.
 
         Raises
         ------
         LayoutError
-            It has another number of elements.
+            The shape has another number of elements.
         """
         check_order(order)
         wanted: Any = shape[0] if len(shape) == 1 else shape
@@ -162,7 +162,7 @@ class DeviceArray(View):
             return DeviceArray(copied._layout.reshape(lengths, order=ordered, copy=False), copied._buffer)
 
     def transpose(self, axes: Iterable[int] | None = None) -> DeviceArray:
-        """A view with the dimensions in another order, the opposite one by default."""
+        """A view with the dimensions in another order, by default reversed."""
         try:
             order = None if axes is None else tuple(map(operator.index, axes))
         except TypeError:
@@ -176,11 +176,11 @@ class DeviceArray(View):
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802
-        """The view with the dimensions in the opposite order."""
+        """The view with the dimensions reversed."""
         return self.transpose()
 
     def squeeze(self, axis: int | tuple[int, ...] | None = None) -> DeviceArray:
-        """A view without the dimensions of length 1, or without some of these."""
+        """A view without the dimensions of length 1, or without those of `axis`."""
         try:
             return DeviceArray(self._layout.squeeze(axis), self._buffer)
         except (TypeError, OverflowError):
@@ -194,14 +194,14 @@ class DeviceArray(View):
         Raises
         ------
         LayoutError
-            The last dimension's bytes are no whole number of these elements, or do not follow one another.
+            The last dimension's bytes are not a whole number of these elements, or not contiguous.
         """
         try:
             return DeviceArray(self._layout.view(usable_dtype(dtype)), self._buffer)
         except ValueError as error:
             raise LayoutError(f"{error}; the shape is {self.shape} of {self.dtype}") from None
 
-    # ---- what others take it by ----
+    # ---- for other libraries ----
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -225,17 +225,17 @@ class DeviceArray(View):
 
 
 def as_array(view: View) -> DeviceArray:
-    """A view as the array that users have."""
+    """A view as a `DeviceArray`."""
     return view if isinstance(view, DeviceArray) else DeviceArray(view._layout, view._buffer)
 
 
 def converted(value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any], element: bool) -> Array:
-    """What NumPy would have in a part of an array after assigning this, broadcast; `element`: the part is one."""
+    """The elements, broadcast, that NumPy would assign for `value`; `element`: the part is a single element."""
     if isinstance(value, numpy.ndarray) and not element and 0 not in shape:
         array = _without_leading(value, len(shape))
-        numpy.broadcast_to(array, shape)  # refuses first, as NumPy does
+        numpy.broadcast_to(array, shape)  # refuses before it converts, as NumPy does
         return numpy.broadcast_to(array.astype(dtype, copy=False), shape)
-    if 0 not in shape:  # one element will do for all, if it is one
+    if 0 not in shape:  # a value that is one element is converted once
         with suppress(Exception):
             return numpy.broadcast_to(_assigned((), dtype, value, element), shape)
     return _assigned(shape, dtype, value, element)
@@ -248,7 +248,7 @@ def _assigned(shape: tuple[int, ...], dtype: numpy.dtype[Any], value: Any, eleme
 
 
 def _without_leading(array: Array, ndim: int) -> Array:
-    """Without dimensions of length 1 that are too many in front, as NumPy does."""
+    """The array without excess leading dimensions of length 1, as NumPy assigns it."""
     while array.ndim > ndim and array.shape[0] == 1:
         array = array[0]
     return array

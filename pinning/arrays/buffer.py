@@ -15,11 +15,11 @@ from pinning.memory import Allocation, default_context
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 from pinning.queues import Event, Queue, default_queue
 
-_MANY = 32  # uses, above which those that are over are looked for
+_MANY = 32  # uses, above which completed ones are removed
 
 
 class _Use:
-    """Work in a queue. One for each submission: it goes only if the queue was found idle after that."""
+    """Work in a queue. One for each submission, removed only if the queue was found idle after that."""
 
     __slots__ = ("queue",)
 
@@ -28,7 +28,7 @@ class _Use:
 
 
 class _Memory:
-    """What is left to do when a buffer has gone."""
+    """What is needed to free the memory after its buffer is gone."""
 
     __slots__ = ("allocation", "device", "shared")
 
@@ -39,10 +39,10 @@ class _Memory:
 
 
 class Buffer:
-    """Memory that one array or several views of it share. Once unreferenced it is given back at the next `tidy`.
+    """Memory that an array and its views share. Once unreferenced it is given back at the next `tidy`.
 
-    `place` is the device whose memory it is, None for the host's; `shared`: others know the address, and may use it in
-    queues that are not known here.
+    `place` is the device whose memory it is, None for the host's; `shared`: other libraries know the address, and may
+    use it in queues that are not known here.
     """
 
     __slots__ = ("__weakref__", "_memory", "_uses", "allocation", "device", "owner", "place")
@@ -62,7 +62,7 @@ class Buffer:
         self._memory = _Memory(allocation, device, shared)
         self._uses: set[_Use] = set()
         if allocation is not None:
-            # No `__del__`: whatever the collector strikes in, the end is noted in one step in C.
+            # No `__del__`: this callback notes the end in one step in C, wherever the collector runs.
             _memories[ref(self, _dropped.append)] = self._memory
 
     @property
@@ -74,15 +74,15 @@ class Buffer:
         self._memory.shared = shared
 
     def use_in(self, queue: Queue) -> None:
-        """Note work that has just been submitted to a queue and that this call does not wait for."""
+        """Note work that has just been submitted to a queue and that the caller does not wait for."""
         self._uses.add(_Use(queue))
         if len(self._uses) > _MANY:
             self.queues()
 
     def queues(self) -> list[Queue]:
-        """Those with such work that is not over."""
+        """The queues with noted work that is not complete."""
         busy: dict[Queue, None] = {}
-        for use in list(self._uses):  # and of no later one, which another thread may note meanwhile
+        for use in list(self._uses):  # a later use, which another thread may note meanwhile, stays
             queue = use.queue
             if queue in busy or not queue.usable or queue.poll():
                 self._uses.discard(use)
@@ -91,7 +91,7 @@ class Buffer:
         return list(busy)
 
     def pending(self) -> list[Event]:
-        """What must be over before the memory is used anywhere; waits where others may use it."""
+        """Events that must complete before the memory is used anywhere; if it is `shared`, waits for the device."""
         if self.shared:
             self.device.synchronize()
             return []
@@ -101,7 +101,7 @@ class Buffer:
                 events.append(queue.record())
             except PinningError:
                 if queue.usable:
-                    raise  # else another thread has closed it, which waits for all in it
+                    raise  # otherwise another thread has closed it, which waits for its work
         return events
 
     @property
@@ -114,7 +114,7 @@ class Buffer:
 def allocate(
     nbytes: int, kind: MemoryKind, device: MemoryDevice, stream: Queue | None, write_combined: bool = False
 ) -> Buffer:
-    """New memory, from the device's pool: for use in `stream` alone, or else anywhere.
+    """New memory from the device's pool, for use in `stream` only or, if that is None, anywhere.
 
     Write-combined memory comes from the vendor, and can be used anywhere.
     """
@@ -138,25 +138,25 @@ def allocate(
 def run(
     act: Callable[[Queue, list[Event]], Iterable[Event]], device: MemoryDevice, stream: Stream, *buffers: Buffer
 ) -> None:
-    """Have `act(queue, wait_for)` submit work, in `stream` without waiting or else after all under way; its events."""
+    """Submit work by `act(queue, wait_for)`, which returns its events. Without `stream`, wait before and after it."""
     if stream is not None:
         queue = queue_of(stream, device)
         try:
             act(queue, [])
-        finally:  # also of a part of it
+        finally:  # a part may have been submitted despite an error
             for buffer in buffers:
                 buffer.use_in(queue)
         return
     queue = default_queue(device)
     for event in act(queue, [event for buffer in buffers for event in buffer.pending()]):
         event.wait()
-    queue.poll()  # lets go of the buffers
+    queue.poll()  # releases the buffers
 
 
 # ---- giving back ----
 
 
-# The memory of each buffer, which so is not collected in one go with it, and the references to buffers that are gone.
+# The memory of each buffer, kept here so that it is not collected with the buffer; references to buffers that are gone.
 _memories: dict[ref[Buffer], _Memory] = {}
 _dropped: deque[ref[Buffer]] = deque()
 _deferring: list[None] = []  # one for each `defer_cleanup`: appending and popping need no lock
@@ -165,7 +165,7 @@ _deferring: list[None] = []  # one for each `defer_cleanup`: appending and poppi
 def tidy() -> None:
     """Give back the memory of arrays that are gone.
 
-    What others had the address of goes back once the device has done all its work, as a vendor's own free would wait.
+    Memory whose address others knew is freed after the device has completed all its work, as a vendor's free waits.
     """
     if _deferring:
         return
@@ -179,9 +179,9 @@ def tidy() -> None:
 
 
 def _give_back(memory: _Memory, idle: list[MemoryDevice]) -> bool:
-    """Whether it is given back now; if not, the next time tries again. `idle`: devices that were waited for."""
+    """Free memory; False if that failed, to be tried again. `idle`: devices that have been waited for."""
     allocation = memory.allocation
-    if allocation is None or allocation.freed:  # as it is in a child after fork, or by another thread
+    if allocation is None or allocation.freed:  # in a forked child, or by another thread
         return True
     with suppress(PinningError):
         if memory.shared and memory.device not in idle:
@@ -192,7 +192,7 @@ def _give_back(memory: _Memory, idle: list[MemoryDevice]) -> bool:
 
 
 def synchronize(device: Device | str | None = None) -> None:
-    """Wait until a device has done all its work, and give back the memory of arrays that are gone.
+    """Wait until a device has completed all its work, and give back the memory of arrays that are gone.
 
     Raises
     ------
@@ -201,15 +201,15 @@ def synchronize(device: Device | str | None = None) -> None:
     """
     target = device_of(device, None)
     target.synchronize()
-    default_queue(target).poll()  # lets go of the arrays that its work has used
+    default_queue(target).poll()  # releases the arrays that its work has used
     tidy()
 
 
 @contextmanager
 def defer_cleanup() -> Iterator[None]:
-    """Give no memory of arrays back for the length of a ``with`` block, in any thread.
+    """Give back no memory of arrays during a ``with`` block, in any thread.
 
-    Giving back may wait for a device, which a program may not want in the middle of something.
+    Giving back may wait for a device; this postpones such waits.
     """
     _deferring.append(None)
     try:

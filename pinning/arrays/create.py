@@ -26,29 +26,29 @@ def device_array(
     *,
     device: Device | str | None = None,
 ) -> DeviceArray:
-    """An array in memory of a device, from its default pool. What is in it is anything.
+    """An uninitialized array in memory of a device, from its default pool.
 
     Parameters
     ----------
     shape : int or tuple of int
     dtype : dtype-like
-        Any of NumPy's without Python objects.
+        Any NumPy dtype without Python objects.
     strides : tuple of int, optional
         Bytes from one element to the next in each dimension, none negative; by default as `order` says.
     order : {"C", "F"}
     stream : Queue or object with ``__cuda_stream__``, optional
-        Where it is used first: elsewhere it can be used when this has come so far. By default it can be used at once.
+        The stream that uses it first; others must wait for this point of it. By default any can use it at once.
     device : Device or str, optional
         Such as ``"cuda:0"``; by default that of the stream, or else the first that is not the host.
 
     Raises
     ------
     TypeError
-        No dtype, or one with Python objects.
+        Not a dtype, or one with Python objects.
     LayoutError
         A length is negative, or the strides do not fit.
     VendorError
-        The vendor refused, perhaps for want of memory.
+        The vendor refused, perhaps for lack of memory.
     """
     return _new(plan(shape, dtype, strides, order), stream, device)
 
@@ -72,18 +72,18 @@ def to_device(
 ) -> DeviceArray:
     """Copy an array to a device.
 
-    What is in memory of that device already, its own or another library's, is returned as it is.
+    An array that is already in memory of that device, of this or another library, is returned as it is.
 
     Parameters
     ----------
     obj : array-like
-        Of the host or of any device. Of the host's arrays those that are locked are copied directly.
+        On the host or on any device. Locked arrays of the host are copied directly.
     stream : Queue or object with ``__cuda_stream__``, optional
-        Where; then the call returns at once. By default the array is there when it returns.
+        The stream for the copy; the call then returns at once. By default it returns when the copy is complete.
     copy : bool
         False: only allocate.
     to : DeviceArray, optional
-        Where to copy it to, and what is returned.
+        The destination, which is then returned.
     device : Device or str, optional
         As for `device_array`.
 
@@ -122,16 +122,16 @@ def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None 
     obj : object
         With ``__cuda_array_interface__``, or with DLPack. Host memory by DLPack becomes an array on ``host:0``.
     sync : bool
-        Whether to wait until what is under way in it is done. If not, its user sees to that.
+        Whether to wait for pending work on it. If not, the caller must do so.
     device : Device or str, optional
-        Whose memory it is, where the vendor does not know the address.
+        The device whose memory it is, if the vendor does not know the address.
 
     Raises
     ------
     TypeError
-        It is no such array, or has a dtype with Python objects.
+        It is not such an array, or has a dtype with Python objects.
     InvalidRangeError
-        It says that its elements are at address 0, or the device knows of no memory there.
+        It gives 0 as the address of its elements, or the device knows no memory at their address.
     PinningError
         It has a mask, or no device knows the memory.
     """
@@ -139,7 +139,7 @@ def as_device_array(obj: Any, sync: bool = True, *, device: Device | str | None 
 
 
 def layout_of(ary: Any) -> Array:
-    """Shape, strides and dtype of an array of NumPy or of a device; its elements are not to be touched."""
+    """Shape, strides and dtype of an array of NumPy or a device, as an array whose elements must not be accessed."""
     view = exchange.found_on_device(ary)
     return numpy.asarray(ary) if view is None else view._layout
 

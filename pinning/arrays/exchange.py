@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries as ours, and ours as theirs, without a copy: ``__cuda_array_interface__`` and DLPack."""
+"""Arrays from and to other libraries, without a copy: ``__cuda_array_interface__`` and DLPack."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pinning.memory import memory_info
 from pinning.plugin import Device, MemoryDevice, MemoryKind
 
 _CPU = 1
-_NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
-_BY_ADDRESS = 0  # no type of DLPack's
+_NO_STREAM = -1  # in DLPack: the consumer ensures the order itself
+_BY_ADDRESS = 0  # not a type of DLPack
 
 
-# ---- theirs as ours ----
+# ---- from other libraries ----
 
 
 def is_device_array(obj: object) -> bool:
@@ -30,7 +30,7 @@ def is_device_array(obj: object) -> bool:
 
 
 def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:
-    """The memory of another library's array, or of one of ours; see `as_device_array`."""
+    """A view of an array of another library or of this package; see `as_device_array`."""
     if isinstance(obj, View):
         return obj
     array = array_memory(obj)
@@ -39,7 +39,7 @@ def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:
     name = f"{VENDORS[kind]}:{index}" if array.device else "cuda"
     buffer = _buffer_at(array.ptr, device or name, array.owner, host=kind in HOST_TYPES)
     if sync and array.stream is not None:
-        stream = buffer.device.adopt_queue(array.stream)  # no `Queue`, which would look at it later, too
+        stream = buffer.device.adopt_queue(array.stream)  # not a `Queue`, which would query it later too
         stream.synchronize()
         stream.close()
     elif sync and kind in STREAM_TYPES:
@@ -48,7 +48,7 @@ def as_view(obj: Any, sync: bool, device: Device | str | None) -> View:
 
 
 def found_on_device(obj: Any) -> View | None:
-    """Where an array is that is in memory of a device; None for all else."""
+    """The view of an array that is in memory of a device; None for anything else."""
     if isinstance(obj, View):
         return obj
     if isinstance(obj, type):
@@ -61,7 +61,7 @@ def found_on_device(obj: Any) -> View | None:
 
 
 def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False) -> Buffer:
-    """Memory that others own. `device` is whose it is where that is not known from the address."""
+    """A buffer over memory that another library owns, on `device` unless the address determines the device."""
     info = memory_info(ptr) if ptr and not host else None
     owning_device = device_of_name(device if info is None or info.device is None else info.device)
     if not isinstance(owning_device, MemoryDevice):
@@ -72,11 +72,11 @@ def _buffer_at(ptr: int, device: Device | str, owner: object, host: bool = False
     return Buffer(owning_device, place, None, owner, True)
 
 
-# ---- ours as theirs ----
+# ---- to other libraries ----
 
 
 def cuda_array_interface(array: View) -> dict[str, Any]:
-    """Version 3. Its stream is where work is under way, if it is."""
+    """Version 3. Its stream is one that is ordered after all pending work, or None if there is none."""
     if array.device.vendor != "cuda":
         raise AttributeError(f"an array on {array.device.name} has no __cuda_array_interface__: that is for CUDA")
     queues = array._buffer.queues()
@@ -84,7 +84,7 @@ def cuda_array_interface(array: View) -> dict[str, Any]:
     if queues:
         first, *others = queues
         first.wait_for(*(queue.record() for queue in others))
-        handle = first.handle or 1  # which is what 0 means, and must not be said here
+        handle = first.handle or 1  # 1 means the same stream as 0, which the protocol forbids
     return {
         "shape": array.shape,
         "typestr": array.dtype.str,
@@ -111,7 +111,7 @@ def dlpack_device(array: View) -> tuple[int, int]:
 
 
 def leaves_device(array: View, dl_device: tuple[int, int] | None, copy: bool | None) -> bool:
-    """Whether it is wanted elsewhere than it is: by a copy on the host, if that is allowed."""
+    """Whether the export must be a copy on the host. Raises BufferError if another device, or no copy, is requested."""
     own = dlpack_device(array)
     wanted = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
     if wanted != own and (wanted[0] != _CPU or copy is False):
@@ -123,7 +123,7 @@ def leaves_device(array: View, dl_device: tuple[int, int] | None, copy: bool | N
 
 
 def check_exportable(array: View, max_version: tuple[int, int] | None, copy: bool | None) -> None:
-    """Refuse what DLPack cannot say."""
+    """Refuse what DLPack cannot express."""
     dlpack_type(array.dtype)
     if any(step % array.dtype.itemsize for step in array.strides):
         raise BufferError(
@@ -134,7 +134,7 @@ def check_exportable(array: View, max_version: tuple[int, int] | None, copy: boo
 
 
 def dlpack(array: View, stream: int | None, max_version: tuple[int, int] | None, is_copy: bool) -> object:
-    """A capsule, as ``__dlpack__`` of the array API says."""
+    """A capsule, as the array API specifies for ``__dlpack__``."""
     own = dlpack_device(array)
     kind, bits = dlpack_type(array.dtype)
     _order(array, stream)
@@ -150,7 +150,7 @@ def _versioned(max_version: tuple[int, int] | None) -> bool:
 
 
 def _order(array: View, stream: int | None) -> None:
-    """Have the consumer's stream, or else this thread, wait for what is under way."""
+    """Make the consumer's stream, or else this thread, wait for pending work."""
     plugin = array.device.vendor
     if plugin not in ("cuda", "hip"):
         if stream is not None:
@@ -162,7 +162,7 @@ def _order(array: View, stream: int | None) -> None:
         raise BufferError("stream 0 is ambiguous: 1 is the legacy default stream, 2 that of the thread")
     queues = [] if stream == _NO_STREAM else array._buffer.queues()
     if queues:
-        # The vendor's queue and no `Queue`, which would look at the stream later, when it may be gone.
+        # The vendor's queue, not a `Queue`, which would query the stream later, when it may be gone.
         default = 1 if plugin == "cuda" else 0
         consumer = array.device.adopt_queue(default if stream is None else stream)
         for queue in queues:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays in memory that devices reach: locked for a while, pinned, mapped, managed."""
+"""NumPy arrays in memory that devices access: locked for a while, pinned, mapped, managed."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from pinning.memory import Allocation
 from pinning.memory.allocation import find
 from pinning.plugin import Device, MemoryKind
 
-_TRIES = 100  # to lock between what others lock and unlock meanwhile
+_TRIES = 100  # to lock a range while other threads lock and unlock parts of it
 
 
 @contextmanager
 def pinned(*arylist: object, device: Device | str | None = None) -> Iterator[tuple[Lock, ...]]:
-    """Lock arrays, or other buffers of the host, for the length of a ``with`` block: all of them or none.
+    """Lock arrays, or other buffers of the host, during a ``with`` block: all of them or none.
 
-    They may overlap one another, and what is locked already. The bytes that several of them share, or that touch, are
-    locked as one; where a part is locked already, it is counted there, and only the rest is locked anew.
+    They may overlap one another and locked memory. Arrays that overlap or touch are locked as one range; a part that is
+    already locked is counted there, and only the rest is newly locked.
 
     Yields
     ------
     tuple of Lock
-        In the order of addresses; of no use to most programs.
+        In the order of addresses; most programs do not need them.
 
     Raises
     ------
     TypeError, InvalidRangeError, LockLimitError, VendorError
         As `pinning.lock`.
     """
-    buffers = [host_buffer(each) for each in arylist if not _is_empty(each)]  # which also keeps them where they are
+    buffers = [host_buffer(each) for each in arylist if not _is_empty(each)]  # these also keep the memory in place
     device_map = pinned_map(device)
     with ExitStack() as stack:
         yield tuple(lock for whole in _united(buffers) for lock in _locked_in_parts(whole, device_map, stack))
@@ -57,10 +57,10 @@ def pinned_array(
     *,
     device: Device | str | None = None,
 ) -> Array:
-    """A NumPy array in pinned memory, whose copies to and from devices are direct. What is in it is anything.
+    """An uninitialized NumPy array in pinned memory, whose copies to and from devices are direct.
 
-    Parameters and errors are those of `device_array`. The memory goes back to the device's pool some time after the
-    last view of the array is gone, and once the device has done all its work.
+    Parameters and errors are those of `device_array`. The memory returns to the device's pool some time after the last
+    view of the array is gone, and after the device has completed all its work.
     """
     return _host_array(plan(shape, dtype, strides, order), MemoryKind.HOST, None, device)
 
@@ -71,11 +71,11 @@ def pinned_array_like(ary: Any, *, device: Device | str | None = None) -> Array:
 
 
 class MappedArray(numpy.ndarray[Any, Any]):
-    """A NumPy array in memory that the host and devices use as it is. `mapped_array` and `managed_array` make it.
+    """A NumPy array in memory that the host and devices access in place, from `mapped_array` or `managed_array`.
 
     Its views are of this class too, and so are results of arithmetic with it; these lie in ordinary memory and have
-    neither `device_ptr` nor ``__cuda_array_interface__``. The host and a device that use it at once see to the order
-    themselves, such as by ``synchronize``.
+    neither `device_ptr` nor ``__cuda_array_interface__``. If the host and a device use it at the same time, the program
+    must ensure the order, such as by ``synchronize``.
     """
 
     @property
@@ -112,7 +112,7 @@ def mapped_array(
     *,
     device: Device | str | None = None,
 ) -> MappedArray:
-    """A NumPy array in pinned memory that devices use as it is, over the bus.
+    """A NumPy array in pinned memory that devices access in place, over the bus.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def mapped_array(
     PinningError
         `wc`, and the device has no such memory. Otherwise as `device_array`.
     """
-    del portable  # HOST memory is pinned for a device and all like it: `MemoryDevice.allocate` promises that
+    del portable  # HOST memory is pinned for all devices of the plugin: `MemoryDevice.allocate` guarantees that
     return _host_array(plan(shape, dtype, strides, order), MemoryKind.HOST, stream, device, wc).view(MappedArray)
 
 
@@ -150,7 +150,7 @@ def managed_array(
     *,
     device: Device | str | None = None,
 ) -> MappedArray:
-    """A NumPy array in memory that moves between the host and devices as it is used. As `mapped_array`."""
+    """A NumPy array in memory that migrates between the host and devices when used. As `mapped_array`."""
     return _host_array(plan(shape, dtype, strides, order), MemoryKind.SHARED, stream, device).view(MappedArray)
 
 
@@ -162,7 +162,7 @@ def _host_array(
     return planned.over(numpy.asarray(buffer) if planned.nbytes else numpy.empty(0, numpy.uint8))
 
 
-# ---- what is to be locked ----
+# ---- ranges to lock ----
 
 
 def _is_empty(buffer: object) -> bool:
@@ -170,7 +170,7 @@ def _is_empty(buffer: object) -> bool:
 
 
 def _united(buffers: list[HostBuffer]) -> list[tuple[int, int, bool | None]]:
-    """Start, end and `read_only` of the ranges that these make up, in the order of addresses."""
+    """Start, end and `read_only` of the ranges that buffers form together, in the order of addresses."""
     ranges: list[tuple[int, int, bool | None]] = []
     for each in sorted(buffers, key=lambda buffer: buffer.ptr):
         start, end, read_only = each.ptr, each.ptr + each.size, each.read_only
@@ -182,7 +182,7 @@ def _united(buffers: list[HostBuffer]) -> list[tuple[int, int, bool | None]]:
 
 
 def _locked_in_parts(whole: tuple[int, int, bool | None], device_map: PinnedMap, stack: ExitStack) -> list[Lock]:
-    """Lock a range: in what is locked already, and between."""
+    """Lock a range in parts: inside the regions that are already locked, and between them."""
     start, end, read_only = whole
     tries = 0
     while True:
@@ -197,12 +197,12 @@ def _locked_in_parts(whole: tuple[int, int, bool | None], device_map: PinnedMap,
                 return locks
         except PartialOverlapError:
             tries += 1
-            if tries == _TRIES:  # else another thread has probably locked or unlocked since we looked
+            if tries == _TRIES:  # otherwise another thread has probably locked or unlocked a part meanwhile
                 raise
 
 
 def _parts(regions: Iterable[Region], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """A range cut where what is locked already begins and ends."""
+    """A range, cut at the bounds of the regions that are already locked."""
     at = start
     for region in regions:
         if region.start > at:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between arrays of any strides, in as few of the vendor's copies as there can be."""
+"""Copies between arrays of any strides, in as few vendor copies as possible."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pinning.errors import LayoutError
 from pinning.plugin import MemoryDevice
 from pinning.queues import Event, Queue
 
-_LARGEST_PITCH = 1 << 31  # bytes between two rows, from which on CUDA takes no 2-D copy
+_LARGEST_PITCH = 1 << 31  # bytes between two rows, from which on CUDA refuses a 2-D copy
 
 
 class Side(NamedTuple):
-    """One side of a copy: an array or a layout, whose memory it is (None for the host's), and what keeps it alive."""
+    """One side of a copy: an array or a layout, the device of its memory (None: the host), and what keeps it alive."""
 
     array: Array
     device: MemoryDevice | None
@@ -30,12 +30,12 @@ class Side(NamedTuple):
         return End(address_of(self.array) + offset, size, self.device, False, self.owner)
 
     def whole(self, offset: int) -> object:
-        """All of it. The host's arrays as they are, so that the copy engine knows them again the next time."""
+        """All of it. An array of the host as it is, so that the copy engine recognizes it the next time."""
         return self.array if self.owner is self.array else self.end(offset, self.array.nbytes)
 
 
 class Rows(NamedTuple):
-    """So many rows of so many bytes, where they begin on both sides, and how far apart they are."""
+    """`height` rows of `width` bytes: their offset on each side, and the distance between rows there."""
 
     to: int
     origin: int
@@ -52,7 +52,7 @@ class _Axis(NamedTuple):
 
 
 def move(to: Side, origin: Side, queue: Queue, wait_for: Iterable[Event] = ()) -> list[Copy]:
-    """Copy between arrays of one shape and itemsize. LayoutError where elements of the destination share memory."""
+    """Copy between arrays of one shape and itemsize. LayoutError if elements of the destination share memory."""
     if not to.array.nbytes:
         return []
     before = tuple(wait_for)
@@ -73,7 +73,7 @@ def move(to: Side, origin: Side, queue: Queue, wait_for: Iterable[Event] = ()) -
 
 
 def rows_between(to: Array, origin: Array) -> Iterator[Rows]:
-    """The copies that make up one between two arrays of the same shape and itemsize, neither of them empty."""
+    """The copies of rows that make up a copy between two arrays of the same shape and itemsize, neither empty."""
     width = to.itemsize
     axes, to_start, origin_start = _axes(to, origin)
     _refuse_shared_elements(axes, to)
@@ -89,9 +89,9 @@ def rows_between(to: Array, origin: Array) -> Iterator[Rows]:
 
 
 def _axes(to: Array, origin: Array) -> tuple[list[_Axis], int, int]:
-    """The dimensions in the order of the destination's memory, the outermost first, and joined where one can be made.
+    """The dimensions in the order of the destination's memory, the outermost first, and joined where possible.
 
-    Also the offset on each side of where they begin, for those that run backwards in the destination are turned round.
+    Also the offset of their start on each side: dimensions with negative strides in the destination are reversed.
     """
     axes: list[_Axis] = []
     to_start = origin_start = 0
@@ -119,7 +119,7 @@ def _refuse_shared_elements(axes: list[_Axis], to: Array) -> None:
     if left and left[-1].to == width:
         width *= left.pop().length
     while left and left[0].to >= width + sum((axis.length - 1) * axis.to for axis in left[1:]):
-        left.pop(0)  # each step of the outermost goes past all within it
+        left.pop(0)  # each step of the outermost exceeds the extent of those within it
     starts = numpy.zeros(1, numpy.int64)
     for axis in left:
         starts = numpy.add.outer(starts, numpy.arange(axis.length) * axis.to).ravel()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues by their names in CUDA."""
+"""Queues, with CUDA's names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Stream = Any  # a `Queue`, an object with ``__cuda_stream__``, or None
 
 
 def stream(device: Device | str | None = None) -> Queue:
-    """A new in-order queue of a device; close it, or drop it, which waits for nothing."""
+    """A new in-order queue of a device; close it, or drop it, which does not wait."""
     return Queue(device)
 
 
 def default_stream(device: Device | str | None = None) -> Queue:
-    """The queue of a device that is used where none is given."""
+    """The queue of a device that is used if none is given."""
     return default_queue(device)
 
 
 def external_stream(handle: int, device: Device | str | None = None) -> Queue:
-    """A queue over one that another library has made and keeps alive, by its handle, such as a ``cudaStream_t``."""
+    """A queue over a stream that another library made and keeps alive, by its handle, such as a ``cudaStream_t``."""
     return Queue.adopt(handle, device)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layout over a buffer: what copies and other libraries need to know of an array."""
+"""A layout over a buffer: what copies and other libraries need of an array."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pinning.queues import Queue
 
 
 class View:
-    """Where the elements of an array are, and whose memory that is.
+    """Where the elements of an array are, and in which memory.
 
     Attributes
     ----------
     shape : tuple of int
         The number of elements in each dimension.
     dtype : numpy.dtype
-        What each element is.
+        The type of each element.
     ndim : int
         The number of dimensions.
     device : MemoryDevice
-        Whose memory it is.
+        The device of the memory.
     read_only : bool
         Whether the elements cannot be written.
     """
@@ -75,22 +75,22 @@ class View:
     def device_ptr(self) -> int:
         """Address of the first element; 0 for an empty array.
 
-        From then on the memory may be used in queues that are not known here: see `DeviceArray`.
+        From then on others may use the memory in queues that are not known here: see `DeviceArray`.
         """
         self._buffer.shared = True
         return address_of(self._layout)
 
     def is_c_contiguous(self) -> bool:
-        """Whether the elements follow one another, the last index moving fastest."""
+        """Whether the elements are contiguous, with the last index varying fastest."""
         return self._layout.flags.c_contiguous
 
     def is_f_contiguous(self) -> bool:
-        """Whether the elements follow one another, the first index moving fastest."""
+        """Whether the elements are contiguous, with the first index varying fastest."""
         return self._layout.flags.f_contiguous
 
 
 def new_view(plan: Plan, device: MemoryDevice, queue: Queue | None) -> View:
-    """In memory of its own, for use in `queue` alone, or else anywhere."""
+    """A view of new memory, for use in `queue` only or, if that is None, anywhere."""
     buffer = allocate(plan.nbytes, MemoryKind.DEVICE, device, queue)
     ptr = buffer.allocation.ptr if buffer.allocation else 0
     return View(plan.laid_out(bytes_at(ptr, plan.nbytes)), buffer)

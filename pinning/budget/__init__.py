@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much may be locked, and the registration cache: what stays registered beyond its last lock."""
+"""The limit on locked memory, and the registration cache: regions that stay registered after their last unlock."""

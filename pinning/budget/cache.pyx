@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The registration cache: what stays registered beyond its last lock, least recently used first to go.
+"""The registration cache: regions that stay registered after their last unlock, given back least recently used first.
 
-Regions are cached by the maps, within the budget (`map/idle.hpp`, `budget.hpp`); public names call them idle. Here are the
-owners of their memory, which keep it in place meanwhile, and what empties the cache: owners without another user, memory
-that is short, and locks that find no room.
+The maps cache regions within the budget (`map/idle.hpp`, `budget.hpp`); public names call them idle. This module keeps
+the owners of their memory, which stays in place meanwhile, and empties the cache: of regions whose memory has no other
+user, when memory is short, and when a lock finds no room.
 """
 
 from cpython.object cimport PyObject
@@ -35,20 +35,20 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject* thing)
 
 cdef enum:
-    MOST_VIEWS = 64  # of one another that are followed to their owner
+    MOST_VIEWS = 64  # nested ones that are followed to their owner
 
 NO_LIMIT: int = 2**64 - 1
 
 cdef Budget* budget = &process_budget()
 cdef dict owners = {}  # of cached regions, by map and start
-cdef bint watched = False  # whether the service thread looks after them
+cdef bint watched = False  # whether the service thread checks them
 cdef object pressure = None
 cdef tuple WHOLE = (bytes, bytearray, mmap.mmap)
 cdef object ARRAY = numpy.ndarray
 
 
 cdef class Owner:
-    """The owner of a region's memory, which cannot be freed, resized or closed while this is there."""
+    """The owner of a region's memory, which cannot be freed, resized or closed while this exists."""
 
     cdef object map  # a weak reference
     cdef uint64_t start
@@ -57,7 +57,7 @@ cdef class Owner:
     cdef Export export  # of `root`
 
     cdef bint is_orphan(self, Py_ssize_t times) noexcept:
-        """Whether the cache alone refers to it, so many times: each has a reference, and its export another."""
+        """Whether only the cache refers to `root`: each of `times` owners has a reference, and its export another."""
         return Py_REFCNT(<PyObject*>self.root) <= 2 * times
 
 
@@ -79,11 +79,11 @@ cdef bint keep_owner(PinnedMap pinned_map, uint64_t ptr, object buffer) except -
     owner = Owner.__new__(Owner)
     try:
         owner.export = export(root, &whole)
-    except (TypeError, ValueError, BufferError):  # a type that has its views exported and not itself
+    except (TypeError, ValueError, BufferError):  # a type that exports its views but not itself
         return False
     if whole.ptr != start or whole.size != size:
         return False
-    if type(root) is mmap.mmap and not whole.read_only:  # `madvise` takes its pages away, whatever exports it
+    if type(root) is mmap.mmap and not whole.read_only:  # `madvise` can discard its pages despite any export
         if not dereference(region).watched and not process_watcher().hears_of_calls():
             return False
     owner.map, owner.start, owner.size, owner.root = ref(pinned_map), start, size, root
@@ -100,9 +100,9 @@ cdef watch():
 
 
 cdef object root_of(object buffer):
-    """What owns the memory of a buffer and cannot lose it while it is exported; None where that is not known.
+    """The object that owns the memory of a buffer and cannot lose it while it is exported; None if not known.
 
-    Of types that have no references of their own: else an owner in a cycle with itself would stay for ever.
+    Only of types that have no references of their own: otherwise an owner in a reference cycle would stay forever.
     """
     cdef int i
     for i in range(MOST_VIEWS):
@@ -120,10 +120,10 @@ cdef object root_of(object buffer):
 
 
 def collect() -> None:
-    """Give back cached regions whose memory has no other user any more, and let go of the owners of what is gone."""
+    """Give back cached regions whose memory has no other user, and drop the owners of regions that are gone."""
     cdef Owner owner
     cdef PinnedMap pinned_map
-    cdef dict times = {}  # that an owner is kept, for several devices
+    cdef dict times = {}  # how often an owner is kept, for several devices
     for owner in list(owners.values()):
         times[<uint64_t><void*>owner.root] = times.get(<uint64_t><void*>owner.root, 0) + 1
     for key, owner in list(owners.items()):
@@ -132,14 +132,14 @@ def collect() -> None:
             pinned_map = <PinnedMap>referent
             if owner.is_orphan(times.get(<uint64_t><void*>owner.root, 1)):
                 give_back_one(pinned_map, owner.start)
-            if pinned_map.map.serial_at(owner.start):  # an unlock under way needs the memory too
+            if pinned_map.map.serial_at(owner.start):  # an unlock in progress needs the memory too
                 continue
         if owners.get(key) is owner:
             del owners[key]
 
 
 cdef void give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
-    """A vendor that refuses is asked again by the next `collect`."""
+    """Give one region back; if the vendor refuses, the next `collect` tries again."""
     try:
         pinned_map.give_back(start)
     except Exception:
@@ -147,7 +147,7 @@ cdef void give_back_one(PinnedMap pinned_map, uint64_t start) noexcept:
 
 
 def clear_up() -> None:
-    """Where there is no room: unlock what has left, and what is cached and has no user any more."""
+    """Make room: unlock invalidated regions, and cached regions whose memory has no other user."""
     for pinned_map in _maps:
         with suppress(PinningError):
             pinned_map.drain_invalidations()
@@ -155,14 +155,14 @@ def clear_up() -> None:
 
 
 def unlocks() -> int:
-    """How many have ended: for `give_way`, from before its caller has looked for room."""
+    """How many unlocks have ended: read it before looking for room, and pass it to `give_way`."""
     return budget.ended()
 
 
 def give_way(device: object, uint64_t needed, uint64_t unlocks) -> bool:
-    """Give back the least recently used region cached for a device, where so many bytes are cached there.
+    """Give back the least recently used region cached for a device, if at least `needed` bytes are cached there.
 
-    Where they are not, wait for an unlock that another thread is in the middle of. Whether there may be more room now.
+    Otherwise wait for an unlock in progress in another thread. Return whether there may be more room now.
     """
     cdef PinnedMap pinned_map
     cdef CPinnedMap* map
@@ -181,7 +181,7 @@ def give_way(device: object, uint64_t needed, uint64_t unlocks) -> bool:
     if sum([size for _, _, size, _ in cached]) >= needed:
         for _, start, _, pinned_map in sorted(cached):  # no two serials are equal
             give_back_one(pinned_map, start)
-            if not pinned_map.map.serial_at(start):  # else the vendor has refused
+            if not pinned_map.map.serial_at(start):  # otherwise the vendor has refused
                 collect()
                 return True
     with nogil:
@@ -190,9 +190,9 @@ def give_way(device: object, uint64_t needed, uint64_t unlocks) -> bool:
 
 
 def give_back_crossing(PinnedMap pinned_map not None, ptr: int, size: int) -> bool:
-    """Give back cached regions that share bytes with a range and are not this range; whether this range is registered.
+    """Give back cached regions that overlap a range and differ from it; return whether the range itself is registered.
 
-    Raises what the vendor does.
+    Raises what the vendor raises.
     """
     registered = False
     for region in pinned_map.overlapping(ptr, size, idle=True):
@@ -204,7 +204,7 @@ def give_back_crossing(PinnedMap pinned_map not None, ptr: int, size: int) -> bo
 
 
 def give_back_for(uint64_t nbytes) -> bool:
-    """Where a vendor refuses for want of room: give back so many bytes of what is cached; whether that gave any."""
+    """If a vendor refuses for lack of room: give back `nbytes` of the cache; return whether any were given back."""
     cdef uint64_t given
     with nogil:
         given = budget.give_back(nbytes)
@@ -213,7 +213,7 @@ def give_back_for(uint64_t nbytes) -> bool:
 
 
 def make_room(uint64_t size) -> None:
-    """Where the budget has no room for so many bytes: `clear_up`, for a lock takes others' cached regions only then."""
+    """If the budget has no room for `size` bytes, `clear_up`, before a lock takes cached regions that have users."""
     cdef Budget.Figures now = budget.figures()
     cdef uint64_t taken = now.locked + now.external
     if now.limit != NO_LIMIT and (taken > now.limit or size > now.limit - taken):
@@ -221,19 +221,19 @@ def make_room(uint64_t size) -> None:
 
 
 def check(uint64_t size) -> None:
-    """Raise LockLimitError where so many bytes more cannot be locked, even if the cache were empty."""
+    """Raise LockLimitError if `size` more bytes could not be locked even with an empty cache."""
     with nogil:
         budget.check(size)
 
 
 def figures() -> tuple[int, int, int, int, int]:
-    """Limit, bytes locked, cached and pinned by others, and how many may be cached."""
+    """Limit, bytes locked, cached and pinned by others, and the most that may be cached."""
     cdef Budget.Figures now = budget.figures()
     return now.limit, now.locked, now.idle, now.external, now.idle_limit
 
 
 def set_limits(uint64_t limit, uint64_t idle_limit) -> None:
-    """Set the most bytes that may be locked, and be cached; what is cached beyond that is given back."""
+    """Set the most bytes that may be locked, and the most that may be cached; the excess in the cache is given back."""
     try:
         with nogil:
             budget.set(limit, idle_limit)
@@ -242,7 +242,7 @@ def set_limits(uint64_t limit, uint64_t idle_limit) -> None:
 
 
 def give_back(uint64_t nbytes) -> int:
-    """Unlock what is cached, the least recently used first, until so many bytes are given back; how many that were."""
+    """Unlock cached regions, least recently used first, until `nbytes` are given back; return how many were."""
     cdef uint64_t given
     try:
         with nogil:
@@ -255,7 +255,7 @@ def give_back(uint64_t nbytes) -> int:
 def _look():
     """Called ten times a second while anything is cached."""
     global watched, pressure
-    with suppress(Exception):  # such as no memory; the next look is soon
+    with suppress(Exception):  # such as MemoryError; the next call is soon
         collect()
         if pressure is None:
             pressure = Pressure()
@@ -268,7 +268,7 @@ def _look():
 
 
 cdef relieve():
-    """Half of the cache goes while memory is short."""
+    """Give back half of the cache, because memory is short."""
     cdef uint64_t cached = budget.figures().idle
     if cached:
         with suppress(PinningError):

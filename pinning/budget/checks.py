@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether there is room for a lock: cached registrations give way to it."""
+"""Whether there is room for a lock, if necessary after cached regions were given back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pinning.errors import LockLimitError
 from pinning.machine.room import Room, cgroup_memory, check, system_memory
 from pinning.plugin import Device, LockLimit
 
-# Looking takes up to 0.3 ms. Touching this much takes 10 times that, and a machine without this much to spare is
+# A check takes up to 0.3 ms. Populating this much takes 10 times as long, and a machine without this much to spare is
 # out of memory with or without the lock.
 WORTH_A_LOOK = 16 << 20
 
 
 def check_room(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock of bytes that are not locked yet and for which there is no room, once what is cached has given way.
+    """Refuse to lock `size` more bytes if there is no room for them even after cached regions were given back.
 
-    `resident`: the pages are in memory already, so that locking takes no more of it. What cannot be read, for want of
-    /proc or a descriptor, does not bind here; the vendor refuses by itself. Raises LockLimitError with limit, need,
-    remedy.
+    `resident`: the pages are in memory already, so locking takes no more of it. A limit that cannot be read, without
+    /proc or a free descriptor, does not apply here; the vendor refuses by itself. Raises LockLimitError with limit,
+    need, remedy.
     """
     with suppress(OSError):
         _check_limit(size, device)
@@ -30,13 +30,13 @@ def check_room(size: int, device: Device, resident: bool) -> None:
 
 
 def check_memory(size: int) -> None:
-    """Refuse what neither the machine nor a control group has room for. Raises as `check_room`."""
+    """Refuse `size` bytes if the machine or a control group has no room for them. Raises as `check_room`."""
     if size < WORTH_A_LOOK:
         return
     try:
         _check_memory(size)
     except LockLimitError:
-        cache.clear_up()  # what is cached for other devices is memory too
+        cache.clear_up()  # regions cached for other devices take memory too
         _check_memory(size)
 
 

@@ -84,7 +84,7 @@ def budget(limit: int | float | None = None, *, idle: bool | int | None = None) 
     if idle is not None:
         most_idle = (_cache.NO_LIMIT if idle else 0) if isinstance(idle, bool) else byte_count(idle, "idle", 0)
     if limit is not None:
-        now, _chosen = chosen.limit, chosen  # first: where native code has set another limit, that is seen
+        now, _chosen = chosen.limit, chosen  # first, so that a limit set by native code in between is seen
     if limit is not None or idle is not None:
         _cache.set_limits(now, most_idle)
     most, used, idling, external, most_idle = _cache.figures()
@@ -114,7 +114,7 @@ def give_back_idle(nbytes: int | None = None) -> int:
 
 
 def check_lock(size: int, device: Device, resident: bool) -> None:
-    """Refuse a lock for which an empty cache has no room, before anything is touched. Raises as `check_room`."""
+    """Refuse a lock that would not fit even with an empty cache, before any page is touched. Raises as `check_room`."""
     check_room(size, device, resident)
     _check_budget(size)
 
@@ -128,7 +128,7 @@ def _check_budget(size: int) -> None:
         if not _chosen.by_default or _cache.figures()[0] != _chosen.limit:
             raise
         most_idle = _cache.figures()[-1]
-        _chosen = _default()  # a container may have got more meanwhile
+        _chosen = _default()  # a container's limit may have been raised meanwhile
         _cache.set_limits(_chosen.limit, most_idle)
         _cache.check(size)
 
@@ -158,7 +158,7 @@ def _default() -> _Limit:
 
 
 def _memory() -> Room | None:
-    """What bounds the memory of this process most, by its limit; what is free of it is for `check_room` to see."""
+    """The smallest limit on the memory of this process; `check_room` checks how much of it is free."""
     rooms: list[Room] = []
     with suppress(OSError):
         rooms.append(system_memory())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What builds ask for, which needs no extra."""
+"""Options for builds, which work without the ``cli`` extra."""
 
 from collections.abc import Callable
 

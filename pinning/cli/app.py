@@ -23,7 +23,7 @@ from pinning.cli.answers import ANSWERS
 from pinning.cli.output import console, print_json, progress_bar, say_error
 from pinning.plugin import Device
 
-warnings.filterwarnings("ignore", "the host is the default device")  # `doctor` says so, with a remedy
+warnings.filterwarnings("ignore", "the host is the default device")  # `doctor` reports this, with a remedy
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -164,7 +164,7 @@ def _device(name: str | None) -> Device:
 
 @contextmanager
 def _failures(as_json: bool) -> Iterator[None]:
-    """Say what went wrong without a traceback, and exit with 1."""
+    """Report an error without a traceback and exit with 1, or with 130 after Ctrl-C."""
     try:
         yield
     except (pinning.PinningError, OSError, MemoryError, ImportError) as error:

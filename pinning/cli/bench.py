@@ -29,7 +29,7 @@ GIB = 1 << 30
 _HUGE_PAGE = 2 << 20
 _BLOCKS = (4 << 10, 64 << 10)
 _ALL_BLOCKS = 256 << 20  # bytes
-# An address that no region of this process has: lookups never touch the memory they ask about.
+# An address outside all regions of this process: lookups never access the memory itself.
 _SOMEWHERE = 1 << 40
 
 
@@ -50,7 +50,7 @@ QUICK = Effort(regions=(1, 10_000), lookups=5_000, batch=100_000, largest=64 << 
 
 @dataclass(frozen=True)
 class Lookup:
-    """The cost of one answer, in seconds, with so many regions."""
+    """The time of one lookup, in seconds, with so many regions."""
 
     what: str
     regions: int
@@ -59,7 +59,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class LockPair:
-    """The cost of one lock and its unlock, in seconds, where a region holds the memory already."""
+    """The time of one lock and its unlock inside a locked region, in seconds."""
 
     what: str
     times: Times
@@ -67,7 +67,7 @@ class LockPair:
 
 @dataclass(frozen=True)
 class Registration:
-    """The cost of locking `size` bytes, in seconds, and of unlocking them."""
+    """The times of locking and unlocking `size` bytes, in seconds."""
 
     memory: str
     how: str
@@ -78,7 +78,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class CopyRow:
-    """The cost of one copy of `size` bytes, in seconds: the vendor's own, and `pinning.copy` of pageable memory."""
+    """The time of one copy of `size` bytes, in seconds: by the vendor, and by `pinning.copy` of pageable memory."""
 
     direction: str
     size: int
@@ -89,9 +89,9 @@ class CopyRow:
 
 @dataclass(frozen=True)
 class BatchRow:
-    """The cost of one block among many, in seconds, between random places of locked memory and a device.
+    """The time per block of a copy of many, in seconds, between random places of locked memory and a device.
 
-    `loop`: a `copy_async` each; `engines`, `kernel`: one `copy_batch` by these, the latter None where there is none.
+    `loop`: one `copy_async` per block; `engines`, `kernel`: one `copy_batch` by these; `kernel` may be None.
     """
 
     direction: str
@@ -104,7 +104,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """All that was measured."""
+    """All measurements."""
 
     device: str
     description: str
@@ -144,7 +144,7 @@ def run(device: Device, effort: Effort, step: Step) -> BenchReport:
 
 
 def _largest(device: Device, wanted: int) -> tuple[int, Bound | None]:
-    """The largest buffer to lock, and what keeps it from being as large as wanted."""
+    """The size of the largest buffer to lock, and the limit that makes it smaller than wanted, if any."""
     room = bound(device, memory_share=4)
     size = min(room.size, wanted)
     size -= size % (_HUGE_PAGE if size >= _HUGE_PAGE else mmap.PAGESIZE)
@@ -154,9 +154,9 @@ def _largest(device: Device, wanted: int) -> tuple[int, Bound | None]:
 
 
 def _lookups(device: Device, regions: int, effort: Effort) -> Iterator[Lookup]:
-    """Of random addresses in pages of which every second one is a region."""
+    """Time lookups of random addresses in a range in which every second page is a region."""
     table = PageTable()
-    held = PinnedMap(device)  # A map of its own, and entries that are not locked: the vendor is not called.
+    held = PinnedMap(device)  # A separate map; its entries are registered, not locked: no vendor call.
     for index in range(regions):
         start = _SOMEWHERE + 2 * index * mmap.PAGESIZE
         table.insert(start, mmap.PAGESIZE)
@@ -208,7 +208,7 @@ def _lock_pairs(device: Device, effort: Effort) -> list[LockPair]:
 
 
 def _registrations(device: Device, size: int, effort: Effort, step: Step) -> Iterator[Registration]:
-    """By `pinning.lock`, and for untouched memory by the vendor alone, which then has to bring the pages in."""
+    """Time locks by `pinning.lock` and, of untouched memory, by the vendor alone, which then populates the pages."""
     pinned_map = pinning.pinned_map(device)
     huge = size >= _HUGE_PAGE and huge_page_mode() in ("always", "madvise")
     vendor, ours = "vendor alone", "pinning.lock"
@@ -235,7 +235,7 @@ def _registrations(device: Device, size: int, effort: Effort, step: Step) -> Ite
 
 @contextmanager
 def _memory(size: int, huge: bool) -> Iterator[int]:
-    """The address of untouched memory of the wanted pages, aligned to huge ones."""
+    """The address of untouched memory in huge or in 4 KiB pages, aligned to huge ones."""
     mapped = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with mapped:
         mapped.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
@@ -250,7 +250,7 @@ def _copy_sizes(largest: int) -> list[int]:
 
 
 def copies(device: Device, sizes: Sequence[int], repeats: int, step: Step) -> list[CopyRow]:
-    """Measure copies of these sizes, ascending: none where the device has no memory of its own."""
+    """Measure copies of these ascending sizes; empty if the device has no memory of its own."""
     if not isinstance(device, CopyDevice):
         return []
     cases = [(way, size) for way in ("to the device", "from the device") for size in sizes]
@@ -330,7 +330,7 @@ def _time_batches(
 
 
 def _time_copies(copy: Callable[[], object], size: int, repeats: int) -> Times:
-    many = max(1, (16 << 20) // size)  # so that the clock weighs little
+    many = max(1, (16 << 20) // size)  # makes the cost of the clock negligible
 
     def work() -> None:
         for _ in range(many):

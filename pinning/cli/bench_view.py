@@ -16,7 +16,7 @@ from pinning.cli.units import duration, rate, size
 
 
 def show(report: BenchReport, to: Console) -> None:
-    """Print a table of each kind."""
+    """Print one table for each kind of measurement."""
     to.print(f"[bold]pinning bench[/] on [bold]{report.device}[/], {escape(report.description)}")
     to.print("[dim]medians, with the fastest and the slowest run[/]")
     if report.limited_by:
@@ -62,7 +62,7 @@ def _registrations(report: BenchReport) -> Table:
 
 
 def copies(rows: Sequence[CopyRow]) -> Table:
-    """How fast they were: pageable memory as the driver copies it and as `pinning.copy` does, and locked memory."""
+    """The rates: of pageable memory by the driver and by `pinning.copy`, and of locked memory."""
     shown = table("", "bytes", "pageable", "by pinning", "locked", "locked, range")
     for row in rows:
         locked = f"{row.size / row.locked.high / 1e9:.1f} - {row.size / row.locked.low / 1e9:.1f}"

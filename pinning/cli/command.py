@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pinning`` and ``python -m pinning``: what builds ask for, or else the command line where it is installed."""
+"""``pinning`` and ``python -m pinning``: the options for builds, or else the command line, if it is installed."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `pinning demo` does, and what it saw; `demo_view` shows it."""
+"""The steps of `pinning demo` and their results; `demo_view` shows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUERIES, _BATCH = 20_000, 1_000_000
 
 @dataclass(frozen=True)
 class LockedBuffer:
-    """A buffer of the demo: its bytes, those that were locked, and how long that took."""
+    """A buffer of the demo: its size, how many bytes were locked, and how long that took."""
 
     name: str
     size: int
@@ -39,7 +39,7 @@ class LockedBuffer:
 
 @dataclass(frozen=True)
 class RegionRow:
-    """A region of the map, and whose it is."""
+    """A region of the map, and the buffer in it."""
 
     buffer: str
     start: int
@@ -50,7 +50,7 @@ class RegionRow:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The references of the region after one more or one less lock in it."""
+    """The number of references to a region, after one more or one fewer lock in it."""
 
     what: str
     references: int
@@ -58,7 +58,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Witness:
-    """What others say is locked: the kernel for mlock, the vendor of these buffers."""
+    """Locked bytes, as reported by the kernel (for mlock) and by the vendor (for these buffers)."""
 
     when: str
     vmlck: int
@@ -67,7 +67,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class Query:
-    """The cost of one answer, in seconds, when `count` are asked for."""
+    """The time of one lookup, in seconds, over `count` lookups."""
 
     what: str
     count: int
@@ -76,7 +76,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Copy:
-    """A buffer's way to the device's memory and from there to a second buffer."""
+    """The copy of a buffer to device memory, and from there to a second buffer; times in seconds."""
 
     buffer: str
     size: int
@@ -87,7 +87,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """All that the demo saw. `checks` says of each part whether it went as it should."""
+    """All results of the demo. `checks` has for each part whether it went as expected."""
 
     device: str
     description: str
@@ -130,7 +130,7 @@ def run(device: Device, step: Step) -> DemoReport:
             unchanged = regions == _regions(device, buffers)
             queries, answered = _query(device, step)
             copied = _copies(device, buffers, step)
-            # The host's own memory is reached alike whether it is locked or not.
+            # On the host, copies of locked and of pageable memory are the same.
             bandwidth = [] if is_host(device) else copies(device, [buffers[0].locked], 5, step)
         witnesses.append(_witness("unlocked", device, buffers))
         checks = {
@@ -185,7 +185,7 @@ def _regions(device: Device, buffers: Sequence[DemoBuffer]) -> list[RegionRow]:
 
 
 def _share(device: Device, buffer: DemoBuffer) -> tuple[list[Sharing], bool]:
-    """Lock what is locked once more, and a part of it."""
+    """Lock a locked buffer once more, and a part of it."""
     pinned_map = pinning.pinned_map(device)
     half, quarter = buffer.locked // 2, buffer.locked // 4
     rows = []
@@ -206,7 +206,7 @@ def _share(device: Device, buffer: DemoBuffer) -> tuple[list[Sharing], bool]:
 
 
 def _overlap(device: Device, buffer: DemoBuffer) -> str:
-    """What is said to a range that begins in a region and ends behind it; nothing if it is not refused."""
+    """The refusal of a range that begins in a region and ends behind it; empty if it is not refused."""
     try:
         pinning.lock((buffer.ptr + buffer.locked // 2, buffer.locked), device=device).unlock()
     except pinning.PartialOverlapError as error:
@@ -235,7 +235,7 @@ def _agree(device: Device, buffers: Sequence[DemoBuffer], witnesses: Sequence[Wi
 
 
 def _query(device: Device, step: Step) -> tuple[list[Query], bool]:
-    """Ask about addresses in and around the regions; half are inside, and each region's first and last bytes."""
+    """Look up addresses in and around the regions: half are inside, and each region's borders are among them."""
     pinned_map = pinning.pinned_map(device)
     starts = numpy.array([region.start for region in pinned_map], numpy.uint64)
     sizes = numpy.array([region.size for region in pinned_map], numpy.uint64)
@@ -281,7 +281,7 @@ def _in_any(
 ) -> NDArray[numpy.bool_]:
     flags = numpy.zeros(len(addresses), numpy.bool_)
     for start, size in zip(starts, sizes, strict=True):
-        flags |= addresses - start < size  # below the start it wraps to a large number
+        flags |= addresses - start < size  # below the start, the difference wraps to a large number
     return flags
 
 
@@ -291,7 +291,7 @@ def _copies(device: Device, buffers: Sequence[DemoBuffer], step: Step) -> list[C
     second = numpy.ones(CHUNK, numpy.uint8)
     on_device = device.allocate(CHUNK)
     try:
-        # Copied back into pageable memory the bytes would take the driver's slow way.
+        # A copy back into pageable memory would take the driver's slow path.
         with nullcontext() if is_host(device) else pinning.lock(second, device=device):
             for ends in ((on_device, second.ctypes.data), (second.ctypes.data, on_device)):
                 device.copy(*ends, CHUNK)  # the first copy is slower than the others

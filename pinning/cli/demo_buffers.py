@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers that the demo locks: real ones of four kinds, as large as this machine lets it lock."""
+"""The buffers that the demo locks: four kinds, as large as the limits of this machine allow."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Fit:
     """How much of each buffer to lock."""
 
     sizes: dict[str, int]  # bytes by the buffer's name
-    limited_by: str | None = None  # what kept it from being more, and by how much
-    remedy: str = ""  # the command that raises it; empty when nothing did
+    limited_by: str | None = None  # the limit that reduced the sizes, and its value
+    remedy: str = ""  # the command that raises that limit; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,22 @@ class DemoBuffer:
     """A buffer filled with its pattern."""
 
     name: str
-    owner: object  # what `pinning.lock` is given
+    owner: object  # passed to `pinning.lock`
     ptr: int
     size: int
     locked: int  # the bytes from its start that are to be locked
-    seed: int  # tells its pattern from the others'
+    seed: int  # distinguishes its pattern from the others
 
 
 def fit(device: Device) -> Fit:
-    """Fit the buffers to the vendor's limit and to the memory there is.
+    """Fit the buffers to the vendor's limit and to the available memory.
 
     Raises
     ------
     LockLimitError
         There is no room for a page of each.
     """
-    # What is locked is copied, and the file may lie in memory too: hence a third.
+    # A third, because locked buffers are also copied, and the file may be in memory too.
     room, limited_by, remedy = bound(device, memory_share=3)
     if sum(_WANTED.values()) + len(_WANTED) * mmap.PAGESIZE <= room:
         return Fit(dict(_WANTED))
@@ -68,9 +68,9 @@ def fit(device: Device) -> Fit:
 
 @contextmanager
 def real_buffers(sizes: dict[str, int], step: Step) -> Iterator[tuple[list[DemoBuffer], dict[str, str]]]:
-    """The four buffers, filled, and by name why there is none: the disk or /dev/shm is read-only, or has no room.
+    """The four buffers, filled, and by name why one is missing: the disk or /dev/shm is read-only, or has no room.
 
-    The file and the segment have no name left to clean up, whatever ends the process.
+    The file and the segment are already unlinked: nothing is left to clean up, however the process ends.
     """
     with ExitStack() as stack, _letting_go():
         seeds = {name: seed for seed, name in enumerate(sizes, start=1)}
@@ -111,7 +111,7 @@ def pattern(seed: int, start: int, size: int) -> Bytes:
 
 @contextmanager
 def _letting_go() -> Iterator[None]:
-    """Have what an error passed through let go of the buffers, which could not be closed otherwise."""
+    """Clear the frames of an error's traceback: their references would keep the buffers from being closed."""
     try:
         yield
     except BaseException as error:
@@ -145,7 +145,7 @@ def _segment(size: int) -> Iterator[SharedMemory]:
 
 
 def _need_room(folder: Path, size: int, remedy: str) -> None:
-    # Asked first: a write to memory for which a file system has no room left kills the process.
+    # Checked first: a write to mapped memory for which the file system has no room kills the process.
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(f"{folder} has {bytes_text(free)} free and the demo needs {bytes_text(size)}; {remedy}")

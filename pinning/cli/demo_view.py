@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what `pinning demo` saw."""
+"""Shows the results of `pinning demo`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _sharing(report: DemoReport) -> Table:
 
 
 def _witnesses(report: DemoReport) -> Table:
-    # mlock is what VmLck counts; a GPU's driver locks without it.
+    # VmLck counts memory locked by mlock; a GPU's driver locks without it.
     counted = any(row.vmlck != report.witnesses[0].vmlck for row in report.witnesses)
     shown = table("", *(["kernel (VmLck)"] if counted else []), f"{report.device} (is_pinned_ptr)")
     for row in report.witnesses:

@@ -27,7 +27,7 @@ from pinning.machine.room import Room, cgroup_memory, system_memory
 from pinning.map.pinned_map import hears_of_calls, watch_problem
 from pinning.plugin import DescribedPlugin, Device, Library, LinkedDevice, LockLimit, MemoryDevice
 
-# MADV_POPULATE_READ and _WRITE, which bring pages in many at a time.
+# MADV_POPULATE_READ and _WRITE, which populate many pages per call.
 _POPULATES_SINCE = (5, 14)
 
 
@@ -35,7 +35,7 @@ _POPULATES_SINCE = (5, 14)
 class PluginRow:
     """An installed plugin: the vendor's library, the names of its devices or why there are none, what is wrong with it.
 
-    `library` is None where there is none to be loaded, or where the plugin does not tell.
+    `library` is None if there is none to load, or if the plugin does not report it.
     """
 
     name: str
@@ -49,7 +49,7 @@ class PluginRow:
 class DeviceRow:
     """A device: whether it locked one page just now, and how much it lets this process lock (None: no limit).
 
-    `numa_node` is the one that it is near, `pci_address` and `link` how it is on the PCI bus; None if unknown.
+    `numa_node` is the nearest node; `pci_address` and `link` are its place and link on the PCI bus. None if unknown.
     """
 
     name: str
@@ -65,10 +65,10 @@ class DeviceRow:
 
 @dataclass(frozen=True)
 class PairRow:
-    """Two devices that have memory: what the second can do with the first's, and how they are joined.
+    """Two devices that have memory: the second one's access to the first one's memory, and how they are connected.
 
-    `connection` is the name of a `MemoryConnection`, None where the vendor refuses to say. `link` is what the vendor
-    calls links of its own between the two. `way` is what they share that is nearest to both: a ``"switch"``, a
+    `connection` is the name of a `MemoryConnection`, None if the vendor does not report it. `link` is the vendor's
+    name for its own links between the two. `way` is the nearest thing that they share: a ``"switch"``, a
     ``"host bridge"``, a ``"node"`` or just the ``"machine"``.
     """
 
@@ -89,7 +89,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """This machine, as far as locking memory goes."""
+    """What matters on this machine for locking memory."""
 
     version: str
     python: str
@@ -102,8 +102,8 @@ class DoctorReport:
     control_groups: list[Room]
     huge_pages: str
     numa_nodes: int
-    unwatched: str | None  # why the kernel does not tell of memory that leaves while it is locked
-    preloaded: bool  # whether calls of libc that make it leave are seen
+    unwatched: str | None  # why the kernel does not report memory that is freed while locked; None if it does
+    preloaded: bool  # whether libc calls that free it are intercepted
     advice: list[Advice]
 
     @property
@@ -113,7 +113,7 @@ class DoctorReport:
 
 
 def run() -> DoctorReport:
-    """Look at everything and lock a page on each device. What fails is in the report."""
+    """Examine the machine and lock a page on each device. Failures are part of the report."""
     present = pinning.devices()
     default = pinning.default_device()
     rows = [_device(device, default=device is default) for device in present]
@@ -185,7 +185,7 @@ def _has_memory(device: Device) -> bool:
 
 
 def _of_one_vendor(first: Device, second: Device) -> bool:
-    # Several plugins may know one GPU, and copies between two vendors go by the host in any case.
+    # Several plugins may offer the same GPU, and copies between vendors go through the host in any case.
     return first.vendor == second.vendor
 
 

@@ -54,7 +54,7 @@ def _plugins(report: DoctorReport) -> Table:
             found = ", ".join(row.devices)
             shown.add_row(row.name, GOOD, f"{found}  [dim]{library}[/]" if library else found)
         else:
-            # Not a fault of the machine: most have the hardware of one vendor.
+            # Not an error: most machines have the hardware of one vendor only.
             shown.add_row(row.name, "[dim]-[/]", escape(row.problem) + (f" [dim]({library})[/]" if library else ""))
         for warning in row.warnings:
             shown.add_row("", WARNING, escape(warning))
@@ -62,7 +62,7 @@ def _plugins(report: DoctorReport) -> Table:
 
 
 def _devices(report: DoctorReport) -> Table:
-    nodes = report.numa_nodes > 1  # else all is near to all
+    nodes = report.numa_nodes > 1  # with one node, every device is near it
     links = any(row.link for row in report.devices)
     shown = table("device", "description", "may lock", *["node"] * nodes, *["PCIe"] * links, "result", left=4 + links)
     shown.columns[0].no_wrap = shown.columns[2].no_wrap = True
@@ -83,7 +83,7 @@ def _link(link: Link | None) -> str:
     now, most = link.generation, link.most_generation
     if now is None or most is None:
         return lanes
-    return f"{lanes} gen {now}" if now >= most else f"{lanes} gen {now} of {most}"  # it does nothing now
+    return f"{lanes} gen {now}" if now >= most else f"{lanes} gen {now} of {most}"  # an idle link is slower
 
 
 def _pairs(report: DoctorReport) -> Table:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine allows and says, for the commands."""
+"""Limits and facts of this machine, for the commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lock_limit(device: Device) -> LockLimit | None:
 
 
 class Bound(NamedTuple):
-    """How many bytes can be locked, what sets that, and the command that raises it."""
+    """How many bytes can be locked, the reason for the limit, and the command that raises it."""
 
     size: int
     why: str
@@ -39,7 +39,7 @@ class Bound(NamedTuple):
 
 
 def bound(device: Device, memory_share: int) -> Bound:
-    """What keeps a command from locking more: the vendor's limit, or the n-th part of the memory there is."""
+    """The limit on what a command locks: the vendor's, or the n-th part of the available memory."""
     memory = tightest_memory()
     bounds = [Bound(memory.free // memory_share, f"{memory.name} has {size(max(memory.free, 0))} free", memory.remedy)]
     if limit := lock_limit(device):
@@ -49,15 +49,15 @@ def bound(device: Device, memory_share: int) -> Bound:
 
 
 def tightest_memory() -> Room:
-    """The bound on memory that leaves least: the machine's, or that of a control group."""
+    """The memory limit that leaves least free: the machine's, or that of a control group."""
     return min((system_memory(), *cgroup_memory()), key=lambda room: room.free)
 
 
 def description(device: Device) -> str:
-    """What a person calls a device; its name if it does not say."""
+    """The description of a device, or its name if it has none."""
     return str(getattr(device, "description", device.name))
 
 
 def memory_at(ptr: int, length: int) -> Bytes:
-    """Host memory as an array, which does not keep its owner from being closed."""
+    """Host memory as an array that does not keep its owner from being closed."""
     return numpy.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(ptr))

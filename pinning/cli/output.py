@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share in speaking to people and to machines."""
+"""The output of the commands, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ GOOD, BAD, WARNING = "[green]✓[/]", "[red]✗[/]", "[yellow]![/]"
 
 
 def console(file: TextIO | None = None) -> Console:
-    """Standard output, or another stream; never wider than a person reads with ease."""
+    """A console on standard output or another stream, at most 100 columns wide."""
     plain = Console(file=file)
     return Console(file=file, highlight=False, width=min(plain.width, 100))
 
 
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Step]:
-    """A bar on standard error while the block runs, if that is a terminal; nothing of it stays."""
+    """A bar on standard error, if that is a terminal; removed at the end of the block."""
     to = Console(file=sys.stderr)
     columns = (TextColumn("[dim]{task.description:<36}"), BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal) as bar:
@@ -44,12 +44,12 @@ def progress_bar(quiet: bool) -> Iterator[Step]:
 
 
 def print_json(report: Any, **more: object) -> None:
-    """One JSON object on standard output: `more`, and the fields of a dataclass."""
+    """Print one JSON object: `more`, and the fields of a dataclass."""
     _write_json({**more, **_plain(report)})
 
 
 def say_error(message: str, as_json: bool) -> None:
-    """What went wrong: for people on standard error, for machines as the one JSON object."""
+    """Report an error: on standard error, or as the one JSON object."""
     if as_json:
         _write_json({"ok": False, "error": message})
     else:
@@ -57,7 +57,7 @@ def say_error(message: str, as_json: bool) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses and named tuples as dictionaries, all the way down."""
+    """Convert dataclasses and named tuples to dictionaries, recursively."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if hasattr(value, "_asdict"):
@@ -81,7 +81,7 @@ def table(*columns: str, left: int = 1) -> Table:
 
 
 def section(to: Console, title: str, *contents: RenderableType) -> None:
-    """A blank line, a title, and what belongs to it, indented."""
+    """Print a blank line, a title, and the contents, indented."""
     to.print()
     to.print(f"[bold cyan]{title}[/]")
     for each in contents:

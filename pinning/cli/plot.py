@@ -15,7 +15,7 @@ _BLUE, _GREEN, _GREY = "#2f6fb0", "#3f9a5a", "#9a9a9a"
 
 
 def draw(report: BenchReport, file: Path) -> None:
-    """Write all that was measured side by side into a picture; its kind follows from the file's suffix."""
+    """Draw all measurements side by side into a file, whose suffix sets the image format."""
     figure = Figure(figsize=(17, 4.2), layout="constrained")
     lookups, registrations, copies, batches = figure.subplots(1, 4)
     figure.suptitle(f"pinning on {report.device}, {report.description}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pinning run``: becomes a program whose mapped buffers are locked, and whose CUDA copies are staged."""
+"""``pinning run``: executes a program so that its mapped buffers are locked and its CUDA copies are staged."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import NoReturn
 
 import pinning
 
-PT_INTERP = 3  # <elf.h>: the entry of a program's header that names its loader
+PT_INTERP = 3  # <elf.h>: the type of the program header that names the loader
 
 
 class LockMapped(StrEnum):
-    """What `PINNING_LOCK_MAPPED` can be."""
+    """The values of `PINNING_LOCK_MAPPED`."""
 
     OFF = "off"
     ON = "on"
@@ -27,19 +27,19 @@ class LockMapped(StrEnum):
 
 
 class Copies(StrEnum):
-    """What `PINNING_COPIES` can be."""
+    """The values of `PINNING_COPIES`."""
 
     OFF = "off"
     ON = "on"
 
 
 def library() -> Path:
-    """The tool that is loaded into the program.
+    """The path of the tool, the library that is preloaded into the program.
 
     Raises
     ------
     PluginUnavailableError
-        It was not built, or the loader would not take its path.
+        It was not built, or LD_PRELOAD does not accept its path.
     """
     path = pinning.library_dirs()[0] / "libpinning_omp.so"
     if not path.is_file():
@@ -59,20 +59,20 @@ def environment(
     trace: Path | None = None,
     copies: Copies | None = None,
 ) -> dict[str, str]:
-    """The variables of a program that the tool watches: those of `base`, and what is not None."""
+    """The environment of a program that runs with the tool: `base`, and the arguments that are not None."""
     preload = [str(library()), *filter(None, [base.get("LD_PRELOAD")])]
     more = {
         "PINNING_LOCK_MAPPED": lock_mapped,
         "PINNING_COPIES": copies,
         "PINNING_REPORT": report and str(report),
         "PINNING_TRACE": trace and str(trace),
-        "PINNING_RUN": str(os.getpid()),  # which the program keeps: that it is the one that was to be watched
+        "PINNING_RUN": str(os.getpid()),  # kept by exec: distinguishes the program from its children
     }
     return {**base, "LD_PRELOAD": ":".join(preload), **{name: value for name, value in more.items() if value}}
 
 
 def make_way(*files: Path | None) -> None:
-    """Delete what an earlier run has written there: the tool itself writes over no file."""
+    """Delete the files of an earlier run, because the tool overwrites no file."""
     for file in files:
         if file is not None and file.is_file():
             file.unlink()
@@ -84,8 +84,8 @@ class CannotRunError(Exception):
     Attributes
     ----------
     code : int
-        The exit code that shells give for it: 127 where there is no such program, 126 where it cannot be executed; 1
-        where locks are mandatory, and the tool cannot be loaded into it.
+        The exit code, as in shells: 127 if there is no such program, 126 if it cannot be executed; 1 if locks are
+        mandatory and the tool cannot be loaded into it.
     """
 
     def __init__(self, text: str, code: int) -> None:
@@ -94,11 +94,11 @@ class CannotRunError(Exception):
 
 
 def cannot_load(program: Path) -> str | None:
-    """Why the loader would leave the tool out of a program, without a word; None where it would not, or for scripts."""
+    """Why the loader would silently ignore the tool in a program; None if it would not, and for scripts."""
     try:
         kinds = segments(program)
         facts, capable = program.stat(), "security.capability" in os.listxattr(program)
-    except (OSError, struct.error):  # exec tells
+    except (OSError, struct.error):  # exec reports it
         return None
     if kinds is None:
         return None
@@ -110,18 +110,18 @@ def cannot_load(program: Path) -> str | None:
         return "it has capabilities of its own"
     if not kinds:
         return "it is built for another processor architecture"
-    if PT_INTERP not in kinds and ".so" not in program.name:  # the loader may be run too
+    if PT_INTERP not in kinds and ".so" not in program.name:  # the program may be the loader itself
         return "it is statically linked"
     return None
 
 
 def segments(program: Path) -> set[int] | None:
-    """The kinds of segments that an ELF file has, none where it is for another processor; None for other files."""
+    """The types of the segments of an ELF file, empty if it is for another processor; None for other files."""
     with program.open("rb") as file, Path("/proc/self/exe").open("rb") as own:
         head, ours = file.read(64), own.read(64)
         if len(head) < 64 or head[:4] != b"\x7fELF":
             return None
-        if (head[4:6], head[18:20]) != (ours[4:6], ours[18:20]):  # class, order of bytes, machine
+        if (head[4:6], head[18:20]) != (ours[4:6], ours[18:20]):  # class, byte order, machine
             return set()
         (table,), (size, count) = struct.unpack_from("=Q", head, 32), struct.unpack_from("=HH", head, 54)
         file.seek(table)
@@ -129,13 +129,13 @@ def segments(program: Path) -> set[int] | None:
 
 
 def become(program: Sequence[str], variables: Mapping[str, str], files: Sequence[Path | None] = ()) -> NoReturn:
-    """Go on as this program, which finds none of the files: its exit code, signals and standard streams are its own.
+    """Delete the files, and replace this process with the program: its exit code, signals and streams are its own.
 
     Raises
     ------
     CannotRunError
-        There is no such program, or it cannot be executed; or the tool cannot be loaded into it, where locks are
-        mandatory. Else that is said.
+        There is no such program, or it cannot be executed; or locks are mandatory and the tool cannot be loaded into
+        it. If they are not mandatory, the latter is only reported.
     """
     name = program[0]
     found = shutil.which(name)

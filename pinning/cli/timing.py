@@ -21,18 +21,18 @@ class Times:
 
     @classmethod
     def of(cls, seconds: Sequence[float], per: int = 1) -> Self:
-        """Of tries that each did the thing `per` times."""
+        """From tries that each did the work `per` times."""
         return cls(statistics.median(seconds) / per, min(seconds) / per, max(seconds) / per, len(seconds))
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long `work` takes, once."""
+    """Run `work` once; returns the seconds that it took."""
     begin = perf_counter()
     work()
     return perf_counter() - begin
 
 
 def times(work: Callable[[], object], repeats: int, per: int = 1) -> Times:
-    """`work` is done once to warm up and then `repeats` times; each does the thing measured `per` times."""
+    """Run `work` once to warm up and then `repeats` times; each run does the measured operation `per` times."""
     work()
     return Times.of([seconds(work) for _ in range(repeats)], per)

@@ -28,12 +28,12 @@ _PATH_NAMES = {"plain": "left to the driver", "small": "too small"}
 
 
 def show(processes: Sequence[Status], details: bool, to: Console) -> None:
-    """Print once: a line for each process, or all that there is of one."""
+    """Print once: a line for each process, or all details of one."""
     to.print(_details(processes[0], None) if details else _overview(processes))
 
 
 def watch(look: Callable[[], Sequence[Status]], details: bool, seconds: float, to: Console) -> None:
-    """Print again and again, in place, until `q`, Ctrl-C or the end of the process watched."""
+    """Print repeatedly, in place, until `q`, Ctrl-C or the end of the watched process."""
     before: Status | None = None
     footer = Text(f"every {seconds:g} s; q quits", style="dim")
     with _keys() as key, Live(console=to, auto_refresh=False, screen=to.is_terminal) as live:
@@ -47,7 +47,7 @@ def watch(look: Callable[[], Sequence[Status]], details: bool, seconds: float, t
 
 
 def _screen(body: RenderableType, footer: RenderableType) -> Layout:
-    """All of a terminal, with the footer in its last line however long the body is."""
+    """A layout that fills the terminal, with the footer always in the last line."""
     screen = Layout()
     screen.split_column(Layout(body), Layout(footer, size=1))
     return screen
@@ -55,7 +55,7 @@ def _screen(body: RenderableType, footer: RenderableType) -> Layout:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """The key that is pressed within some seconds, or ""; Ctrl-C and Ctrl-Z remain signals."""
+    """A function that waits so many seconds for a key and returns it, or ""; Ctrl-C and Ctrl-Z remain signals."""
     if not sys.stdin.isatty():
 
         def no_key(seconds: float) -> str:
@@ -81,7 +81,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 def _overview(processes: Sequence[Status]) -> RenderableType:
     shown = table("PID", "Locked", "Idle", "Budget", "Copied", "Since", left=0)
     shown.expand = True
-    shown.add_column("Command", ratio=1, no_wrap=True, overflow="ellipsis")  # what room is left
+    shown.add_column("Command", ratio=1, no_wrap=True, overflow="ellipsis")  # the remaining width
     for each in processes:
         command, since = Text(each.command), _ago(each.time - each.since)
         figures = size(each.locked), size(each.budget.idle), _limit(each.budget), size(sum(each.moved.values()))
@@ -108,7 +108,7 @@ def _details(status: Status, before: Status | None) -> RenderableType:
         copies.add_row("over peers' links", size(status.by_peers), rate)
     ranges = table("Device", "Address", "Bytes", "Pieces", "State", "For")
     for column in ("Owner", "Where"):
-        ranges.add_column(column)  # these two give way where the terminal is narrow
+        ranges.add_column(column)  # these two shrink if the terminal is narrow
     for each in sorted(status.ranges, key=lambda one: -one.size)[:_SHOWN]:
         pieces = "" if each.registrations == 1 else str(each.registrations)
         state, ago = "idle" if each.idle else "locked", _ago(status.time - each.since)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures as people read them."""
+"""Figures in readable units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(count: int, seconds: float) -> str:
-    """Bytes in a time, in GB/s as vendors count them: ``55.3 GB/s``."""
+    """A rate in GB/s, in powers of ten as vendors count: ``55.3 GB/s``."""
     return f"{_three_digits(count / seconds / 1e9)} GB/s"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the device's for what queues do, and a function that they can call."""
+"""Device memory for tests of queues, and a host function that queues can call."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pinning.plugin import MemoryDevice, MemoryKind
 
 DATA = bytes(range(256)) * 4
 LIBC = ctypes.CDLL(None)
-FREE = ctypes.cast(LIBC.free, ctypes.c_void_p).value or 0  # of null, which does nothing
+FREE = ctypes.cast(LIBC.free, ctypes.c_void_p).value or 0  # called with null, so it does nothing
 
 
 class Allocations:
-    """Memory that goes at the end of a test."""
+    """Memory that is freed at the end of a test."""
 
     def __init__(self, device: MemoryDevice) -> None:
         self._device = device
@@ -29,7 +29,7 @@ class Allocations:
         return ptr
 
     def read(self, ptr: int, size: int) -> bytes:
-        """What is there now, on the device or on the host."""
+        """The bytes at `ptr`, on the device or on the host."""
         buffer = Buffer(bytes(size))
         self._device.copy(buffer.ptr, ptr, size)
         return buffer.bytes_

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is locked and what the driver holds, before and after each of its failures."""
+"""What is locked and what the driver holds, before and after each failure of the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pinning.conformance.memory import PAGE, Pages
 
 
 class Bench:
-    """A device whose driver's calls fail, and six pages of memory.
+    """A device whose driver calls can fail, and six pages of memory.
 
     Attributes
     ----------
@@ -25,21 +25,21 @@ class Bench:
         self.device, self.faults, self.pages = device, faults, Pages(6)
 
     def state(self) -> tuple[object, ...]:
-        """What the driver holds and what is locked, by three witnesses."""
+        """What the driver holds and what is locked, from the stand-in, the kernel and the device."""
         tells = [self.device.is_pinned_ptr(self.pages.ptr + page * PAGE + 200) for page in range(6)]
         return self.faults.held(), self._locked_pages(), tells
 
     def every_call_fails(
         self, act: Callable[[], object], undo: Callable[[], object] = nothing, check: Callable[[], object] = nothing
     ) -> int:
-        """Each call that `act` makes fails in turn; the state is as before, and so is what `check` looks at.
+        """Let each driver call of `act` fail in turn; the state must then be as before, and `check` must pass.
 
-        `undo` follows where `act` succeeds; a question needs none. What the plugin makes once is made beforehand.
+        `undo` is called if `act` succeeds; a query needs none. A first round creates what the plugin creates only once.
 
         Returns
         -------
         int
-            How many calls have failed; 0 where the driver is not asked for that.
+            How many calls have failed; 0 if `act` makes no driver call.
         """
         act()
         undo()

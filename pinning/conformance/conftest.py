@@ -20,7 +20,7 @@ from pinning.plugin import ENTRY_POINT_GROUP, CopyDevice, MemoryDevice, VendorQu
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """That this process may lock little is no fault of the device."""
+    """Skip a test that exceeds the lock limit of this process, which is not the fault of the device."""
     try:
         return (yield)
     except LockLimitError as error:
@@ -42,7 +42,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture(scope="session")
 def plugin(device: Device) -> Plugin:
-    """The plugin that the device is of."""
+    """The plugin of the device."""
     name = device.vendor
     (entry,) = entry_points(group=ENTRY_POINT_GROUP, name=name)
     found: Plugin = entry.load()
@@ -51,7 +51,7 @@ def plugin(device: Device) -> Plugin:
 
 @pytest.fixture(scope="session")
 def driver_faults(request: pytest.FixtureRequest) -> Faults | None:
-    """What lets the driver fail, if the command line names it."""
+    """The object that makes driver calls fail, if the command line names one."""
     name = request.config.getoption("--faults")
     if name is None:
         return None
@@ -65,7 +65,7 @@ def driver_faults(request: pytest.FixtureRequest) -> Faults | None:
 
 @pytest.fixture
 def faults(device: Device, driver_faults: Faults | None) -> Iterator[Faults]:
-    """What lets the driver fail; it is told to let no call fail before the test and after it."""
+    """The object that makes driver calls fail, reset before the test and after it."""
     if driver_faults is None:
         pytest.skip(f"needs a stand-in for the driver of {device.name}, whose calls can fail: --faults")
     driver_faults.begin()
@@ -75,7 +75,7 @@ def faults(device: Device, driver_faults: Faults | None) -> Iterator[Faults]:
 
 @pytest.fixture(scope="session")
 def refusal(device: Device) -> PinningError | None:
-    """Why the device does not lock a page of ordinary memory; None when it does."""
+    """The error with which the device refuses to lock a page of ordinary memory; None if it locks it."""
     pages = Pages(1)
     try:
         device.data_lock(pages.ptr, PAGE, None)
@@ -123,7 +123,7 @@ def memory(memories: MemoryDevice) -> Iterator[Allocations]:
 
 @pytest.fixture
 def able(device: Device, refusal: PinningError | None) -> Device:
-    """The device. Skips where it cannot lock."""
+    """The device; skips the test if it cannot lock."""
     if refusal is not None:
         pytest.skip(f"{device.name} locks no memory")
     return device
@@ -131,7 +131,7 @@ def able(device: Device, refusal: PinningError | None) -> Device:
 
 @pytest.fixture
 def held(able: Device) -> Iterator[Held]:
-    """Locks of the device itself."""
+    """Locks made by the device itself."""
     held = Held(able)
     yield held
     left = held.release()
@@ -140,7 +140,7 @@ def held(able: Device) -> Iterator[Held]:
 
 @pytest.fixture
 def pinned_map(able: Device) -> Iterator[PinnedMap]:
-    """A map of its own, empty."""
+    """A new, empty map."""
     with PinnedMap(able) as fresh:
         yield fresh
         left = [f"{region.references} locks of [{region.start:#x}, {region.end:#x})" for region in fresh]
@@ -156,7 +156,7 @@ def locking(able: Device) -> Iterator[Device]:
 
 @pytest.fixture
 def tells(held: Held) -> Held:
-    """Locks of a device that can say what is pinned. Skips where it cannot."""
+    """Locks of a device that reports what is pinned; skips the test if it does not."""
     pages = Pages(1)
     held.lock(pages.ptr, PAGE)
     answer = held.device.is_pinned_ptr(pages.ptr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's calls failing, one in each round."""
+"""Driver calls that fail, one in each round."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pinning.errors import VendorError
 
 
 class Faults(Protocol):
-    """A stand-in for the vendor's driver in this process, which counts its calls and lets one of them fail.
+    """A stand-in for the vendor's driver in this process, which counts its calls and can make one of them fail.
 
     The plugin's author provides it, and names it to the suite with ``--faults MODULE:OBJECT``.
     """
 
     @property
     def failure(self) -> tuple[int, str]:
-        """A code that any call can fail with, and the vendor's name of it."""
+        """A code with which any call can fail, and the vendor's name for it."""
 
     @property
     def forgiven(self) -> Container[str]:
-        """Calls whose failure need not reach the caller as it is: they come when the work is done, or give no code."""
+        """Calls whose failure need not reach the caller as it is: made after the work is done, or without a code."""
 
     def begin(self, fail: int = 0, failures: int = 1, slow: str = "") -> None:
-        """Forget the calls so far; all that was slow or to fail goes on as usual.
+        """Reset the record of calls; no call fails or is slow any more, except as given here.
 
         Parameters
         ----------
         fail : int
-            From now on the call of this number, from 1, fails with `failure` and has no effect; 0: none does.
+            From now on, the call of this number, from 1, fails with `failure` and has no effect; 0: no call fails.
         failures : int
-            How many calls in a row do, from that one on; 16 at most.
+            How many calls in a row fail, from that one on; 16 at most.
         slow : str
             From now on each call of this function takes a minute, or until the next `begin`.
         """
@@ -42,9 +42,9 @@ class Faults(Protocol):
         """The functions called since `begin`, in order."""
 
     def held(self) -> object:
-        """What the driver holds: ranges locked, memory allocated, queues. Equal before and after where nothing leaks.
+        """What the driver holds: ranges locked, memory allocated, queues. Equal before and after if nothing leaks.
 
-        What the plugin may keep to use again, such as events, is no part of it.
+        It does not include what the plugin may keep for reuse, such as events.
         """
 
 
@@ -52,14 +52,14 @@ Failure = tuple[str, VendorError | None]
 
 
 def nothing() -> None:
-    """What is to be undone of a question."""
+    """The `undo` of a query."""
 
 
 def each_failure(faults: Faults, act: Callable[[], object], undo: Callable[[], object] = nothing) -> Iterator[Failure]:
-    """Let the first call that `act` makes fail, then the second and so on: the call, and what `act` raised.
+    """Let the first driver call of `act` fail, then the second and so on; yield the call, and what `act` raised.
 
-    It must be the driver's failure, unless the call is one of the forgiven. Where `act` succeeds after all, `undo`
-    follows. At last `act` is called, and undone, without any failure, and there is nothing to yield.
+    That must be the driver's failure, unless the call is forgiven. If `act` succeeds all the same, `undo` is called.
+    In the last round, `act` is called and undone without any failure, and nothing is yielded.
     """
     for n in count(1):
         faults.begin(fail=n)
@@ -86,7 +86,7 @@ def each_failure(faults: Faults, act: Callable[[], object], undo: Callable[[], o
 
 
 def eventually(true: Callable[[], object]) -> bool:
-    """Wait until it is so; whether it ever was."""
+    """Wait until `true` returns true, for 120 s at most; whether it did."""
     end = time.monotonic() + 120
     while not true():
         if time.monotonic() > end:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test has locked by the device itself, so that it can be undone whatever happens."""
+"""The locks that a test makes by the device itself, so that they can be undone whatever happens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Held:
         self._mutex = threading.Lock()
 
     def lock(self, ptr: int, size: int, read_only: bool | None = None, *, coherent: bool = True) -> int:
-        """`Device.data_lock`; its device pointer."""
+        """Call `Device.data_lock`; returns the device pointer."""
         if coherent:
             device_ptr = self.device.data_lock(ptr, size, read_only)
         else:
@@ -30,13 +30,13 @@ class Held:
         return device_ptr
 
     def unlock(self, ptr: int) -> None:
-        """`Device.data_unlock`."""
+        """Call `Device.data_unlock`."""
         self.device.data_unlock(ptr)
         with self._mutex:
             self._count[ptr] -= 1
 
     def release(self) -> int:
-        """Unlock what is left, as far as the device lets us; how many locks that were."""
+        """Unlock what is left, ignoring refusals; returns the number of locks left."""
         left = [ptr for ptr, count in self._count.items() for _ in range(count)]
         for ptr in left:
             with suppress(PinningError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in a queue that goes on only when it is told to, and host memory with an address."""
+"""Work that holds a queue until it is released, and host memory with an address."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class HeldQueue:
-    """Holds a queue from the end of what was submitted before, until `release` or the end of the block.
+    """Holds a queue, after the work submitted before, until `release` or the end of the block.
 
-    ``with HeldQueue(queue) as held:``  `begun` is set once the queue has come there.
+    ``with HeldQueue(queue) as held:``  `begun` is set once the queue has reached this point.
     """
 
     def __init__(self, queue: VendorQueue) -> None:
@@ -44,7 +44,7 @@ class HeldQueue:
 
 
 class Buffer:
-    """Pageable host memory of so many bytes, as `bytes_` tells them."""
+    """Pageable host memory with the given contents; `bytes_` reads them."""
 
     def __init__(self, data: bytes) -> None:
         self._buffer = ctypes.create_string_buffer(data, len(data))
@@ -56,5 +56,5 @@ class Buffer:
 
 
 def host_bytes(ptr: int, size: int) -> bytes:
-    """What is at a host address now."""
+    """The bytes at a host address."""
     return ctypes.string_at(ptr, size)

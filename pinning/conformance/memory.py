@@ -13,7 +13,7 @@ import pytest
 from pinning.plugin import MemoryDevice, MemoryKind
 
 PAGE = mmap.PAGESIZE
-_CYCLES = bytes(range(251)) * (PAGE // 251 + 2)  # which no power of two divides, and so a shifted page is another one
+_CYCLES = bytes(range(251)) * (PAGE // 251 + 2)  # a period of 251 bytes: a shifted page differs
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -23,12 +23,12 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Pages:
-    """New private memory, every byte of it telling where it is.
+    """New private memory, whose contents reveal any shift.
 
     Attributes
     ----------
     ptr, size : int
-        Address and bytes. One more page on either side is mapped too.
+        Address, and size in bytes. One more page on either side is mapped too.
     """
 
     def __init__(self, pages: int) -> None:
@@ -43,7 +43,7 @@ class Pages:
         self._free = weakref.finalize(self, _libc.munmap, start, whole)
 
     def read(self) -> bytes:
-        """All that is in it now."""
+        """The current contents."""
         return ctypes.string_at(self.ptr, self.size)
 
     def write(self, at: int, value: bytes) -> None:
@@ -56,7 +56,7 @@ class Pages:
         assert _libc.mprotect(self.ptr, self.size, mmap.PROT_READ) == 0, os.strerror(ctypes.get_errno())
 
     def unmap(self, first: int) -> None:
-        """Give back the pages from number `first` on; their addresses lie idle until something is mapped there."""
+        """Unmap the pages from number `first` on; their addresses stay unused until something is mapped there."""
         self._free.detach()
         start = self.ptr + first * PAGE
         assert _libc.munmap(start, self.ptr + self.size + PAGE - start) == 0, os.strerror(ctypes.get_errno())
@@ -64,7 +64,7 @@ class Pages:
 
 
 def has(device: MemoryDevice, kind: MemoryKind) -> MemoryKind:
-    """The kind, or the test is skipped."""
+    """Return `kind`; skip the test if the device lacks it."""
     if kind not in device.memory_kinds:
         pytest.skip(f"{device.name} has no memory of kind {kind.name}")
     return kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children that tell what they saw."""
+"""Forked children that report results."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def in_fork(function: Callable[[], object]) -> str:
 
 
 def refusals(attempts: Sequence[Callable[[], object]]) -> int:
-    """How many of them, one after another, a forked child is told that it cannot do, naming the fork.
+    """How many of the attempts, one after another, are refused in a forked child; each error must name the fork.
 
-    0 where the first one works.
+    0 if the first one succeeds.
     """
 
     def attempt() -> int:

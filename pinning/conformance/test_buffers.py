@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people lock: arrays, bytes, shared memory, mapped files."""
+"""Usual buffers: arrays, bytes, shared memory, mapped files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs use: allocations, queues, pools, and copies, each by the path that was foretold."""
+"""What programs use: allocations, queues, pools, and copies, each by the predicted path."""
 
 from __future__ import annotations
 

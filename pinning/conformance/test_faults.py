@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The n-th call of the driver fails, for every n: afterwards all is as it was, and the error says what failed."""
+"""The n-th driver call fails, for every n: afterwards the state is as before, and the error says what failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ kinds = pytest.mark.parametrize("kind", MemoryKind, ids=lambda kind: kind.value)
 @pytest.fixture
 def bench(device: Device, faults: Faults) -> Iterator[Bench]:
     bench = Bench(device, faults)
-    if isinstance(device, CopyDevice):  # what a device keeps for its copies is made now
+    if isinstance(device, CopyDevice):  # creates what the device keeps for its copies
         device_ptr = device.allocate(PAGE)
         device.copy(device_ptr, bench.pages.ptr, PAGE)
         device.free(device_ptr)
@@ -108,7 +108,7 @@ def test_pieces_are_all_locked_or_none(bench: Bench, locking: Device) -> None:
 
 
 def test_a_question_about_locked_memory_fails(bench: Bench, locking: Device) -> None:
-    """A driver that only failed does not say that locked memory is not."""
+    """A failed query must not report that locked memory is not locked."""
     ptr = bench.pages.ptr
     locking.data_lock(ptr, PAGE, None)
     expected = locking.is_pinned_ptr(ptr + 1)
@@ -156,7 +156,7 @@ def test_python_runs_on_during_any_call_of_a_lock(bench: Bench, locking: Device)
         thread = begin()
         while function not in faults.calls():
             time.sleep(0.001)
-        assert thread.is_alive()  # we are here while the call is under way
+        assert thread.is_alive()  # this thread runs while the call is in progress
         faults.begin()
         thread.join()
         locking.data_unlock(ptr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device itself: what can be locked, and what is as before after a lock, an unlock and a refusal."""
+"""The device itself: what can be locked, and what a lock, an unlock and a refusal leave unchanged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_locked_memory_is_written_as_any_other(held: Held) -> None:
 
 
 def test_after_an_unlock_neither_kernel_nor_vendor_has_anything_locked(held: Held) -> None:
-    """An unlock that calls no vendor leaves pages in the kernel's count, or in the answer of `is_pinned_ptr`."""
+    """An unlock that does not reach the vendor leaves pages in the kernel's count, or pinned in `is_pinned_ptr`."""
     pages, before = Pages(64), _locked_by_kernel()
     for _ in range(2):
         held.lock(pages.ptr, pages.size)
@@ -73,7 +73,7 @@ def test_after_an_unlock_neither_kernel_nor_vendor_has_anything_locked(held: Hel
 
 
 def test_the_kernel_counts_what_is_locked(held: Held, request: pytest.FixtureRequest) -> None:
-    """A plugin that only keeps a list answers as one that pins; where a driver has pages counted, the kernel knows."""
+    """A plugin that only keeps a list answers like one that pins; the kernel's count shows the difference."""
     count, pages = request.config.getoption("--counted-as"), Pages(8)
     if count is None:
         pytest.skip("whether memory is really pinned is not tested: --counted-as names a count of the kernel's")
@@ -85,7 +85,7 @@ def test_the_kernel_counts_what_is_locked(held: Held, request: pytest.FixtureReq
 
 
 def _locked_by_kernel() -> dict[str, int]:
-    """Bytes that the kernel counts for this process as locked by mlock, and as pinned by drivers that have it so."""
+    """Bytes that the kernel counts for this process as locked by mlock, and as pinned by drivers that count it."""
     lines = map(str.split, Path("/proc/self/status").read_text().splitlines())
     return {line[0][:-1]: int(line[1]) << 10 for line in lines if line and line[0] in ("VmLck:", "VmPin:")}
 
@@ -181,7 +181,7 @@ def test_addresses_of_nobody(held: Held, ptr: int, size: int) -> None:
 
 
 def test_threads_lock_at_once(held: Held) -> None:
-    """Each its own range; they share pages with their neighbours'."""
+    """Each thread locks its own range; neighbouring ranges share pages."""
     pages, each, rounds = Pages(8), 2500, 20
     start = threading.Barrier(8)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory: what is allocated, what the device knows of an address, and connections to other devices."""
+"""Kinds of memory: what is allocated, what the device reports about an address, and connections to other devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kind(request: pytest.FixtureRequest, memories: MemoryDevice) -> MemoryKind:
 
 @pytest.fixture
 def index(memories: MemoryDevice) -> int:
-    """Which of its plugin's devices it is."""
+    """The index of the device in its plugin."""
     return memories.index
 
 
@@ -48,7 +48,7 @@ def test_each_kind_is_allocated_exactly_and_given_back(
     info = MemoryInfo(kind, ptr, size, None if kind is HOST else index)
     assert [memories.memory_info(ptr + at) for at in (0, size // 2, size - 1)] == [info] * 3
     if kind is not DEVICE:
-        ctypes.memset(ptr, 7, size)  # the host reaches it
+        ctypes.memset(ptr, 7, size)  # the host can access it
         assert ctypes.string_at(ptr, size) == b"\7" * size
     memories.free(ptr, kind)
     assert driver_faults is None or driver_faults.held() == before

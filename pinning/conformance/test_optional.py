@@ -68,7 +68,7 @@ def test_coarse_grained_memory(coarse: CoarseDevice, held: Held) -> None:
         pytest.skip(f"{coarse.name} has no coarse-grained memory")
     pages = Pages(3)
     assert held.lock(pages.ptr + 10, PAGE, coherent=False) > 0
-    assert held.lock(pages.ptr + 10 + PAGE, 100) > 0  # beside it a coherent lock, in the same page
+    assert held.lock(pages.ptr + 10 + PAGE, 100) > 0  # a coherent lock beside it, in the same page
     held.unlock(pages.ptr + 10)
     held.unlock(pages.ptr + 10 + PAGE)
     assert pages.read() == pages.contents

@@ -64,7 +64,7 @@ def test_counting_again_gives_the_same(plugin: Plugin) -> None:
 
 
 def test_importing_the_plugin_starts_nothing(plugin: Plugin) -> None:
-    """No thread, which a fork would lose: the driver is for `device_count`."""
+    """No thread, which a fork would lose: `device_count` is the first call to load the driver."""
     (entry,) = entry_points(group=ENTRY_POINT_GROUP, name=plugin.name)
     threads = "len(os.listdir('/proc/self/task'))"
     program = f"import os, pinning; before = {threads}; import {entry.module}; print({threads} - before)"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device says is pinned. A vendor that locks whole pages may say so of whole pages, and no further."""
+"""What the device reports as pinned. A vendor that locks whole pages may report whole pages, but no more."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver fails while a queue is made, used, asked and closed; see test_faults.py."""
+"""The driver fails while a queue is created, used, queried and closed; see test_faults.py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 
 
 class Work:
-    """A queue and what it can work with."""
+    """A queue, and the memory and events for its work."""
 
     def __init__(self, queue: VendorQueue, memory: Allocations) -> None:
         self.queue, self._memory = queue, memory
         self.source, self.there, self.word = memory(HOST, DATA), memory(DEVICE), memory(HOST, bytes(4))
         self.pageable = Buffer(DATA[:8])
-        self.events: list[VendorEvent] = [queue.record()]  # kept, so that there is never a spare one
+        self.events: list[VendorEvent] = [queue.record()]  # kept, so that no event can be reused
         self.called: list[int] = []
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.called.append)
         self.function = ctypes.cast(self._function, ctypes.c_void_p).value or 0
@@ -37,11 +37,11 @@ class Work:
         self.called.clear()
 
     def done(self) -> bool:
-        """Whether anything of it is seen."""
+        """Whether any effect of the work is visible."""
         return bool(self.called) or any(self._memory.read(self.there, 16)) or any(host_bytes(self.word, 4))
 
     def goes_on(self) -> bool:
-        """Whether work that is submitted now is done."""
+        """Whether new work is done."""
         self.queue.copy(self.there, self.source + 64, 16)
         self.queue.synchronize()
         return self._memory.read(self.there, 16) == DATA[64:80] and self.queue.done()
@@ -62,7 +62,7 @@ SUBMISSIONS: dict[str, Callable[[Work], object]] = {
 
 @pytest.mark.parametrize("what", SUBMISSIONS)
 def test_each_call_of_a_submission_fails(faults: Faults, queue: VendorQueue, memory: Allocations, what: str) -> None:
-    """What was refused is not done, the error of what failed under way comes with the next wait, and work goes on."""
+    """Refused work is not done, the next wait raises the error of work that failed later, and new work is done."""
     if what.endswith("_value") and not queue.waits_for_values:
         pytest.skip("its queues do not wait for values")
     work, submitted = Work(queue, memory), False
@@ -125,4 +125,4 @@ def test_each_call_of_a_question_fails(faults: Faults, memories: MemoryDevice, q
         except PinningError as error:
             pytest.skip(f"{memories.name} adopts no queue: {error}")
     for _ in each_failure(faults, acts[what]):
-        assert event.done() and eventually(queue.done)  # a driver may have a call of its own in it for a moment
+        assert event.done() and eventually(queue.done)  # the queue may briefly hold a call of the driver's own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: work in order, functions of the host, words that are waited for, and what is left at the end."""
+"""Queues and events: work in order, host functions, waits for words in memory, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST, DEVICE = MemoryKind.HOST, MemoryKind.DEVICE
 
 
 def refusal_to_call(queue: VendorQueue) -> str:
-    """Why the queue calls no functions of the host; empty when it does."""
+    """Why the queue calls no host functions; empty if it does."""
     try:
         queue.call(FREE, 0)
     except PinningError as error:
@@ -36,7 +36,7 @@ def refusal_to_call(queue: VendorQueue) -> str:
 
 @pytest.fixture
 def holds(queue: VendorQueue) -> type[HeldQueue]:
-    """Holds queues. Skips where they call no functions of the host."""
+    """Holds queues; skips the test if they call no host functions."""
     if refusal := refusal_to_call(queue):
         pytest.skip(refusal)
     return HeldQueue
@@ -44,7 +44,7 @@ def holds(queue: VendorQueue) -> type[HeldQueue]:
 
 @pytest.fixture
 def values(queue: VendorQueue) -> VendorQueue:
-    """A queue that waits for values. Skips where none does."""
+    """A queue that waits for values; skips the test if none does."""
     if not queue.waits_for_values:
         pytest.skip("its queues do not wait for values")
     return queue
@@ -129,7 +129,7 @@ def test_what_is_submitted_is_read_and_written_in_its_turn(
     with holds(queue):
         queue.copy(there, source, len(DATA))
         queue.copy(target, there, len(DATA))
-        ctypes.memset(source, 1, len(DATA))  # too early, so that it shows
+        ctypes.memset(source, 1, len(DATA))  # before the held queue reads it
     queue.synchronize()
     assert host_bytes(target, len(DATA)) == b"\1" * len(DATA)
 
@@ -156,7 +156,7 @@ def test_a_queue_waits_for_a_word_of_the_host_and_writes_one(
     here.value = start
     if start:
         try:
-            values.wait_value(word, start)  # which it has reached
+            values.wait_value(word, start)  # which the word has already
         except PinningError as error:
             pytest.skip(str(error))
     values.wait_value(word, (start + 3) % 2**32)
@@ -225,7 +225,7 @@ def test_a_queue_waits_for_an_event_of_another(
 def test_an_event_that_is_let_go_is_waited_for_all_the_same(
     memories: MemoryDevice, queue: VendorQueue, memory: Allocations, holds: type[HeldQueue]
 ) -> None:
-    """What a device uses again does not mislead a wait for its first point."""
+    """The reuse of an event by the device does not affect a wait for the point that it first marked."""
     source, target, other, third = memory(DEVICE, DATA), memory(HOST), memories.make_queue(), memories.make_queue()
     with holds(queue) as held, holds(other) as other_held:
         other.wait(queue.record())
@@ -307,7 +307,7 @@ def test_a_closed_queue_says_so_and_the_device_goes_on(memories: MemoryDevice, m
     for act in acts:
         with pytest.raises(PinningError, match="closed"):
             act()
-    memories.synchronize()  # which leaves it out
+    memories.synchronize()  # leaves out the closed queue
     assert memory.read(there, 8) == bytes(8)
 
 
@@ -381,7 +381,7 @@ def test_a_forks_queues_do_nothing_and_say_so(
     assert refusals(attempts) == len(attempts)
     refused = refusals(with_events)
     assert refused in (0, len(with_events)), "some events work in a fork"
-    if refused and driver_faults:  # a thread of the parent's may end its work only now
+    if refused and driver_faults:  # a thread of the parent may finish its work only now
         assert [call for call in driver_faults.calls() if call not in driver_faults.forgiven] == []
     queue.copy(there, source, 8)
     queue.synchronize()

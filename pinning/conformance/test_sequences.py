@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random sequences of locks and unlocks, against a list of what is locked."""
+"""Random sequences of locks and unlocks, compared with a list of what is locked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 PAGES = 4
 BORDERS = sorted({max(0, page * PAGE + by) for page in range(PAGES) for by in (-1, 0, 1, 100)})
 
-# A step is a range in offsets; it is locked if that can be, and else the lock that is in the way is taken back.
+# A step of `test_the_device` is a range of offsets; locks that overlap it are undone, and then it is locked.
 places = st.sampled_from(BORDERS) | st.integers(0, PAGES * PAGE - 1)
 sizes = st.sampled_from([1, 2, 99, PAGE, PAGE + 1, 2 * PAGE]) | st.integers(1, PAGES * PAGE)
 steps = st.lists(st.tuples(places, sizes), max_size=25)
@@ -34,7 +34,7 @@ def meets(ptr: int, size: int, locks: Locks) -> list[int]:
 
 @contextmanager
 def cleared(held: Held) -> Iterator[Locks]:
-    """The locks of one sequence, taken back at its end."""
+    """The locks of one sequence, undone at its end."""
     locks: Locks = {}
     yield locks
     for base in list(locks):
@@ -57,7 +57,7 @@ def test_the_device(tells: Held, steps: list[tuple[int, int]]) -> None:
 
 
 def check(tells: Held, pages: Pages, locks: Locks) -> None:
-    """Ask at every border of a lock and of a page."""
+    """Check `is_pinned_ptr` at every border of a lock and of a page."""
     ends = {end for base, (size, _) in locks.items() for end in (base - 1, base, base + size - 1, base + size)}
     for address in ends | {pages.ptr + page * PAGE for page in range(PAGES)}:
         pinned = tells.device.is_pinned_ptr(address)

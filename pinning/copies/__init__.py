@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between host and devices that take the fastest path there is.
+"""Copies between host and devices, by the fastest path available.
 
-- ``direct``: `copy`, `copy_async`, `fill`, `explain`, and copies that are one call of the vendor's;
-- ``copy.py``: all others, and `copy_2d_async`; ``work``: what they put into queues, planned by <pinning/copy_plan.hpp>;
+- ``direct``: `copy`, `copy_async`, `fill`, `explain`, and copies that are one vendor call;
+- ``copy.py``: all others, and `copy_2d_async`; ``work``: operations for queues, planned by <pinning/copy_plan.hpp>;
 - ``ends``: whose memory the two ends are;
-- ``plan.py``: what a plan tells; ``costs.py``: where one path beats another;
-- ``batch``: many copies as one; ``batch_plan.py``: which way their parts go;
-- `pinning.queues.staging` moves pageable memory by way of pinned blocks;
+- ``plan.py``: the contents of a plan; ``costs.py``: where one path beats another;
+- ``batch``: many copies as one; ``batch_plan.py``: how their parts are copied;
+- `pinning.queues.staging` moves pageable memory through pinned blocks;
 - ``links.py``: large copies, over the links of several devices;
 - ``repeats.py``: ranges that are copied often; ``bounce.py``: devices that cannot reach each other.
 """

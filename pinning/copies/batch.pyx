@@ -3,8 +3,8 @@
 # cython: language_level=3
 """Many copies as one: thousands of blocks between pools of the host and of a device, in one call.
 
-What the caller gives is read into arrays of 64 bits, or left in them where it lies so already, for <pinning/batch.hpp>: a
-batch that comes alone pays for each object that it touches.
+For <pinning/batch.hpp>, the caller's arguments are read into arrays of 64-bit words, or used in place if they are such
+arrays already: a single batch pays for each object that it touches.
 """
 
 cimport cython
@@ -84,7 +84,7 @@ cdef extern from "<pinning/batch.hpp>" namespace "pinning" nogil:
         uint64_t plain() noexcept
 
 cdef dict ENGINES = {"auto": CEngine.automatic, "copy": CEngine.copy, "kernel": CEngine.kernel}
-cdef uint64_t UNKNOWN = <uint64_t>-1  # the size of what an address is of
+cdef uint64_t UNKNOWN = <uint64_t>-1  # the size of memory given by its address
 cdef object ndarray = numpy.ndarray
 cdef object INT64 = numpy.dtype("int64")
 cdef object UINT64 = numpy.dtype("uint64")
@@ -131,7 +131,7 @@ def copy_batch_async(
         The numbers of items differ, or an item is empty, not a range of memory, read-only or larger than its buffer;
         the message names it, and nothing is copied.
     PinningError
-        The engine is none of these, the device has no kernel and one is asked for, or a buffer is of another vendor's
+        `engine` is invalid, or asks for a kernel that the device does not have, or a buffer is of another vendor's
         device than the queue.
     VendorError
         The vendor refused. Parts submitted before are complete by then.
@@ -177,15 +177,15 @@ def copy_blocks(
     wait_for: Iterable[Event] = (),
     engine: Engine = "auto",
 ) -> Copy:
-    """Copy blocks of one pool to another's: block ``src_indices[i]`` to block ``dst_indices[i]``.
+    """Copy blocks of one pool to blocks of another: block ``src_indices[i]`` to block ``dst_indices[i]``.
 
     Parameters
     ----------
     dst, src : object
-        The pools, each as an end of `copy_async` that says how large it is; block `k` begins at byte
+        The pools, each an end as in `copy_async` whose size is known; block `k` begins at byte
         ``k * block_bytes``.
     dst_indices, src_indices : sequence of int, or array, shape (n,)
-        Whole numbers from 0 on. A destination that stands twice gets either block.
+        Block numbers, from 0. A destination that occurs twice gets either block.
     block_bytes : int
         Bytes of a block.
     queue, wait_for, engine
@@ -250,9 +250,9 @@ def explain_batch(
 
 @cython.final
 cdef class Words:
-    """Addresses, sizes or numbers of blocks; of a list of buffers also what else is known of them."""
+    """Addresses, sizes or numbers of blocks; of a list of buffers also their sizes, owners and devices."""
 
-    cdef Py_buffer view  # of an array, where they lie in one as they are needed
+    cdef Py_buffer view  # of an array that has them in the form needed
     cdef vector[uint64_t] own
     cdef const uint64_t* data
     cdef uint64_t count
@@ -269,7 +269,7 @@ cdef class Words:
 
 @cython.final
 cdef class Wanted:
-    """What is to be copied: addresses, and one size or one for each item."""
+    """A batch as requested: addresses, and one size for all items or one for each."""
 
     cdef Words dsts, srcs, sizes
     cdef tuple owners
@@ -277,7 +277,7 @@ cdef class Wanted:
     cdef CEngine engine
 
     cdef tuple span(self):
-        """The start and the size of a range in which all of both sides lies."""
+        """The start and the size of a range that contains all sources and destinations."""
         cdef uint64_t first = UNKNOWN, last = 0, largest = 0, i
         for i in range(self.dsts.count):
             first = min(first, self.dsts.data[i], self.srcs.data[i])
@@ -290,12 +290,12 @@ cdef class Wanted:
 @cython.final
 @cython.no_gc_clear
 cdef class BatchCopy(NativeCopy):
-    """Many copies as one, as they go by now."""
+    """A batch, as it is planned now."""
 
-    cdef Batch* batch  # that operation
+    cdef Batch* batch  # the same as `operation`
 
     cdef tuple counts(self):
-        """How many parts go by the kernel, by the engines, from and into pageable memory, and within the host."""
+        """Numbers of parts copied by the kernel, by the engines, from and into pageable memory, and within the host."""
         cdef const Parts* parts = &self.batch.parts()
         return (parts.by_kernel.size(), parts.by_engine.size(), parts.to_device.size(), parts.to_host.size(),
                 parts.on_host.size())
@@ -335,7 +335,7 @@ cdef object submitted(Wanted wanted, object wait_for):
     return resubmitted(attempt, wanted.queue.device, lambda: wanted.span())
 
 
-# ---- what the caller gives ----
+# ---- the caller's arguments ----
 
 
 cdef CEngine engine_of(object engine) except *:
@@ -360,7 +360,7 @@ cdef int check_counts(object dsts, object srcs) except -1:
 
 
 cdef object of_only_item(object function, object dsts, object srcs, object sizes, tuple more):
-    """What a function of copies says of the only item."""
+    """Call a function for one copy with the only item; its errors name the item."""
     dst = words_of(dsts, "dsts").data[0] if isinstance(dsts, ndarray) else dsts[0]
     src = words_of(srcs, "srcs").data[0] if isinstance(srcs, ndarray) else srcs[0]
     size = sizes if sizes is None or isinstance(sizes, int) else given_sizes(sizes, 1).data[0]
@@ -392,7 +392,7 @@ cdef object first_device(Words side):
 
 
 cdef int check_vendors(list devices, Submitter queue) except -1:
-    """Refuse memory of which the queue's device knows nothing: it would be taken for the host's."""
+    """Refuse memory of another vendor's device: the queue's device would take it for the host's."""
     for device in devices:
         if device is not queue.device and not is_host(device) and device.vendor != queue.device.vendor:
             raise PinningError(f"{device.name} is of another vendor than {queue!r}: copy its items by copy_async")
@@ -427,7 +427,7 @@ cdef Words side_of(str name, object ends, object preferred):
 
 
 cdef Words sizes_of(object sizes, Words to, Words origin):
-    """Bytes of all items, or of each, within what the buffers of both sides have."""
+    """One size for all items, or one for each, checked against the buffers of both sides."""
     cdef Words found = Words.__new__(Words) if sizes is None else given_sizes(sizes, to.count)
     cdef uint64_t i, room, other, size
     for i in range(to.count if sizes is None or not (to.known.empty() and origin.known.empty()) else 0):
@@ -461,7 +461,7 @@ cdef Words one_number(uint64_t number):
 
 
 cdef Words blocks_of(str name, End pool, object indices, uint64_t block_bytes):
-    """The addresses of blocks by their numbers."""
+    """The addresses of the blocks with these numbers."""
     cdef Words numbers = words_of(indices, f"{name}_indices")
     cdef Words found = Words.__new__(Words)
     cdef uint64_t blocks = pool.bytes // block_bytes, i
@@ -477,7 +477,7 @@ cdef Words blocks_of(str name, End pool, object indices, uint64_t block_bytes):
 
 
 cdef Words words_of(object values, str name):
-    """Whole numbers of 64 bits, at least one."""
+    """Convert a sequence or an array to 64-bit words, at least one."""
     cdef Words words = Words.__new__(Words)
     cdef uint64_t i
     if isinstance(values, (list, tuple, range)):
@@ -508,7 +508,7 @@ cdef Words words_of(object values, str name):
 cdef object array_of(object values, str name):
     try:
         given = numpy.asarray(values)
-    except ValueError:  # a sequence in it, of another length than the next
+    except ValueError:  # nested sequences of different lengths
         given = numpy.empty((1, 1), object)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise TypeError(f"{name} must be whole numbers in one dimension, not {given.dtype} of shape {given.shape}")

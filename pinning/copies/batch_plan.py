@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way the parts of a batch go."""
+"""How the parts of a batch are copied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GROUPS = (
 
 @dataclass(frozen=True)
 class Group:
-    """Parts of a batch that go the same way: how many, how many bytes they have in all, and a `Reason`."""
+    """Parts of a batch that are copied in the same way: their number, their bytes in all, and a `Reason`."""
 
     path: CopyPath
     reason: str
@@ -36,16 +36,16 @@ class Group:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What `explain_batch` tells and `copy_batch_async` does.
+    """The plan that `explain_batch` returns and `copy_batch_async` follows.
 
     Attributes
     ----------
     path : CopyPath
         The slowest among those of its groups.
     reason : str
-        How many parts go which way.
+        How many parts are copied in which way.
     groups : tuple of Group
-        All parts. An item is one, unless it crosses the border of a lock or is large.
+        All parts. An item is one part, unless it crosses the border of a lock or is large.
     """
 
     path: CopyPath
@@ -60,16 +60,16 @@ class BatchPlan:
         return "\n".join([head, *map(str, self.groups)])
 
 
-@lru_cache(1024)  # as a program makes the same batches again and again
+@lru_cache(1024)  # programs repeat the same batches
 def how(counts: tuple[int, ...], plain: int = 0) -> tuple[CopyPath, str]:
-    """The slowest path that a part of a batch takes, and how many take which.
+    """The slowest path of the parts of a batch, and how many parts are copied in which way.
 
     Parameters
     ----------
     counts : tuple of int
-        Parts that go by a kernel, by engines, from and into pageable memory, and within the host.
+        Parts copied by a kernel, by the engines, from and into pageable memory, and within the host.
     plain : int
-        How many of pageable memory the vendor has copied itself: there was no ring for them, or one small part.
+        Pageable parts that the vendor has copied itself, because there was no ring for them, or one small part only.
     """
     groups = [(*group, count) for group, count in zip(_GROUPS, counts, strict=True) if count]
     reason = ", ".join(f"{_parts(count)} {words}" for _, words, _, count in groups)
@@ -79,13 +79,13 @@ def how(counts: tuple[int, ...], plain: int = 0) -> tuple[CopyPath, str]:
 
 
 def plan_of_parts(counts: tuple[int, ...], sizes: tuple[int, ...]) -> BatchPlan:
-    """That of a batch with so many parts and bytes in each group of `how`."""
+    """The plan of a batch with these numbers of parts and bytes in each group of `how`."""
     rows = zip(_GROUPS, counts, sizes, strict=True)
     return BatchPlan(*how(counts), tuple(Group(*group, count, size) for group, count, size in rows if count))
 
 
 def plan_of_item(plan: Plan) -> BatchPlan:
-    """That of a batch of one item, which is copied as its own plan says."""
+    """The plan of a batch of one item, from the plan of that item."""
     sizes: dict[CopyPath, list[int]] = {}
     for step in plan.steps:
         sizes.setdefault(step.path, []).append(step.size)

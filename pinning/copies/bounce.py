@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between devices that cannot reach each other: through pinned memory of the host, a block at a time."""
+"""Copies between devices that cannot reach each other: through pinned host memory, one block at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bounce(
     owners: Sequence[object],
     kind: Callable[[], E],
 ) -> E:
-    """Copy `step` from device `origin` to device `to`; the event is one of `queue`. Raises what `copy_async` does."""
+    """Copy `step` from device `origin` to device `to`; the event is one of `queue`. Raises as `copy_async`."""
     out = queue if queue.device is origin else default_queue(origin)
     back = queue if queue.device is to else default_queue(to)
     block = staging_of(origin).borrow(step.size, costs) or _Pageable(min(step.size, costs.ring_bytes))
@@ -42,7 +42,7 @@ def _copies(dst: int, src: int, size: int) -> Callable[[VendorQueue], None]:
 
 
 class _Pageable:
-    """Where no pinned memory is to be had: each copy then blocks the caller until it is done."""
+    """Pageable memory, used if no pinned memory is available: each copy then blocks the caller until it is done."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = (ctypes.c_char * nbytes)()

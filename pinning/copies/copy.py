@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that are more than one call of the vendor's, and those of rows."""
+"""Copies that are more than one vendor call, and copies of rows."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from pinning.queues.submitter import events_of
 from pinning.runtime.arguments import integer
 from pinning.runtime.units import exact_size
 
-_TRIES = 100  # of plans that a thread that locks and unlocks makes useless; then the vendor says whether it is locked
+_TRIES = 100  # attempts, if another thread locks or unlocks each time; the error of the last one is raised
 
 
 def copy_planned(
     to: End, origin: End, size: int, queue: Queue, wait_for: Iterable[Event], early: bool, buffer: object
 ) -> Copy:
-    """A copy that is more than one call of the vendor's.
+    """Submit a copy that is more than one vendor call.
 
     Parameters
     ----------
     early : bool
         Whether the source may be read before the copy's turn.
     buffer : object
-        That of the host's end, which may be locked when it is copied often.
+        The buffer of the host's end, which may be locked if it is copied often.
     """
     host = to if to.device is None else origin
 
@@ -47,14 +47,14 @@ def copy_planned(
 
 
 def resubmitted(attempt: Callable[[], Copy], device: MemoryDevice, span: Callable[[], tuple[int, int]]) -> Copy:
-    """What `attempt` plans and submits: anew, where the vendor refuses it and what is locked has changed meanwhile.
+    """Plan and submit a copy by `attempt`; again, if the vendor refuses it and what is locked has changed meanwhile.
 
     Another thread may have locked a part of what was planned as pageable, and no vendor copies across its border.
 
     Parameters
     ----------
     span : callable
-        Tells the start and the size of a range in which the host's memory lies.
+        Returns the start and the size of a range that contains the host's memory.
     """
     device_map = pinned_map(device)
     for _ in range(_TRIES - 1):
@@ -95,14 +95,14 @@ def _copy_planned(
 
 
 def explain_copy(to: End, origin: End, size: int, queue: Queue) -> Plan:
-    """How a copy would be planned, and go, if it were submitted now."""
+    """The plan that a copy would follow if it were submitted now."""
     plan = plan_copy(to, origin, size, queue).plan()
     refusal = staging_refusal(queue.device) if plan.reason_code is Reason.LARGE else None
     return plan if refusal is None else plan.as_refused(refusal)
 
 
 def staging_refusal(device: MemoryDevice) -> str | None:
-    """Which limit leaves no room for a ring to stage through; None where there is a ring, or no such limit."""
+    """The limit that leaves no room for a staging ring; None if there is a ring, or no such limit."""
     ask: Callable[[], LockLimit | None] | None = getattr(device, "lock_limit", None)
     limit = ask() if ask and staging_of(device).empty else None
     free = costs.ring_bytes if limit is None else limit.limit - limit.used
@@ -115,7 +115,7 @@ def staging_refusal(device: MemoryDevice) -> str | None:
 
 
 def plan_copy(to: End, origin: End, size: int, queue: Queue, early: bool = False) -> RangeCopy:
-    """A copy in a queue as it is planned now, which holds what it copies directly; nothing is submitted."""
+    """Plan a copy in a queue now, and hold the locks of what it copies directly; nothing is submitted."""
     return RangeCopy(to, origin, size, queue.device, queue.waits_for_values, early)
 
 
@@ -172,7 +172,7 @@ def copy_2d_async(
 
 
 class _Rows(NamedTuple):
-    """What `copy_2d_async` copies."""
+    """The rows that `copy_2d_async` copies."""
 
     to: End
     dst_pitch: int
@@ -223,7 +223,7 @@ def _copy_rows(block: _Rows, queue: Queue, wait_for: Iterable[Event]) -> Copy:
 
 
 def _blocks(borders: list[int], pitch: int, width: int, height: int) -> Iterator[tuple[int, int, int, int]]:
-    """Blocks that cross no border: the first row, how many, the first column, and how many bytes of each row.
+    """Blocks that cross no border: the first row, the number of rows, the first column, and the bytes of each row.
 
     Borders are those of locks, as offsets in the host's memory.
     """

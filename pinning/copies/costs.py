@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the paths of a copy cost, and what a program allows them to use.
+"""The costs of the paths of a copy, and the limits on what they may use.
 
 The sizes come from runs of ``benchmarks/python/copies.py`` on the machines named in ``benchmarks/results``: below them
-the driver's own pageable copy is as fast or faster, because to wake threads costs as much as to copy a few MiB.
+the driver's own pageable copy is as fast or faster, because waking threads costs as much as copying a few MiB.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ _DEFAULT = default_limits()
 
 @dataclass
 class Costs:
-    """Where one path begins to beat another; `costs` is the one in force, and its fields may be set.
+    """Thresholds between paths, and limits; `costs` is the instance in use, and its fields may be set.
 
     Attributes
     ----------
     stage_to_device, stage_to_host : int
         Bytes of pageable memory from which a copy in that direction is staged.
     ring_bytes : int
-        Pinned memory of one staging ring. A queue that stages has one, and gives it up when its copies are over. Where
-        less is left, down to 4 MiB, rings are smaller.
+        Pinned memory of one staging ring. A queue that stages has one, and gives it up when its copies are over. If
+        less is left, rings are smaller, down to 4 MiB.
     staging_bytes : int
         Pinned memory that all rings of one device may take; beyond it copies take the plain path.
     chunk_bytes : int
-        What a queue copies at once, at most; half of it in copies below 32 times as much, and never more than a quarter
-        of the ring. Between two chunks a GPU does nothing for 4 us.
+        The most that a queue copies at once; down to half of it in copies below 32 times as much, and never more than a
+        quarter of the ring. Between two chunks a GPU idles for 4 us.
     threads : int
         How many threads fill and empty rings; fixed at the first staged copy. With one, nothing is staged. By default
         three quarters of the processors that the process may use by its affinity and the quotas of its control groups,
-        but two at least and 20 at most: more wait for one another (two GPUs at once, of 32 processors, to the host: 20
-        move 103 GB/s and 24 move 60).
+        but at least two (one if there is one processor) and at most 20, because more wait for one another (to the host
+        from two GPUs at once, with 32 processors: 20 move 103 GB/s and 24 move 60).
     threads_to_device, threads_to_host : int
-        How many of them do so in one direction at a time: by default all of them to the device, and half of the
-        processors to the host, but three at least, where more gain nothing (of 16, 8 move 49 GB/s and 12 fewer). A copy
-        whose source is still to be mapped page by page, such as a file's mapping that was never read, may have all of
-        them. With 0, copies in that direction are left to the vendor.
+        How many of them do so in one direction at a time: by default all of them to the device; to the host as many as
+        half of the processors, but at least three, because more gain nothing (of 16, 8 move 49 GB/s and 12 less). A
+        copy whose source is still to be mapped page by page, such as a file's mapping that was never read, may use all
+        of them. With 0, copies in that direction are left to the vendor.
     kernel_from_items, kernel_to_bytes : int
-        A batch of so many items or more has those up to so many bytes moved by a kernel of the device, if it has one;
-        to launch one takes 4 us, and larger items the copy engines move faster.
+        In a batch of at least that many items, a kernel of the device, if it has one, moves those of at most that many
+        bytes. A launch takes 4 us, and the copy engines move larger items faster.
     lock_after : int or None
-        A pageable range of at least `lock_from` bytes that is copied for the so-manieth time is locked, until the array
-        it belongs to is collected. None: never. Off unless a program asks for it, for another library's copy that
-        reaches beyond a locked range fails.
+        The copy, counted from 1, at which a pageable range of at least `lock_from` bytes is locked, until the array it
+        belongs to is collected. None, the default: never, because another library's copy that reaches beyond a locked
+        range fails.
     lock_from : int
         Bytes.
     links : {"own", "idle"} or devices
-        As of `pinning.Queue`, for all queues that are made without; of devices that are named here, each queue has
-        those besides its own.
+        As in `pinning.Queue`, for all queues that are made without it; of devices that are named here, each queue uses
+        those other than its own.
     """
 
     stage_to_device: int = _DEFAULT["stage_to_device"]

@@ -3,8 +3,8 @@
 # cython: language_level=3
 """Copies and fills.
 
-The common copy is one call of the vendor's, and what is done here for it, once for each copy, costs less than that call.
-All others are planned by <pinning/copy_plan.hpp>.
+The common copy is one vendor call, and the steps around it, here, cost less than that call. <pinning/copy_plan.hpp>
+plans all other copies.
 """
 
 cimport cython
@@ -106,7 +106,7 @@ def copy_async(
 
 cdef Copy submitted(object dst, object src, object nbytes, object queue, object wait_for, object src_access_order,
                     bint waited):
-    """As `copy_async`; `waited`: the caller waits for it, and so it may be submitted bit by bit."""
+    """As `copy_async`; `waited`: the caller waits for the copy, so it may be submitted bit by bit."""
     cdef Submitter submitter = None if queue is None else queue_of(queue)
     cdef object preferred = None if submitter is None else submitter.device
     cdef End to = resolve_end(dst, preferred)
@@ -119,7 +119,7 @@ cdef Copy submitted(object dst, object src, object nbytes, object queue, object 
     if submitter is None:
         submitter = default_of(to, origin)
     if size >= DIVIDED_FROM and (to.device is None) is not (origin.device is None):
-        wait_for = events_of(wait_for)  # gone through once more where the copy is not divided
+        wait_for = events_of(wait_for)  # iterated once more if the copy is not divided
         over = over_links(to, origin, size, submitter, wait_for, src_access_order == "any", waited)
         if over is not None:
             return over
@@ -181,7 +181,7 @@ def explain(dst: object, src: object, nbytes: int | None = None, queue: Queue | 
 
 
 cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tuple wait_for, bint early, bint waited):
-    """A copy over several links; None where it is to go over one."""
+    """Submit a copy over several links; None if it is to use only one."""
     cdef tuple ways = ways_of(submitter)
     if not ways:
         return None
@@ -193,7 +193,7 @@ cdef Copy over_links(End to, End origin, uint64_t size, Submitter submitter, tup
 
 
 cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter submitter, tuple wait_for) except -1:
-    """False where what was pageable has been locked since, or a part of it, across whose border no vendor copies."""
+    """Submit a pageable copy; False if a part has been locked since, across whose border no vendor copies."""
     cdef End host = work.origin if work.origin.device is None else work.to
     try:
         submitter.enqueue(copy, work, wait_for, ())
@@ -206,7 +206,7 @@ cdef bint submitted_plain(Copy copy, DirectCopy work, Submitter submitter, tuple
 
 
 cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitter, Copy copy):
-    """A copy that is one call of the vendor's, and why. None, for all that must be planned."""
+    """A copy that is one vendor call, with its path and reason set in `copy`; None for all that must be planned."""
     global last_name, last_reason
     cdef End host
     cdef Hold hold = None
@@ -232,14 +232,14 @@ cdef DirectCopy recognised(End to, End origin, uint64_t size, Submitter submitte
     if size >= (<Lane>submitter.lanes[0]).queue.turn_bytes():
         return None
     map = map_of(submitter.device)
-    changes = map.map.changes()  # before it is looked at
-    region = map.map.find_registered(host.ptr, size)  # to the vendor what is idle is locked: its copy would not wait
+    changes = map.map.changes()  # before the lookup
+    region = map.map.find_registered(host.ptr, size)  # also idle: the vendor sees that as locked and would not wait
     if region.has_value():
         if not dereference(region).in_one_piece(host.ptr, size):
             return None
         if dereference(region).external and not dereference(region).registered:
             return None
-        # An allocation is not freed while a queue keeps it, and nothing else takes its region away.
+        # An allocation is not freed while a queue keeps it, and nothing else removes its region.
         if not (dereference(region).registered and isinstance(host.owner, Allocation)):
             hold = Hold.__new__(Hold)
             if not hold.try_take(map, host.ptr, size, Coherence.unknown):
@@ -287,7 +287,7 @@ def fill(
     dst : object
         As in `copy_async`.
     value : int or bytes
-        A byte, as an integer between 0 and 255, NumPy's too; or 1, 2 or 4 bytes that are repeated.
+        A byte, as an integer (also NumPy's) between 0 and 255; or 1, 2 or 4 bytes that are repeated.
     nbytes : int, optional
         A multiple of the value's length; all of `dst` by default.
     queue : Queue or object with ``__cuda_stream__``, optional
@@ -337,7 +337,7 @@ cdef bytes pattern_of(object value):
     return pattern
 
 
-# ---- what is common to them ----
+# ---- shared by copies and fills ----
 
 
 cdef uint64_t size_between(End to, End origin, object nbytes) except 0:

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 
 cdef class End:
     cdef readonly uint64_t ptr
-    cdef uint64_t bytes  # 0 where it is unknown
+    cdef uint64_t bytes  # 0 if unknown
     cdef readonly object device  # type: MemoryDevice | None
     cdef readonly bint read_only
     cdef readonly object owner  # type: object

@@ -3,7 +3,7 @@
 # cython: language_level=3
 """The two ends of a copy.
 
-Whose memory an address is, our own tables know of what we have allocated or locked. Only for the rest vendors are asked.
+Our own tables know whose memory an address is if we have allocated or locked it. Vendors are asked only for the rest.
 """
 
 cimport cython
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pinning.plugin import Device
 
 cdef object plugins = devices.plugins
-cdef object reports = None  # of the plugins, for which the next two hold
+cdef object reports = None  # of the plugins, from which the next two are made
 cdef dict devices_by_name = {}  # by vendor and index
 cdef list answering = []  # devices with memory, one of each plugin: it answers for all
 
@@ -54,11 +54,11 @@ cdef class End:
     size : int or None
         Bytes; None for a bare address.
     device : MemoryDevice or None
-        Whose memory it is; None for the host's.
+        The device whose memory it is; None for the host's.
     read_only : bool
         Whether it may not be written.
     owner : object
-        What keeps the memory alive; None where the caller does.
+        The object that keeps the memory alive; None if the caller does.
     """
 
     def __init__(self, ptr: int, size: int | None, device: MemoryDevice | None, bint read_only, owner: object) -> None:
@@ -75,22 +75,22 @@ cdef class End:
 
 
 def end_of(buffer: object, preferred: Device | None = None) -> End:
-    """Find out what one end of a copy is.
+    """Resolve one end of a copy.
 
     Parameters
     ----------
     buffer : object
         An `Allocation`, a `Lock` that is held, anything that `pinning.lock` takes and that has no gaps, an object with
-        DLPack or ``__cuda_array_interface__``, or an address of host or device memory. An `End` is itself.
+        DLPack or ``__cuda_array_interface__``, or an address of host or device memory. An `End` is returned.
     preferred : Device, optional
-        Whose memory an address is when several devices know it.
+        The device that an address belongs to if several devices know it.
 
     Raises
     ------
     InvalidRangeError
-        Freed, unlocked, empty or null; of a device that no plugin knows; or its bytes do not follow one another.
+        It is freed, unlocked, empty or null; of a device that no plugin supports; or not contiguous.
     TypeError
-        It is no buffer.
+        It is not a buffer.
     """
     return resolve_end(buffer, preferred)
 
@@ -186,7 +186,7 @@ cdef object device_of(object buffer, Bytes* memory, object preferred):
     device = devices_by_name.get((vendor, memory.device_id))
     if device is not None and memory.device_type != ONE_API:
         return device
-    place = device_at(memory.ptr, preferred if device is None else device)  # oneAPI's type is of memory of any kind
+    place = device_at(memory.ptr, preferred if device is None else device)  # oneAPI's type covers any kind of memory
     if device is None and place is None:
         raise InvalidRangeError(
             f"this {type(buffer).__name__} is memory of device {memory.device_id} of DLPack's type {memory.device_type}, "
@@ -215,7 +215,7 @@ cdef object device_at(uint64_t ptr, object preferred):
 
 
 cdef tuple ask(object device, uint64_t ptr):
-    """Whether a device knows of memory at an address, and whose it is."""
+    """Whether a device knows the memory at an address, and whose memory it is."""
     cdef VendorDevice* vendor = vendor_of(device)
     cdef optional[CMemoryInfo] info
     with nogil:

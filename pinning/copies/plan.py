@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan of a copy tells: the path of each part, and why. <pinning/copy_plan.hpp> makes the plan."""
+"""The plan of a copy: the path of each part, and why. <pinning/copy_plan.hpp> makes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Reason(StrEnum):
     KERNEL = "kernel"  #: of a batch: a kernel of the device moves them
     ENGINES = "engines"  #: of a batch: the copy engines move them
     PAGEABLE = "pageable"  #: of a batch: threads gather or scatter them
-    NO_ROOM = "no room"  #: worth staging, but no pinned memory was to be had for it
+    NO_ROOM = "no room"  #: worth staging, but no pinned memory was available for it
 
 
 class Step(NamedTuple):
@@ -54,12 +54,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What `explain` tells and `copy_async` does.
+    """The plan that `explain` returns and `copy_async` follows.
 
     Attributes
     ----------
     path : CopyPath
-        Of the copy; of one with several parts the slowest among them.
+        The path of the copy; with several parts, the slowest among them.
     reason : str
         Why this path.
     reason_code : Reason
@@ -67,7 +67,7 @@ class Plan:
     steps : tuple of Step
         In order; their borders are those of locks and of pieces, across which no vendor copies.
     to_device : bool or None
-        Whether the host's memory is read (True) or written (False); None where no end or both are the host's.
+        Whether the host's memory is read (True) or written (False); None if neither end or both are the host's.
     """
 
     path: CopyPath
@@ -87,7 +87,7 @@ class Plan:
         return replace(self, path=CopyPath.LOCK, reason=reason, reason_code=Reason.REPEATED)
 
     def as_refused(self, refusal: str) -> Plan:
-        """The same copy where there is no pinned memory to stage through."""
+        """The same copy if there is no pinned memory to stage through."""
         plain = {CopyPath.STAGED: CopyPath.PLAIN}
         steps = tuple(each._replace(path=plain.get(each.path, each.path)) for each in self.steps)
         reason = f"{self.reason}, but {refusal}"
@@ -105,14 +105,14 @@ _SLOWEST_FIRST = (CopyPath.PLAIN, CopyPath.STAGED, CopyPath.LOCK, CopyPath.DIREC
 
 
 def slowest(paths: Iterable[CopyPath]) -> CopyPath:
-    """The slowest of several paths, by which a copy of several parts is called."""
+    """The slowest of several paths, which is that of a copy with several parts."""
     return min(paths, key=_SLOWEST_FIRST.index)
 
 
 def plan_of(
     path: CopyPath, code: Reason, steps: tuple[Step, ...], to_device: bool | None, to: End, origin: End
 ) -> Plan:
-    """What libpinning has planned for a copy from `origin` to `to`, with its reason in a sentence."""
+    """The plan that libpinning has made for a copy from `origin` to `to`, with its reason in a sentence."""
     match code:
         case Reason.IN_HOST:
             reason = "both ends are host memory, so a thread of the host copies"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges that are copied again and again are locked for good, where `Costs.lock_after` asks for it."""
+"""Ranges that are copied again and again are locked for good, if `Costs.lock_after` is set."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pinning.map.pinned_map import Hold
 from pinning.plugin import MemoryDevice
 
 _REMEMBERED = 256
-_ENDS_EARLY = ("close", "release", "append")  # whose memory may go or move while they stay: mmap, memoryview, array
+_ENDS_EARLY = ("close", "release", "append")  # methods of mmap, memoryview, array: their memory may go first
 _times: OrderedDict[tuple[int, int, int], int] = OrderedDict()  # device, first byte, size: copies, the latest last
-_watched: dict[int, ref[object]] = {}  # of the owners of what is locked, each with the lock that ends with its owner
+_watched: dict[int, ref[object]] = {}  # of the owners of locked ranges; each callback drops the owner's lock
 
 
 def lock_if_repeated(buffer: object, ptr: int, size: int, device: MemoryDevice) -> bool:
-    """Count one more copy of a pageable range, and lock it when it is due; whether it is locked now.
+    """Count one more copy of a pageable range, and lock it when it is due. Returns whether it is locked now.
 
-    It stays locked until the array that owns the memory is collected. Of objects that cannot be watched for that
-    nothing is locked, nor where the vendor refuses.
+    It stays locked until the array that owns the memory is collected. Nothing is locked if the owner cannot be watched
+    for that, or if the vendor refuses.
     """
     if costs.lock_after is None or size < costs.lock_from:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving back what copies keep for the next ones."""
+"""Giving back memory and queues that copies keep for later ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pinning.queues.cross_vendor_wait import close_idle_helpers
 
 
 def trim_staging() -> int:
-    """Give memory back that copies do not use now, of all devices; returns how many bytes.
+    """Give back memory of all devices that copies do not use now; returns the number of bytes.
 
-    It is that of idle staging rings, of the lists of parts that kernels read, and of blocks on peers over whose links
-    copies have gone. Queues of such peers, and those in which signals between vendors have been given, are closed too.
+    It is that of idle staging rings, of the lists of parts that kernels read, and of blocks on peers whose links copies
+    have used. Idle queues for such peers, and idle helper queues for waits between vendors, are closed too.
     """
     close_idle_helpers()
     return links.trim() + staging.trim_staging()

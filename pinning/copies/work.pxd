@@ -65,16 +65,16 @@ cdef class Copy(Event):
     cdef public object reason  # type: str
 
 
-cdef enum Way:  # in the order of `Path`
+cdef enum Way:  # in the order of `CopyPath`
     way_direct, way_staged, way_lock, way_plain
 
 cdef void count_bytes(Way way, uint64_t size) noexcept nogil
 
 
 cdef class DirectCopy(Work):
-    """One call of the vendor's."""
+    """A copy that is one vendor call."""
 
-    cdef Hold hold  # so that no unlock takes the host's memory away under the copy
+    cdef Hold hold  # an unlock during the copy takes effect after it
     cdef End to, origin
     cdef uint64_t size
     cdef uint64_t changes  # of the map, when its memory was found pageable
@@ -89,23 +89,23 @@ cdef class DirectFill(Work):
 
 
 cdef class NativeCopy(Work):
-    """What libpinning copies. Until it goes it holds the locks of all locked memory that it copies."""
+    """A copy by libpinning. Until it is destroyed, it holds the locks of all locked memory that it copies."""
 
-    cdef CopyOperation* operation  # its own
+    cdef CopyOperation* operation  # owned
     cdef PinnedMap map
-    cdef object staging  # which keeps the device while it has rings
+    cdef object staging  # keeps the device while it has rings
     cdef tuple owners
 
 
 cdef class RangeCopy(NativeCopy):
     """The copy of one range."""
 
-    cdef CopiedRange* range  # that operation
+    cdef CopiedRange* range  # the same as `operation`
     cdef End to, origin
 
 
 cdef class RowsCopy(Work):
-    """Calls of the vendor's that Python makes."""
+    """Vendor calls that a Python function makes."""
 
     cdef object calls
     cdef tuple kept

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What copies put into queues."""
+"""The operations that copies submit to queues."""
 
 cimport cython
 from cython.operator cimport dereference
@@ -50,7 +50,7 @@ cdef extern from "<pinning/status_page.hpp>" namespace "pinning" nogil:
 cdef extern from "<atomic>" nogil:
     int relaxed "std::memory_order_relaxed"
 
-cdef StatusPage* page = &status_page()  # the same for good
+cdef StatusPage* page = &status_page()  # its address never changes
 
 
 cdef void count_bytes(Way way, uint64_t size) noexcept nogil:
@@ -58,17 +58,17 @@ cdef void count_bytes(Way way, uint64_t size) noexcept nogil:
 
 
 def count_moved(path: CopyPath, uint64_t size) -> None:
-    """Note that so many bytes have been submitted on a path; `copy_async` does so itself where it is one call."""
+    """Count bytes submitted on a path; `copy_async` itself counts those of a single vendor call."""
     count_bytes(<Way><int>WAYS[path], size)
 
 
 def count_by_peers(uint64_t size) -> None:
-    """Note that so many bytes of those on some path go by way of a peer."""
+    """Count those of the bytes on some path that go through a peer."""
     page.by_peers.add(size, relaxed)
 
 
 def bytes_moved() -> dict[CopyPath, int]:
-    """Bytes that copies of this process have been submitted for, by path."""
+    """Bytes of the copies that this process has submitted, by path."""
     return {path: page.moved[<int>way].load() for path, way in WAYS.items()}
 
 
@@ -100,7 +100,7 @@ cdef class DirectCopy(Work):
         return PAGEABLE if self.pageable else None
 
     def __dealloc__(self):
-        self.hold = None  # before its memory may go
+        self.hold = None  # before the ends release the memory
 
 
 @cython.final
@@ -145,7 +145,7 @@ cdef class NativeCopy(Work):
 
     def __dealloc__(self):
         cdef CopyOperation* operation = self.operation
-        with nogil:  # before its memory may go
+        with nogil:  # before the owners of the memory are released
             del operation
 
 
@@ -160,7 +160,7 @@ cdef class RangeCopy(NativeCopy):
     stages : bool
         Whether the queue can stage.
     early : bool
-        Whether the source may be read before the queue comes to it.
+        Whether the source may be read before the queue reaches the copy.
 
     Raises
     ------
@@ -224,12 +224,12 @@ cdef class RowsCopy(Work):
 
 
 def submit_native(Submitter queue not None: Queue, NativeCopy work not None, wait_for: Iterable[Event]) -> Copy:
-    """Submit what libpinning copies.
+    """Submit a copy by libpinning.
 
     Raises
     ------
     VendorError
-        The vendor refused a part. What was submitted before it is done by then.
+        The vendor refused a part. Parts submitted before it are complete by then.
     """
     return queue.enqueue(Copy.__new__(Copy), work, wait_for, ())
 
@@ -243,9 +243,9 @@ def submit_rows(
     tuple keep not None: tuple[object, ...],
     bint direct,
 ) -> Copy:
-    """As `Queue.submit`, of calls that write nothing but so many bytes at `dst`.
+    """As `Queue.submit`, for calls that write nothing but `size` bytes at `dst`.
 
-    `direct`: the device alone moves the bytes, so that a graph can have the calls.
+    `direct`: the device alone moves the bytes, so that a graph can record the calls.
     """
     cdef RowsCopy work = RowsCopy.__new__(RowsCopy)
     work.calls, work.kept, work.direct = calls, keep, direct

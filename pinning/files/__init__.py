@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files to devices and back, through pinned blocks that threads read into and write from.
 
-- ``copy.py``: `copy_file`, `copy_file_async`; ``file_work``: open files, and what their copies put into queues;
-- ``load.py``: `load_file`; ``slices.py``: `shard`, and which bytes slices are; ``save.py``: `save_file`;
-- ``snapshot.py``: copies in locked memory, of which `save_file_async` writes the file;
-- ``header.py``: what a safetensors file says of itself; ``shards.py``: which files are meant;
-- ``frameworks.py``: whose arrays they become; ``of_torch.py``, ``of_cupy.py``: those of other libraries.
+- ``copy.py``: `copy_file`, `copy_file_async`; ``file_work``: open files, and the work that their copies enqueue;
+- ``load.py``: `load_file`; ``slices.py``: `shard`, and the bytes of slices; ``save.py``: `save_file`;
+- ``snapshot.py``: copies in locked memory, from which `save_file_async` writes the file;
+- ``header.py``: headers of safetensors files; ``shards.py``: the files that a path refers to;
+- ``frameworks.py``: the libraries whose arrays are loaded; ``of_torch.py``, ``of_cupy.py``: two of them.
 """
 
 from pinning.files.copy import copy_file, copy_file_async

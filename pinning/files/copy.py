@@ -72,7 +72,7 @@ def copy_file(
     nbytes: int | None = None,
     queue: Queue | object | None = None,
 ) -> FileCopy:
-    """`copy_file_async`, and wait until the bytes are there. Raises what that does, and what its event fails with.
+    """`copy_file_async`, and wait for the copy. Raises the errors of that call, and that of its event.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def _copied(
     wait_for: tuple[Event, ...],
     waited: bool,
 ) -> FileCopy:
-    """As `copy_file_async`; `waited`: the caller waits for it, and so it may be submitted bit by bit."""
+    """As `copy_file_async`; `waited`: the caller waits for it, so it may be submitted part by part."""
     given = None if queue is None else as_queue(queue)
     end = end_of(dst, None if given is None else given.device)
     if end.read_only:
@@ -131,7 +131,7 @@ def _copied(
 
 
 def is_host(device: Device | None) -> bool:
-    """Whether what this device allocates is memory of the host, so that threads can read a file straight into it."""
+    """Whether this device allocates memory of the host, so that threads can read a file directly into it."""
     return device is None or is_device_of_host(device)
 
 

@@ -18,9 +18,9 @@ class FileParts:
     Parameters
     ----------
     early : bool
-        Whether the file may be read before the copy's turn.
+        Whether the file may be read before the queue reaches the copy.
     of : FileCopy
-        The copy that they are, or of which they are some.
+        The copy that these parts form, or to which they belong.
     """
 
     path = CopyPath.STAGED
@@ -31,12 +31,12 @@ class FileParts:
     ) -> None:
         self.steps: Sequence[Step] = [Step(int(dst), int(src), int(size), self.path) for dst, src, size, *_ in parts]
         self.nbytes = sum(step.size for step in self.steps)
-        self.is_divided = len(self.steps) * LARGEST_BLOCK <= self.nbytes  # else a piece on a peer would be small
+        self.is_divided = len(self.steps) * LARGEST_BLOCK <= self.nbytes  # otherwise a piece on a peer would be small
         self.reason = f"{self.nbytes} bytes, read by threads into pinned blocks"
         self.keep, self.of, self._file, self._early = keep, of, file, early
 
     def part(self, at: int, size: int) -> FileParts:
-        """Some of the bytes."""
+        """The parts for `size` of the bytes, from `at` on."""
         return FileParts(self._file, steps_within(self.steps, at, at + size), self.keep, self._early, self.of)
 
     def submit(self, queue: Queue, steps: Sequence[Step], waits: Iterable[Event]) -> FileCopy:

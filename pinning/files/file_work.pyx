@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Open files, and what copies from and to them put into queues."""
+"""Open files, and the work that copies from and to them enqueue."""
 
 cimport cython
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
@@ -51,17 +51,17 @@ cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
         ENDED "pinning::File::ended"
 
 cdef enum:
-    PLAIN_BYTES = 4 << 20  # that are read or written at once where nothing can be staged
+    PLAIN_BYTES = 4 << 20  # read or written at a time if nothing can be staged
 
 
 cdef class OpenFile:
-    """A regular file that copies read or write. It is closed when this is, and no copy uses it any more.
+    """A regular file that copies read or write. It stays open until this object is closed and no copy uses it.
 
     Parameters
     ----------
     path : path-like
     create : bool
-        Make a new file, and write it.
+        Whether to create a new file, for writing.
 
     Raises
     ------
@@ -105,17 +105,17 @@ cdef class OpenFile:
 
     @property
     def nbytes(self) -> int:
-        """How long it is now."""
+        """Its current size."""
         return os.fstat(self.fileno()).st_size
 
     def look_for_cold(self, uint64_t offset, uint64_t nbytes) -> None:
-        """From now on read past the page cache what of these bytes is not in it, if the disk allows that."""
+        """Read bytes of this range that are not in the page cache past it from now on, if the disk allows that."""
         self.fileno()
         with nogil:
             self.file.get().read_past_cache(offset, nbytes)
 
     def prepare_to_write(self, uint64_t nbytes, bint past_cache) -> None:
-        """Give a new file its size, so that threads write it at once; past the page cache, if the disk allows that."""
+        """Give a new file its size, so that threads write it concurrently; past the page cache, if the disk allows."""
         self.fileno()
         cdef int why
         with nogil:
@@ -137,7 +137,7 @@ cdef class OpenFile:
 
 
 cdef class Outcome:
-    """How a copy goes. A failure that no event is left to report goes to `sys.unraisablehook`."""
+    """The outcome of a copy. A failure that no event is left to report goes to `sys.unraisablehook`."""
 
     cdef shared_ptr[FileOutcome] native
     cdef str path
@@ -162,10 +162,10 @@ cdef class Outcome:
 
 
 cdef class FileCopy(Copy):
-    """A copy from or to a file under way: a `Copy` that fails with a `FileError` if the file cannot be read or written.
+    """A copy from or to a file: a `Copy` that fails with a `FileError` if the file cannot be read or written.
 
-    The queue goes on as if the copy had worked; what it should have written is then anything. If the event is dropped,
-    the error goes to `sys.unraisablehook`.
+    After a failure the queue continues, and the contents of the destination are undefined. If the event is dropped, the
+    error goes to `sys.unraisablehook`.
     """
 
     cdef Outcome outcome
@@ -182,12 +182,12 @@ cdef class FileCopy(Copy):
             self.fail(self.outcome.error())
 
     def check_moved(self) -> None:
-        """Raises FileError where bytes could not be moved, as far as is known by now, and asks the vendor nothing."""
+        """Raise FileError if it is known by now that bytes could not be moved. Makes no vendor call."""
         if self.outcome is not None and self.outcome.native.get().has_failed():
             raise self.outcome.error()
 
     def cancel(self) -> None:
-        """Move no more bytes of the file. It is over soon once its queue has come to it, and then it has failed."""
+        """Stop moving bytes of the file. The copy ends, as failed, soon after its queue has reached it."""
         if self.outcome is not None:
             self.outcome.told = True
             self.outcome.native.get().fail(ECANCELED, 0)
@@ -203,7 +203,7 @@ cdef class FileWork(Work):
     cdef Staging staging
     cdef CopyLimits limits
     cdef CStaged* staged
-    cdef bint plain  # where nothing could be staged
+    cdef bint plain  # nothing could be staged
     cdef tuple kept
 
     cdef submit(self, Lane lane):
@@ -218,7 +218,7 @@ cdef class FileWork(Work):
                 self.copy_plainly(queue)
 
     cdef int copy_plainly(self, VendorQueue* queue) except -1 nogil:
-        """Through pageable memory, while the caller waits."""
+        """Copy through pageable memory, while the caller waits."""
         cdef FileOutcome* outcome = self.file.outcome.get()
         cdef vector[char] block
         cdef uint64_t at, count
@@ -256,12 +256,12 @@ cdef class FileWork(Work):
 
 
 def may_be_early(Submitter queue not None: Queue, wait_for: Iterable[Event]) -> bool:
-    """Whether a file may be read before the turn of a copy: nothing that is pending could write it."""
+    """Whether a file may be read before the queue reaches the copy: nothing pending could write it."""
     return queue.may_be_read(0, 0, wait_for)
 
 
 def copy_of(OpenFile file not None) -> FileCopy:
-    """The event of a copy that is still to be submitted, perhaps in parts."""
+    """The event of a copy that is yet to be submitted, perhaps in parts."""
     cdef FileCopy copy = FileCopy.__new__(FileCopy)
     copy.outcome = Outcome.__new__(Outcome)
     copy.outcome.native = make_shared[FileOutcome]()
@@ -281,27 +281,27 @@ def copy_parts(
     early: bool | None = None,
     FileCopy of=None,
 ) -> FileCopy:
-    """Copy between parts of a file and parts of memory, as one piece of work.
+    """Copy between parts of a file and parts of memory, as one operation.
 
     Parameters
     ----------
     parts : array of uint64, shape (n, 3), or list of (int, int, int)
-        Where to, where from, and how many bytes; the file's end of each is an offset in it, and these ascend.
+        Destination, source and bytes of each; the file's end is an offset in the file, and these offsets ascend.
     in_device : bool
-        Whether the memory is the device's of the queue, and not the host's.
+        Whether the memory is that of the queue's device, not the host's.
     writes : bool
         Whether the file is written.
     keep : iterable
-        What keeps the memory alive.
+        Objects that keep the memory alive.
     early : bool, optional
-        Whether the file may be read before the copy's turn; by default where nothing that is pending could write it.
+        Whether the file may be read before the queue reaches the copy; by default if nothing pending could write it.
     of : FileCopy, optional
         The copy of which these are parts.
 
     Raises
     ------
     VendorError
-        The vendor refused a step. What was submitted before it is done by then.
+        The vendor refused a step. Steps submitted before it are complete by then.
     """
     cdef FileWork work = FileWork.__new__(FileWork)
     cdef FileCopy copy = copy_of(file) if of is None else of.another()
@@ -321,7 +321,7 @@ def copy_parts(
     work.staging, work.limits = staging_of(queue.device), limits_of(costs)
     if not writes:
         work.written, work.written_size = first, end - first
-    # Of memory that is written to a file in the queue's turn nothing is read before; `early` is of files that are read.
+    # `early` concerns only files that are read: memory to be written to a file is not read before the copy's turn.
     work.early = may_be_early(queue, wait_for) if early is None else early
     queue.enqueue(copy, work, wait_for, ())
     what = f"{size} bytes, {'written' if writes else 'read'} by threads"

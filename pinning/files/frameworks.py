@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose arrays a file is loaded into: what each needs to say of its memory and of views of it."""
+"""The libraries whose arrays a file is loaded into: how each allocates memory and makes views of it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Framework(Protocol):
     """Makes arrays of one library on one device."""
 
     def check(self, tensor: TensorInfo) -> None:
-        """Refuse a tensor of a dtype that the library has not."""
+        """Refuse a tensor of a dtype that the library does not have."""
 
     def allocate(self, nbytes: int) -> Any:
         """Memory of at least 1 byte that can be used at once, as an array of bytes, aligned to 16."""
 
     def address(self, memory: Any) -> int:
-        """That of its first byte: the host's of memory of the host, else the device's."""
+        """The address of its first byte: the host address of host memory, otherwise the device address."""
 
     def view(self, memory: Any, at: int, tensor: TensorInfo) -> Any:
-        """A tensor whose first byte is this one of the memory, which it keeps alive."""
+        """A tensor that begins at byte `at` of the memory, which it keeps alive."""
 
     def empty(self, tensor: TensorInfo) -> Any:
         """A tensor without elements."""
@@ -153,12 +153,12 @@ _FRAMEWORKS: dict[str, Callable[[MemoryDevice], Framework]] = {
 
 
 def framework_of(name: str | None, device: MemoryDevice) -> Framework:
-    """The one of this name; None: torch where it is installed, or else pinning.
+    """The framework of this name; None: torch if it is installed, otherwise pinning.
 
     Raises
     ------
     InvalidRangeError
-        There is none of this name, or it has no arrays on this device.
+        There is no framework of this name, or it has no arrays on this device.
     ImportError
         The library is not installed.
     """

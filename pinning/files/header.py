@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a safetensors file: what is in the file, and whether that can be true.
+"""Headers of safetensors files: parsed and checked, or built.
 
-A file is 8 bytes that say how long the header is (little endian), the header, and the tensors' bytes. The header is a
-JSON object: of each tensor ``dtype``, ``shape`` and ``data_offsets``, and strings by name in ``__metadata__``. The
-tensors fill the rest of the file, with no holes.
+A file is the length of the header (8 bytes, little endian), the header, and the tensors' bytes. The header is a JSON
+object: ``dtype``, ``shape`` and ``data_offsets`` of each tensor, and strings by name in ``__metadata__``. The tensors
+fill the rest of the file, with no holes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pinning.interop.dtypes import DTYPES
 _RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES)}
 LONGEST = 100_000_000  # bytes of a header, as in the format's own library
 _MOST_DIMENSIONS = 64  # of any library's arrays
-_TOP = 1 << 66  # bits that no array has
+_TOP = 1 << 66  # bits; no array has so many
 _METADATA = "__metadata__"
 
 
 class TensorInfo(NamedTuple):
-    """Of a tensor in a file: `begin` is the offset of its first byte in the file."""
+    """A tensor in a file; `begin` is the offset of its first byte in the file."""
 
     name: str
     dtype: str
@@ -36,7 +36,7 @@ class TensorInfo(NamedTuple):
 
 
 def numpy_dtype_of(tensor: TensorInfo, library: str = "NumPy") -> numpy.dtype[Any]:
-    """For a library with NumPy's dtypes. Raises FileFormatError where they lack the tensor's."""
+    """The dtype for a library with NumPy's dtypes. Raises FileFormatError if these lack the tensor's."""
     dtype = DTYPES[tensor.dtype].numpy
     if dtype is None:
         raise FileFormatError(
@@ -47,23 +47,23 @@ def numpy_dtype_of(tensor: TensorInfo, library: str = "NumPy") -> numpy.dtype[An
 
 
 class Header(NamedTuple):
-    """What a file says of itself; `tensors` in the order of their bytes."""
+    """The contents of a header; `tensors` in the order of their bytes."""
 
     tensors: list[TensorInfo]
     metadata: dict[str, str]
 
 
 class _WrongError(Exception):
-    """What is wrong with a header, in words."""
+    """A header is wrong; the message says how."""
 
 
 def length_of(first: bytes, file_bytes: int, path: str) -> int:
-    """How long the header is, from the first 8 bytes of a file of so many.
+    """The length of the header, from the first 8 bytes of a file of `file_bytes` bytes.
 
     Raises
     ------
     FileFormatError
-        The file is no safetensors file, or shorter than its header.
+        The file is not a safetensors file, or is shorter than its header.
     """
     if len(first) < 8:
         _refuse(path, f"it has {file_bytes} bytes, and the length of its header alone is 8")
@@ -78,12 +78,12 @@ def length_of(first: bytes, file_bytes: int, path: str) -> int:
 
 
 def parse(text: bytes, file_bytes: int, path: str) -> Header:
-    """Read the header of a file of so many bytes, and see that all that it says fits together.
+    """Parse the header of a file of `file_bytes` bytes, and check that it is consistent.
 
     Raises
     ------
     FileFormatError
-        It does not; the message says what is wrong.
+        The header is malformed or inconsistent; the message says how.
     """
     try:
         content = _loaded(text)
@@ -105,16 +105,16 @@ def _loaded(text: bytes) -> dict[str, Any]:
         raise _WrongError(f"its header is not UTF-8: {error.reason} at byte {8 + error.start}") from None
     except RecursionError:
         raise _WrongError("its header is nested too deep") from None
-    except ValueError as error:  # of JSON, or a number of thousands of digits
+    except ValueError as error:  # invalid JSON, or a number of thousands of digits
         raise _WrongError(f"its header is not JSON: {error}") from None
-    assert isinstance(content, dict)  # for it begins with a brace
+    assert isinstance(content, dict)  # because it begins with a brace
     if b"\\u" in text and (half := half_letter(content)):
         raise _WrongError(f"its header is not UTF-8: it contains {half}, an unpaired surrogate")
     return content
 
 
 def half_letter(content: Any) -> str | None:
-    """What JSON can name and UTF-8 has not: a surrogate without the other, as ``\\ud800``. None where there is none."""
+    """An unpaired surrogate, such as ``\\ud800``, which JSON can express and UTF-8 cannot; None if there is none."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -173,7 +173,7 @@ def _are_lengths(value: Any) -> bool:
 def _nbytes(dtype: str, shape: Sequence[int], what: str) -> int:
     bits = DTYPES[dtype].bits
     for length in shape:
-        bits *= length or 1  # an array without elements has strides all the same
+        bits *= length or 1  # an array without elements has strides too
         if bits >= _TOP:
             raise _WrongError(f"{what} has the shape {_short(list(shape))}, with more bytes than any memory has")
     if 0 in shape:
@@ -207,11 +207,11 @@ def _refuse(path: str, why: str) -> NoReturn:
     raise FileFormatError(f"{path!r} is not a readable safetensors file: {why}") from None
 
 
-# ---- the reverse ----
+# ---- writing ----
 
 
 class Written(NamedTuple):
-    """The first bytes of a file, the offset of each tensor in it, and how long it will be."""
+    """The first bytes of a file, the offset of each tensor in it, and the size that it will have."""
 
     text: bytes
     begins: dict[str, int]
@@ -224,9 +224,9 @@ def build(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
     Raises
     ------
     FileFormatError
-        A name, or what is in the metadata, is no UTF-8.
+        A name, or a string of the metadata, cannot be encoded in UTF-8.
     LayoutError
-        A tensor has no whole number of bytes.
+        A tensor is not a whole number of bytes.
     """
     order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name][0]], name))
     content: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}

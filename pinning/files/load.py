@@ -27,7 +27,7 @@ from pinning.plugin import Device, MemoryConnection, MemoryDevice, VendorQueue
 from pinning.queues import Event, Queue, as_queue, default_queue
 
 _ALIGNMENT = 16  # bytes; of every tensor
-_SMALL = 64 << 10  # bytes; shorter stretches are read by way of the page cache, with what is between them
+_SMALL = 64 << 10  # bytes; shorter ranges are read through the page cache, with the bytes between them
 Ranges = NDArray[numpy.uint64]
 
 
@@ -119,7 +119,7 @@ def load_file(
 
 
 class _Target(NamedTuple):
-    """A device, what is wanted there, and how."""
+    """A device's queue, the library of its tensors, and what to load there."""
 
     queue: Queue
     library: Framework
@@ -153,7 +153,7 @@ def _targets(device: Any, queue: Any, slices: Any, framework: str | None) -> lis
 
 
 class _Shard(NamedTuple):
-    """An open file, the tensors wanted from it in the order of their bytes, and what it was when that was read."""
+    """An open file, the tensors wanted from it in the order of their bytes, and its stamp from before it was read."""
 
     file: OpenFile
     tensors: list[TensorInfo]
@@ -173,7 +173,7 @@ def _opened(path: os.PathLike[str], names: frozenset[str] | None, files: ExitSta
 
 
 def _stamp(file: OpenFile) -> tuple[int, int]:
-    """Its size, and when it was last written."""
+    """Its size and modification time."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
@@ -245,7 +245,7 @@ def _load(
         for event in events:
             with suppress(Exception):
                 event.wait()  # until then the memory is in use
-        # The traceback keeps this frame.
+        # The traceback keeps this frame, and so its variables.
         loaded.clear()
         memories.clear()
         found, memory = {}, None
@@ -254,10 +254,10 @@ def _load(
 
 
 def _place(tensors: list[TensorInfo]) -> tuple[list[int], int]:
-    """Where in one allocation each tensor goes, and its bytes.
+    """The offset of each tensor in one allocation, and the size of that.
 
-    As they lie in the file, one behind the other, so that many are one range; but where a tensor would not be aligned a
-    new range begins.
+    Tensors follow one another as in the file, so that many form one range; one that would not be aligned begins a new
+    range.
     """
     places, end = [], 0
     for tensor in tensors:
@@ -268,7 +268,7 @@ def _place(tensors: list[TensorInfo]) -> tuple[list[int], int]:
 
 
 class _Links:
-    """Which of several devices reads what they all want: the one that has least to read, if the others reach it."""
+    """Chooses which of several devices reads bytes that all need: the one with least to read, if others reach it."""
 
     def __init__(self, targets: list[_Target], files: ExitStack) -> None:
         self._devices = [target.queue.device for target in targets]
@@ -287,7 +287,7 @@ class _Links:
         return not any(is_host(each) for each in ends) and ends[0].connection(ends[1]) is MemoryConnection.UNIFIED
 
     def queue(self, source: int) -> Queue:
-        """One beside the default queue, so that what is read next does not wait for what is passed on."""
+        """A queue besides the default queue, so that later reads do not wait for copies to other devices."""
         if source not in self._queues:
             self._queues[source] = self._files.enter_context(Queue(self._devices[source]))
         return self._queues[source]
@@ -302,14 +302,14 @@ def _copy(
     rounds: Rounds | None,
     events: list[Any],
 ) -> None:
-    """Submit all copies of one file; their events are added one by one, but for rounds, which go over several links."""
+    """Submit all copies of one file. Appends their events one by one, except for `rounds`, which use several links."""
     wanting: dict[Piece, list[int]] = {}
     for who, of_target in enumerate(places):
         for piece in of_target:
             wanting.setdefault(piece, []).append(who)
     reads: list[dict[Piece, int]] = [{} for _ in targets]
     passes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for piece, among in sorted(wanting.items(), key=lambda each: len(each[1])):  # first what only one wants
+    for piece, among in sorted(wanting.items(), key=lambda each: len(each[1])):  # first what only one needs
         owner = links.owner(among)
         for who in among:
             if who == owner or not links.reaches(owner, who):
@@ -325,7 +325,7 @@ def _copy(
             in_device = not is_host(target.queue.device)
             parts = _ranges(of_target)
             _look_for_cold(shard.file, parts)
-            # Early: the file is as its header says already, and nothing that the queue still has to do was to write it.
+            # Early: the file is already as its header says, and no pending work of the queue is expected to write it.
             nbytes = int(parts[:, 2].sum())
             if rounds is not None and in_device and nbytes >= DIVIDED_FROM and ways_of(target.queue):
                 rounds.add(FileParts(shard.file, parts, (memory,), True, copy_of(shard.file)).part, nbytes)
@@ -352,7 +352,7 @@ def _look_for_cold(file: OpenFile, parts: Ranges) -> None:
 
 
 def _ranges(places: dict[Piece, int]) -> Ranges:
-    """Address, offset and bytes of each range that is one in the file and in memory, in the order of the file."""
+    """Address, offset and bytes of each range that is contiguous in the file and in memory, in the file's order."""
     blocks: list[Any] = []
     dst = src = size = 0
     for (tensor, rows, pitch), at in sorted(places.items(), key=lambda each: each[0].tensor.begin):
@@ -376,7 +376,7 @@ def _device(device: Any, queue: Queue | None) -> MemoryDevice:
     if device is None:
         chosen = default_device() if queue is None else queue.device
     elif not isinstance(device, Device):
-        name = str(device)  # torch.device too
+        name = str(device)  # of a torch.device too
         chosen = device_of_name("host" if name.partition(":")[0] == "cpu" else name)
     if not isinstance(chosen, MemoryDevice):
         raise PinningError(f"{chosen.name} has no queues for copies, so nothing can be loaded there")

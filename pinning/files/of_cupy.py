@@ -31,7 +31,7 @@ class Cupy:
     def allocate(self, nbytes: int) -> Any:
         with self._device:
             memory = self._cupy.empty(nbytes, self._cupy.uint8)
-            self._cupy.cuda.get_current_stream().synchronize()  # its pool may have handed out what is still in use
+            self._cupy.cuda.get_current_stream().synchronize()  # its pool may have returned memory that is still in use
         return memory
 
     def address(self, memory: Any) -> int:

@@ -45,7 +45,7 @@ class Torch:
         memory = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._device)
         if self._device.type == "cuda":
             stream = self._torch.cuda.current_stream(self._device)
-            if not stream.query():  # its allocator may have handed out what work there still uses
+            if not stream.query():  # its allocator may have returned memory that work there still uses
                 stream.synchronize()
         return memory
 

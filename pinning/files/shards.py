@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files are meant: one, several, all of a folder, or those that an index names."""
+"""The files that a path refers to: one, several, all of a folder, or those that an index names."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ AnyPaths = AnyPath | Iterable[AnyPath]
 
 
 def find_shards(path: AnyPaths) -> list[Shard]:
-    """The files meant by a path, or by several.
+    """The files that a path, or several, refer to.
 
     Raises
     ------
     FileNotFoundError
-        A folder has no such file in it.
+        A folder contains no such file.
     FileFormatError
-        An index is not what it should be.
+        An index is malformed.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
         return _found(Path(path_name(path)))
@@ -73,7 +73,7 @@ def _in_folder(folder: Path) -> list[Shard]:
 def _indexed(index: Path) -> list[Shard]:
     named = f"the index {str(index)!r}"
     if not index.is_file():
-        index.stat()  # says that it is not there
+        index.stat()  # raises if it does not exist
         raise FileError(22, "it is not a regular file", str(index))
     if index.stat().st_size > _LARGEST_INDEX:
         raise FileFormatError(f"{named} has {index.stat().st_size} bytes; at most {_LARGEST_INDEX} are allowed")

@@ -19,7 +19,7 @@ Plan = IndexOf | Mapping[str, Index | IndexOf]
 
 
 class Piece(NamedTuple):
-    """Wanted of a tensor: it becomes `tensor`, whose bytes are `rows` stretches, `pitch` bytes from one another."""
+    """A wanted part of a tensor: loaded as `tensor`, whose bytes are `rows` ranges of the file, `pitch` bytes apart."""
 
     tensor: TensorInfo
     rows: int
@@ -27,19 +27,19 @@ class Piece(NamedTuple):
 
 
 def shard(dim: int, rank: int, of: int, uneven: Literal["last"] | None = None) -> IndexOf:
-    """The part of each tensor that one of several ranks has of it, as tensor parallelism cuts it.
+    """One rank's part of each tensor, divided as in tensor parallelism.
 
     Parameters
     ----------
     dim : int
-        The dimension that is cut; negative: counted from the last.
+        The dimension that is divided; negative: counted from the last.
     rank : int
-        Which of the parts, from 0 on.
+        The number of the part, from 0 on.
     of : int
-        How many parts there are.
+        The number of parts.
     uneven : {None, "last"}
-        Where the dimension cannot be divided evenly. None: an error. ``"last"``: parts of the length that is rounded
-        up, of which the last are shorter, or empty, as those of ``torch.chunk`` and DTensor.
+        If the dimension cannot be divided evenly. None: an error. ``"last"``: the length of a part is rounded up, and
+        the last parts are shorter or empty, as in ``torch.chunk`` and DTensor.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def shard(dim: int, rank: int, of: int, uneven: Literal["last"] | None = None) -
     Raises
     ------
     InvalidRangeError
-        There is no such rank. When it is called: a tensor has no such dimension, or one that cannot be divided so.
+        There is no such rank. From the result, when called: a tensor has no such dimension, or it cannot be divided.
     """
     dim, of = integer(dim, "dim", "a dimension"), integer(of, "of", "a number of parts")
     rank = integer(rank, "rank", "that of a part")
@@ -74,12 +74,12 @@ def shard(dim: int, rank: int, of: int, uneven: Literal["last"] | None = None) -
 
 
 def pieces_of(tensors: Iterable[TensorInfo], plan: Plan | None) -> Iterator[Piece]:
-    """What a plan wants, in the order of the file; None: all of everything.
+    """The pieces that a plan selects, in the order of the file; None: all of each tensor.
 
     Raises
     ------
     TypeError, InvalidRangeError, LayoutError
-        What it says is no slice, none of that tensor, or not of whole bytes.
+        A value is not a slice, lies outside its tensor, or is not a whole number of bytes.
     """
     for tensor in tensors:
         index: Any = ... if plan is None else plan.get(tensor.name) if isinstance(plan, Mapping) else plan
@@ -90,7 +90,7 @@ def pieces_of(tensors: Iterable[TensorInfo], plan: Plan | None) -> Iterator[Piec
 
 
 def check_plan(plan: Any, name: str) -> None:
-    """Raises TypeError where it is none."""
+    """Raise TypeError if `plan` is not a plan."""
     if plan is not None and not callable(plan) and not isinstance(plan, Mapping):
         raise TypeError(
             f"{name} is {describe(plan)}; it must be a dict of slices by the tensors' names, or a function of name, "
@@ -121,7 +121,7 @@ def _piece(tensor: TensorInfo, index: Any) -> Piece:
 
 
 def _cut(tensor: TensorInfo, index: Any, named: str) -> tuple[int | None, int, int]:
-    """The dimension that is cut, from where and to where; None: none is."""
+    """The dimension that is sliced (None: none), the start and the stop."""
     indexes = index if isinstance(index, tuple) else (index,)
     if not all(each is ... or isinstance(each, slice) for each in indexes):
         raise TypeError(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory an object is."""
+"""The memory behind an object."""

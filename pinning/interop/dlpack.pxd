@@ -13,7 +13,7 @@ cdef struct DLTensor:
     uint8_t bits
     uint16_t lanes
     int64_t* shape
-    int64_t* strides  # in elements; null where C-contiguous
+    int64_t* strides  # in elements; null if C-contiguous
     uint64_t byte_offset
 
 cdef struct DLPackExchangeAPI:
@@ -27,4 +27,4 @@ cdef struct DLPackExchangeAPI:
     void* current_work_stream
 
 
-cdef const DLPackExchangeAPI* exchange_api_of(object cls)  # of a type; null where it has none that is known here
+cdef const DLPackExchangeAPI* exchange_api_of(object cls)  # of a type; null if it has none of a known version

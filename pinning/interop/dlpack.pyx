@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""DLPack: capsules, made and opened, and the exchange API of types.
+"""DLPack: making and opening capsules, and the exchange API of types.
 
-In C, because a consumer may give a tensor back from a thread that Python does not know, or when Python has ended.
+In C, because a consumer may give a tensor back on a thread that Python does not know, or after Python has ended.
 """
 
 from cpython.pycapsule cimport (
@@ -52,19 +52,19 @@ cdef const char* VERSIONED = "dltensor_versioned"
 
 
 class Tensor(NamedTuple):
-    """What is in a capsule; the memory stays as long as `owner` is referenced."""
+    """The contents of a capsule; the memory stays as long as `owner` is referenced."""
 
     ptr: int  # of the first element
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None  # in elements; None in C order
-    code: int  # and the next two: the type of elements, as DLPack has it
+    code: int  # this and the next two: DLPack's element type
     bits: int
     lanes: int
-    read_only: bool | None  # None before version 1.0, which cannot say it
+    read_only: bool | None  # None: versions before 1.0 cannot express it
     owner: object
 
 
-# ---- ours ----
+# ---- our tensors ----
 
 cdef void release(void* owner) noexcept nogil:
     if Py_IsInitialized():
@@ -83,7 +83,7 @@ cdef void delete_versioned(Versioned* managed) noexcept nogil:
 
 
 cdef void drop_capsule(object capsule) noexcept:
-    """The destructor of a capsule; one that was opened has another name."""
+    """The destructor of a capsule; does nothing for an opened one, which has another name."""
     cdef Plain* plain
     cdef Versioned* versioned
     if PyCapsule_IsValid(capsule, PLAIN):
@@ -106,7 +106,7 @@ def make_capsule(
     bint read_only,
     bint copied,
 ) -> object:
-    """A capsule with a tensor that keeps `owner`; of the protocol with versions, 1.0, or of the one before."""
+    """Make a capsule with a tensor that keeps `owner` alive: of DLPack 1.0 if `versioned`, else of the one before."""
     cdef int32_t ndim = len(shape)
     cdef DLTensor tensor
     tensor.data = <void*><uintptr_t>ptr
@@ -141,10 +141,10 @@ def make_capsule(
     return capsule
 
 
-# ---- theirs ----
+# ---- tensors of other libraries ----
 
 cdef class Managed:
-    """A tensor of another library; its end gives it back."""
+    """A tensor of another library; the destructor gives it back."""
 
     cdef Plain* plain
     cdef Versioned* versioned
@@ -157,7 +157,7 @@ cdef class Managed:
 
 
 def take_capsule(capsule: object) -> Tensor:
-    """Open a capsule, which can be done once: BufferError where it was, or is of an unknown version."""
+    """Open a capsule. BufferError if it was opened before, or is of an unknown version."""
     cdef Managed managed = Managed.__new__(Managed)
     cdef DLTensor* tensor
     cdef Versioned* versioned

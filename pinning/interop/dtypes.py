@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What element types and device types are called by DLPack, NumPy, safetensors and PyTorch."""
+"""Names of element types and device types in DLPack, NumPy, safetensors and PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinning.plugin import MemoryKind
 
 
 class Dtype(NamedTuple):
-    """An element type; `numpy` and `torch` are None where that library lacks it."""
+    """An element type; `numpy` and `torch` are None if that library lacks it."""
 
     bits: int
     numpy: str | None
@@ -21,10 +21,10 @@ class Dtype(NamedTuple):
     dlpack: int  # the type code of dlpack.h
 
 
-#: By the names that safetensors has. A file holds the tensors of the later ones first.
+#: By safetensors' names. A file holds the tensors of later entries first.
 DTYPES = {
     "BOOL": Dtype(8, "?", "bool", 6),
-    "F4": Dtype(4, None, "float4_e2m1fn_x2", 17),  # torch's is a pair: the last length of a shape is half
+    "F4": Dtype(4, None, "float4_e2m1fn_x2", 17),  # torch's element is a pair: the last length of a shape is halved
     "F6_E2M3": Dtype(6, None, None, 15),
     "F6_E3M2": Dtype(6, None, None, 16),
     "U8": Dtype(8, "u1", "uint8", 1),
@@ -59,16 +59,16 @@ DEVICE_TYPES = {
     "hip": {MemoryKind.DEVICE: 10, MemoryKind.HOST: 11, MemoryKind.SHARED: 10},
     "ur": {MemoryKind.DEVICE: 14, MemoryKind.HOST: 14, MemoryKind.SHARED: 14},
 }
-#: Whose memory a device type is: of two vendors with the same type, the later one's.
+#: The vendor of a device type; the later one if two have the same type.
 VENDORS = {number: vendor for vendor, types in DEVICE_TYPES.items() for number in types.values()}
-#: The host's memory: its own, and what CUDA and ROCm allocate pinned.
+#: Host memory: pageable, or pinned by CUDA or ROCm.
 HOST_TYPES = (1, 3, 11)
-#: Memory that a consumer of DLPack names a stream for: that of CUDA's and ROCm's devices.
+#: Memory for which a consumer of DLPack passes a stream: that of CUDA's and ROCm's devices.
 STREAM_TYPES = (2, 10, 13)
 
 
 def dlpack_type(dtype: numpy.dtype[Any]) -> tuple[int, int]:
-    """DLPack's code and bits of a dtype of NumPy's. Raises BufferError where it has none."""
+    """DLPack's code and bits of a NumPy dtype. Raises BufferError if there are none."""
     code = _CODES.get(dtype.kind)
     foreign = dtype.byteorder == (">" if sys.byteorder == "little" else "<")
     if code is None or foreign:
@@ -77,7 +77,7 @@ def dlpack_type(dtype: numpy.dtype[Any]) -> tuple[int, int]:
 
 
 def numpy_dtype(code: int, bits: int, lanes: int) -> numpy.dtype[Any]:
-    """The dtype of NumPy's for an element type of DLPack's. Raises PinningError where it has none."""
+    """The NumPy dtype of a DLPack element type. Raises PinningError if there is none."""
     kind = _KINDS.get(code)
     if kind is None or lanes != 1 or bits % 8:
         raise PinningError(f"NumPy has no dtype of DLPack's code {code}, {bits} bits, {lanes} lanes")

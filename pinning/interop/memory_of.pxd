@@ -7,25 +7,25 @@ from pinning.interop.dlpack cimport DLPackExchangeAPI
 cdef struct Bytes:
     uint64_t ptr  # of the lowest one
     uint64_t size
-    signed char read_only  # -1 where the object does not say
+    signed char read_only  # -1 if the object does not say
     bint contiguous
-    bint may_refer  # to Python objects: elements are large enough
-    int32_t device_type  # DLPack's; 0 where only the address says whose memory it is
+    bint may_refer  # elements may be references to Python objects: they are large enough
+    int32_t device_type  # DLPack's; 0 if only the address can tell whose memory it is
     int32_t device_id
 
 
 cdef class Kind:
-    """How the objects of a type tell where their bytes are."""
+    """How the objects of a type expose their bytes."""
 
     cdef bint address  # an integer
     cdef bint buffer  # by the buffer protocol
-    cdef bint interface  # by __cuda_array_interface__, if at all
-    cdef bint cupy, numba  # arrays of these for CUDA, which take far longer to make that interface than to say the same
-    cdef const DLPackExchangeAPI* dlpack  # null where it has none, or the buffer protocol
+    cdef bint interface  # by __cuda_array_interface__, which an instance may lack
+    cdef bint cupy, numba  # their arrays for CUDA, whose attributes are read far faster than that interface is made
+    cdef const DLPackExchangeAPI* dlpack  # null if it has none, or has the buffer protocol
 
 
 cdef class Export:
-    """What an object with the buffer protocol has exported: until this is gone it keeps the memory in place."""
+    """An export of an object's buffer: as long as this exists, the object keeps its memory in place."""
 
     cdef Py_buffer view
     cdef bint taken

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What memory an object is: by the buffer protocol, DLPack, the array interfaces, or the methods of a tensor."""
+"""The memory behind an object: by the buffer protocol, DLPack, the array interfaces, or the methods of a tensor."""
 
 cimport cython
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
@@ -30,18 +30,18 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItem(object dictionary, object key)
 
 cdef enum:
-    MOST_KINDS = 1024  # types that are remembered, and so kept
+    MOST_KINDS = 1024  # types that are cached, and so kept alive
     MOST_DIMENSIONS = 64
     CPU = 1  # in DLPack
     CUDA = 2
-    NO_STREAM = -1  # in DLPack: the consumer sees to the order itself
+    NO_STREAM = -1  # in DLPack: the consumer itself ensures the order
 
 cdef object ACCEPTED = (
     "an object with the buffer protocol (bytes, bytearray, memoryview, mmap, NumPy array, ...), a SharedMemory, an "
     "object with __array_interface__, data_ptr() or DLPack on the CPU, a pair (address, size), or an address and size="
 )
 cdef object SIZE = "the number of bytes. A device is named by device=, and several buffers are for pinning.locked"
-# These export the few bytes that hold the address, which are not meant.
+# These export the few bytes of the pointer itself, not the memory that it points to.
 cdef tuple POINTERS = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p)
 cdef tuple NO_ACCESS = (TypeError, ValueError, BufferError, RuntimeError)  # what exporters raise
 cdef uint64_t host_types = sum([1 << number for number in HOST_TYPES])
@@ -52,15 +52,15 @@ cdef dict itemsizes = {}  # by NumPy's string for a dtype
 class HostBuffer(NamedTuple):
     """A range of host memory.
 
-    As long as `owner` is referenced the object stays alive, and one with the buffer protocol can be neither resized nor
-    closed; it is None for an ``(address, size)`` pair, whose memory the caller keeps.
+    As long as `owner` is referenced, the object stays alive and, if it has the buffer protocol, can be neither resized
+    nor closed. `owner` is None for an ``(address, size)`` pair, whose memory the caller keeps.
     """
 
     ptr: int  # of the lowest byte
     size: int  # in bytes, at least 1
-    read_only: bool | None  # whether it forbids writing; None when it does not say
+    read_only: bool | None  # whether the object forbids writing; None if it does not say
     owner: object
-    contiguous: bool = True  # whether these are the object's bytes and no others, from the first to the last
+    contiguous: bool = True  # whether the range is exactly the object's bytes, without gaps
 
 
 class ArrayMemory(NamedTuple):
@@ -72,8 +72,8 @@ class ArrayMemory(NamedTuple):
     dtype: numpy.dtype[Any]
     read_only: bool
     owner: object
-    device: tuple[int, int] | None  # DLPack's type and index; None where only the address says whose memory it is
-    stream: int | None  # one that has work under way, or None
+    device: tuple[int, int] | None  # DLPack's type and index; None if only the address can tell whose memory it is
+    stream: int | None  # on which work may be in progress
 
 
 @cython.final
@@ -94,7 +94,7 @@ cdef Kind kind_of(object buffer):
 
 cdef Kind find_kind(object cls, object buffer):
     cdef Kind kind = Kind.__new__(Kind)
-    kind.address = issubclass(cls, Integral)  # NumPy's too, which otherwise are buffers of their own few bytes
+    kind.address = issubclass(cls, Integral)  # including NumPy's, which are also buffers of their own few bytes
     kind.buffer = not kind.address and PyObject_CheckBuffer(buffer) and not issubclass(cls, POINTERS)
     kind.interface = hasattr(cls, "__cuda_array_interface__")
     if kind.interface and cls.__module__.partition(".")[0] == "cupy" and hasattr(cls, "data"):
@@ -109,10 +109,10 @@ cdef Kind find_kind(object cls, object buffer):
 
 
 cdef object memory_of(object buffer, Kind kind, object size, bint any_device, Bytes* memory):
-    """The bytes of an object in memory of the host, or of any device; what is returned keeps them.
+    """Find the bytes of an object in memory of the host, or of any device; return the object that keeps them alive.
 
-    None where the caller keeps them: of a pair of an address and a size. `kind` is the object's `kind_of`; `size` is of
-    use where the object does not say it. Raises what `host_buffer` does.
+    None if the caller keeps them: for a pair of an address and a size. `kind` is the object's `kind_of`; `size` is used
+    if the object does not know its own. Raises as `host_buffer`.
     """
     cdef DLTensor tensor
     if kind.dlpack is not NULL and of_tensor(buffer, kind.dlpack, &tensor, memory):
@@ -124,7 +124,7 @@ cdef object memory_of(object buffer, Kind kind, object size, bint any_device, By
         try:
             owner = export(buffer, memory)
         except (TypeError, ValueError, BufferError):
-            pass  # another protocol has them, or else says what is wrong
+            pass  # another protocol has them, or raises an error that says what is wrong
         else:
             if is_range(memory.ptr, memory.size):
                 return owner
@@ -132,7 +132,7 @@ cdef object memory_of(object buffer, Kind kind, object size, bint any_device, By
 
 
 cdef object host_memory_of(object buffer, object size, Bytes* memory):
-    """The bytes of a buffer in memory of the host, or the first `size`; as `memory_of`."""
+    """As `memory_of`, for memory of the host: all bytes of a buffer, or the first `size`."""
     cdef Kind kind = kind_of(buffer)
     if size is None:
         return memory_of(buffer, kind, None, False, memory)
@@ -145,10 +145,10 @@ cdef object host_memory_of(object buffer, object size, Bytes* memory):
 
 
 def host_buffer(buffer: object, size: SupportsIndex | None = None) -> HostBuffer:
-    """The bytes of what `pinning.lock` takes, or its first `size`.
+    """The bytes of anything that `pinning.lock` takes, or its first `size`.
 
-    A view with gaps is the whole span from its lowest to its highest byte. Raises InvalidRangeError for no range of
-    host memory (empty, null, closed, on a device, shorter than `size`), TypeError for no buffer.
+    A view with gaps is the whole span from its lowest to its highest byte. Raises InvalidRangeError if it is not host
+    memory (empty, null, closed, on a device, shorter than `size`), TypeError if it is not a buffer.
     """
     cdef Bytes memory
     owner = host_memory_of(buffer, size, &memory)
@@ -157,16 +157,16 @@ def host_buffer(buffer: object, size: SupportsIndex | None = None) -> HostBuffer
 
 
 def array_memory(array: Any) -> ArrayMemory:
-    """An array of another library, by ``__cuda_array_interface__`` or DLPack.
+    """The memory of another library's array, by ``__cuda_array_interface__`` or DLPack.
 
-    Raises TypeError where it has neither, InvalidRangeError for address 0, PinningError for a mask, a dtype that NumPy
-    has not, or a device that no plugin is for.
+    Raises TypeError if it has neither, InvalidRangeError for address 0, PinningError for a mask, a dtype that NumPy
+    lacks, or a device that belongs to no plugin.
     """
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
             raise TypeError(f"{type(array).__name__} is not a device array: it has neither __cuda_array_interface__ nor "
-                            "__dlpack__; copy it with to_device")
+                "__dlpack__; copy it with to_device")
         device = dlpack_device(array)
         tensor = open_dlpack(array, device[0])
         dtype = numpy_dtype(tensor.code, tensor.bits, tensor.lanes)
@@ -199,7 +199,7 @@ cdef class Export:
 
 
 cdef Export export(object buffer, Bytes* memory):
-    """By the buffer protocol; the size may be 0. TypeError: it has none. ValueError, BufferError: it gives no access."""
+    """Use the buffer protocol; the size may be 0. TypeError: unsupported. ValueError, BufferError: no access."""
     cdef Export export = Export.__new__(Export)
     # Without a format, which NumPy cannot give for every dtype.
     PyObject_GetBuffer(buffer, &export.view, PyBUF_STRIDED_RO)
@@ -218,10 +218,10 @@ cdef Export export(object buffer, Bytes* memory):
 
 
 cdef bint of_tensor(object array, const DLPackExchangeAPI* api, DLTensor* tensor, Bytes* memory) except -1:
-    """By DLPack's exchange API; False where the type does not say it of this tensor."""
+    """Use DLPack's exchange API; False if that does not describe this tensor."""
     try:
         api.dltensor_from_py_object_no_sync(<void*>array, tensor)
-    except Exception:  # one that DLPack cannot describe; other protocols may
+    except Exception:  # DLPack cannot describe this tensor; other protocols may
         return False
     cdef uint64_t bits = <uint64_t>tensor.bits * tensor.lanes
     if bits % 8 or tensor.ndim > MOST_DIMENSIONS:
@@ -242,17 +242,17 @@ cdef bint of_tensor(object array, const DLPackExchangeAPI* api, DLTensor* tensor
 
 
 cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
-    """By ``__cuda_array_interface__``; False where it has none."""
+    """Use ``__cuda_array_interface__``; False if the array has none."""
     if kind.cupy:
-        if array._c_contiguous or array._f_contiguous:  # what `flags`, an object, is made of
+        if array._c_contiguous or array._f_contiguous:  # what `flags`, which is an object, is made from
             data = array.data
             set_range(memory, data.ptr, array.nbytes)
             memory.device_type, memory.device_id = CUDA, data.device_id
             return True
     if kind.numba:
         try:
-            ptr = array.gpu_data.device_pointer.__int__()  # int() would read the digits in a pointer of ctypes
-        except AttributeError:  # of another release
+            ptr = array.gpu_data.device_pointer.__int__()  # int() would parse a ctypes pointer's bytes as digits
+        except AttributeError:  # another release of Numba
             pass
         else:
             set_array(memory, ptr, array.shape, array.strides, array.dtype.itemsize, None)
@@ -274,14 +274,14 @@ cdef bint of_interface(object array, Kind kind, Bytes* memory) except -1:
 
 
 cdef object by_other_protocols(object buffer, object size, bint any_device, Bytes* memory):
-    """By those that take longer; with an error that says what is wrong."""
+    """Use the slower protocols; if none fits, raise an error that says what is wrong."""
     if isinstance(buffer, POINTERS):
         raise TypeError(f"{type(buffer).__name__} does not tell the size of the memory it points to; pass a pair (address, size)")
     if PyObject_CheckBuffer(buffer):
         try:
             return checked_export(buffer, buffer, memory)
         except TypeError:
-            pass  # it does not export this one; the others follow
+            pass  # not exported: try the other protocols
     if isinstance(buffer, tuple) and len(buffer) == 2:
         set_range(memory, address(buffer[0]), integer(buffer[1], "size", SIZE))
         return None
@@ -318,7 +318,7 @@ cdef Export checked_export(object buffer, object exporter, Bytes* memory):
 
 
 cdef bint is_shared_memory(object buffer):
-    # An object of the class exists only where its module is loaded; to import it would be paid for by all others.
+    # An object of the class exists only if its module is loaded; importing that would cost all other callers time.
     module = sys.modules.get("multiprocessing.shared_memory")
     return module is not None and isinstance(buffer, module.SharedMemory)
 
@@ -382,7 +382,7 @@ cdef object open_dlpack(object array, int kind):
     options = {"stream": NO_STREAM} if kind in STREAM_TYPES else {}
     try:
         capsule = array.__dlpack__(max_version=(1, 1), **options)
-    except TypeError:  # from before the protocol had versions
+    except TypeError:  # older than the protocol's versions
         capsule = array.__dlpack__(**options)
     return take_capsule(capsule)
 
@@ -395,12 +395,12 @@ cdef inline bint on_host(int32_t device_type) noexcept:
 
 
 cdef inline bint is_range(uint64_t ptr, uint64_t size) noexcept:
-    """Whether these are bytes of memory: some, not at null, below the top of the address space, and not half of it."""
+    """Whether this can be memory: not empty, not at null, not beyond the address space, and less than half of it."""
     return ptr != 0 and 0 < size <= <uint64_t>PY_SSIZE_T_MAX and ptr + (size - 1) >= ptr
 
 
 cdef int set_range(Bytes* memory, object ptr, object size) except -1:
-    """Of the host, and of no Python objects."""
+    """Set a range of host memory without references to Python objects."""
     try:
         memory.ptr, memory.size = ptr, size
     except (OverflowError, TypeError):  # TypeError: None, for null
@@ -411,10 +411,8 @@ cdef int set_range(Bytes* memory, object ptr, object size) except -1:
     memory.contiguous, memory.may_refer = True, False
     memory.device_type, memory.device_id = CPU, 0
     return 0
-
-
 cdef int set_array(Bytes* memory, object ptr, object shape, object strides, object itemsize, object read_only) except -1:
-    """Of an array; strides are in bytes, or None in C order."""
+    """Set the span of an array; strides are in bytes, or None in C order."""
     cdef int64_t[MOST_DIMENSIONS] lengths, steps
     cdef int i, dimensions = len(shape)
     size = itemsize
@@ -437,7 +435,7 @@ cdef int set_array(Bytes* memory, object ptr, object shape, object strides, obje
 
 cdef inline void span(const int64_t* shape, const int64_t* strides, int64_t unit, int dimensions, int64_t itemsize,
                Bytes* memory) noexcept:
-    """The bytes from the lowest to the highest that an array touches; no length is 0, strides are in `unit` bytes."""
+    """Set the span from an array's lowest to its highest byte; no length is 0, strides are in units of `unit` bytes."""
     cdef int64_t below = 0, above = itemsize, stride
     cdef int i
     for i in range(dimensions):
@@ -453,7 +451,7 @@ cdef inline void span(const int64_t* shape, const int64_t* strides, int64_t unit
 
 cdef inline bint is_contiguous(const int64_t* shape, const int64_t* strides, int64_t unit, int dimensions,
                         int64_t itemsize) noexcept:
-    """Whether elements follow one another without gaps, in whatever order of dimensions."""
+    """Whether elements follow one another without gaps, in any order of dimensions."""
     cdef int64_t expected = itemsize
     cdef bint moved = True
     cdef int i, left = 0
@@ -463,7 +461,7 @@ cdef inline bint is_contiguous(const int64_t* shape, const int64_t* strides, int
         left += not done[i]
     while left and moved:
         moved = False
-        for i in range(dimensions - 1, -1, -1):  # most arrays are in C's order
+        for i in range(dimensions - 1, -1, -1):  # most arrays are in C order
             if not done[i] and strides[i] * unit == expected:
                 expected *= shape[i]
                 done[i] = moved = True
@@ -471,7 +469,7 @@ cdef inline bint is_contiguous(const int64_t* shape, const int64_t* strides, int
     return not left
 
 
-# ---- what is wrong ----
+# ---- errors ----
 
 
 cdef object address(object ptr):

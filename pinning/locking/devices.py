@@ -24,10 +24,10 @@ from pinning.runtime.per_device import PerDevice
 
 HOST = "host"
 
-# A child that is forked while another thread imports a plugin would wait for that import for ever. So a fork waits for
-# it; and holds nothing then, for handlers of others may wait for threads that are about to look for devices.
+# A child that is forked while another thread imports a plugin would wait for that import forever. So a fork waits for
+# it, but holds no lock then: other fork handlers may wait for threads that are about to look for devices.
 _loading = threading.RLock()
-_loader: int | None = None  # the thread that has it
+_loader: int | None = None  # the thread that holds it
 _cut_short = False  # another thread was loading at the moment of the fork
 
 
@@ -46,18 +46,18 @@ os.register_at_fork(before=_wait_for_loads, after_in_child=_begin_anew)
 
 
 class PluginReport(NamedTuple):
-    """What became of an installed plugin.
+    """The result of loading an installed plugin.
 
     Attributes
     ----------
     name : str
-        Of its entry point.
+        The name of its entry point.
     devices : tuple of Device
-        Those present.
+        The devices present.
     problem : str or None
         Why there are none.
     plugin : Plugin or None
-        Itself; None where it does not load.
+        The plugin itself; None if it does not load.
     """
 
     name: str
@@ -67,7 +67,7 @@ class PluginReport(NamedTuple):
 
 
 def _entries() -> list[tuple[str, str]]:
-    """The name and the target of each entry point of the plugins' group."""
+    """The name and the target of each entry point in the group of plugins."""
     try:
         return list(_entries_in_folders())
     except NotADirectoryError:
@@ -77,15 +77,15 @@ def _entries() -> list[tuple[str, str]]:
 
 
 def _entries_in_folders() -> Iterator[tuple[str, str]]:
-    """As importlib.metadata finds them, whose import alone takes as long as all else until the first device is there.
+    """What importlib.metadata would find; its import alone takes as long as all else up to the first device.
 
-    Raises NotADirectoryError where distributions may be elsewhere than in folders.
+    Raises NotADirectoryError if distributions may be elsewhere than in folders.
     """
     if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         raise NotADirectoryError
     seen = set()
     for folder in sys.path:
-        if not isinstance(folder, str):  # a slip, from which Python imports nothing
+        if not isinstance(folder, str):  # a mistake; Python imports nothing from it
             continue
         if folder.endswith(".egg"):
             raise NotADirectoryError
@@ -119,11 +119,11 @@ def _entries_of(file: Path) -> Iterator[tuple[str, str]]:
                 yield name.strip(), target.strip()
 
 
-loaded: dict[str, list[PluginReport]] = {}  # by the name of the entry point, which several distributions may have
+loaded: dict[str, list[PluginReport]] = {}  # by the name of the entry point, which several distributions may share
 
 
 def _load(name: str | None = None) -> None:
-    """Load the plugins of this name, by default all, that are not loaded yet."""
+    """Load the plugins of this name (by default all) that are not loaded yet."""
     global _loader
     if _cut_short:
         raise PluginUnavailableError(
@@ -143,7 +143,7 @@ def _load(name: str | None = None) -> None:
 
 @cache
 def plugins() -> tuple[PluginReport, ...]:
-    """Every installed plugin, the host's last; one that does not load is reported, never fatal. Looked up once.
+    """All installed plugins, the host's last; one that does not load is reported, not fatal. Cached.
 
     Raises
     ------
@@ -161,14 +161,14 @@ def plugins() -> tuple[PluginReport, ...]:
 
 
 def _reports_of(name: str) -> list[PluginReport]:
-    """Of the plugins of this name. No other is loaded for it, and so no other vendor's library."""
+    """The reports of the plugins of this name. No other plugin is loaded, and so no other vendor's library."""
     if name not in loaded and not plugins.cache_info().currsize:
         _load(name)
     return loaded.get(name, [])
 
 
 def unused(reports: tuple[PluginReport, ...]) -> list[tuple[str, str]]:
-    """What is in the machine, and why its plugin does not find it; nothing that another plugin finds."""
+    """Hardware in the machine that no plugin finds, and why its own plugin does not."""
     detected = [(report, _hardware(report.plugin)) for report in reports]
     used = {hardware for report, hardware in detected if report.devices}
     return [(hardware, report.problem or "") for report, hardware in detected if hardware and hardware not in used]
@@ -187,14 +187,14 @@ def device(name: Device | str) -> Device:
     Parameters
     ----------
     name : str
-        A plugin, and perhaps the index of one of its devices. A device is itself.
+        A plugin, and optionally the index of one of its devices. A Device is returned unchanged.
 
     Raises
     ------
     PluginUnavailableError
-        There is none; the message says why, or which there are.
+        There is no such device; the message says why, or lists those present.
     TypeError
-        It is no name.
+        Neither a name nor a device.
     """
     if not isinstance(name, str):
         if callable(getattr(name, "data_lock", None)):
@@ -224,8 +224,8 @@ def _device_in(reports: Iterable[PluginReport], name: str) -> Device | None:
 
 
 def default_device() -> MemoryDevice:
-    """The device of locks, queues and memory for which none is named: the first that is not the host, can lock memory
-    and has queues, or else the host.
+    """The device of locks, queues and memory if none is named: the first that is not the host, can lock memory and has
+    queues, or else the host.
     """
     found: list[Any] = devices()
     # isinstance(each, UncertainDevice) would take longer than all else here.
@@ -234,14 +234,14 @@ def default_device() -> MemoryDevice:
 
 
 def pinned_map(on: Device | str | None = None) -> PinnedMap:
-    """The map of a device, given by itself or by name; of the default device when None. One for each, made on demand.
+    """The map of a device, by default of the default device. There is one for each, made on demand.
 
     For a native device it is the map that native code of this process has under the device's name.
 
     Parameters
     ----------
     on : Device or str, optional
-        By itself or by name.
+        The device or its name.
 
     Raises
     ------
@@ -252,7 +252,7 @@ def pinned_map(on: Device | str | None = None) -> PinnedMap:
 
 
 def pinned_maps() -> list[PinnedMap]:
-    """The maps made so far of the devices that are still there, in the order of their first use."""
+    """The maps made so far, of devices that still exist, in the order of their first use."""
     return maps.all()
 
 
@@ -260,7 +260,7 @@ maps = PerDevice(lambda device: PinnedMap(device, shared=is_native(device)))
 
 
 def is_host(device: Device) -> bool:
-    """Whether it is a device of the host's, whose memory no GPU reaches."""
+    """Whether a device is the host's, whose memory no GPU reaches."""
     return device.vendor == HOST
 
 

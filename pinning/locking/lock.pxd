@@ -14,12 +14,12 @@ cdef class Pace:
 cdef class Lock(Hold):
     cdef readonly uint64_t ptr
     cdef readonly uint64_t size
-    cdef object owner  # of the memory; None once unlocked, and where the caller keeps it
-    cdef signed char read_only  # as Bytes has it
+    cdef object owner  # of the memory; None once unlocked, or if the caller keeps it
+    cdef signed char read_only  # as in Bytes
     cdef dict __dict__
-    cdef uint64_t serial  # the older the smaller; 0 where it has not been entered
-    cdef bint cached  # by its unlock, whatever has the memory
-    cdef bint ending  # a destructor, in which no owner is given another life
+    cdef uint64_t serial  # the older the smaller; 0 if it has not been entered
+    cdef bint cached  # its unlock caches the region, whatever owns the memory
+    cdef bint ending  # in a destructor, where the owner must not be revived
 
     cdef enter(self)
     cdef void leave(self) noexcept
@@ -28,8 +28,8 @@ cdef class Lock(Hold):
 cdef Pace pace_of(uint64_t largest, uint64_t size, object piece, object unit, object stall_ms)
 cdef Lock unlocked(object buffer, object size, Bytes* found)  # not locked yet
 cdef PinnedMap map_of(object device)
-# The first map that has a region which holds all of this, and that region; or None.
+# The first map with a region that contains the whole range, and that region; or None.
 cdef PinnedMap map_with(uint64_t ptr, uint64_t size, optional[CRegion]* region=*)
 cdef tuple description_of(object buffer)
 cdef void show(Lock lock, tuple description) noexcept  # in the process's status page
-cdef Lock held_within(uint64_t ptr, uint64_t size)  # a lock that is held of any of these bytes, or None
+cdef Lock held_within(uint64_t ptr, uint64_t size)  # a held lock of any of these bytes, or None

@@ -3,8 +3,8 @@
 # cython: language_level=3
 """Locks that are taken in the background.
 
-Each map that has some to take has one thread, which takes them one after another; a vendor locks no faster for two. All
-that changes while the GIL is held is changed in C, so that neither another thread nor Ctrl-C comes between.
+Each map with pending locks has one thread, which takes them one after another; a vendor locks no faster with two. State
+is changed in C while the GIL is held, so neither another thread nor Ctrl-C can come between.
 """
 
 cimport cython
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
-cdef double SLICE = 0.05  # seconds between two looks for a signal
+cdef double SLICE = 0.05  # seconds between two checks for signals
 cdef double EXIT_SECONDS = 60
 
-cdef dict workers = {}  # those that have a thread, by the map
-cdef long begun = generation()  # in which process
-cdef list parents = []  # the workers of the processes before, whose threads are not here
+cdef dict workers = {}  # those that have a thread, by map
+cdef long begun = generation()  # the generation of `workers`
+cdef list parents = []  # the workers of earlier processes, whose threads do not exist here
 
 
 @cython.no_gc_clear
 cdef class Job:
-    """One lock to take: the thread's, and the PendingLock's."""
+    """One lock to take, shared by the thread and the PendingLock."""
     cdef Lock lock
     cdef PinnedMap pinned_map
     cdef Pace pace
@@ -58,17 +58,17 @@ cdef class Job:
     cdef LockOptions options
     cdef long generation
     cdef bint unwanted, over, unlisted
-    cdef dict how  # its pages are brought in
+    cdef dict how  # its pages are populated: arguments of Populating
     cdef object error
     cdef list listeners  # called once it is over
     cdef object __weakref__
 
     def __dealloc__(self):
         if self.pace is not None and self.is_lost():
-            self.pace.pieces = NULL  # threads that are not here wait for it, which its end would wait for
+            self.pace.pieces = NULL  # leaked: destroying it would wait for its waiters, threads that do not exist here
 
     cdef bint is_lost(self) noexcept:
-        """In a child of fork."""
+        """Whether this is a forked child: the thread does not exist here."""
         return self.generation != generation()
 
     cdef run(self):
@@ -113,7 +113,7 @@ cdef class Job:
         populating.stop()
 
     def bring_in(self, size):
-        """So much is in memory; None: no more will be."""
+        """Note that `size` bytes are in memory; None: no more will be."""
         if size is None:
             self.pace.pieces.end()
         else:
@@ -131,7 +131,7 @@ cdef class Job:
                 each()
 
     cdef drop(self):
-        """It is not wanted any more: it ends soon, and is undone."""
+        """Make it end soon, and be undone: it is no longer wanted."""
         self.unwanted = True
         self.pace.pieces.end()
         cdef Worker worker = workers.get(<size_t><void*>self.pinned_map)
@@ -140,7 +140,7 @@ cdef class Job:
             self.finish()
 
     cdef int wait(self, uint64_t size, double seconds) except -1:
-        """Until so much is locked, or it is over; signals are heard."""
+        """Wait until `size` bytes are locked, or it is over; signals are handled."""
         cdef double end = time.monotonic() + seconds
         cdef double left = seconds
         while not self.over and self.pace.pieces.held() < size and left > 0:
@@ -163,7 +163,7 @@ cdef class Worker:
     cdef Job job
 
     cdef bint advance(self) except -1:
-        last = self.job  # goes at the end: its destructors may run another thread, which would add to a worker that ends
+        last = self.job  # dropped last: destructors may let another thread run, which would add to an ending worker
         self.job = self.jobs.popleft() if self.jobs else None
         if self.job is None:
             workers.pop(<size_t><void*>self.pinned_map, None)
@@ -194,10 +194,10 @@ cdef int begin(Job job) except -1:
 cdef class PendingLock:
     """A lock that is being taken in the background. Made by `lock_async`; a context manager, which cancels at the end.
 
-    It can be awaited in any event loop of asyncio: ``lock = await pending``. To cancel the task that waits does not
-    cancel the lock, and neither does Ctrl-C in `wait`.
+    It can be awaited in any asyncio event loop: ``lock = await pending``. Cancelling the waiting task does not cancel
+    the lock, and neither does Ctrl-C in `wait`.
 
-    One that is dropped before it is done warns (ResourceWarning) and is undone. When the program exits, all that are
+    If it is dropped before it is done, it warns (ResourceWarning) and is undone. When the program exits, all that are
     left are undone. In a forked child it is not held: page locks stay with the parent.
 
     Attributes
@@ -205,7 +205,7 @@ cdef class PendingLock:
     ptr, size : int
         The bytes that are to be locked.
     device : Device
-        Where.
+        Where it is locked.
     """
 
     cdef Job job
@@ -222,7 +222,7 @@ cdef class PendingLock:
 
     @property
     def done(self) -> bool:
-        """Whether it is over, for better or worse; `wait` says which."""
+        """Whether it has succeeded, failed or been cancelled; `wait` says which."""
         return self.job.over or self.job.is_lost()
 
     @property
@@ -237,26 +237,26 @@ cdef class PendingLock:
     # @overload
     # def wait(self, nbytes: int, timeout: float | None = None) -> None: ...
     def wait(self, nbytes=None, timeout=None):
-        """Wait until it is done, or until the first bytes are locked. Ctrl-C is heard, and the lock goes on.
+        """Wait until it is done, or until the first bytes are locked. Ctrl-C ends the wait, not the lock.
 
         Parameters
         ----------
         nbytes : int, optional
-            Only until so many bytes from the start are locked.
+            Wait only until this many bytes from the start are locked.
         timeout : float, optional
             Seconds.
 
         Returns
         -------
         Lock or None
-            The lock, the same one each time: keep it, for dropping it unlocks. None where `nbytes` is given.
+            The lock, the same one each time: keep it, because dropping it unlocks. None if `nbytes` is given.
 
         Raises
         ------
         TimeoutError
-            It takes longer; it goes on.
+            It takes longer; the lock continues.
         PinningError
-            It was cancelled, or this is a fork of the process that has begun it. Else as `lock`: InvalidRangeError,
+            It was cancelled, or this is a fork of the process that began it. Otherwise as `lock`: InvalidRangeError,
             PartialOverlapError, StillLockedError, LockLimitError, VendorError. Nothing is locked then.
         """
         cdef uint64_t wanted = self.size + 1
@@ -289,7 +289,7 @@ cdef class PendingLock:
     def cancel(self) -> None:
         """End it after the piece that is being locked, undo it, and wait for that; if it is done, unlock it.
 
-        Where others hold locks in what is locked so far, that stays until the last of them is unlocked.
+        If others hold locks in the part locked so far, that part stays locked until the last of them is unlocked.
 
         Raises
         ------
@@ -309,7 +309,7 @@ cdef class PendingLock:
             raise job.error  # half unlocked
 
     def _abandon(self) -> None:
-        """Have it end soon, without waiting; `cancel` then undoes what is locked."""
+        """Make it end soon, without waiting; `cancel` then undoes what is locked."""
         if not self.job.is_lost():
             self.job.drop()
 
@@ -317,7 +317,7 @@ cdef class PendingLock:
         return _wait_for(self).__await__()
 
     cdef bint listen(self, function) except -1:
-        """Have it called once it is over; False where it is."""
+        """Have `function` called once it is over; False if it is over already."""
         self.check_here()
         if not self.job.over:
             self.job.listeners.append(function)
@@ -359,7 +359,7 @@ cdef class PendingLock:
 
 
 async def _wait_for(PendingLock pending):
-    import asyncio  # whose loop runs this
+    import asyncio  # loaded already: its loop runs this
 
     loop = asyncio.get_running_loop()
     future = loop.create_future()
@@ -386,10 +386,10 @@ def lock_async(
 ) -> PendingLock:
     """Lock a buffer's memory for a device in the background.
 
-    Several threads populate pages ahead of the lock. With pieces (`unit`, `stall_ms` or `piece`), the part that is locked
-    so far is already found and used by copies, and a lock inside it is counted immediately; a lock beyond it waits until
-    that much is locked. Without pieces the lock is one vendor call, so that any library may copy across the whole buffer;
-    a GPU then stalls for about 25 ms per GiB.
+    Several threads populate pages ahead of the lock. With pieces (`unit`, `stall_ms` or `piece`), the part that is
+    locked so far is already found and used by copies, and a lock inside it is counted immediately; a lock beyond it
+    waits until that much is locked. Without pieces the lock is one vendor call, so that any library may copy across the
+    whole buffer; a GPU then stalls for about 25 ms per GiB.
 
     Locks of one device are taken one after another, in the order of these calls.
 
@@ -403,9 +403,9 @@ def lock_async(
         Bytes that are copied at a time, such as a block of a cache or a row, counted from the
         buffer's start. It is locked in pieces of whole units: no copy of a unit crosses a border.
     stall_ms : float, optional
-        How long a GPU may stand still for one piece, in milliseconds; 3 by default where `unit` is given. The size of
+        How long a GPU may stall for one piece, in milliseconds; 3 by default if `unit` is given. The size of
         the pieces follows from the time that each takes; it is a multiple of at least 16 MiB, or of `unit` if that is
-        larger. Alone, it is for memory that only this package's copies go across.
+        larger. Use it without `unit` only for memory that no other library copies.
 
     Returns
     -------
@@ -423,7 +423,7 @@ def lock_async(
 
 
 def lock_unlisted(buffer: object, device: Device, unit: int | None, how: dict[str, Any]) -> PendingLock:
-    """`lock_async` for a caller that gives parts of the buffer to others, in which it is no lock of theirs.
+    """`lock_async` for a caller that gives parts of the buffer to others: it must not count as one of their locks.
 
     `how` are further arguments of `pinning.machine.populate.Populating`.
     """
@@ -456,7 +456,7 @@ cdef PendingLock pending(buffer, size, device, read_only, piece, unit, stall_ms,
 
 
 cdef begin_anew():
-    """In a child of fork, once."""
+    """Restart in a forked child; does nothing the second time."""
     global workers, begun
     if begun == generation():
         return
@@ -466,7 +466,7 @@ cdef begin_anew():
 
 
 def _begin_anew_in_child():
-    begin_anew()  # unless a handler that ran before has
+    begin_anew()  # unless an earlier handler has done so
 
 
 def _end_all():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks that a runtime takes by itself, of each buffer from its mapping to a device to its unmapping.
+"""Locks that a runtime takes by itself, of each buffer from its mapping to a device until its unmapping.
 
-The environment variable ``PINNING_LOCK_MAPPED`` chooses whether it does:
+The environment variable ``PINNING_LOCK_MAPPED`` controls them:
 
 - ``off`` (the default): nothing is locked; but a buffer that is locked already is counted once more, and one that
   another owner has pinned is entered, so that its copies take the fast path;
-- ``on``: a buffer is locked where it can be;
-- ``mandatory``: it is an error where it cannot.
+- ``on``: a buffer is locked if possible;
+- ``mandatory``: it is an error if a buffer cannot be locked.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _VARIABLE = "PINNING_LOCK_MAPPED"
 def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str | None = None) -> int | None:
     """Lock a buffer that is being mapped to a device, as ``PINNING_LOCK_MAPPED`` says at this moment.
 
-    Every call wants an `unlock_unmapped` of the same buffer, whatever this one answers. Unlike a `Lock`, nothing here
-    keeps the buffer alive: it must stay until it is unmapped, as all mapped memory must.
+    Every call requires an `unlock_unmapped` of the same buffer, whatever it returns. Unlike a `Lock`, it does not keep
+    the buffer alive: the buffer must exist until it is unmapped, as all mapped memory must.
 
     Parameters
     ----------
@@ -37,23 +37,23 @@ def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str
     size : int, optional
         Only the first `size` bytes; needed with an address.
     device : Device or str, optional
-        Such as ``"cuda:0"``; the first that is not the host by default.
+        Such as ``"cuda:0"``; by default the default device.
 
     Returns
     -------
     int or None
-        The device-accessible pointer of the first byte; None where it is not locked now.
+        The device-accessible pointer of the first byte; None if it is not locked now.
 
     Raises
     ------
     TypeError, InvalidRangeError
-        It is no buffer in host memory. So under each policy.
+        It is not a buffer in host memory. Raised under every policy.
     PluginUnavailableError
         There is no such device.
     PinningError
-        ``PINNING_LOCK_MAPPED`` is none of the three.
+        ``PINNING_LOCK_MAPPED`` has none of the three values.
 
-    Where mandatory, also what `pinning.lock` raises; then there is nothing to unlock.
+    With ``mandatory``, also what `pinning.lock` raises; then there is nothing to unlock.
     """
     policy = _policy()
     memory = host_buffer(buffer, size)
@@ -64,28 +64,28 @@ def lock_mapped(buffer: object, size: int | None = None, *, device: Device | str
         except Exception:
             if policy == "mandatory":
                 raise
-            policy = "off"  # what others have pinned is still to be found
+            policy = "off"  # memory that others have pinned is still entered
     return device_map.lock_mapped(memory.ptr, memory.size, policy, memory.read_only)
 
 
 def unlock_unmapped(buffer: object, *, device: Device | str | None = None) -> None:
     """Undo one `lock_mapped` of a buffer with this address, if it locked anything.
 
-    No other caller's lock is given up: not if that call has locked nothing, nor if there was none. Where several have
-    mapped the buffer it stays locked as long as one of those that locked it needs it.
+    No other caller's lock is given up, even if that `lock_mapped` locked nothing, or there was none. If several callers
+    have mapped the buffer, it stays locked at least until all that locked it have unmapped it.
 
     Parameters
     ----------
     buffer : object
         The buffer, or its address.
     device : Device or str, optional
-        Where it was mapped to; the first that is not the host by default.
+        The device to which it was mapped; by default the default device.
 
     Raises
     ------
     VendorError
-        The vendor refused, under each policy, for the memory is about to go; it is still locked, and this can be called
-        again.
+        The vendor refused. Raised under every policy, because the memory is about to be freed; it is still locked, and
+        this can be called again.
     """
     ptr, _ = range_of(buffer)
     pinned_map(device).unlock_unmapped(ptr)

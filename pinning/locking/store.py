@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of a store that several processes share, such as Ray's: each is locked in the background when it is used.
+"""Locks objects of a store that several processes share, such as Ray's, in the background when they are used.
 
-The store is one mapping of shared memory, where objects are made, used and deleted, and others come to their place.
-Each is locked whole and by itself, so that no copy of an object crosses the border of a lock, and what is not used is
-not brought into memory.
+The store is one mapping of shared memory, in which objects are made, used and deleted, and others take their place.
+Each is locked as a whole and by itself, so that no copy of an object crosses the border of a lock, and unused objects
+are not populated.
 
-A copy from locked memory goes on when its call has returned, where one from pageable memory would be done with the
-source. So what this process uses is let go of only once the device has done what it had to do by then; until that the
-store gives its place to no other.
+A copy from locked memory continues after its call has returned; one from pageable memory is done with its source by
+then. So an object that this process has used is released only after the device has completed all work submitted until
+then; meanwhile the store does not reuse its place.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from pinning.runtime.process import Inbox
 
 
 class ObjectLocks:
-    """What of an object store is locked.
+    """The locks of an object store.
 
-    An object that is not used any more, or that is deleted, stays registered, for it may be used again, or another of
-    its size come to its place: its lock goes into the registration cache, which is switched on for that.
+    An object that is no longer used, or is deleted, stays registered, because it may be used again, or another one of
+    its size may take its place: its lock goes into the registration cache, which is switched on for that.
 
-    `device` is asked until it says one. Only what is mapped from a file with `name` in its name, and has `smallest`
-    bytes, is locked. `pace` is in bytes a second: the device's other work waits for a lock, which therefore begins
-    after so long as the object's first copy takes at this pace.
+    `device` is called until it returns one. Only objects of at least `smallest` bytes, mapped from a file with `name`
+    in its name, are locked. `pace` is in bytes per second: the device's other work waits for a lock, which is therefore
+    delayed by the time that the object's first copy takes at this pace.
     """
 
     def __init__(
@@ -65,25 +65,25 @@ class ObjectLocks:
         self._thread.start()
 
     def use(self, memory: object, parts: Sequence[object]) -> Sequence[object]:
-        """Have an object locked; the buffers, one for each of `parts`, through which it is to be used.
+        """Have an object locked; return one buffer for each of `parts`, through which it is to be used.
 
-        The store keeps the object as long as `memory` is kept: as long as any of these is, and then until the device
-        has done its work.
+        The store keeps the object as long as `memory` is kept: as long as any of these buffers exists, and then until
+        the device has done its work.
         """
         try:
             use = self._begin(memory)
             return parts if use is None else _views(parts, _User(use, self._todo))
-        except Exception as error:  # whatever it is, the object is right as it is
+        except Exception as error:  # of any kind: the object can be used without a lock
             self._say(error)
             return parts
 
     def close(self) -> None:
-        """Lock nothing more, and undo each lock as soon as its object is not used."""
+        """Lock nothing more, and undo each lock as soon as its object is no longer used."""
         self._closing = True
         self._todo.put(None)
 
     def _begin(self, memory: object) -> _Use | None:
-        if not self._thread.is_alive():  # it is the parent's, and so are the locks
+        if not self._thread.is_alive():  # closed; or in a forked child, where thread and locks are the parent's
             return None
         start, size = range_of(memory)
         with self._changing:
@@ -93,7 +93,7 @@ class ObjectLocks:
                 return self._count(memory, old[0])
             del self._extents[at]
         for extent in old:
-            extent.undo(Lock.unlock)  # of an object that is no more: a copy of this one must not cross its border
+            extent.undo(Lock.unlock)  # of an object that no longer exists: a copy of this one must not cross its border
         registered = self._device is not None and give_back_crossing(pinned_map(self._device), start, size)
         if size < self._smallest or self._closing or (start, size) in self._refused:
             return None
@@ -109,11 +109,11 @@ class ObjectLocks:
                 return None
             use = self._count(memory, extent)
         if registered and extent is new:
-            self._lock(extent)  # here and now, for no vendor is called
+            self._lock(extent)  # immediately: no vendor is called
         return use
 
     def _count(self, memory: object, extent: _Extent) -> _Use:
-        """Enter a use; under the mutex."""
+        """Enter a use; called with the mutex held."""
         use = _Use(memory, extent)
         extent.uses.add(use)
         if not extent.asked:
@@ -131,7 +131,7 @@ class ObjectLocks:
         return self._device
 
     def _work(self) -> None:
-        """Lock, and let go of what is not used any more."""
+        """Lock objects, and release those no longer used."""
         ended: list[_Use] = []
         waiting: list[_Extent] = []
         while not self._closing or self._extents:
@@ -145,7 +145,7 @@ class ObjectLocks:
             for extent in [extent for extent in waiting if extent.due <= time.monotonic()]:
                 waiting.remove(extent)
                 self._lock(extent)
-            with suppress(PinningError):  # what the vendor refuses is tried again with the next one
+            with suppress(PinningError):  # what the vendor refuses is tried again with the next item
                 if ended and isinstance(self._device, MemoryDevice):
                     synchronize_in_background(self._device)
                 while ended:
@@ -163,7 +163,7 @@ class ObjectLocks:
         self._let_go(extent)
 
     def _let_go(self, extent: _Extent) -> None:
-        """Of what had no use just now."""
+        """Release an extent that had no use just now."""
         extent.undo(unlock_cached)
         with self._changing:
             if extent.uses:
@@ -181,7 +181,7 @@ class ObjectLocks:
         except Exception as error:
             self._say(error)
             if isinstance(error, LockLimitError):
-                extent.asked = extent.begun = False  # with the next use it is tried again
+                extent.asked = extent.begun = False  # tried again with the next use
             else:
                 self._refused.add((extent.start, extent.size))
         finally:
@@ -196,18 +196,18 @@ class ObjectLocks:
 
 
 class _Extent:
-    """Where an object lies, or did, and its lock."""
+    """The place of an object, present or past, and its lock."""
 
     def __init__(self, start: int, size: int, due: float) -> None:
         self.start, self.size, self.end = start, size, start + size
         self.due = due  # when its lock is to begin
         self.lock: Lock | None = None
         self.asked = self.begun = False
-        self.settled = threading.Event()  # what was begun is done, one way or the other
+        self.settled = threading.Event()  # the lock that was begun has succeeded or failed
         self.uses: set[_Use] = set()
 
     def is_at(self, start: int, size: int) -> bool:
-        """Whether it is this very range, and still locked if it was: memory may have been unmapped."""
+        """Whether it is exactly this range, and still locked if it was: memory may have been unmapped."""
         return self.start == start and self.size == size and (self.lock is None or self.lock.held)
 
     def undo(self, unlock: Callable[[Lock], object]) -> None:
@@ -218,14 +218,14 @@ class _Extent:
 
 
 class _Use:
-    """That this process has an object."""
+    """A use of an object by this process."""
 
     def __init__(self, memory: object, extent: _Extent) -> None:
         self.memory, self.extent = memory, extent
 
 
 class _User:
-    """What all views of an object have in common: with the last of them the use has ended."""
+    """Shared by all views of an object: the use ends with the last of them."""
 
     def __init__(self, use: _Use, ended: Inbox) -> None:
         self._use, self._ended = use, ended
@@ -235,7 +235,7 @@ class _User:
 
 
 class _View:
-    """Bytes of an object, and its user."""
+    """Bytes of an object, which keep its `_User`."""
 
     def __init__(self, start: int, size: int, readonly: bool, user: _User) -> None:
         self._user = user
@@ -254,7 +254,7 @@ def _views(parts: Sequence[object], user: _User) -> list[object]:
 
 
 def _is_mapped(start: int, size: int, name: str) -> bool:
-    """Whether memory lies in a shared mapping of a file of such a name. Locks may divide it into many mappings."""
+    """Whether a range is a shared mapping of a file with `name` in its name. Locks may divide it into many mappings."""
     at = start
     for mapping in mappings(start, start + size):
         if mapping.start > at or not mapping.access.endswith(b"s") or name not in Path(mapping.file).name:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operating system says: NUMA nodes, the PCI bus, room for memory and pressure on it, pages brought in."""
+"""The operating system's side: NUMA nodes, the PCI bus, memory limits, memory pressure, mappings, populating pages."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the kernel tells of this process' control group."""
+"""Where the kernel describes this process's control group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Names(NamedTuple):
 
 
 def memory_group(root: Path) -> tuple[Path, PurePosixPath, _Names]:
-    """Where the groups that bound memory are mounted, this process' group among them, and its files' names."""
+    """Where the groups that limit memory are mounted, this process's group in there, and the names of its files."""
     mount = root / "sys/fs/cgroup"
     unified = PurePosixPath("/")
     try:

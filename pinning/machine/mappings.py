@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this process has mapped addresses, by /proc/self/maps."""
+"""The memory mappings of this process, from /proc/self/maps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Mapping(NamedTuple):
 
 
 def mappings(start: int, end: int) -> Iterator[Mapping]:
-    """The mappings that hold bytes of a range, ascending. Raises OSError where there is no /proc, or no descriptor."""
+    """The mappings that overlap a range, ascending. Raises OSError if there is no /proc or no free descriptor."""
     with Path("/proc/self/maps").open("rb") as maps:
         for line in maps:
             addresses, access, offset, _, inode, *file = line.split(maxsplit=5)

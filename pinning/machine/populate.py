@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Touch the pages of a range before it is locked.
+"""Populate the pages of a range before it is locked.
 
-Most of the time that a lock of fresh memory takes goes into bringing its pages in. Done here, in pieces, it can be
-interrupted and watched; done by the lock, neither.
+Most of the time that a lock of fresh memory takes is spent on populating it. Done here, in pieces, that can be
+interrupted and its progress reported; done by the lock, it cannot.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pinning.errors import InvalidRangeError, LockLimitError
 from pinning.machine.mappings import mappings
 from pinning.machine.room import file_system
 
-# A registration that begins meanwhile waits for the call that brings a piece in, and the GPU with it: a tiny kernel
-# beside an arena of 32 GiB waited at most 4 ms with 2 MiB, 8 with 4 and up to 57 with 16 (H200), in no more time.
+# A registration that begins meanwhile waits for the call that populates a piece, and so does the GPU: beside an arena
+# of 32 GiB a tiny kernel waited at most 4 ms with 2 MiB, 8 with 4 and up to 57 with 16 (H200). 2 MiB took no longer.
 PIECE = 2 << 20
 _PAGE = mmap.PAGESIZE
-_WINDOWS, _WINDOW = 16, 16 * _PAGE  # a look costs 4 us, and 70 ns for each page
+_WINDOWS, _WINDOW = 16, 16 * _PAGE  # one mincore takes 4 us plus 70 ns for each page
 _HUGE_PAGE = 2 << 20
-_THREADS = 4  # more have helped nowhere that it was measured
+_THREADS = 4  # more did not help in any measurement
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
 _IOV_MAX = 1024
 
@@ -53,12 +53,12 @@ def populate(
     piece: int = PIECE,
     resident: bool | None = None,
 ) -> None:
-    """Bring the pages of a range into memory, as huge pages where the system allows that; contents stay as they are.
+    """Populate the pages of a range, as huge pages if the system allows that; their contents do not change.
 
-    Returns at once where the pages seem to be there: `resident`, or `is_resident`. Other threads may use the memory
-    meanwhile. Between two pieces, after each of which `progress(done, total)` is called, a KeyboardInterrupt can come
-    through; what was touched until then stays touched. Raises InvalidRangeError where it is not mapped, not readable or
-    past the end of its file, LockLimitError where memory ran out.
+    Returns at once if the pages seem to be in memory (`resident`; if None, `is_resident`). Other threads may use the
+    memory meanwhile. `progress(done, total)` is called after each piece. Between two pieces KeyboardInterrupt can be
+    raised; pages populated until then stay populated. Raises InvalidRangeError if the range is not mapped, not readable
+    or past the end of its file, LockLimitError if memory ran out.
     """
     if piece < 1:
         raise ValueError(f"piece is {piece}; it must be at least 1 byte")
@@ -77,11 +77,11 @@ def populate(
 
 
 class Populating:
-    """Brings the pages of a range in by threads, from its start on. The range stays there until `stop`.
+    """Populates a range in several threads, from its start on. The range must stay mapped until `stop` returns.
 
-    ``reached(done)``, in bytes from `ptr` on, is called by any of the threads; ``reached(None)`` when an error has
-    ended it, which is `error` then. The pages come from the node of `cpus`, where the threads run. Raises
-    InvalidRangeError where some of the range is not mapped.
+    Any of the threads calls ``reached(done)``, in bytes from `ptr` on, or ``reached(None)`` after an error, which is
+    then in `error`. The threads run on `cpus`, so the pages come from their node. Raises InvalidRangeError if part of
+    the range is not mapped.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Populating:
             for each in found
             for low in range(each.start, each.end, PIECE)
         ]
-        self._next = iter(range(len(self._parts)))  # to take the next one is one step
+        self._next = iter(range(len(self._parts)))  # taking the next one is one step in C
         self._turn = threading.Lock()
-        self._touched: set[int] = set()  # out of turn
+        self._touched: set[int] = set()  # parts that were finished out of order
         self._done = 0
         self._stopped = False
         most = min(_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
@@ -126,16 +126,16 @@ class Populating:
                 self._work()
 
     def stop(self) -> None:
-        """Have the threads end, each after the piece that it is at, and wait for that."""
+        """End the threads, each after its current piece, and wait for them."""
         self._stopped = True
         for _ in range(self._running):
-            self._ended.acquire()  # join would make the calling thread known to Python for good
+            self._ended.acquire()  # join would register a foreign calling thread in `threading` permanently
             self._running -= 1
 
     def _work_there(self) -> None:
         if self._cpus is not None:
-            with suppress(OSError):  # not allowed here: pages come from wherever this thread is
-                os.sched_setaffinity(0, self._cpus)  # of this thread alone
+            with suppress(OSError):  # not allowed here: pages come from the node where this thread runs
+                os.sched_setaffinity(0, self._cpus)  # of this thread only
         try:
             self._work()
         finally:
@@ -162,10 +162,10 @@ class Populating:
 
 
 def is_resident(ptr: int, size: int) -> bool:
-    """Whether the pages of a range seem to be in memory; in a large range only samples are looked at.
+    """Whether the pages of a range seem to be in memory; of a large range only samples are checked.
 
-    Pages of a file count as soon as they are cached, also where a private mapping has yet to copy them. Of a file that
-    this user may not write the kernel says that all of it is cached. Raises InvalidRangeError where it is not mapped.
+    Pages of a file count as soon as they are cached, even if a private mapping has yet to copy them. The kernel reports
+    a file that this user may not write as cached entirely. Raises InvalidRangeError if the range is not mapped.
     """
     start, end = _pages(ptr, size)
     if end - start <= _WINDOWS * _WINDOW:
@@ -176,7 +176,7 @@ def is_resident(ptr: int, size: int) -> bool:
 
 
 def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
-    """When the kernel gives huge pages to ordinary memory: ``"always"``, ``"madvise"`` (if asked to) or ``"never"``."""
+    """When the kernel uses huge pages for ordinary memory: ``"always"``, ``"madvise"`` (if asked to) or ``"never"``."""
     try:
         modes = setting.read_text("utf-8")
     except OSError:
@@ -185,7 +185,7 @@ def huge_page_mode(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/ena
 
 
 def ask_for_huge_pages(ptr: int, size: int) -> None:
-    """Have a mapped range be huge pages where the system allows that, as far as it has not been touched."""
+    """Request huge pages for the untouched part of a mapped range; the system may decline."""
     for mapping in _mappings(*_pages(ptr, size)):
         _ask_for_huge_pages(mapping)
 
@@ -208,7 +208,7 @@ def _not_mapped(start: int, end: int) -> InvalidRangeError:
 
 
 def _mappings(start: int, end: int) -> list[_Mapping]:
-    """The mappings that make up a range, each cut to it."""
+    """The mappings that make up a range, each clipped to it."""
     found = []
     reached = start
     try:
@@ -217,7 +217,7 @@ def _mappings(start: int, end: int) -> list[_Mapping]:
                 break
             found.append(_Mapping(reached, min(each.end, end), each.access, each.inode == 0))
             reached = found[-1].end
-    except OSError:  # then it is taken as readable
+    except OSError:  # /proc cannot be read: assume that the range is readable
         return [_Mapping(start, end, b"r--s", False)]
     if reached < end:
         raise _not_mapped(start, end)
@@ -237,7 +237,7 @@ def _touch(start: int, end: int, access: bytes) -> None:
         return
     code = ctypes.get_errno()
     if code == errno.ENOMEM:
-        _window_is_resident(start, end - start)  # Raises if it is for a page that is not mapped.
+        _window_is_resident(start, end - start)  # raises if a page is not mapped
         raise LockLimitError(f"memory ran out while [{start:#x}, {end:#x}) was brought in; free some, or lock less")
     if code == errno.EFAULT:
         _check_file_system(start, end)
@@ -246,19 +246,19 @@ def _touch(start: int, end: int, access: bytes) -> None:
             f"some of [{start:#x}, {end:#x}) cannot be brought into memory: it is not readable, its file is "
             "shorter than the mapping, or its file system was full"
         )
-    # Linux before 5.14, or a mapping that refuses. Where a read would not make the copy, leave it to the lock.
+    # Linux before 5.14, or a mapping that refuses. If a read would not make the copy, leave it to the lock.
     if not private_writable:
         _read_each_page(start, end)
 
 
 def _check_file_system(start: int, end: int) -> None:
-    """Raise where the file of these pages is as long as they need, and its file system has none to give."""
+    """Raise LockLimitError if the file of these pages is long enough, but its file system has no room for them."""
     with suppress(OSError):
         for mapping in mappings(start, start + 1):
             if not mapping.file:
                 return
             path = Path(mapping.file)
-            with suppress(OSError):  # it has no name any more
+            with suppress(OSError):  # the file has no name any more
                 status = path.stat()
                 if status.st_ino == mapping.inode and status.st_size <= mapping.offset + end - mapping.start - _PAGE:
                     return
@@ -271,7 +271,7 @@ def _check_file_system(start: int, end: int) -> None:
 
 
 def _read_each_page(start: int, end: int) -> None:
-    # The kernel reads, so that a page that cannot be read stops this instead of raising a signal.
+    # The kernel reads, so a page that cannot be read ends the call instead of raising a signal.
     sink = ctypes.create_string_buffer(_IOV_MAX)
     into = array("Q", (ctypes.addressof(sink), _IOV_MAX))
     for low in range(start, end, _IOV_MAX * _PAGE):

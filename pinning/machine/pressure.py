@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pinning.machine.control_group import memory_group
 
-HIGH = 0.1  # of the time some task has waited for memory
+HIGH = 0.1  # fraction of the time for which some task has waited for memory
 
 
 class Pressure:
-    """How long tasks wait for memory, of this process' control group and of the machine, between two questions.
+    """How long tasks of this process's control group, and of the machine, wait for memory.
 
-    Where the kernel tells of neither, memory is never short here.
+    If the kernel reports neither, memory is never short here.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -24,7 +24,7 @@ class Pressure:
         self._at = time.monotonic()
 
     def is_high(self) -> bool:
-        """Whether some task has waited for a tenth of the time since the last question."""
+        """Whether some task has waited for more than a tenth of the time since the last call."""
         now, stalled = time.monotonic(), [_stalled(path) for path in self._files]
         high = any(
             after is not None and before is not None and after - before > HIGH * 1e6 * (now - self._at)
@@ -35,14 +35,14 @@ class Pressure:
 
 
 def pressure_files(root: Path = Path("/")) -> Iterator[Path]:
-    """The files that tell of it, where the kernel has them."""
+    """The kernel's files of stall information, which may be missing."""
     mount, group, _ = memory_group(root)
     yield mount.joinpath(*group.parts[1:], "memory.pressure")
     yield root / "proc/pressure/memory"
 
 
 def _stalled(path: Path) -> int | None:
-    """Microseconds in all in which some task has waited for memory; None where the kernel does not report it."""
+    """Total microseconds for which some task has waited for memory; None if the kernel does not report it."""
     try:
         some = path.read_text("utf-8").partition("\n")[0]
         return int(some.rpartition("total=")[2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How devices are on the PCI bus: each one's link, and what lies between two. From the kernel's files."""
+"""The place of devices on the PCI bus: the link of each, and what lies between two. From sysfs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 
 class Link(NamedTuple):
-    """A device's lanes and PCIe generation, as they are now and as the device could have them.
+    """A device's lanes and PCIe generation, current and maximal.
 
-    A GPU that does nothing lowers the generation, and raises it again for a copy. It keeps its lanes.
+    An idle GPU lowers the generation, and raises it again for a copy. It keeps its lanes.
     """
 
     lanes: int
@@ -29,7 +29,7 @@ class Link(NamedTuple):
 
 
 def link_of(address: str | None) -> Link | None:
-    """The link of the device at a PCI address; None where the system does not tell, as in some virtual machines."""
+    """The link of the device at a PCI address; None if the system does not report it, as in some virtual machines."""
     if address is None:
         return None
     folder = PCI_DEVICES / address
@@ -40,18 +40,18 @@ def link_of(address: str | None) -> Link | None:
 
 
 def rate_of(address: str | None) -> int | None:
-    """How fast the bus of the device at a PCI address is, for comparisons; None where the system does not tell."""
+    """The speed of the link of the device at a PCI address, in arbitrary units for comparisons; None if unknown."""
     link = link_of(address)
     return None if link is None or link.most_generation is None else link.lanes << link.most_generation
 
 
 def way_between(first: str | None, second: str | None) -> str | None:
-    """What two devices at PCI addresses have in common that is nearest to them.
+    """The nearest part of the machine that two devices at PCI addresses share.
 
     Returns
     -------
     str or None
-        ``"switch"``, ``"host bridge"``, ``"node"`` (of memory), ``"machine"``; None where the system does not tell.
+        ``"switch"``, ``"host bridge"``, ``"node"`` (of memory), ``"machine"``; None if unknown.
     """
     if first is None or second is None:
         return None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pinned map of a device: the Python face of ``<pinning/pinned_map.hpp>``."""
+"""The pinned map of a device: the Python wrapper of ``<pinning/pinned_map.hpp>``."""

@@ -12,11 +12,11 @@ cdef class DeviceAdapter:
     cdef object device
 
 
-# What keeps the C++ interface of a device: the device itself where it is native.
+# The object that keeps the C++ interface of a device: the device itself if it is native.
 cdef object adapter_of(object device)
-# That interface, which is there as long as the device.
+# That interface, which lives as long as the device.
 cdef VendorDevice* vendor_of(object device) except NULL
-# The C++ face of a vendor's queue, which is the queue itself where it is native.
+# The adapter of a vendor's queue: the queue itself if it is native.
 cdef NativeQueue native_queue(object queue)
 
 cdef PythonRegistrar* add_registrar(CPinnedMap* map, object registrar, uint64_t piece) except NULL

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Devices, queues and registrars that are written in Python, as C++ has them: <pinning/python_device.hpp>.
+"""C++ adapters of devices, queues and registrars that are written in Python: <pinning/python_device.hpp>.
 
-Only this module makes their adapters, for each extension module would count its own calls of Python devices.
+Only this module makes them, because each extension module would count its own calls of Python devices.
 """
 
 cimport cython
@@ -30,7 +30,7 @@ _queues = WeakKeyDictionary()  # the adapters of queues that are not native
 @cython.final
 @cython.no_gc_clear
 cdef class DeviceAdapter:
-    """The C++ interface of a device that is written in Python. The device keeps it, and goes without the collector."""
+    """The C++ interface of a device written in Python. The device keeps it, and is freed without the collector."""
 
     def __cinit__(self, device):
         cdef PythonTraits traits
@@ -38,7 +38,7 @@ cdef class DeviceAdapter:
         coherence = getattr(device, "coherence", ())
         traits.coherence.fine, traits.coherence.coarse = True in coherence, False in coherence
         traits.has_memory_info = callable(getattr(device, "memory_info", None))
-        # One without attributes cannot keep it: it is kept for good, and with it the device.
+        # A device without attributes cannot keep the adapter: both are then kept permanently.
         self.device = None if isinstance(getattr(device, "__dict__", None), dict) else device
         self.vendor = new PythonDevice(<PyObject*>device, <PyObject*>AlreadyPinnedError, <PyObject*>KINDS, traits)
 
@@ -64,7 +64,7 @@ def is_native(device: object) -> bool:
 
 
 def synchronize_in_background(device: object) -> None:
-    """Have a thread that the program does not know of wait for all work of a device."""
+    """Wait for all work of a device, on a thread that the program does not know: ends no capture."""
     cdef VendorDevice* vendor = vendor_of(device)
     with nogil:
         vendor.synchronize_beside_captures()

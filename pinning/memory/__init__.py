@@ -3,14 +3,14 @@
 
 - ``context``: `Context`, the devices that own an allocation together, and `alloc` and `free`;
 - ``backing``: what these devices have allocated from their vendors;
-- ``allocation``: `Allocation`, one piece of memory, and which one holds an address;
+- ``allocation``: `Allocation`, one range of memory, and which one holds an address;
 - ``info``: `memory_info`, of any address;
 - ``connection``: `memory_connection`, whose memory a device can use;
 - ``pool``: `Pool`, memory that is allocated and freed in the order of queues; `alloc_in`, which `Queue.alloc` calls;
-- ``pool_store``: the memory that a pool has, and how it is given out and comes back; `free_in`, which `Queue.free`
+- ``pool_store``: the memory of a pool, and how it is given out and taken back; `free_in`, which `Queue.free`
   calls. How memory is cut into blocks, and when a free one may be reused, is in ``<pinning/blocks.hpp>``.
 
-Nothing but the last two knows of pools, or of queues more than that work in them may use memory.
+Only the last two use pools; the others know of queues only that work in them may use memory.
 """
 
 import sys

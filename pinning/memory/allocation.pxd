@@ -13,7 +13,7 @@ cdef struct Extent:
 
 cdef enum State:
     LIVE
-    LEAVING  # it is being freed: no other thread may begin to
+    LEAVING  # being freed: no other thread may free it
     FREED
 
 
@@ -24,8 +24,8 @@ cdef class Allocation:
     cdef readonly object device  # type: MemoryDevice
     cdef readonly object context  # type: Context
     cdef readonly object pool  # type: Any
-    cdef object error  # why there is no memory, of one that its pool refused
-    cdef Py_ssize_t exports  # buffers that are out
+    cdef object error  # why its pool refused the memory, else None
+    cdef Py_ssize_t exports  # exported buffers
     cdef long generation
 
     cdef bint is_live(self) noexcept  # whether it has memory that this process can use
@@ -45,7 +45,7 @@ cdef Allocation lookup(uint64_t ptr)
 cdef int enter(Allocation allocation) except -1
 cdef int leave(Allocation allocation) except -1
 cdef object locked_within(uint64_t ptr, uint64_t size)  # a Region with a lock there, or None
-cdef int check_part_unlocked(Allocation part) except -1  # `check_unlocked` of a part of what is locked as a whole
+cdef int check_part_unlocked(Allocation part) except -1  # `check_unlocked` for a part of what is locked as a whole
 cdef uint64_t size_of(object nbytes) except 0
 cdef object kind_of(CMemoryKind kind)
 cdef CMemoryKind number_of(object kind) except *

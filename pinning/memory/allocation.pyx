@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""One piece of memory, its owner, its end, and which of them holds an address.
+"""Allocations: their owner, how they are freed, and which one holds an address.
 
-All that changes here changes in C while the GIL is held, in steps between which no signal handler runs.
+All state here changes in C while the GIL is held, in steps between which no signal handler runs.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -58,7 +58,7 @@ cdef object LARGEST = MOST_BYTES
 cdef dict maps = devices.maps.by_id  # weak references
 cdef Owners* owners = new Owners()
 cdef dict known_devices = {}  # weak references by id, in the order of their first use
-cdef bint ended = False  # the program has: what is left goes with the process
+cdef bint ended = False  # whether the program has ended: what is left goes with the process
 
 
 def _at_exit():
@@ -67,7 +67,7 @@ def _at_exit():
 
 
 def _in_child():
-    # Memory belongs to the process that allocated it. The old table is whole, for it changes only under the GIL.
+    # Memory belongs to the process that allocated it. The old table is intact, because it changes only under the GIL.
     global owners
     del owners
     owners = new Owners()
@@ -86,7 +86,7 @@ cdef CMemoryKind number_of(object kind) except *:
 
 
 def kind_named(kind: object) -> MemoryKind:
-    """The kind that is given by itself or by its value, such as ``"host"``. Raises ArgumentError, or TypeError."""
+    """Convert a kind, or its value such as ``"host"``, to a MemoryKind. Raises ArgumentError or TypeError."""
     try:
         return MemoryKind(kind)
     except ValueError:
@@ -139,7 +139,7 @@ cdef Allocation lookup(uint64_t ptr):
 def find(ptr: SupportsIndex, first: Iterable[Device] = ()) -> Allocation | None:
     """The allocation that holds the byte at an address, on these devices or else on any.
 
-    Addresses of different vendors' devices may be the same.
+    Devices of different vendors may use the same address.
     """
     cdef uint64_t address
     try:
@@ -176,7 +176,7 @@ cdef object locked_within(uint64_t ptr, uint64_t size):
 
 
 cdef int check_part_unlocked(Allocation part) except -1:
-    # A region is that of the whole, so what it counts says only that it is worth a look.
+    # A region covers the whole, so its count only says whether a closer look is needed.
     if locked_within(part.extent.ptr, part.extent.size) is not None:
         lock = held_within(part.extent.ptr, part.extent.size)
         if lock is not None:
@@ -203,14 +203,14 @@ cdef class Allocation:
     device_ptr : int
         The same byte's address for `device`.
     size, nbytes : int
-        Bytes, exactly as asked for.
+        Bytes, exactly as requested.
     kind : MemoryKind
     context : Context
         Its owner.
     device : MemoryDevice
         Where it was allocated.
     pool : Pool or None
-        Where it came from.
+        The pool that it came from, if any.
     """
 
     def __init__(self):
@@ -271,14 +271,14 @@ cdef class Allocation:
     # ---- its end ----
 
     def free(self) -> None:
-        """Give the memory back. Work that was submitted elsewhere than in our queues must be done.
+        """Free the memory. Work submitted outside of this package's queues must be complete.
 
         Raises
         ------
         InvalidRangeError
             It is freed already.
         StillInUseError
-            A queue still uses it, or a buffer of its bytes is out.
+            A queue still uses it, or a buffer of its bytes is exported.
         StillLockedError
             There is a lock in it.
         VendorError
@@ -302,7 +302,7 @@ cdef class Allocation:
         self.state = FREED
 
     cdef int claim(self) except -1:
-        """Begin to free it, once: of two threads that free it one is refused."""
+        """Begin to free it. If two threads do, one is refused."""
         if self.error is not None:
             raise self.error
         if self.generation != generation():
@@ -345,7 +345,7 @@ cdef class Allocation:
         if error is None:
             self.free()
             return
-        with suppress(StillInUseError, StillLockedError):  # what went wrong comes first; it is freed when it is dropped
+        with suppress(StillInUseError, StillLockedError):  # the block's error is raised; memory is freed when dropped
             self.free()
 
     def __del__(self):
@@ -354,7 +354,7 @@ cdef class Allocation:
         try:
             warnings.warn(f"{self!r} was dropped; free it, or use `with`", ResourceWarning, stacklevel=1, source=self)
         finally:
-            # Not here: the garbage collector runs this in the middle of anything, under any lock.
+            # Deferred, because the garbage collector may run this at any point, under any lock.
             defer(self.free)
 
     def __dealloc__(self):
@@ -362,7 +362,7 @@ cdef class Allocation:
             owners.leave(self.extent.ptr, <void*>self)
 
     def __array__(self, dtype=None, copy=None):
-        # Only asked where there is no buffer of the host's to give; else NumPy makes an array of one object.
+        # Called only if there is no host buffer. Without this method NumPy would make an array of one object.
         raise TypeError(f"{self!r} is not memory that NumPy can read: copy it into an array with pinning.copy(array, memory)")
 
     def __reduce__(self):

@@ -9,7 +9,7 @@ cdef class Backing:
     cdef readonly tuple devices  # type: tuple[MemoryDevice, ...]
     cdef readonly bint closed
     cdef dict live  # (length, kind) by id of the device and first address
-    cdef int under_way  # allocations that a vendor is being asked for
+    cdef int under_way  # number of allocations that vendors are making now
     cdef long generation
     cdef object __weakref__
 
@@ -20,7 +20,7 @@ cdef class Backing:
 
 
 cdef class Whole(Allocation):
-    cdef uint64_t base  # where the vendor's allocation begins: before `ptr` where that is aligned
+    cdef uint64_t base  # where the vendor's allocation begins: before `ptr` if that had to be aligned
 
 
 cdef uint64_t device_address(device, uint64_t ptr) except 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What devices have allocated from their vendors: the vendors' calls, and the maps that are told of HOST memory.
+"""Memory that devices have allocated from their vendors: the vendor calls, and the maps that register HOST memory.
 
-The steps around a vendor's call are C, between which no signal handler runs. A native device's call is one too. That of
-a device in Python can be interrupted anywhere; then the device is asked whether it still has the memory.
+The steps around a vendor call are C, between which no signal handler runs, and so is the call of a native device. The
+call of a device in Python can be interrupted anywhere; then the device is asked whether it still has the memory.
 """
 
 from cython.operator cimport dereference
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from pinning.plugin import Device, MemoryDevice
 
 cdef enum:
-    ALIGNED = 16  # what every plugin promises
+    ALIGNED = 16  # bytes, as every plugin guarantees
 
 
 cdef class Backing:
-    """Devices that own memory together, and what they have allocated: what a `Context` is made of."""
+    """The base of `Context`: devices that own memory together, and what they have allocated."""
 
     def __init__(self, devices: tuple[MemoryDevice, ...]) -> None:
         self.devices = tuple(devices)
@@ -53,7 +53,7 @@ cdef class Backing:
     # ---- from the vendor ----
 
     cdef uint64_t take(self, device, uint64_t length, CMemoryKind kind, bint write_combined) except 0:
-        """Have a device allocate; on failure nothing is allocated."""
+        """Allocate on a device; on failure nothing is allocated."""
         cdef uint64_t base
         cdef dict live = self.present()
         python_kind = kind_of(kind)
@@ -80,7 +80,7 @@ cdef class Backing:
         return base
 
     cdef int release(self, device, uint64_t base, bint* gone) except -1:
-        """Undo `take`. After an error nothing has changed, unless it says that the memory is gone all the same."""
+        """Undo `take`. After an error nothing has changed, unless `gone` says that the memory is gone nevertheless."""
         cdef dict live = self.present()
         cdef CMemoryKind kind
         cdef uint64_t length
@@ -95,7 +95,7 @@ cdef class Backing:
         region = locked_within(base, length)
         if region is not None:
             raise StillLockedError(f"there is a lock in memory of {device.name}, {region!r}: unlock that first")
-        # First, because afterwards the vendor can give the same address to another thread.
+        # Before the free, because after it the vendor can give the same address to another thread.
         cdef list registered = unregister(maps, base, length)
         del live[key]
         try:
@@ -110,13 +110,13 @@ cdef class Backing:
         return 0
 
     cdef dict present(self):
-        """What is allocated. In a child process after fork nothing: all of it is its parent's."""
+        """The live allocations. In a child process after fork there are none: all belong to the parent."""
         if self.generation != generation():
             self.live, self.under_way, self.generation = {}, 0, generation()
         return self.live
 
     cdef list maps_of(self, CMemoryKind kind):
-        """HOST memory enters the maps of all devices of the context, so that every copy knows it as locked."""
+        """The maps to register memory in: of HOST memory those of all devices, so that every copy sees it as locked."""
         return [pinned_map(each) for each in self.devices] if kind == CMemoryKind.host else []
 
     # ---- for its owner ----
@@ -136,7 +136,7 @@ cdef class Backing:
         return whole(self, device, number, size, aligned, write_combined)
 
     def close(self) -> None:
-        """Take no more allocations. It frees nothing.
+        """Refuse further allocations. Frees nothing.
 
         Raises
         ------
@@ -186,7 +186,7 @@ cdef int free_by(device, uint64_t base, CMemoryKind kind) except -1:
 
 
 cdef bint has_still(device, uint64_t base):
-    """Whether a device in Python, whose `free` was interrupted, still has it. In doubt it is lost, not freed twice."""
+    """Whether a Python device, whose `free` was interrupted, still has it. In doubt False: leaked, not freed twice."""
     cdef VendorDevice* vendor = vendor_of(device)
     cdef optional[CMemoryInfo] info
     try:
@@ -198,7 +198,7 @@ cdef bint has_still(device, uint64_t base):
 
 
 cdef uint64_t device_address(device, uint64_t ptr) except 0:
-    """The address that HOST memory at `ptr` has for a device."""
+    """The device's address of HOST memory at `ptr`."""
     cdef VendorDevice* vendor = vendor_of(device)
     cdef optional[Pinned] pinned
     with nogil:
@@ -209,7 +209,7 @@ cdef uint64_t device_address(device, uint64_t ptr) except 0:
 
 
 cdef int register(list maps, uint64_t base, uint64_t length, list addresses) except -1:
-    """In all of these maps or in none."""
+    """Register memory in all of these maps or in none."""
     cdef list done = []
     cdef PinnedMap on
     try:
@@ -224,7 +224,7 @@ cdef int register(list maps, uint64_t base, uint64_t length, list addresses) exc
 
 
 cdef list unregister(list maps, uint64_t base, uint64_t length):
-    """From all of these maps or from none. Returns those where it was, each with its address there."""
+    """Unregister memory from all of these maps or none. Returns those that had it, each with its device pointer."""
     cdef list done = []
     cdef PinnedMap on
     cdef optional[CRegion] region
@@ -244,7 +244,7 @@ cdef list unregister(list maps, uint64_t base, uint64_t length):
     return done
 
 
-# ---- allocations that a vendor has made for them alone ----
+# ---- allocations that have a vendor's allocation to themselves ----
 
 
 cdef class Whole(Allocation):

@@ -17,14 +17,14 @@ def memory_connection(memory: Place, user: Place) -> MemoryConnection:
     Parameters
     ----------
     memory : (Device or str, Context), or Device or str
-        Where the memory is, and its owner: a context of that device alone where none is named.
+        Where the memory is, and its owner; if none is named, a context of that device alone.
     user : (Device or str, Context), or Device or str
         The device that is to use it. The host is in every context.
 
     Returns
     -------
     MemoryConnection
-        UNIFIED: the user can use it as it is. MIGRATABLE: not that, but a copy between the two does without the host.
+        UNIFIED: the user can access it directly. MIGRATABLE: it cannot, but copies between the two bypass the host.
         NONE: copies go through the host.
 
     Raises
@@ -32,7 +32,7 @@ def memory_connection(memory: Place, user: Place) -> MemoryConnection:
     PinningError
         A device is not in its context.
     PluginUnavailableError
-        There is no device of a name.
+        There is no device with one of the names.
     """
     source, target = _member(memory), _member(user)
     if not isinstance(source, MemoryDevice):

@@ -29,9 +29,9 @@ class Context(Backing):
     Raises
     ------
     PinningError
-        They are of several plugins, one is named twice, there is none, or one has no memory to allocate.
+        They are of several plugins, one is named twice, none is given, or one has no memory to allocate.
     PluginUnavailableError
-        There is no device of a name.
+        There is no device with one of the names.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Context(Backing):
         nbytes, kind, alignment, write_combined
             As for `pinning.alloc`.
         device : Device or str, optional
-            One of the context; its first by default.
+            A device of the context; its first by default.
         """
         chosen = self.devices[0] if device is None else self.member(device)
         return self.allocate(chosen, nbytes, kind, alignment, write_combined)
@@ -84,12 +84,12 @@ class Context(Backing):
         free(memory, self)
 
     def member(self, device: Device | str) -> MemoryDevice:
-        """The device of this context that is given by itself or by name.
+        """Look up a device of this context.
 
         Parameters
         ----------
         device : Device or str
-            Itself, or its name.
+            The device, or its name.
 
         Raises
         ------

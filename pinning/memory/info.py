@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an address is."""
+"""Which allocation holds an address."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class AllocationInfo(NamedTuple):
     size : int
         Bytes.
     device : Device or None
-        Where it is; None for HOST memory that is not ours.
+        Where it is; None for HOST memory that this package did not allocate.
     context : Context or None
         Its owner; None for memory that others allocated, or that was only locked.
     pool : Pool or None
-        Where it came from.
+        The pool that it came from, if any.
     """
 
     kind: MemoryKind
@@ -49,7 +49,7 @@ def memory_info(ptr: SupportsIndex | object) -> AllocationInfo | None:
     Parameters
     ----------
     ptr : int or buffer
-        Any address, also within an allocation; of a buffer of the host its first byte's.
+        Any address, also within an allocation; for a host buffer, the address of its first byte is used.
 
     Returns
     -------

@@ -51,7 +51,7 @@ class Pool(Store):
     reserved, used : int
         Bytes that the pool has from the vendor, and of these the bytes in allocated blocks, which are multiples of 256.
     reserved_high, used_high : int
-        The most that these ever were, since `reset_high`.
+        Their maximum since `reset_high`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Pool(Store):
         try:
             warnings.warn(f"{self!r} was dropped; close it, or use `with`", ResourceWarning, stacklevel=2, source=self)
         finally:
-            # Not here: the garbage collector runs this in the middle of anything, under any lock.
+            # Deferred, because the garbage collector may run this at any point, under any lock.
             defer(self.close)
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class Pool(Store):
 
 
 class _QuietPool(Pool):
-    """Goes without a word."""
+    """A pool that may be dropped without a warning."""
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self.reserved:
@@ -101,7 +101,7 @@ class _DefaultPool(_QuietPool):
 
 
 class PeerPool(_QuietPool):
-    """The memory of a device through which copies of others go, so many bytes at most."""
+    """Memory of a device, at most `nbytes`, through which copies of other devices go."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         super().__init__(default_context(device), maximum_size=nbytes)

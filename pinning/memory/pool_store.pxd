@@ -16,7 +16,7 @@ cdef extern from *:
     #include <Python.h>
     #include <pinning/blocks.hpp>
 
-    // A Timeline of Python's. The GIL is held; letting go of one runs no Python, for it has neither finaliser nor references.
+    // A Python Timeline. The GIL is held; releasing one runs no Python, as it has neither finalizer nor references.
     class TimelineRef {
      public:
       TimelineRef(PyObject* timeline, std::uint64_t const* reached, bool ordered)
@@ -101,10 +101,10 @@ cdef class Store:
     cdef readonly bint read_only
     cdef vector[Blocks*] places  # one for each device of the context
     cdef uint64_t reserved_now, used_now, reserved_most, used_most
-    cdef uint64_t growing  # bytes that the vendor is being asked for
+    cdef uint64_t growing  # bytes that the vendor is allocating now
     cdef bint shut
-    cdef dict queues  # weakly, by id: those of the points that blocks come after
-    cdef object last_queue  # weakly, one that is surely among them
+    cdef dict queues  # weak references by id: the queues of the points that blocks come after
+    cdef object last_queue  # a weak reference to one that is surely in `queues`
     cdef long generation
 
     cdef int present(self) except -1

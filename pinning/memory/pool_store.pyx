@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What a pool has: memory from the vendor, within a limit, cut into blocks, and their users.
+"""The memory of a pool: allocated by the vendor, within a limit, cut into blocks; and the users of the blocks.
 
-No lock: what a pool remembers is changed in C++ while the GIL is held, in steps that make no Python object and destroy
-none, so that neither another thread nor a finaliser comes between. Vendors and queues are called between such steps.
+No lock: the state of a pool is changed in C++ while the GIL is held, in steps that neither make nor destroy a Python
+object, so that neither another thread nor a finalizer comes between. Vendors and queues are called between such steps.
 """
 
 from cpython.object cimport PyObject
@@ -56,7 +56,7 @@ cdef int add_point(After& after, Timeline timeline, uint64_t position) except -1
 
 
 cdef int add_positions(Before& before, dict positions) except -1:
-    """What an event or a queue comes after; see `order`."""
+    """Add what an event or a queue comes after; see `order`."""
     for key, position in positions.items():
         if isinstance(key, Timeline):
             before.add_upto(<void*>key, position)
@@ -66,7 +66,7 @@ cdef int add_positions(Before& before, dict positions) except -1:
 
 
 cdef int add_history(Before& before, Submitter queue, tuple events) except -1:
-    """What the next operation in a queue comes after that waits for these events."""
+    """Add what the next operation in a queue comes after if it waits for these events."""
     cdef Lane lane
     cdef Event event
     if queue.ordered:
@@ -84,7 +84,7 @@ cdef int add_history(Before& before, Submitter queue, tuple events) except -1:
 
 
 cdef class PoolAllocation(Allocation):
-    """A block of a pool. Its `free` is one in the queue where it was allocated.
+    """A block of a pool. Its `free` is a free in the queue where it was allocated.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ cdef class PoolAllocation(Allocation):
 
     cdef int give_back(self) except -1:
         cdef Store pool = self.pool
-        if self.queue.closed:  # all that was ever in it is over
+        if self.queue.closed:  # all work that was ever in it is over
             pool.put(self)
             pool.release_more()
         else:
@@ -129,11 +129,11 @@ def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[E
     InvalidRangeError
         It is freed already, or was not allocated in a queue.
     TypeError
-        It is no allocation.
+        It is not an allocation.
     StillLockedError
         There is a lock in it.
     StillInUseError
-        A buffer of its bytes is out.
+        A buffer of its bytes is exported.
     """
     if not isinstance(given, PoolAllocation):
         if not isinstance(given, Allocation):
@@ -157,7 +157,7 @@ def free_in(Submitter queue not None: Queue, given: object, wait_for: Iterable[E
 
 
 cdef class Store:
-    """What a pool has, and the giving out of it: all of `Pool` but its end."""
+    """The base of `Pool`: its memory, and how that is allocated and freed."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ cdef class Store:
             del blocks
 
     cdef int present(self) except -1:
-        """Have nothing of the parent's in a child process after fork."""
+        """Become empty in a child process after fork, where the memory is the parent's."""
         if self.generation == generation():
             return 0
         for blocks in self.places:
@@ -233,7 +233,7 @@ cdef class Store:
         return self.used_most
 
     def reset_high(self) -> None:
-        """Have the high watermarks begin again, with what is reserved and used now."""
+        """Reset the high watermarks to what is reserved and used now."""
         self.present()
         self.reserved_most, self.used_most = self.reserved_now, self.used_now
 
@@ -315,7 +315,7 @@ cdef class Store:
         return Event.over(queue)
 
     cdef Block* take(self, size_t place, uint64_t length, const Before& before) except? NULL:
-        """A block that is free for what comes after `before`, if need be of new memory; null over the maximum."""
+        """Take a block that can be used after `before`, if need be of new memory; null if that exceeds the maximum."""
         cdef Block* block
         cdef bint polled = False
         while True:
@@ -370,7 +370,7 @@ cdef class Store:
     # ---- freeing ----
 
     cdef Event take_back(self, Submitter queue, PoolAllocation allocation, tuple events):
-        """Free an allocation that is claimed, in a queue's order; on failure nothing has changed."""
+        """Free a claimed allocation in the order of a queue; on failure nothing has changed."""
         cdef Event event = queue.submit(None, events)
         cdef After after
         cdef Before covered
@@ -387,7 +387,7 @@ cdef class Store:
         return event
 
     cdef void put(self, PoolAllocation allocation) noexcept:
-        """Have the block of what is freed again, for what comes after all that it has in `after`."""
+        """Take back the block of an allocation, for use by what comes after all points in its `after`."""
         if allocation.state != FREED:
             leave(allocation)
             allocation.state = FREED
@@ -397,11 +397,11 @@ cdef class Store:
 
     cdef int release_more(self) except -1:
         if self.threshold is not None and self.reserved_now > self.threshold:
-            self.release(self.threshold, [])  # what is refused waits for the next time, or for trim_to
+            self.release(self.threshold, [])  # what is refused is tried again next time, or by trim_to
         return 0
 
     cdef int watch(self, Submitter queue) except -1:
-        """Some of the points that blocks come after are in this queue."""
+        """Note that blocks come after points in this queue."""
         if self.last_queue is not None and PyWeakref_GetObject(self.last_queue) is <PyObject*>queue:
             return 0
         reference = self.queues.get(id(queue))
@@ -416,7 +416,7 @@ cdef class Store:
         return [queue for each in list(self.queues.values()) if (queue := each()) is not None]
 
     cdef bint poll(self) except *:
-        """Find out which frees are over; False where none was pending."""
+        """Poll the queues of pending frees; False if none was pending."""
         cdef bint waits = False
         for blocks in self.places:
             waits = waits or blocks.waits()
@@ -424,16 +424,16 @@ cdef class Store:
             for queue in self.watched():
                 try:
                     queue.poll()
-                except PinningError:  # the device is lost: what was freed there stays as it is
+                except PinningError:  # the queue is a parent process's: what was freed there stays as it is
                     pass
         return waits
 
     # ---- giving back to the vendor ----
 
     cdef bint release(self, uint64_t upto, list errors) except *:
-        """Give back what is wholly free while more than `upto` bytes are reserved. Whether anything was.
+        """Give back wholly free segments while more than `upto` bytes are reserved. Returns whether any was given back.
 
-        What is refused is still in store; why is added to `errors`.
+        Segments that are refused stay in the pool; the reasons are added to `errors`.
         """
         cdef bint any_at_all = False
         cdef size_t place
@@ -450,7 +450,7 @@ cdef class Store:
                     try:
                         self.give_up(place, blocks, blocks.claim(blocks.idle()), refused)
                         any_at_all = True
-                    except PinningError as error:  # others may go all the same
+                    except PinningError as error:  # others may be accepted nevertheless
                         errors.append(error)
             finally:
                 for block in refused:
@@ -458,7 +458,7 @@ cdef class Store:
         return any_at_all
 
     cdef int give_up(self, size_t place, Blocks* blocks, Block* block, vector[Block*]& refused) except -1:
-        """Give a segment that is claimed back to the vendor."""
+        """Give a claimed segment back to the vendor."""
         cdef bint gone = False
         cdef uint64_t length = block.size
         self.reserved_now -= length
@@ -475,7 +475,7 @@ cdef class Store:
         return 0
 
     def trim_to(self, nbytes: int) -> None:
-        """Give memory back until at most so many bytes are reserved, or what is left is in use or not over yet.
+        """Give memory back until at most `nbytes` are reserved, or the rest is in use or its frees are pending.
 
         Raises
         ------
@@ -494,7 +494,7 @@ cdef class Store:
             raise errors[0]
 
     def close(self) -> None:
-        """Give all memory back, once the frees are over; nothing can be allocated here afterwards.
+        """Give all memory back, once all frees are complete; nothing can be allocated here afterwards.
 
         Raises
         ------
@@ -514,7 +514,7 @@ cdef class Store:
         cdef list errors = []
         try:
             for queue in self.watched():
-                with suppress(PinningError):  # what went wrong in a queue is for its users; see below what is left
+                with suppress(PinningError):  # errors of a queue are for its users; what is left is checked below
                     for tail in (<Submitter>queue).tails():
                         with suppress(PinningError):
                             tail.wait()
@@ -532,4 +532,4 @@ cdef class Store:
 
 
 cdef object bytes_of(nbytes, str name):
-    return byte_count(min(integer(nbytes, name), MOST_BYTES), name, 0)  # more is no limit
+    return byte_count(min(integer(nbytes, name), MOST_BYTES), name, 0)  # more is as good as no limit

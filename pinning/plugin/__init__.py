@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vendor's plugin provides. Plugins import this package and `pinning.errors`, nothing else of ours.
+"""The interface that a vendor's plugin implements. Plugins import only this package and `pinning.errors`.
 
-A distribution announces its plugin as an entry point of the group ``pinning.plugins``, naming an object that has the
-members of `Plugin`. The documentation has the smallest example. A device is what it can do:
+A distribution announces its plugin as an entry point of the group ``pinning.plugins``, which names an object with the
+members of `Plugin`. The documentation has a minimal example. A device implements the protocols of what it can do:
 
-- `Device` locks host memory, and that is all it must do; its base class `NamedDevice` takes vendor and index from the
-  name; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`, `LocatedDevice` and `LinkedDevice` say more about it;
-- `CopyDevice` has memory of its own; `MemoryDevice` has kinds of memory, and queues.
+- `Device` locks host memory, and is the only one required; the base class `NamedDevice` takes vendor and index from the
+  name; `UncertainDevice`, `LimitedDevice`, `CoarseDevice`, `LocatedDevice` and `LinkedDevice` add properties;
+- `CopyDevice` has memory of its own; `MemoryDevice` has several kinds of memory, and queues.
 
-`pinning.plugin.native` has the base class of devices whose vendor is native.
+`pinning.plugin.native` has the base class of native vendors' devices.
 """
 
 from pinning.plugin.automatic import AutomaticLocking

@@ -9,7 +9,7 @@ from pinning.plugin.locking import NamedDevice
 
 
 class LocksMapped(Protocol):
-    """What does the work: `pinning.locking.mapped`, which this interface does not know."""
+    """The implementation: `pinning.locking.mapped`, on which this interface does not depend."""
 
     def lock_mapped(self, device: object, buffer: object, size: int | None) -> int | None: ...
 
@@ -17,9 +17,9 @@ class LocksMapped(Protocol):
 
 
 class AutomaticLocking(NamedDevice):
-    """A base class for devices, with which they offer `lock_mapped` and `unlock_unmapped`."""
+    """A base class that gives a device `lock_mapped` and `unlock_unmapped`."""
 
-    _locks_mapped: ClassVar[LocksMapped]  # pinning.locking.mapped puts itself here: arrows point to the interface
+    _locks_mapped: ClassVar[LocksMapped]  # set by pinning.locking.mapped, so that nothing is imported here
 
     def lock_mapped(self, buffer: object, size: int | None = None) -> int | None:
         """Lock a buffer that is being mapped to this device, as ``PINNING_LOCK_MAPPED`` says.
@@ -36,7 +36,7 @@ class AutomaticLocking(NamedDevice):
         Returns
         -------
         int or None
-            The device-accessible pointer of its first byte; None where it is not locked now.
+            The device-accessible pointer of its first byte; None if it is not locked now.
         """
         return self._locks_mapped.lock_mapped(self, buffer, size)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread of the host does in the place of a vendor's queue, without the GIL while it moves bytes."""
+"""Work that a host thread does in place of a vendor's queue; the GIL is released while bytes are moved."""
 
 from __future__ import annotations
 

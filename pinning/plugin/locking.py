@@ -49,7 +49,7 @@ class NamedDevice:
 
 @runtime_checkable
 class Device(Protocol):
-    """One device; a `PinnedMap` needs its methods alone. Calls come from any thread, several at once, under no lock."""
+    """One device; a `PinnedMap` needs only its methods. Any thread may call it, several at once, with no lock held."""
 
     @property
     def name(self) -> str:
@@ -69,9 +69,9 @@ class Device(Protocol):
         Parameters
         ----------
         ptr, size : int
-            A host range in bytes, of any alignment. It shares no byte with a range this map has locked here before.
+            A host range in bytes, of any alignment, disjoint from all ranges that the map has locked here.
         read_only : bool or None
-            Whether the mapping may be read only: True, False, or None for "find out".
+            Whether the mapping may be read only: True, False, or None if the device must find out.
 
         Raises
         ------
@@ -90,19 +90,19 @@ class Device(Protocol):
 
 @runtime_checkable
 class UncertainDevice(Device, Protocol):
-    """A device whose driver may lack what it takes to lock host memory."""
+    """A device whose driver may be unable to lock host memory."""
 
     @property
     def can_lock(self) -> bool:
-        """Whether it can lock any at all; one that cannot is no default device. Asked often, so the answer is kept."""
+        """Whether it can lock any; otherwise it is never the default device. Read often, so it should be cached."""
 
 
 @runtime_checkable
 class LimitedDevice(Device, Protocol):
-    """A device whose vendor bounds how much may be locked, or how much in one call."""
+    """A device whose vendor limits how much may be locked, in total or in one call."""
 
     def lock_limit(self) -> LockLimit | None:
-        """The limit in force for this process; None when there is none."""
+        """The limit in force for this process; None if there is none."""
 
     @property
     def largest_lock(self) -> int:
@@ -111,27 +111,27 @@ class LimitedDevice(Device, Protocol):
 
 @runtime_checkable
 class LocatedDevice(Device, Protocol):
-    """A device that says where on the machine it is, so that memory can be near it."""
+    """A device that knows its place in the machine, so that memory can be allocated near it."""
 
     @property
     def pci_address(self) -> str | None:
-        """On the PCI bus, such as ``"0000:3b:00.0"``; None where that is unknown."""
+        """Its PCI address, such as ``"0000:3b:00.0"``; None if unknown."""
 
 
 @runtime_checkable
 class LinkedDevice(Device, Protocol):
-    """A device that says whether its vendor's own links join it to another, beside the PCI bus."""
+    """A device that knows whether links of its vendor connect it to another, apart from the PCI bus."""
 
     def link_to(self, other: Device) -> str | None:
-        """What their makers call such links, as ``"NVLink"``; None where there is none to that device."""
+        """The vendor's name for its link to `other`, such as ``"NVLink"``; None if there is none."""
 
 
 @runtime_checkable
 class CoarseDevice(Device, Protocol):
-    """A device that says whether locked memory is coherent, which is to say fine-grained.
+    """A device that knows whether locked memory is coherent (fine-grained).
 
-    Coherent: what the host writes, a running kernel can see, and what the kernel writes, the host can see before the
-    kernel has ended. Coarse-grained: either side is sure to see the other's writes only once the kernel has ended.
+    Coherent: the host and a running kernel can see each other's writes. Coarse-grained: each side is sure to see the
+    other's writes only after the kernel has ended.
     """
 
     @property
@@ -139,4 +139,4 @@ class CoarseDevice(Device, Protocol):
         """What is supported: True for coherent, False for coarse-grained. Empty: the vendor promises neither."""
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None, coherent: bool = True) -> int:
-        """As `Device.data_lock`. `coherent` is given as False, and only where `coherence` has it."""
+        """As `Device.data_lock`. `coherent` is only ever passed as False, and only if `coherence` contains that."""

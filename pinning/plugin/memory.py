@@ -24,7 +24,7 @@ MemoryKindLike = MemoryKind | Literal["host", "device", "shared"]  # what users 
 class MemoryConnection(Enum):
     """What one device, in its context, can do with another's memory."""
 
-    NONE = "none"  #: neither use nor fetch it: copies go through the host
+    NONE = "none"  #: neither use it nor copy it directly: copies go through the host
     MIGRATABLE = "migratable"  #: not use it, but copy it without the host
     UNIFIED = "unified"  #: use it as it is
 
@@ -35,13 +35,13 @@ class MemoryInfo(NamedTuple):
     Attributes
     ----------
     kind : MemoryKind
-        HOST also where the vendor only registered the memory.
+        HOST also if the vendor has only registered the memory.
     base : int
         Its first byte: the host address of HOST memory, else the device's.
     size : int
         Bytes.
     device : int or None
-        Index of the device it is on, in its plugin; None where it is on none.
+        Index, within the plugin, of the device that it is on; None if it is on none.
     """
 
     kind: MemoryKind
@@ -56,10 +56,10 @@ class CopyDevice(Device, Protocol):
 
     @property
     def description(self) -> str:
-        """What a person calls it, such as ``"NVIDIA H200"``."""
+        """Human-readable name, such as ``"NVIDIA H200"``."""
 
     def allocate(self, size: int) -> int:
-        """`size` bytes of device memory."""
+        """Allocate `size` bytes of device memory."""
 
     def free(self, ptr: int) -> None:
         """Give back what `allocate` returned."""
@@ -77,33 +77,33 @@ class MemoryDevice(CopyDevice, Protocol):
         """The kinds that `allocate` takes."""
 
     def allocate(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
-        """Exactly `size` bytes, aligned to at least 16. HOST memory is pinned for this device and all like it.
+        """Allocate exactly `size` bytes, aligned to at least 16. HOST memory is pinned for all devices of the plugin.
 
         Returns
         -------
         int
-            The host's address of HOST memory, whose device pointer `is_pinned_ptr` tells; else the device's.
+            The host address of HOST memory, whose device pointer `is_pinned_ptr` returns; else the device address.
 
         Raises
         ------
         VendorError
-            The vendor refused, perhaps for want of memory; nothing is allocated.
+            The vendor refused, perhaps because memory ran out; nothing is allocated.
         """
 
     def free(self, ptr: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         """Give back what `allocate` returned for this kind. After an error it is still allocated."""
 
     def memory_info(self, ptr: int) -> MemoryInfo | None:
-        """The allocation or registration around `ptr`, of any owner; None where the vendor knows of none."""
+        """The allocation or registration around `ptr`, of any owner; None if the vendor knows none."""
 
     def connection(self, other: Device) -> MemoryConnection:
         """What the device `other` can do with DEVICE memory of this one. NONE for other vendors' devices."""
 
     def make_queue(self) -> VendorQueue:
-        """A new in-order queue."""
+        """Make an in-order queue."""
 
     def adopt_queue(self, handle: int) -> VendorQueue:
-        """An in-order queue of another owner, by the vendor's handle; closing it leaves that open."""
+        """Wrap another owner's in-order queue, by the vendor's handle; `close` leaves the queue itself open."""
 
     def synchronize(self) -> None:
         """Wait until all work submitted to this device is done."""
@@ -111,7 +111,7 @@ class MemoryDevice(CopyDevice, Protocol):
 
 @runtime_checkable
 class WriteCombiningDevice(MemoryDevice, Protocol):
-    """A device that also has HOST memory which the host does not cache, for what the host only writes."""
+    """A device that also has HOST memory that the host does not cache, for data that the host only writes."""
 
     def allocate_write_combined(self, size: int) -> int:
-        """As `allocate` of kind HOST, and given back like that."""
+        """As `allocate` of kind HOST, and freed in the same way."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vendor implements natively, <pinning/vendor.hpp>, for Cython: declarations, and their Python faces."""
+"""What a vendor implements natively, <pinning/vendor.hpp>, for Cython: declarations, and their Python wrappers."""
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool
@@ -130,16 +130,16 @@ cdef class NativeDevice:
     cdef VendorDevice* native  # lives as long as the process
     cdef readonly str name, vendor
     cdef readonly int index
-    cdef object _description, _memory_kinds, _can_lock  # None until they are asked for
+    cdef object _description, _memory_kinds, _can_lock  # None until first read
 
 
 cdef class NativeQueue:
     cdef object __weakref__
-    cdef VendorQueue* vendor  # its own
+    cdef VendorQueue* vendor  # owned by it
 
 
-cdef NativeQueue wrap_queue(VendorQueue* vendor)  # whose it is from then on
+cdef NativeQueue wrap_queue(VendorQueue* vendor)  # takes ownership
 
 
 cdef class NativeEvent:
-    cdef VendorEvent* vendor  # its own
+    cdef VendorEvent* vendor  # owned by it

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Vendors that are native: a thin face of <pinning/vendor.hpp>."""
+"""Native vendors: a thin wrapper of <pinning/vendor.hpp>."""
 
 from cpython.exc cimport PyErr_CheckSignals
 from cython.operator cimport dereference
@@ -48,7 +48,7 @@ def device_count(str vendor not None) -> int:
 
 
 def library(str vendor not None) -> Library:
-    """The library of a vendor, as it was loaded, and its version. Raises as `device_count`."""
+    """The name under which a vendor's library was loaded, and its version. Raises as `device_count`."""
     cdef string name = vendor.encode()
     cdef VendorLibrary loaded
     with nogil:
@@ -57,17 +57,17 @@ def library(str vendor not None) -> Library:
 
 
 cdef class NativeDevice:
-    """NativeDevice(name, *args, **kwargs)\n--\n\nA device whose vendor is implemented in libpinning, for a plugin to derive its devices from.
+    """NativeDevice(name, *args, **kwargs)\n--\n\nA device of a native vendor, from which a plugin derives its own.
 
-    Its locking, its memory and its queues are those of ``<pinning/vendor.hpp>``; a map over it is the one that native
-    code of this process has. No call holds the GIL, and none can be interrupted half way.
+    Its locking, memory and queues are those of ``<pinning/vendor.hpp>``; its map is shared with native code of this
+    process. No call holds the GIL, and none can be interrupted half way.
 
     Parameters
     ----------
     name : str
-        In full, such as ``"cuda:0"``.
+        The full name, such as ``"cuda:0"``.
     *args, **kwargs
-        For the ``__init__`` of a class that derives from it.
+        For the ``__init__`` of a derived class.
 
     Raises
     ------
@@ -79,9 +79,9 @@ cdef class NativeDevice:
     name : str
         As given.
     vendor : str
-        Of the name, what is before the colon.
+        The part of the name before the colon.
     index : int
-        Of the name, what is after it.
+        The part of the name after the colon.
     """
 
     def __cinit__(self, str name: str, *args: Any, **kwargs: Any) -> None:
@@ -100,7 +100,7 @@ cdef class NativeDevice:
 
     @property
     def description(self) -> str:
-        """As its maker calls it, such as ``"NVIDIA H200"``."""
+        """The maker's name for it, such as ``"NVIDIA H200"``."""
         cdef string text
         if self._description is None:
             with nogil:
@@ -110,7 +110,7 @@ cdef class NativeDevice:
 
     @property
     def pci_address(self) -> str | None:
-        """On the PCI bus, such as ``"0000:3b:00.0"``; None where the vendor does not say."""
+        """Its PCI address, such as ``"0000:3b:00.0"``; None if the vendor does not report it."""
         cdef string address
         with nogil:
             address = self.native.pci_address()
@@ -137,7 +137,7 @@ cdef class NativeDevice:
         return self._can_lock
 
     def lock_limit(self) -> LockLimit | None:
-        """None: of the vendors' drivers RLIMIT_MEMLOCK binds none, and they tell no limit of their own."""
+        """Return None: the vendors' drivers ignore RLIMIT_MEMLOCK, and report no limit of their own."""
         return None
 
     def connection(self, other: Device) -> MemoryConnection:
@@ -151,7 +151,7 @@ cdef class NativeDevice:
         return _CONNECTIONS[<int>connection]
 
     def link_to(self, other: Device) -> str | None:
-        """What the vendor calls its own link to another device, such as ``"NVLink"``; None where there is none."""
+        """The vendor's name for its link to another device, such as ``"NVLink"``; None if there is none."""
         if not isinstance(other, NativeDevice):
             return None
         cdef VendorDevice* peer = (<NativeDevice>other).native
@@ -162,7 +162,7 @@ cdef class NativeDevice:
 
     @property
     def handle(self) -> int:
-        """The vendor's own handle of the device, such as a ``ur_device_handle_t``; 0 where there is none."""
+        """The vendor's own handle of the device, such as a ``ur_device_handle_t``; 0 if there is none."""
         cdef uintptr_t handle
         with nogil:
             handle = self.native.native_handle()
@@ -170,9 +170,9 @@ cdef class NativeDevice:
 
     @property
     def context(self) -> int:
-        """The vendor's handle of the context in which it locks and allocates, or the pool that it allocates from.
+        """The vendor's handle of the context in which it locks and allocates, or of the pool from which it allocates.
 
-        0 where there is none.
+        0 if there is none.
         """
         cdef uintptr_t context
         with nogil:
@@ -181,7 +181,7 @@ cdef class NativeDevice:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the vendor's installation although it works."""
+        """Problems of the vendor's installation that do not prevent its use."""
         cdef vector[string] problems
         with nogil:
             problems = self.native.problems()
@@ -207,7 +207,7 @@ cdef class NativeDevice:
         with nogil:
             device_ptr = self.native.lock(ptr, size, options)
         try:
-            PyErr_CheckSignals()  # Ctrl-C struck meanwhile: the caller does not get the pointer
+            PyErr_CheckSignals()  # after Ctrl-C the caller does not get the pointer
         except BaseException:
             with nogil:
                 self.native.unlock(ptr)
@@ -229,7 +229,7 @@ cdef class NativeDevice:
         return PinnedInfo(dereference(pinned).base, dereference(pinned).size, dereference(pinned).device_ptr)
 
     def allocate(self, uint64_t size, kind: MemoryKind = MemoryKind.DEVICE) -> int:
-        """Exactly `size` bytes; see `pinning.plugin.MemoryDevice`."""
+        """Allocate exactly `size` bytes; see `pinning.plugin.MemoryDevice`."""
         cdef CMemoryKind asked = <CMemoryKind><int>_KINDS[kind]
         cdef uint64_t ptr
         with nogil:
@@ -237,7 +237,7 @@ cdef class NativeDevice:
         return ptr
 
     def allocate_write_combined(self, uint64_t size) -> int:
-        """As `allocate` of kind HOST, of memory that the host's caches do not hold where the vendor has that."""
+        """As `allocate` of kind HOST, but not cached by the host if the vendor offers that."""
         cdef uint64_t ptr
         with nogil:
             ptr = self.native.allocate(size, CMemoryKind.host, True)
@@ -271,14 +271,14 @@ cdef class NativeDevice:
             self.native.synchronize()
 
     def make_queue(self) -> NativeQueue:
-        """A new in-order queue."""
+        """Make an in-order queue."""
         cdef unique_ptr[VendorQueue] queue
         with nogil:
             queue = self.native.make_queue()
         return wrap_queue(queue.release())
 
     def adopt_queue(self, uintptr_t handle) -> NativeQueue:
-        """An in-order queue of another owner, by the vendor's handle; closing it leaves that open."""
+        """Wrap another owner's in-order queue, by the vendor's handle; `close` leaves the queue itself open."""
         cdef unique_ptr[VendorQueue] queue
         with nogil:
             queue = self.native.adopt_queue(handle)
@@ -297,7 +297,7 @@ cdef NativeQueue wrap_queue(VendorQueue* vendor):
 
 
 cdef class NativeQueue:
-    """An in-order queue of a `NativeDevice`: a `pinning.plugin.VendorQueue`, whose methods it has."""
+    """An in-order queue of a `NativeDevice`, with the methods of `pinning.plugin.VendorQueue`."""
 
     def __init__(self):
         raise TypeError("a NativeQueue comes from a device's make_queue or adopt_queue")
@@ -354,7 +354,7 @@ cdef class NativeQueue:
             self.vendor.write_value(address, value)
 
     def write_then_wait(self, uint64_t written, uint32_t value, uint64_t awaited, uint32_t reached) -> None:
-        """`write_value` and then `wait_value`, by one call where the vendor has one for both."""
+        """`write_value`, then `wait_value`, in one call if the vendor has one for both."""
         with nogil:
             self.vendor.write_then_wait(written, value, awaited, reached)
 
@@ -394,11 +394,11 @@ cdef class NativeQueue:
 
 cdef object not_native(event):
     return PinningError(f"{event!r} is of another vendor: queues wait only for events of their own vendor, and only those times "
-                        "are compared; wait for the event itself")
+        "are compared; wait for the event itself")
 
 
 cdef class NativeEvent:
-    """A point in a `NativeQueue`: a `pinning.plugin.VendorEvent`, whose methods it has."""
+    """A point in a `NativeQueue`, with the methods of `pinning.plugin.VendorEvent`."""
 
     def __init__(self):
         raise TypeError("a NativeEvent comes from a queue's record")

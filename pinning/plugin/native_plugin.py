@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin whose vendor is native: libpinning asks the vendor's library, and no Python package of the vendor's."""
+"""A plugin of a native vendor: libpinning calls the vendor's library, and no Python package of the vendor is used."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class NativePlugin(Generic[_Device]):
     Parameters
     ----------
     name : str
-        The vendor's, such as ``"cuda"``.
+        The vendor's name, such as ``"cuda"``.
     kind : type
-        Of its devices.
+        The type of its devices.
     hardware : callable, optional
-        What `hardware` returns.
+        The function behind the method `hardware`.
     """
 
     def __init__(self, name: str, kind: type[_Device], hardware: Callable[[], str | None] = lambda: None) -> None:
@@ -63,7 +63,7 @@ class NativePlugin(Generic[_Device]):
         return device or self._devices.setdefault(index, self._kind(f"{self.name}:{index}"))
 
     def hardware(self) -> str | None:
-        """What of the vendor's is in this machine or container, whether or not its library is."""
+        """The vendor's hardware in this machine or container, whether or not its library is there."""
         return self._hardware()
 
     def library(self) -> Library:
@@ -77,9 +77,9 @@ class NativePlugin(Generic[_Device]):
         return native.library(self.name)
 
     def warnings(self) -> Sequence[str]:
-        """What is wrong with the vendor's installation although it works."""
+        """Problems of the vendor's installation that do not prevent its use."""
         try:
             devices = [self.device(index) for index in range(self.device_count())]
-        except PluginUnavailableError:  # `device_count` tells of it
+        except PluginUnavailableError:  # `device_count` reports it
             return []
         return list(dict.fromkeys(problem for device in devices for problem in device.problems))

@@ -19,7 +19,7 @@ class Plugin(Protocol):
         """The first part of its devices' names, such as ``"cuda"``."""
 
     def device_count(self) -> int:
-        """Number of devices present. Raises `PluginUnavailableError` when the driver is missing."""
+        """Number of devices present. Raises `PluginUnavailableError` if the driver is missing."""
 
     def device(self, index: int) -> Device:
         """The device `index`, the same object each time."""
@@ -42,18 +42,18 @@ class Library(NamedTuple):
 
 @runtime_checkable
 class DetectingPlugin(Protocol):
-    """A plugin that sees, without the vendor's software, that the vendor's hardware is in the machine."""
+    """A plugin that detects the vendor's hardware without the vendor's software."""
 
     def hardware(self) -> str | None:
-        """What there is, such as ``"an NVIDIA GPU"``, so that it is said where it is not used; None: nothing."""
+        """The hardware present, such as ``"an NVIDIA GPU"``, for a message if it is not used; None if there is none."""
 
 
 @runtime_checkable
 class DescribedPlugin(Protocol):
-    """A plugin that tells ``pinning doctor`` more."""
+    """A plugin with more information for ``pinning doctor``."""
 
     def library(self) -> Library:
-        """What was loaded. Raises `PluginUnavailableError` when it cannot be; the message says what to install."""
+        """The library. Raises `PluginUnavailableError` if it cannot be loaded; the message says what to install."""
 
     def warnings(self) -> Sequence[str]:
-        """What is wrong with this installation although it works, each with the way out."""
+        """Problems of this installation that do not prevent its use, each with a remedy."""

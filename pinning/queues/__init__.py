@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work for a device, in order: queues, and the events that say how far they have come.
+"""Queues, which order the work for a device, and events, which tell how far it has come.
 
-- ``order``: what depends on what, without holding events;
-- ``event``: an operation, to be waited for;
-- ``lane``: one vendor's queue, and what is kept until its work is over;
+- ``order``: what depends on what, without references to events;
+- ``event``: an operation that can be waited for;
+- ``lane``: one vendor's queue, and the objects it keeps until its work is over;
 - ``submitter``: which lane an operation goes to, and what it waits for;
 - ``cross_vendor_wait``: how a queue of one vendor waits for an event of another;
-- ``host_callback``: functions of Python that a vendor's queue calls;
-- ``pending``: what becomes of work that is not polled, at exit and at fork;
+- ``host_callback``: Python functions that a vendor's queue calls;
+- ``pending``: work that the program does not poll, also at exit and fork;
 - ``links``: which other devices may carry a part of large copies;
-- ``queue``: `Queue`, the face of it all.
+- ``queue``: `Queue`, the public interface to all of this.
 """
 
 from pinning.queues.event import Event, joined

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from pinning.plugin import MemoryDevice, VendorQueue
 
 cdef enum:
-    MOST = 4  # helpers of one device: beyond, signals wait for one another
+    MOST = 4  # helpers of one device; if all are busy, signals wait for one another
 
-cdef dict helpers = {}  # lanes, by id of the device, which they keep
+cdef dict helpers = {}  # lists of lanes by id of the device, which the lanes keep alive
 
 
 cdef class CrossVendorWait:
-    """A wait for an event of another vendor. The queue that waits keeps it until it is past."""
+    """A wait for an event of another vendor. The waiting queue keeps it until the wait is over."""
 
     cdef object signal
     cdef object wait
 
     def submit(self, queue: VendorQueue, device: MemoryDevice) -> None:
-        """Have this queue wait. Raises what the vendor does."""
+        """Make this queue wait. Raises the vendor's errors."""
         self.wait = staging_of(device).wait(queue, self.signal)
 
 
 def cross_vendor_wait(Event event not None) -> CrossVendorWait | None:
-    """A wait to be submitted to a queue of another vendor than the event's; None if the event is over.
+    """Make a wait for `event` that another vendor's queue can submit; None if the event is over.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def cross_vendor_wait(Event event not None) -> CrossVendorWait | None:
         The event's vendor refused to wait for it.
     """
     device = event.queue.device
-    cdef list kept = []  # by the helper too, until it has given the signal
+    cdef list kept = []  # also kept by the helper, until it has set the signal
     cdef CrossVendorWait wait = CrossVendorWait.__new__(CrossVendorWait)
 
     def work(queue):
@@ -54,7 +54,7 @@ def cross_vendor_wait(Event event not None) -> CrossVendorWait | None:
         try:
             if event.done():
                 return None
-        except Exception:  # so it is over: a wait for the event itself reports the error
+        except Exception:  # the event failed, so it is over; a wait for it reports the error
             return None
         raise
     wait.signal = kept[0]
@@ -62,7 +62,7 @@ def cross_vendor_wait(Event event not None) -> CrossVendorWait | None:
 
 
 cdef Lane helper_of(object device):
-    """One that has nothing to wait for, if there is one."""
+    """Return an idle helper, or a new one up to `MOST`, or else the next in turn."""
     cdef list all_of = helpers.setdefault(id(device), [])
     cdef Lane helper
     for helper in list(all_of):
@@ -78,7 +78,7 @@ cdef Lane helper_of(object device):
 
 
 def close_idle_helpers() -> None:
-    """Give back the queues whose signals are all given."""
+    """Give back the helper queues that have set all their signals."""
     cdef Lane helper
     for all_of in list(helpers.values()):
         for helper in list(all_of):

@@ -5,15 +5,15 @@ from pinning.queues.order cimport Timeline
 
 
 cdef class Place:
-    """A place in a lane where nothing more is submitted, shared by the events that stand there.
+    """A point in a lane between two submissions, shared by all events at that point.
 
-    The lane knows its last place without keeping it, and so whether a vendor's event of it may still be needed.
+    The lane has a borrowed pointer to its last place: while it is set, a vendor's event of it may still be needed.
     """
 
-    cdef object lane  # a Lane: `record` makes the vendor's event of a place
-    cdef void** known_as  # where the lane has it, to be cleared at its end
+    cdef object lane  # a Lane, whose `record` makes the vendor's event
+    cdef void** known_as  # the lane's pointer to its last place; if that is this one, deallocation clears it
     cdef object vendor_event
-    cdef object error  # of work before it, which the vendor has reported elsewhere
+    cdef object error  # of work before it, which the vendor has reported to another call
 
 
 cdef class Event:
@@ -22,12 +22,12 @@ cdef class Event:
     cdef Place place
     cdef Timeline timeline
     cdef uint64_t position
-    cdef dict before  # what it comes after in other lines
+    cdef dict before  # what it comes after in other timelines
     cdef readonly object error  # type: BaseException | None
     cdef object traceback
     cdef bint settled
-    cdef tuple sources  # unsettled events of the wait list
-    cdef uint64_t capture  # where its operation was recorded into a graph instead of done
+    cdef tuple sources  # events of the wait list that were unsettled or had failed
+    cdef uint64_t capture  # the capture that recorded its operation into a graph; 0 if none did
 
     cdef bint known_over(self)
     cdef fail(self, error)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @cython.final
 @cython.freelist(64)
-@cython.no_gc_clear  # it ends before its lane
+@cython.no_gc_clear  # __dealloc__ writes into the lane, which must still be there
 cdef class Place:
     def __dealloc__(self):
         if self.known_as is not NULL and self.known_as[0] is <void*>self:
             self.known_as[0] = NULL
 
 
-@cython.trashcan(True)  # each holds those that it waits for, and such a chain can be long
+@cython.trashcan(True)  # events hold those that they wait for, and such a chain can be long
 cdef class Event:
     """Event()\n--\n\nAn operation in a queue, which can be waited for.
 
@@ -63,14 +63,14 @@ cdef class Event:
 
     @classmethod
     def over(cls, queue: Any = None, error: BaseException | None = None) -> Self:
-        """An event that is over from the start, perhaps because of an error. No vendor event is behind it.
+        """Make an event that is complete from the start, or has failed with `error`. It has no vendor event.
 
         Parameters
         ----------
         queue : Queue, optional
-            Whose it is said to be.
+            The value of its `queue`.
         error : BaseException, optional
-            What it has failed with.
+            The error with which it has failed.
         """
         cdef Event event = cls()
         event.queue = queue
@@ -82,17 +82,17 @@ cdef class Event:
 
     @property
     def point(self) -> TimelinePoint | None:
-        """Where it stands; None for one that was over from the start."""
+        """Its point on a timeline; None if it was complete from the start."""
         return None if self.timeline is None else point_at(self.timeline, self.position)
 
     @property
     def history(self) -> Dependencies:
-        """All that it comes after, itself included."""
+        """All operations that it comes after, and its own."""
         return dependencies_of(self.positions())
 
     @property
     def vendor_event(self) -> VendorEvent | None:
-        """The vendor's event behind it, if there is one by now."""
+        """The vendor's event behind it; None if there is none yet."""
         return None if self.place is None else self.place.vendor_event
 
     cdef dict positions(self):
@@ -106,26 +106,26 @@ cdef class Event:
         return self.timeline is None or self.timeline.reached >= self.position
 
     def comes_after(self, point: TimelinePoint) -> bool:
-        """Whether this operation starts only when the one at `point` is over, or is it; also if that is over by now."""
+        """Whether `point` is this operation, or one that it starts after, or one that is already complete."""
         if not isinstance(point, TimelinePoint):
             raise TypeError(f"point is {describe(point)}; it must be the `point` of an event")
         return point in dependencies_of(self.positions())
 
     cdef fail(self, error):
-        """Have it fail with `error` once it is over. The first error stays."""
+        """Make it fail with `error` once it is over. The first error stays."""
         if self.error is None:
             self.error = error
             self.traceback = error.__traceback__
 
     def done(self) -> bool:
-        """Whether the operation is over.
+        """Whether the operation is complete.
 
         Raises
         ------
         Exception
-            What went wrong, in this operation or in one of its wait list.
+            What went wrong in this operation or in one of its wait list.
         PinningError
-            The process has forked since.
+            The process has forked since the event was submitted.
         """
         if not self.settled and not self._ask(block=False):
             return False
@@ -133,22 +133,21 @@ cdef class Event:
         return True
 
     def wait(self) -> None:
-        """Block this thread until the operation is over; other threads run. Raises as `done`."""
+        """Block this thread, without the GIL, until the operation is complete. Raises as `done`."""
         if not self.settled:
             self._ask(block=True)
         self.raise_error()
 
     def elapsed(self, since: Event) -> float:
-        """Seconds between the end of the operation of `since` and the end of this one. Waits for both.
+        """Seconds from the end of the operation of `since` to the end of this one. Waits for both.
 
-        The times are those of the vendor's events, which stand right after their operations in the queue, but are
-        taken when the vendor gets there: an event that was first queried long after its operation was over
-        says so late. `Queue.record` takes the time at its place.
+        The times are those of the vendor's events. A vendor's event that is made only when it is first needed, long
+        after the operation was complete, has that later time. `Queue.record` makes it at once.
 
         Raises
         ------
         PinningError
-            One of them was over from the start, or they are of different vendors.
+            One of them was complete from the start, or they are of different vendors.
         """
         if not isinstance(since, Event):
             raise TypeError(f"since is {describe(since)}; it must be the event from which time is measured")
@@ -156,19 +155,19 @@ cdef class Event:
         for event in (first, self):
             try:
                 event.recorded()
-            except Exception:  # to wait for it says why
+            except Exception:  # waiting for it raises the reason
                 pass
         first.wait()
         self.wait()
         begin, end = first.recorded(), self.recorded()
         if first.queue.device.vendor != self.queue.device.vendor:
             raise PinningError(f"{since!r} and {self!r} are of two vendors, whose times cannot be compared")
-        begin.wait()  # it may be younger than the answer that all was over
+        begin.wait()  # it may have been recorded after the operation was known to be over
         end.wait()
         return end.seconds_since(begin)
 
     cdef recorded(self):
-        """The vendor's event, made now if there is none."""
+        """The vendor's event, made now if there is none yet."""
         if self.place is None:
             raise PinningError(f"{self!r} was complete when it was made, so it has no time; use queue.record()")
         self.place.lane.check_process()
@@ -177,10 +176,10 @@ cdef class Event:
         return self.place.vendor_event
 
     cdef bint _ask(self, bint block) except *:
-        """Whether the operation is over; then it is settled."""
+        """Whether the operation is over; if so, settle it."""
         self.place.lane.check_process()
         if self.place.vendor_event is None and self.place.error is None and not self.known_over():
-            self.place.lane.ask_for_all(self.place, block)  # which needs no event
+            self.place.lane.ask_for_all(self.place, block)  # needs no vendor's event
             if self.place.vendor_event is None and self.place.error is None and not self.known_over():
                 self.recorded()
         vendor_event = self.place.vendor_event
@@ -197,8 +196,8 @@ cdef class Event:
         return True
 
     cdef settle(self):
-        """Find out how it went, and how that went which it waited for. It is over, and so these are."""
-        # Not by recursion, for the chain can be long.
+        """Learn the outcome of this event, which is over, and first of those it waited for, which are over too."""
+        # Without recursion, because the chain can be long.
         cdef list path = [self]
         cdef Event event, source
         while path:
@@ -211,7 +210,7 @@ cdef class Event:
                 if path[-1] is not event:
                     continue
             event.learn_error(event is not self)
-            gone = event.sources  # replaced before it goes: see docs/concurrency.md
+            gone = event.sources  # holds the old value until replaced: see docs/concurrency.md
             event.sources = ()
             event.settled = True
             path.pop()
@@ -254,8 +253,8 @@ cdef class Event:
 
 
 async def _wait_for(Event event):
-    """Asks from time to time, each time after a tenth of the time so far: no thread waits, and no loop is blocked."""
-    import asyncio  # whose loop runs this
+    """Poll after each tenth of the time so far, and at least every 10 ms: neither a thread nor the loop is blocked."""
+    import asyncio  # imported already: its loop runs this
 
     begin = monotonic()
     while not event.done():
@@ -263,7 +262,7 @@ async def _wait_for(Event event):
 
 
 def joined(events: Iterable[Event]) -> Dependencies:
-    """All that something comes after which waits for these."""
+    """All that an operation comes after if it waits for these events."""
     cdef dict positions = {}
     cdef Event event
     for event in events:

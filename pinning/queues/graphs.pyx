@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What operations that were recorded into graphs keep: alive, and locked, for as long as the graph can be launched.
+"""Objects that recorded operations use: they stay alive, and locked, as long as their graph can be launched.
 
-A driver says when a graph is gone, on a thread of its own that may call nothing. It only puts a node on a list; the
-thread that looks after queues lets go of what the node keeps, within 0.1 s.
+The driver reports that a graph is gone on a thread of its own, which may make no calls and only puts a node on a list.
+The service thread releases what the node keeps within 0.1 s.
 """
 
 from cpython.object cimport PyObject
@@ -21,7 +21,7 @@ cdef extern from * nogil:
     """
     #include <atomic>
 
-    // One recorded operation's references. The list of live ones is the GIL's; that of released ones any thread's.
+    // References of one recorded operation. The GIL guards the list of live ones; any thread may add to the released.
     struct Recorded {
       PyObject* kept;  // a tuple: the work and a tuple of objects
       Recorded *previous, *next;
@@ -53,25 +53,25 @@ cdef extern from * nogil:
     void release_recorded(void* object) noexcept
     Recorded* take_released() noexcept
 
-cdef Recorded* live = NULL  # the latest operation
+cdef Recorded* live = NULL  # the latest of the operations that graphs keep
 
 
 cdef class Graphs:
-    """All graphs of the process, as the thread that looks after queues sees a queue."""
+    """All graphs of the process, with the methods by which the service thread polls a lane."""
 
     cdef object __weakref__
     cdef Timeline timeline
     cdef bint known, watched
 
     closed = retired = False
-    owner_device = None  # when graphs are launched is not known
-    lost = True  # the program's end does not wait for a graph
+    owner_device = None  # of no device: launches of graphs are not seen
+    lost = True  # so that the exit does not wait for graphs
 
     def __init__(self):
-        self.timeline = Timeline(True)  # whose end is never reached
+        self.timeline = Timeline(True)  # its points are never reached
 
     def poll(self):
-        """Let go of what graphs that are gone have kept. Whether none is left."""
+        """Release what destroyed graphs have kept. Returns whether no graph keeps anything now."""
         cdef Recorded* recorded = take_released()
         cdef Recorded* following
         while recorded is not NULL:
@@ -81,12 +81,12 @@ cdef class Graphs:
         return live is NULL
 
     def unwatch(self):
-        """Whether no graph is left, so that polling is not needed."""
+        """Whether no graph keeps anything, so that polling is not needed."""
         self.watched = live is not NULL
         return not self.watched
 
     def uses(self, thing):
-        """The operations that keep this very object."""
+        """One point, which is never reached, if a graph keeps this very object."""
         cdef Recorded* recorded = live
         while recorded is not NULL:
             work, kept = <tuple>recorded.kept
@@ -117,11 +117,11 @@ cdef let_go(Recorded* recorded):
     if recorded.previous is not NULL:
         recorded.previous.next = recorded.next
     delete_recorded(recorded)
-    Py_DECREF(kept)  # and `kept` is the last reference, which may run anything as it goes
+    Py_DECREF(kept)  # `kept` is now the last reference, whose release may run any code
 
 
 cdef keep_with_graph(VendorQueue* queue, object work, tuple kept):
-    """Keep both until the graph that the queue is captured into is gone. Raises GraphCaptureError, and keeps nothing."""
+    """Keep both until the graph that the queue is captured into is gone. After GraphCaptureError nothing is kept."""
     global live
     cdef tuple both = (work, kept)
     cdef Recorded* recorded = new_recorded(<PyObject*>both)
@@ -136,14 +136,14 @@ cdef keep_with_graph(VendorQueue* queue, object work, tuple kept):
 
 
 def graphs_alive() -> bool:
-    """Whether any graph keeps something, as far as drivers have said."""
+    """Whether any graph keeps something, as far as drivers have reported."""
     return not graphs.poll()
 
 
 def _after_fork_in_child():
     global live
     take_released()
-    live = NULL  # what the parent's graphs keep is never let go here
+    live = NULL  # what the parent's graphs keep is never released here
     graphs.known = graphs.watched = False
 
 

@@ -4,4 +4,4 @@
 cdef class HostCallback:
     cdef object __weakref__
     cdef object python
-    cdef object event  # weakly
+    cdef object event  # a weak reference

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""Functions of Python that a vendor's queue calls."""
+"""Python functions that a vendor's queue calls."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
@@ -19,7 +19,7 @@ cdef extern from *:
     """
     #include <pinning/gil.hpp>
 
-    // On a thread of the vendor's, which may be the first to come to Python.
+    // Runs on a thread of the vendor, which may never have run Python before.
     static void call_in_python(void* callback) {
       pinning::Gil const gil;
       PyObject* const result = PyObject_CallNoArgs(static_cast<PyObject*>(callback));
@@ -33,7 +33,7 @@ cdef extern from *:
 cdef class HostCallback:
     """A Python function that a queue calls in its turn, as a C function for `VendorQueue.call`.
 
-    What the function raises goes to `event`, or where that is gone, to `sys.unraisablehook`.
+    An exception of the function goes to `event`, or to `sys.unraisablehook` if the event is gone.
     """
 
     def __init__(self, function: Callable[[], object], event: Event) -> None:
@@ -49,7 +49,7 @@ cdef class HostCallback:
         return <uintptr_t><PyObject*>self
 
     def __call__(self):
-        # It stays until the queue lets go of this: what it holds may call the vendor when it goes, and must not here.
+        # The function is not released here: destroying what it holds may call the vendor, which this thread must not.
         try:
             self.python()
         except BaseException as error:

@@ -14,13 +14,13 @@ cdef extern from * nogil:
     #include <cstdint>
     #include <deque>
 
-    // What a lane keeps alive until the operation at a position is over.
+    // An object that a lane keeps alive until the operation at a position is over.
     struct Reference {
       std::uint64_t position;
       PyObject* thing;  // a Work, or a tuple of objects
     };
 
-    // Which memory the pending operations of a lane may write, as far as the host could read it.
+    // The host-readable memory that pending operations of a lane may write.
     class Writes {
      public:
       void add(std::uint64_t position, std::uint64_t start, std::uint64_t size) {
@@ -42,7 +42,7 @@ cdef extern from * nogil:
       struct Range {
         std::uint64_t position, start, end;
       };
-      std::uint64_t unknown_ = 0;  // the last position where anything may be written
+      std::uint64_t unknown_ = 0;  // the last position that may write anywhere
       std::deque<Range> ranges_;
     };
     """
@@ -64,7 +64,7 @@ cdef extern from * nogil:
         size_t size() noexcept
         cbool empty() noexcept
 
-cdef list NONE  # to be given where there is nothing to wait for
+cdef list NONE  # an empty wait list
 cdef str ONCE  # why work in general is not recorded into a graph
 
 
@@ -72,39 +72,39 @@ cdef class Lane
 
 
 cdef class Work:
-    """What an operation does, in C. The lane keeps it until the operation is over, and with it what it keeps."""
+    """The vendor calls of an operation, in C. The lane keeps it, and what it refers to, until the operation is over."""
 
-    cdef uint64_t written, written_size  # which bytes it may write that the host could read; size 0 for none
+    cdef uint64_t written, written_size  # host-readable bytes that it may write; size 0: none
 
     cdef submit(self, Lane lane)
     cdef bint keeps(self, object thing)
-    cdef str unrecordable(self)  # why a graph cannot have it; None where it can: at each launch it does the same anew
+    cdef str unrecordable(self)  # why a graph cannot record it; None if it does the same at each launch
 
 
 cdef class Lane:
     cdef object __weakref__
     cdef readonly object vendor  # the VendorQueue, for Python
     cdef object device
-    cdef object stream  # the owner of the vendor's queue, if it is adopted: kept as long as work may be submitted there
-    cdef NativeQueue native  # the same for C++
+    cdef object stream  # the owner of an adopted vendor's queue, kept as long as work may be submitted there
+    cdef NativeQueue native  # `vendor` for C++
     cdef VendorQueue* queue  # that of `native`
     cdef Timeline timeline
     cdef uint64_t submitted
-    cdef uint64_t complete  # `submitted` before the submission in progress, or now where there is none
-    cdef uint64_t looked  # `submitted` when the vendor was last asked
-    cdef void* last  # a Place, not kept: the one after all that was submitted, null where it cannot be needed
+    cdef uint64_t complete  # `submitted` at the end of the last submission
+    cdef uint64_t looked  # `submitted` when `look` last polled the vendor
+    cdef void* last  # a borrowed Place after all that was submitted; null if no event can need it
     cdef ReferenceDeque kept
     cdef Writes writes
-    cdef object unsettled  # deque of (position, weakly an event that holds those it waits for)
-    cdef object markers  # deque of (position, vendor's event); of an adopted one, of every position
-    cdef readonly object error  # of work, reported when no caller was waiting
-    cdef int refusals  # of the vendor to say how far it is, since it last did
-    cdef list asking  # the threads that are asking the vendor how far it is
-    cdef bint shared  # others submit there too, and may capture it: how far it is only events are asked
-    cdef bint adopted  # and its owner may end it when what was submitted is over
-    cdef list recorder  # what recorded operations keep, if it is not to be kept by their graph
+    cdef object unsettled  # deque of (position, weak reference to an event that holds `sources`)
+    cdef object markers  # deque of (position, vendor's event); if `shared`, one for every position
+    cdef readonly object error  # of work, if no event reports it
+    cdef int refusals  # failed polls of the vendor since the last that succeeded
+    cdef list asking  # idents of the threads that are polling or waiting for the vendor
+    cdef bint shared  # others submit there too, and may capture it: progress is read from events only
+    cdef bint adopted  # and its owner may destroy it once what was submitted is over
+    cdef list recorder  # if not None, collects what recorded operations keep, instead of their graph
     cdef bint watched
-    cdef uint64_t unwatched  # `submitted` when that was last asked for
+    cdef uint64_t unwatched  # `submitted` at the last call of `unwatch`
     cdef readonly bint retired
     cdef bint closing  # nothing is submitted any more
     cdef readonly bint closed
@@ -126,7 +126,7 @@ cdef class Lane:
     cdef raise_error(self)
     cdef hold(self, object thing)
     cdef Place last_place(self)
-    # Whether pending work may write into these bytes, or that is unknown: then a later copy must not read them yet.
+    # Whether pending work may write these bytes, or this is unknown: if so, a later copy must not read them yet.
     cdef bint may_write(self, uint64_t start, uint64_t size) noexcept
     cdef look(self)
     cdef mark(self)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""One vendor's queue: how operations get into it, and what is remembered of them until they are over.
+"""One vendor's queue: the submission of operations, and their state until they are over.
 
-The mutex of a lane is the only lock. It is held while something is submitted, for a vendor's queue takes one submission
-at a time, and while the queue is given back; not while the vendor is asked how far it is, which may take long. All else
-that is remembered is changed by C code that the GIL guards.
+The mutex of a lane is the only lock. It is held while something is submitted, because a vendor's queue takes one
+submission at a time, and while the queue is given back; not while the vendor is polled or waited for, which may take
+long. All other state is changed by C code that the GIL guards.
 """
 
 from cpython.object cimport PyObject
@@ -34,10 +34,10 @@ cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 cdef enum:
-    LOOK_EVERY = 64  # operations, after which the vendor is asked how far it is
-    LOST = 8  # refusals to say so, one after another, that mean that the device is lost
+    LOOK_EVERY = 64  # operations, after which the vendor is polled
+    LOST = 8  # consecutive failed polls, after which the device counts as lost
 
-cdef double SPIN = 100e-6  # seconds, for which a thread asks before it has an event made and sleeps
+cdef double SPIN = 100e-6  # seconds for which a waiting thread polls before it records an event and sleeps
 NONE = []
 ONCE = "this work is done once, when it is submitted"
 
@@ -94,7 +94,7 @@ cdef class Lane:
         check_process(self.generation)
 
     def check_uncaptured(self, what):
-        """Raise GraphCaptureError while the stream is being captured, when `what` holds."""
+        """Raise GraphCaptureError, with `what` as the reason, while the stream is being captured."""
         if self.capture() != 0:
             raise GraphCaptureError(f"this queue's stream is being captured into a graph, and {what}: do that before the "
                                     "capture, after it, or in another queue")
@@ -102,9 +102,9 @@ cdef class Lane:
     # ---- submitting ----
 
     cdef bint enter(self) except *:
-        """Have the vendor's queue alone. False where this thread has it already.
+        """Acquire exclusive use of the vendor's queue; False if this thread already holds it.
 
-        That is so when an object is collected in the middle of a submission, and its end submits something.
+        It does if an object is collected in the middle of a submission, and its destructor submits something.
         """
         if self.owner == PyThread_get_thread_ident():
             return False
@@ -119,7 +119,7 @@ cdef class Lane:
             self.mutex.release()
 
     cdef uint64_t capture(self) except? 0:
-        """The capture into whose graph the vendor records what is submitted; 0 where there is none."""
+        """The capture whose graph records what is submitted; 0 if there is none."""
         cdef VendorQueue* queue = self.queue
         cdef uint64_t capture
         if not self.shared or self.closed:
@@ -129,7 +129,7 @@ cdef class Lane:
         return capture
 
     cdef bint busy_here(self) except *:
-        """Whether this very thread is in the middle of a call of the vendor's, in which an object was collected."""
+        """Whether this very thread is in the middle of a vendor call, in which an object was collected."""
         ident = PyThread_get_thread_ident()
         return self.owner == ident or ident in self.asking
 
@@ -162,7 +162,7 @@ cdef class Lane:
             if place.vendor_event is None and (self.shared or not outermost):
                 try:
                     place.vendor_event = self.vendor.record()
-                except Exception:  # then when it is needed, as in other queues: the work is submitted
+                except Exception:  # the work is submitted; the event is made when needed, as in other queues
                     pass
             if self.shared and place.vendor_event is not None:
                 self.markers.append((event.position, place.vendor_event))
@@ -188,7 +188,7 @@ cdef class Lane:
             elif work is not None:
                 work(self.vendor)
         except BaseException:
-            # Some of it may be submitted: what is kept stays until all that was submitted by now is over.
+            # Some of it may have been submitted: objects are kept until all that was submitted by now is over.
             self.submitted += 1
             self.last = NULL
             if self.shared:
@@ -205,7 +205,7 @@ cdef class Lane:
     def record(self, Place place not None):
         """Make the vendor's event of a place."""
         check_process(self.generation)
-        # A submitting thread makes it first, and may then block in a copy that waits for what this thread is to signal.
+        # A submitting thread makes it first, and may then block, with the mutex, in a copy that waits for this thread.
         ident = PyThread_get_thread_ident()
         while place.vendor_event is None and self.owner != 0 and self.owner != ident:
             with nogil:
@@ -223,7 +223,7 @@ cdef class Lane:
             self.leave(outermost)
 
     def share(self):
-        """From now on others submit here too: what they submit is not to come before a vendor's event of ours."""
+        """From now on others submit here too; what they submit must not come before a vendor's event of ours."""
         cdef bint outermost = self.enter()
         try:
             if not self.shared:
@@ -244,7 +244,7 @@ cdef class Lane:
         self.kept.push_back(reference)
         Py_INCREF(thing)
         if not self.watched:
-            pending.look_after(self)  # in C: a function in Python might be ended by Ctrl-C before it
+            pending.look_after(self)  # in C: Ctrl-C could end a Python function before it has done this
             self.watched = True
 
     def uses(self, thing):
@@ -258,9 +258,9 @@ cdef class Lane:
         return [point_at(self.timeline, position) for position in positions]
 
     def unwatch(self):
-        """Whether nothing is kept, and nothing has come since the last time, so that polling is not needed.
+        """Whether polling is not needed, because nothing is kept and nothing was submitted since the last call.
 
-        To be watched again wakes a thread, which a program that copies now and then would feel each time.
+        Watching a lane again wakes a thread, which would delay each copy of a program that copies now and then.
         """
         self.watched = not self.kept.empty() or self.submitted != self.unwatched
         self.unwatched = self.submitted
@@ -278,7 +278,7 @@ cdef class Lane:
                 self.mark()
 
     cdef mark(self):
-        """Have the vendor say when it is here: a queue that is never idle says nothing else without being waited for."""
+        """Record a vendor's event here: otherwise only a wait shows the progress of a queue that is never idle."""
         cdef bint outermost = self.enter()
         try:
             if not self.closed:
@@ -290,7 +290,7 @@ cdef class Lane:
             self.leave(outermost)
 
     cdef bint ask(self, bint block) except *:
-        """Whether the vendor has done all, or wait until it has. Until it answers, the queue is not given back."""
+        """Whether the vendor has done all; if `block`, wait until it has. Meanwhile the queue is not given back."""
         cdef bint over = True
         cdef VendorQueue* queue = self.queue
         self.check_uncaptured("cannot be asked or waited for")
@@ -314,7 +314,7 @@ cdef class Lane:
         return over
 
     cdef give_signals(self):
-        """The device is lost, and queues of others must not wait for it."""
+        """Set all signals, because the device is lost and queues of other vendors must not wait for it."""
         cdef size_t i = 0
         while i < self.kept.size():
             kept = <object>self.kept.at(i).thing
@@ -325,7 +325,7 @@ cdef class Lane:
             i += 1
 
     def poll(self):
-        """Ask the vendor how far it is, and let go of what is kept no longer. Whether all is over."""
+        """Poll the vendor, and release what finished work has kept. Returns whether all work is over."""
         check_process(self.generation)
         cdef uint64_t submitted = self.complete
         if not self.closed and (self.timeline.reached < submitted or not self.kept.empty() or self.unsettled):
@@ -337,14 +337,14 @@ cdef class Lane:
                     self.reach(submitted)
                 else:
                     self.read_markers()
-            except Exception:  # it is kept until the event is queried
+            except Exception:  # the error is kept until the event or the queue is queried
                 return False
         return self.timeline.reached >= self.submitted and self.kept.empty()
 
     def ask_for_all(self, Place place not None, bint block):
-        """Learn whether all is over, if nothing was submitted after this place; ask again for a moment if `block`.
+        """Poll whether all is over, as long as nothing is submitted after this place; for up to `SPIN` if `block`.
 
-        To wait for all would be to wait for what others submit meanwhile, which may in turn wait for this thread.
+        A wait for all would include what others submit meanwhile, which may in turn wait for this thread.
         """
         cdef double end = monotonic() + SPIN if block else 0
         cdef uint64_t submitted
@@ -372,7 +372,7 @@ cdef class Lane:
 
     @property
     def lost(self):
-        """Whether the vendor says nothing but errors any more."""
+        """Whether the vendor now reports nothing but errors."""
         return self.refusals >= LOST
 
     cdef read_markers(self):
@@ -383,21 +383,21 @@ cdef class Lane:
                     break
                 self.reach(marker[0])
             except Exception as error:
-                self.blame(error)  # and a later marker, or the queue itself, will say how far it is
+                self.blame(error)  # a later marker, or the queue itself, will show the progress
             if self.markers and self.markers[0] is marker:  # no other thread was here meanwhile
                 self.markers.popleft()
 
     cdef blame(self, object error):
-        """The vendor has told of an error that it may not tell again."""
+        """Store an error that the vendor has reported, because it may not report it again."""
         cdef Place place = self.last_place()
         if place is not None and place.vendor_event is None:
             place.error = error
-            self.last = NULL  # it is not that of events to come
+            self.last = NULL  # later events do not get this error
         elif self.error is None:
             self.error = error
 
     def arrive(self, uint64_t position):
-        """All up to here is over, an event says."""
+        """Note that all up to here is over, as an event has reported."""
         self.reach(position)
 
     cdef reach(self, uint64_t position):
@@ -409,8 +409,8 @@ cdef class Lane:
         while not self.kept.empty() and self.kept.front().position <= position:
             thing = self.kept.front().thing
             self.kept.pop_front()
-            Py_DECREF(<object>thing)  # which may run anything, this as well
-        # They would hold those that they wait for, and these theirs, for ever if the last one were not queried.
+            Py_DECREF(<object>thing)  # may run any code, also this function
+        # Otherwise they hold those that they wait for, and these theirs, for ever if the last one is never queried.
         while self.unsettled and self.unsettled[0][0] <= upto:
             event = self.unsettled.popleft()[1]()
             if event is not None and not event.settled:
@@ -419,7 +419,7 @@ cdef class Lane:
     # ---- the end ----
 
     def synchronize(self):
-        """Block until all that was submitted by now is over. Raises what went wrong that no event has told."""
+        """Block until all that was submitted by now is over. Raises an error that no event has reported."""
         check_process(self.generation)
         cdef uint64_t submitted = self.complete
         if not self.closed:
@@ -432,12 +432,12 @@ cdef class Lane:
         self.raise_error()
 
     cdef drain(self):
-        """Wait until all is over that was submitted here. Raises as `synchronize`."""
+        """Wait until all that was submitted here is over. Raises as `synchronize`."""
         if not self.adopted:
             self.synchronize()
             return
         while self.markers:
-            with suppress(Exception):  # it says so once more when it is read
+            with suppress(Exception):  # `read_markers` gets the error once more
                 self.markers[0][1].wait()
             self.read_markers()
         self.raise_error()
@@ -448,20 +448,20 @@ cdef class Lane:
             raise error
 
     def retire(self):
-        """No more work will be submitted here."""
+        """Note that no more work will be submitted here."""
         self.retired = True
 
     def finish(self):
-        """Wait until all is over, and give the vendor's queue back.
+        """Wait until all work is over, and give the vendor's queue back.
 
-        Raises what went wrong. Where the vendor refused to take the queue back, it is still open.
+        Raises the first error. If the vendor has refused to take the queue back, it is still open.
         """
         if self.busy_here():
-            pending.retire(self)  # another thread will do it, once this call has ended
+            pending.retire(self)  # the service thread will do it, once this call has ended
             return
         first = None
         self.check_uncaptured("cannot be asked or waited for")
-        cdef bint outermost = self.enter()  # and so no submission is in progress
+        cdef bint outermost = self.enter()  # waits for a submission in progress
         self.closing = True
         self.leave(outermost)
         try:
@@ -483,14 +483,14 @@ cdef class Lane:
             raise first
 
     def close(self):
-        """Give the vendor's queue back, whose work is over. If the device is lost, the queue is with it."""
+        """Give the vendor's queue back; its work is over. If the device is lost, so is the queue."""
         cdef bint outermost = self.enter()
         try:
             if self.closed:
                 return
             try:
                 self.flush()
-            except Exception:  # the device is lost; the event will say so itself
+            except Exception:  # the device is lost, as the event itself will report
                 pass
             self.closed = True  # so that no thread begins to poll
             while self.asking:

@@ -19,16 +19,16 @@ Chosen = Literal["own", "idle"] | tuple[MemoryDevice, ...]
 
 
 def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
-    """What `links` means for copies of a device, checked.
+    """Check `links` for copies of a device, and look up the devices named.
 
     Raises
     ------
     ArgumentError
-        It is another string than these two.
+        It is a string other than ``"own"`` and ``"idle"``.
     PinningError
         A device is named twice, is the queue's own, or cannot carry its copies.
     PluginUnavailableError
-        There is no device of a name.
+        There is no device with one of the names.
     """
     if isinstance(links, str):
         if links == "own" or links == "idle":
@@ -51,7 +51,7 @@ def chosen_links(links: Links, device: MemoryDevice) -> Chosen:
 
 
 def peers_of(device: MemoryDevice) -> tuple[MemoryDevice, ...]:
-    """All that can carry its copies."""
+    """All devices that can carry copies of this one."""
     slots = device_slots(device)
     present = devices.plugins()
     known: Any = slots.get(peers_of)
@@ -62,7 +62,7 @@ def peers_of(device: MemoryDevice) -> tuple[MemoryDevice, ...]:
 
 
 def obstacle(device: MemoryDevice, peer: Device) -> str | None:
-    """Why a peer cannot carry copies of a device; None where it can."""
+    """Why a peer cannot carry copies of a device; None if it can."""
     if peer.vendor != device.vendor or not isinstance(peer, MemoryDevice):
         return "it is of another vendor"
     if not isinstance(peer, LinkedDevice) or peer.link_to(device) is None:

@@ -18,8 +18,8 @@ cdef class Dependencies:
     cdef dict latest
 
 
-# What an operation comes after, as a dict that is not changed once it is shared. Timeline: every operation of it up to
-# that position. (Timeline, position): this one.
+# What an operation comes after, as a dict that is not changed once it is shared. The key Timeline stands for all its
+# operations up to the value, a position; the key (Timeline, position) for that operation alone.
 cdef object key_of(Timeline timeline, uint64_t position)
 cdef bint covers(dict latest, Timeline timeline, uint64_t position)
 cdef dict merged(dict one, dict other)

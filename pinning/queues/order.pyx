@@ -19,8 +19,8 @@ cdef class Timeline:
     reached : int
         The last position that is known to be over. It only grows.
     ordered : bool
-        Whether each operation comes after all before it. In the lanes of an out-of-order queue they happen to run so,
-        and nothing may rely on it.
+        Whether each operation comes after all before it. In the lanes of an out-of-order queue they happen to run in
+        order, but nothing may rely on it.
     """
 
     def __init__(self, bint ordered) -> None:
@@ -35,16 +35,16 @@ cdef class Timeline:
 
 
 cdef class TimelinePoint:
-    """Where an operation stands: what is left of an `Event` where only its end matters later.
+    """The position of an operation: enough, without its `Event`, to know later whether it is over.
 
-    It holds neither the event nor the queue, and costs the vendor nothing.
+    It keeps neither the event nor the queue alive, and needs no vendor call.
 
     Attributes
     ----------
     timeline : Timeline
-        The operations among which it stands.
+        The timeline of the operation.
     position : int
-        Which of them it is: 1 for the first.
+        Its position there: 1 for the first operation.
     """
 
     def __init__(self):
@@ -70,8 +70,8 @@ cdef class TimelinePoint:
 cdef class Dependencies:
     """All that an operation comes after, through queues and wait lists.
 
-    Of an in-order queue it has every operation up to a position; of an out-of-order queue single ones. What is known
-    to be over is in all of them.
+    It contains every operation of an in-order queue up to a position, and single operations of an out-of-order queue.
+    An operation that is known to be over is in every `Dependencies`.
     """
 
     def __init__(self) -> NoReturn:
@@ -85,7 +85,7 @@ cdef class Dependencies:
 
     @property
     def positions(self) -> Mapping[object, int]:
-        """What it is made of, to be looked at by tests: how much it has grown."""
+        """Its contents, from which tests see how much it has grown."""
         return MappingProxyType(self.latest)
 
 

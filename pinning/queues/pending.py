@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of work that is not waited for: the service thread lets go of what finished work has kept.
+"""Work that the program does not wait for: the service thread releases what finished work has kept.
 
-Queues that were dropped are given back once their work is over, also by that thread.
+That thread also gives back dropped queues once their work is over.
 
-exit: work is waited for, but not for ever. fork: queues belong to the parent; the child's handles do nothing, and say
-so.
+exit: waits for work, but not for ever. fork: queues belong to the parent; in the child, their calls raise an error.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ class Lane(Protocol):
 _lanes: WeakRegistry[Lane] = WeakRegistry()
 _lent: WeakSet[Lane] = WeakSet()  # lanes that carry copies of other devices
 _abandoned: list[object] = []
-_RECENTLY = 0.005  # seconds, for which a device counts as at work after it was last seen to get some
-_seen: dict[str, tuple[int, float]] = {}  # by name, how much had been submitted and when that was new
+_RECENTLY = 0.005  # seconds for which a device counts as busy after it was last seen to get work
+_seen: dict[str, tuple[int, float]] = {}  # by device name: operations submitted, and when that number last changed
 
 
 def _is_busy(lane: Lane) -> bool:
-    """Look at a lane that keeps something, or is retired."""
+    """Poll a lane that keeps something, or is retired; close it if it can be. Returns whether to look again."""
     over = lane.closed or lane.poll() or (lane.lost and lane.retired)
     if over and lane.retired and not lane.closed:
         with suppress(Exception):  # the lane has no user left
@@ -61,37 +60,37 @@ def _is_busy(lane: Lane) -> bool:
     return not (over and lane.unwatch())
 
 
-# One step in C, wherever Ctrl-C and the garbage collector strike.
+# One step in C, which neither Ctrl-C nor the garbage collector can interrupt.
 look_after = partial(process.look_after, _is_busy)
 
 
 def know(lane: Lane) -> None:
-    """There is a new lane."""
+    """Add a new lane."""
     _lanes.add(lane)
 
 
 def lend(lane: Lane) -> None:
-    """What is submitted to this lane is no work of its device: it is another's."""
+    """Do not count what is submitted to this lane as work of its device: it is work for another device."""
     _lent.add(lane)
 
 
 def retire(lane: Lane) -> None:
-    """No more work can be submitted to the lane."""
+    """Have a lane closed once its work is over; no more can be submitted to it."""
     lane.retire()
     look_after(lane)
 
 
 def abandon(parents: object) -> None:
-    """Never destroy, in a child process, what belongs to its parent."""
+    """Keep for ever, in a child process, what belongs to its parent and must not be destroyed."""
     _abandoned.append(parents)
 
 
 def uses(thing: object) -> tuple[TimelinePoint, ...]:
-    """The operations that keep this very object and are not known to be over, after the vendors have been asked."""
+    """Poll the vendors, and return the operations that keep this very object and are not known to be over."""
     points = []
     for lane in _lanes:
         if lane.uses(thing):
-            with suppress(Exception):  # then it says no more than before
+            with suppress(Exception):  # then nothing new is known
                 lane.poll()
             points += lane.uses(thing)
     return tuple(points)

@@ -27,7 +27,7 @@ Order = Literal["in_order", "out_of_order"]
 
 
 class Pools(Protocol):
-    """What allocates in a queue's turn: `pinning.memory`, which this package does not know."""
+    """Allocation in the order of a queue, by `pinning.memory`, which this package does not import."""
 
     def alloc_in(
         self, queue: Queue, nbytes: int, kind: MemoryKindLike | None, pool: Pool | None, wait_for: Iterable[Event]
@@ -57,16 +57,16 @@ class Queue(Submitter):
     Raises
     ------
     PinningError
-        The device has no queues; or of `links`, one is named twice, is the device itself, or cannot carry its copies.
+        The device has no queues; or one of `links` is named twice, is the device itself, or cannot carry its copies.
     ArgumentError
         `order` or `links` is invalid.
     VendorError
         The vendor refused.
     """
 
-    _pools: ClassVar[Pools]  # pinning.memory puts itself here: arrows point from it to the queues
+    _pools: ClassVar[Pools]  # set by pinning.memory, which imports this package and not the reverse
     _adopted: ClassVar[WeakValueDictionary[tuple[int, int], Queue]] = WeakValueDictionary()
-    _given_away = 0  # the handle, once others were told it
+    _given_away = 0  # the handle, once it was given to others
     _links: Chosen | None = None
 
     def __init__(
@@ -81,7 +81,7 @@ class Queue(Submitter):
 
     @classmethod
     def adopt(cls, stream: object, device: Device | str | None = None) -> Queue:
-        """A queue over one of another owner, which goes on using it.
+        """Make a queue over a stream of another owner, which goes on using it.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class Queue(Submitter):
         Raises
         ------
         PinningError
-            It speaks another version of the protocol, or the device has no queues.
+            `stream` has another version of the protocol, or the device has no queues.
         VendorError
             The vendor refused, perhaps because there is no such stream.
         """
@@ -119,7 +119,7 @@ class Queue(Submitter):
 
     @property
     def links(self) -> Chosen | None:
-        """Over whose buses its large copies may go, as in `Queue`; None: as `costs.links`. It can be set."""
+        """The buses that large copies may use, as in `Queue`; None: as in `costs.links`. Can be set."""
         return self._links
 
     @links.setter
@@ -128,10 +128,10 @@ class Queue(Submitter):
 
     @property
     def handle(self) -> int:
-        """The vendor's handle, such as a cudaStream_t, for others to submit to; 0 where there is none.
+        """The vendor's handle, such as a cudaStream_t, for others to submit to; 0 if there is none.
 
-        An out-of-order queue has several; then it is that of the first. Once it has been read, others may submit, and
-        so each operation's vendor event is made at once.
+        An out-of-order queue has several; this is the first one's. Once it has been read, others may submit, so each
+        operation's vendor event is made at once.
         """
         self._given_away = self.share()
         return self._given_away
@@ -143,7 +143,7 @@ class Queue(Submitter):
         Raises
         ------
         AttributeError
-            It is of another device.
+            The device is of another vendor.
         """
         if self.device.vendor != "cuda":
             raise AttributeError(f"{self!r} is not a CUDA stream")
@@ -156,47 +156,47 @@ class Queue(Submitter):
         pool: Pool | None = None,
         wait_for: Iterable[Event] = (),
     ) -> tuple[Allocation, Event]:
-        """Memory, usable by whatever comes after the event, such as later work in this in-order queue.
+        """Allocate memory for work that comes after the event, such as later work in this in-order queue.
 
         Parameters
         ----------
         nbytes : int
             Bytes, at least one.
         kind : MemoryKind or str
-            Which devices can reach it; by default as `pool`, or else DEVICE.
+            Which devices can reach it; by default the kind of `pool`, or else DEVICE.
         pool : Pool, optional
-            Where it comes from; by default the pool of this kind of the device's default context.
+            The pool to allocate from; by default that of this kind in the device's default context.
         wait_for : iterable of Event
-            What must be over before the memory is used. A block whose free is among them, or before any of them, can
-            be reused.
+            Events that must complete before the memory is used. A block whose free is one of them, or comes before one
+            of them, can be reused.
 
         Returns
         -------
         (Allocation, Event)
-            The pointer is known at once. Over the pool's maximum, the event fails, and the pointer raises its error.
+            The pointer is known at once. Beyond the pool's maximum, the event fails, and the pointer raises its error.
         """
         self.check_uncaptured("memory is allocated once")
         return self._pools.alloc_in(self, nbytes, kind, pool, wait_for)
 
     def free(self, allocation: Allocation, wait_for: Iterable[Event] = ()) -> Event:
-        """Give memory back to its pool, once all before this is over.
+        """Give memory back to its pool, once `wait_for` and, in an in-order queue, all earlier work are complete.
 
         Parameters
         ----------
         allocation : Allocation
-            What `alloc` has returned.
+            One that `alloc` has returned.
         wait_for : iterable of Event
-            What else must be over before, such as work of other queues on it.
+            Events that must complete first as well, such as work of other queues on the memory.
         """
         self.check_uncaptured("memory is freed once")
         return self._pools.free_in(self, allocation, wait_for)
 
     @contextmanager
     def keep_recorded(self) -> Iterator[list[object]]:
-        """Within it, have a list keep what is recorded into graphs, alive and locked, instead of the graph itself.
+        """Within this context, a list keeps what is recorded into graphs, alive and locked, instead of the graph.
 
-        A graph that keeps something takes 1.4 us longer to launch (H200). Let go of the list when the graph, and all
-        that was instantiated from it, are gone: a launch after that reads and writes memory that may be another's.
+        A graph that keeps something takes 1.4 us longer to launch (H200). Keep the list until the graph, and all that
+        was instantiated from it, are gone: a launch without it reads and writes memory that may belong to others.
 
         Examples
         --------
@@ -211,15 +211,15 @@ class Queue(Submitter):
             self.record_to(None)
 
     def call(self, function: Callable[[], object], wait_for: Iterable[Event] = ()) -> Event:
-        """Call a Python function in its turn, on a thread of the vendor's.
+        """Call a Python function in its turn, on a thread of the vendor.
 
-        What it raises reaches the event, and the queue goes on. It must not wait for work of the device; it is called
-        also when what it waits for has failed. If the event is dropped, an error goes to `sys.unraisablehook`.
+        If it raises, the event fails, and the queue goes on. It must not wait for work of the device. It is called even
+        if an event in `wait_for` has failed. If the event was dropped, an error goes to `sys.unraisablehook`.
 
         Parameters
         ----------
         function : callable
-            Is called without arguments.
+            Called without arguments.
         wait_for : iterable of Event
             Events that must complete first.
         """
@@ -240,15 +240,15 @@ class Queue(Submitter):
         return self
 
     def close(self) -> None:
-        """Wait until all work is over, and give the vendor's queue back. Again: nothing. Events stay valid.
+        """Wait until all work is complete, and give the vendor's queue back. Can be repeated. Events stay valid.
 
-        Others' streams that are this queue go with it: what was adopted of them is closed too.
+        A queue that was adopted from another library's stream over this queue's handle is closed too.
 
         Raises
         ------
         VendorError
-            Work failed, and no event was there to tell. Or the vendor refused to take the queue back; then it is
-            still open, unless the vendor refuses everything, as that of a lost device does.
+            Work failed, and no event reports it. Or the vendor refused to take the queue back; then it is still open,
+            unless the vendor refuses everything, because the device is lost.
         """
         adopted = self._adopted.get((id(self.device), self._given_away)) if self._given_away else None
         try:
@@ -265,12 +265,12 @@ class Queue(Submitter):
         return f"<Queue of {name}, {self.order}{', closed' if self.closed else ''}>"
 
 
-_DEFAULT = "default queue"  # of a device, among its slots
-default_queues: dict[int, ref[Queue]] = {}  # the same by id of the device, for Cython code
+_DEFAULT = "default queue"  # the key in a device's slots
+default_queues: dict[int, ref[Queue]] = {}  # default queues by id of the device, for Cython code
 
 
 def default_queue(device: Device | str | None = None) -> Queue:
-    """The in-order queue of a device that is used where none is given. One for each, made on demand.
+    """The in-order queue of a device that is used if none is given. One for each device, made on demand.
 
     Raises
     ------
@@ -286,12 +286,12 @@ def default_queue(device: Device | str | None = None) -> Queue:
             made.close()
     cached = default_queues.get(id(owner))
     if cached is None or cached() is not queue:
-        default_queues[id(owner)] = ref(queue, partial(default_queues.pop, id(owner)))  # whose default is the reference
+        default_queues[id(owner)] = ref(queue, partial(default_queues.pop, id(owner)))  # the reference is pop's default
     return queue  # type: ignore[no-any-return]
 
 
 def as_queue(queue: object, device: Device | str | None = None) -> Queue:
-    """The queue meant: itself, one over an object with ``__cuda_stream__``, or the default queue for None."""
+    """Return the queue meant: itself, one over an object with ``__cuda_stream__``, or the default queue for None."""
     if isinstance(queue, Queue):
         return queue
     return default_queue(device) if queue is None else Queue.adopt(queue, device)

@@ -35,7 +35,7 @@ cdef extern from "<pinning/file.hpp>" namespace "pinning" nogil:
 
 
 cdef extern from "<pinning/copy_plan.hpp>" namespace "pinning" nogil:
-    ctypedef struct CopyLimits:  # by the names that `pinning.copies.Costs` has
+    ctypedef struct CopyLimits:  # names as in `pinning.copies.Costs`
         uint64_t ring_bytes
         uint64_t staging_bytes
         uint64_t chunk_bytes
@@ -74,12 +74,12 @@ cdef extern from "<pinning/staging.hpp>" namespace "pinning" nogil:
 
 
 cdef class Staged:
-    cdef CStaged* staged  # its own
+    cdef CStaged* staged  # owned
 
 
 cdef class Staging:
     cdef CStaging* staging
-    cdef object device  # which stays while it has rings
+    cdef object device  # kept while it has rings
 
     cdef Staged wrap(self, CStaged* staged)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""The staging engine: a thin face of <pinning/staging.hpp>."""
+"""The staging engine: a thin wrapper of <pinning/staging.hpp>."""
 
 from cython.operator cimport dereference
 from libc.stdint cimport uint64_t
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pinning.plugin import MemoryDevice
 
 cdef dict stagings = {}  # by id of the device
-cdef list of_parents = []  # not destroyed in a fork
+cdef list of_parents = []  # never destroyed in a child of fork
 
 
 def default_limits() -> dict[str, int]:
-    """Those of `pinning.copies.Costs` that suit the processors that this process may run on, by name."""
+    """Defaults of `pinning.copies.Costs`, by name, that suit the processors that this process may run on."""
     cdef CopyLimits limits
     return limits
 
@@ -35,7 +35,7 @@ cdef CopyLimits limits_of(object costs) except *:
 cdef class Staged:
     """A copy, a signal or a wait in a queue. Keep it until the queue's work is over.
 
-    When it is collected no thread touches the host's memory any more, even if the device is lost.
+    Once it is collected, no thread touches the host's memory for it any more, even if the device is lost.
     """
 
     def __init__(self):
@@ -47,12 +47,12 @@ cdef class Staged:
             del staged
 
     def give(self) -> None:
-        """Of a signal: as if its queue had come to it."""
+        """Set this signal, as if its queue had reached it."""
         self.staged.give()
 
 
 cdef class Block:
-    """Pinned memory of the host that is this object's until it is collected."""
+    """Pinned host memory that belongs to this object until it is collected."""
 
     cdef CBlock* block
     cdef readonly uint64_t ptr  # type: int
@@ -63,7 +63,7 @@ cdef class Block:
 
 
 cdef class Staging:
-    """The rings of pinned memory of one device. One submission to a queue at a time, as everywhere."""
+    """The rings of pinned memory of one device. As everywhere, a queue takes one submission at a time."""
 
     def __cinit__(self, device: MemoryDevice) -> None:
         self.device = device
@@ -82,7 +82,7 @@ cdef class Staging:
         return face
 
     def signal(self, queue: pinning.plugin.VendorQueue) -> Staged:
-        """A signal that is given when the queue comes to it. Raises what the queue does."""
+        """Submit a signal, which is set when the queue reaches it. Raises the errors of the queue."""
         cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
         with nogil:
@@ -90,7 +90,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def wait(self, queue: pinning.plugin.VendorQueue, Staged signal not None) -> Staged | None:
-        """Have later work wait for a signal in a queue of any device, once for each; None if it was given already."""
+        """Make later work of `queue` wait for a signal of any queue, once per signal; None if it is already set."""
         cdef NativeQueue native = native_queue(queue)
         cdef unique_ptr[CStaged] staged
         with nogil:
@@ -98,7 +98,7 @@ cdef class Staging:
         return self.wrap(staged.release())
 
     def borrow(self, uint64_t at_most, costs: object) -> Block | None:
-        """Pinned memory of a ring, for copies of another form; None where there is none."""
+        """Borrow a block of a ring, for a caller that copies through it in its own way; None if there is none."""
         cdef CopyLimits limits = limits_of(costs)
         cdef unique_ptr[CBlock] got
         cdef Block block = Block.__new__(Block)
@@ -117,13 +117,13 @@ cdef class Staging:
 
 
 def staging_of(device: MemoryDevice) -> Staging:
-    """The one of this device."""
+    """The `Staging` of a device."""
     face = stagings.get(id(device))
     return stagings.setdefault(id(device), Staging(device)) if face is None else face
 
 
 def trim_staging() -> int:
-    """Give the pinned memory of idle rings back, of all devices; returns how many bytes."""
+    """Give back the pinned memory of idle rings of all devices; returns the number of bytes."""
     cdef uint64_t freed
     with nogil:
         freed = trim_stagings()

@@ -15,8 +15,8 @@ cdef class Submitter:
     cdef bint ordered
     cdef str vendor_name
     cdef list lanes
-    cdef dict before  # in order: what the next operation comes after, in other lines
-    cdef dict past  # out of order: what any operation so far comes after, in other lines
+    cdef dict before  # in order: what the next operation comes after, in other timelines
+    cdef dict past  # out of order: what any operation so far comes after, in other timelines
     cdef tuple barrier  # out of order: what all later operations wait for
     cdef long generation
 
@@ -24,7 +24,7 @@ cdef class Submitter:
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep)
     cdef Event enqueue(self, Event event, object work, object wait_for, tuple keep)
     cdef bint is_usable(self) noexcept
-    # Whether bytes of the host may be read before the turn of an operation that is submitted now.
+    # Whether an operation that is submitted now may read these bytes of the host before its turn.
     cdef bint may_be_read(self, uint64_t start, uint64_t size, object wait_for) except -1
     cdef tuple waited_for(self, object wait_for, uint64_t capture=*)
     cdef add_to_barrier(self, tuple waits)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""How operations find their lane of the vendor's, and what they wait for."""
+"""Which lane an operation goes to, and what it waits for."""
 
 from libc.stdint cimport uint64_t
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     _V = TypeVar("_V")
 
 cdef enum:
-    LANES = 4  # of the vendor's, at most, for an out-of-order queue
+    LANES = 4  # at most, in an out-of-order queue
 
 cdef uint64_t CLOSED = <uint64_t>-1  # VendorQueue::closed_capture
 
-cdef bint ended = False  # the program has: what is left goes with the process
+cdef bint ended = False  # whether the program has ended: what is left goes with the process
 cdef dict NOTHING = {}
 
 
@@ -49,7 +49,7 @@ at_exit(Subsystem.QUEUES, _end)
 
 
 cpdef tuple events_of(object wait_for):  # type: (Iterable[Event]) -> tuple[Event, ...]
-    """The events of a wait list, or of a single event; can be gone through more than once."""
+    """The events of a wait list, or a single event, as a tuple, which can be iterated more than once."""
     if type(wait_for) is tuple:
         return <tuple>wait_for
     if isinstance(wait_for, Event):
@@ -61,15 +61,15 @@ cpdef tuple events_of(object wait_for):  # type: (Iterable[Event]) -> tuple[Even
 
 
 cdef class Submitter:
-    """What a `Queue` is made of: lanes of the vendor, and one way to submit.
+    """The base of `Queue`: its lanes, and the submission to them.
 
-    Each lane is a vendor's in-order queue. A queue in order has one; one out of order has a few, made as operations
-    come that find none idle.
+    Each lane is a vendor's in-order queue. An in-order queue has one lane; an out-of-order queue has up to four, each
+    made when an operation finds none idle.
 
     Attributes
     ----------
     device : MemoryDevice
-        Whose queue it is.
+        The device of the queue.
     closed : bool
         Whether `close` was called; nothing can be submitted then.
     """
@@ -79,12 +79,12 @@ cdef class Submitter:
         self.before = self.past = NOTHING
         self.barrier = ()
         self.generation = generation()
-        self.closed = True  # until it has what it needs
+        self.closed = True  # until __init__ has succeeded
 
     def __init__(
         self, device: MemoryDevice, bint ordered, vendor: VendorQueue | None = None, stream: object = None
     ) -> None:
-        """Of a device; over a vendor's queue that others use too, if one is given, with what keeps that valid."""
+        """Make a queue of `device`; or over `vendor`, which others use too and which `stream` keeps valid."""
         self.device = device
         self.ordered = ordered
         self.vendor_name = device.vendor
@@ -134,24 +134,24 @@ cdef class Submitter:
     #     kind: Callable[[], _E],
     # ) -> _E: ...
     def submit(self, work, wait_for=(), keep=(), kind=Event):
-        """Have `work` make its calls of the vendor's queue, in its turn.
+        """Submit an operation: the calls that `work` makes to the vendor's queue.
 
         Parameters
         ----------
         work : callable or None
-            Is called at once with the `VendorQueue` to submit to. None: only a point in the queue, which is reached
-            when the wait list is and, in order, all before it.
+            Called at once with the `VendorQueue` to submit to. None: only a point in the queue, reached when the
+            wait list and, in order, all earlier work are complete.
         wait_for : iterable of Event
-            What must be over before. Any queue's, any vendor's.
+            Events that must complete first, of any queue and any vendor.
         keep : iterable
-            Objects that stay alive until the operation is over. They are let go of within a fraction of a second.
+            Objects to keep alive until the operation is over; they are released within a fraction of a second.
         kind : callable
             Makes the event: a subclass of `Event`, or anything that returns a new one.
 
         Raises
         ------
         Exception
-            What `work` raised. `keep` is kept all the same: some of it may have been submitted.
+            What `work` raised. `keep` is still kept alive, because part of the work may have been submitted.
         VendorError
             The vendor refused to wait or to record; nothing was submitted.
         PinningError
@@ -187,7 +187,7 @@ cdef class Submitter:
                 (over if wait.known_over() else left).append(wait)
             if over and self.barrier is barrier:  # else another thread has added to it
                 self.barrier = tuple(left)
-                for wait in over:  # what it came after is over, but need not be known to be
+                for wait in over:  # what it came after is over too, but perhaps not known to be
                     self.before = merged(self.before, wait.positions())
         lane = self.lane_for(waits)
         for wait in waits + self.barrier if self.barrier else waits:
@@ -205,16 +205,16 @@ cdef class Submitter:
         lane.put(event, work, vendor_waits, foreign_waits, kept)
         if before is not NOTHING and before is not self.before:
             if self.ordered:
-                self.before = merged(self.before, before)  # and not `before` alone: other threads submit meanwhile
+                self.before = merged(self.before, before)  # not `before` alone: other threads submit meanwhile
             else:
                 self.past = merged(self.past, before)
         lane.look()
         return event
 
     cdef Event record_in_graph(self, Lane lane, uint64_t capture, Event event, object work, object wait_for, tuple keep):
-        """Submit an operation to a stream under capture. It is done at each launch of the graph, and has no end to ask for.
+        """Submit an operation to a stream under capture. Each launch of the graph does it; its event never completes.
 
-        All that can be refused is refused before the driver is called, for its own refusal ends the capture.
+        All that can be refused is refused before the driver is called, because the driver's refusal ends the capture.
         """
         cdef Event wait
         cdef str why = (<Work>work).unrecordable() if isinstance(work, Work) else ONCE
@@ -247,18 +247,18 @@ cdef class Submitter:
         return event
 
     def check_uncaptured(self, what: str) -> None:
-        """Raise GraphCaptureError while a queue's stream is being captured, when `what` holds."""
+        """Raise GraphCaptureError, with `what` as the reason, while the queue's stream is being captured."""
         cdef Lane lane = self.lanes[0]
         lane.check_uncaptured(what)
 
     @property
     def is_capturing(self) -> bool:
-        """Whether the vendor records what is submitted into a graph, which others have it capture, instead of doing it."""
+        """Whether the stream is under capture, so that what is submitted is recorded into a graph instead of done."""
         cdef Lane lane = self.lanes[0]
         return not self.closed and lane.capture() != 0
 
     def record_to(self, list recorder: list[object] | None) -> None:
-        """Have a list keep what recorded operations use, instead of their graph; None for the graph again."""
+        """Make `recorder`, a list, keep what recorded operations use, instead of their graph; None: the graph again."""
         cdef Lane lane = self.lanes[0]
         lane.recorder = recorder
 
@@ -281,7 +281,7 @@ cdef class Submitter:
         if self.ordered:
             return self.lanes[0]
         for wait in waits:
-            # Behind what it waits for, if nothing else has got in there: then it need not wait at all.
+            # Behind an event that it waits for, if nothing was submitted after that: then it need not wait at all.
             if wait.queue is self and wait.place is not None and (<Lane>wait.place.lane).submitted == wait.position:
                 return wait.place.lane
         for lane in self.lanes:
@@ -301,13 +301,13 @@ cdef class Submitter:
         return best
 
     cdef bint needs_waiting(self, Event event, Lane lane):
-        """Whether the vendor must be told, because nothing else has the lane wait for the event."""
+        """Whether the vendor must make the lane wait for the event, because nothing else does."""
         if event.place is None or event.place.lane is lane or event.known_over():
             return False
         return not (self.ordered and covers(self.before, event.timeline, event.position))
 
     def wait_for(self, *events: Event) -> None:
-        """Have all later work wait for these. If one fails, later work does not fail with it.
+        """Make all later work wait for these. If one fails, later work does not fail with it.
 
         Parameters
         ----------
@@ -328,18 +328,18 @@ cdef class Submitter:
         self.barrier = longer
 
     def record(self) -> Event:
-        """An event after all work so far, whose vendor event is made now: it tells exact times."""
+        """Return an event after all work so far. Its vendor event is made now, so that its time is exact."""
         cdef Event event = self.submit(None, () if self.ordered else self.tails())
         event.recorded()
         return event
 
     cdef list tails(self):
-        """Events after all so far, one in each lane: once they have been waited for, all of it is known to be over."""
+        """Events after all work so far, one in each lane: after a wait for them, all of it is known to be over."""
         self.check()
         return [self.submit(None)] if self.ordered else [self.tail(lane) for lane in list(self.lanes)]
 
     cdef Event tail(self, Lane lane):
-        """An event after all in a lane of an out-of-order queue."""
+        """An event after all work so far in a lane of an out-of-order queue."""
         cdef Event event = Event.__new__(Event)
         event.queue = self
         lane.put(event, None, NONE, NONE, ())
@@ -366,7 +366,7 @@ cdef class Submitter:
 
     @property
     def usable(self) -> bool:
-        """Neither closed nor of a parent process."""
+        """Whether it is neither closed nor of a parent process."""
         return self.is_usable()
 
     cdef bint is_usable(self) noexcept:
@@ -388,7 +388,7 @@ cdef class Submitter:
         return True
 
     def share(self) -> int:
-        """The vendor's handle of the first lane. From now on its events are made at once, for others submit there."""
+        """The vendor's handle of the first lane. From now on its events are made at once: others submit there."""
         self.check()
         cdef Lane lane = self.lanes[0]
         handle = lane.vendor.handle
@@ -396,14 +396,14 @@ cdef class Submitter:
         return handle
 
     def lend(self) -> None:
-        """From now on what is submitted here is not counted as work of its device: it is another's."""
+        """From now on, do not count what is submitted here as work of its device: it is work for another device."""
         for lane in self.lanes:
             pending.lend(lane)
 
     def poll(self) -> bool:
-        """Ask the vendor how far it has come, make that known, and let go of what is no longer needed.
+        """Poll the vendor, update what is known to be over, and release what is no longer needed.
 
-        Returns whether all that was submitted is over. Costs no event, and raises nothing of what the vendor says.
+        Returns whether all that was submitted is over. Makes no event, and does not raise the vendor's errors.
         """
         check_process(self.generation)
         cdef bint over = True
@@ -412,25 +412,25 @@ cdef class Submitter:
         return over
 
     def done(self) -> bool:
-        """Whether all that was submitted is over.
+        """Whether all that was submitted is complete.
 
         Raises
         ------
         VendorError
-            Work failed, and no event was there to tell.
+            Work failed, and no event reports it.
         """
         cdef Lane lane
         cdef bint over = self.poll()
         for lane in self.lanes:
             if lane.shared and not lane.closed:  # what others have submitted counts as well
                 lane.check_uncaptured("cannot be asked or waited for")
-                with suppress(Exception):  # the lane has it
+                with suppress(Exception):  # the lane has the error
                     over = lane.ask(False) and over
             lane.raise_error()
         return over
 
     def synchronize(self) -> None:
-        """Block this thread until all that was submitted by now is over; other threads run. Raises as `done`."""
+        """Block this thread, without the GIL, until all that was submitted by now is complete. Raises as `done`."""
         check_process(self.generation)
         first = None
         for lane in list(self.lanes):
@@ -456,10 +456,10 @@ cdef class Submitter:
                 except Exception as error:
                     first = first or error
         finally:
-            lanes, barrier = self.lanes, self.barrier  # replaced before they go: see docs/concurrency.md
+            lanes, barrier = self.lanes, self.barrier  # hold old values until replaced: see docs/concurrency.md
             open_ones = [lane for lane in lanes if not (lane.closed or lane.retired)]
             self.closed = not open_ones
-            self.lanes = open_ones or lanes  # what was given back takes no work
+            self.lanes = open_ones or lanes  # lanes that were given back take no work
         if self.closed:
             self.barrier = ()
         if first is not None:
@@ -467,7 +467,7 @@ cdef class Submitter:
 
 
 def replace(where not None: dict[_K, _V], key: _K, old: _V | None, new: _V) -> bool:
-    """Set an entry if it is still `old`, None for none, in one step; whether it was."""
+    """Set an entry in one step, if it is still `old` (None: if there is none). Returns whether it was set."""
     if where.get(key) is not old:
         return False
     where[key] = new

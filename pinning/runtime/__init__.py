@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each process and each device has for itself, and how arguments are checked and told."""
+"""State of each process and each device; checks of arguments, and how error messages show them."""

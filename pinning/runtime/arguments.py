@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers give, where it is not what it should be."""
+"""Checks of callers' arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST = 80  # characters of a value in an error
 
 
 def describe(value: object) -> str:
-    """A value for the message of an error: in full where that is short."""
+    """Describe a value for an error message: in full if that is short."""
     if isinstance(value, (str, bytes, int, float, type(None))):
         text = repr(value[:_LONGEST] if isinstance(value, (str, bytes)) else value)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -27,7 +27,7 @@ def describe(value: object) -> str:
 
 
 def integer(value: SupportsIndex, name: str, what: str = _BYTES) -> int:
-    """An integer of any type; TypeError for all else, also for whole floats and bools."""
+    """Convert an integer of any type; TypeError for anything else, including whole floats and bools."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
@@ -39,7 +39,7 @@ def integer(value: SupportsIndex, name: str, what: str = _BYTES) -> int:
 def byte_count(
     value: SupportsIndex, name: str = "nbytes", least: int = 1, what: str = _BYTES, most: int = MOST_BYTES
 ) -> int:
-    """A number of bytes in bounds, by default of any memory or file; TypeError, or InvalidRangeError beyond them."""
+    """Check a number of bytes, by default of any memory or file; TypeError, or InvalidRangeError if out of bounds."""
     count = integer(value, name, what)
     if not least <= count <= most:
         raise InvalidRangeError(f"{name} is {describe(count)}; it must lie between {least} and {most}, in bytes")
@@ -47,7 +47,7 @@ def byte_count(
 
 
 def alignment(value: SupportsIndex) -> int:
-    """A power of two; raises as `byte_count`."""
+    """Check a power of two; raises as `byte_count`."""
     count = byte_count(value, "alignment")
     if count & (count - 1):
         raise InvalidRangeError(f"alignment is {count}; it must be a power of two")
@@ -55,7 +55,7 @@ def alignment(value: SupportsIndex) -> int:
 
 
 def seconds(value: float | None, name: str = "timeout") -> float | None:
-    """A time to wait, or None for any; TypeError where it is no number."""
+    """Check a time to wait, None if unlimited; TypeError if it is not a number."""
     if value is None:
         return None
     try:
@@ -68,7 +68,7 @@ def seconds(value: float | None, name: str = "timeout") -> float | None:
 
 
 def path_name(path: Any, name: str = "path") -> str:
-    """A path as a string. TypeError; ValueError where no file can have it; as `open` where it is empty."""
+    """Convert a path to a string. TypeError; ValueError if no file can have that name; FileNotFoundError if empty."""
     try:
         text = os.fsdecode(path)
     except TypeError:
@@ -85,5 +85,5 @@ def path_name(path: Any, name: str = "path") -> str:
 
 
 def is_one_of(value: object, *names: str) -> bool:
-    """Whether it is one of these names, whatever else it may be."""
+    """Whether a value of any type is one of these names."""
     return isinstance(value, str) and value in names

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses to be imported in a sub-interpreter, before the native modules do so in words of their own.
+"""Importing this module fails in a sub-interpreter, with a clearer message than that of the native modules.
 
 Native threads and drivers call back into the main interpreter: C code has no other.
 """
@@ -11,7 +11,7 @@ _REFUSED = (
 
 try:
     import ctypes
-except ImportError as error:  # before Python 3.13 it refuses itself
+except ImportError as error:  # before Python 3.13 ctypes itself refuses
     if "subinterpreters" in str(error):
         raise ImportError(_REFUSED) from None
     raise

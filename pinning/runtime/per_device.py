@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made for a device on demand, once for each, and goes with it."""
+"""Objects that are made on demand, one for each device, and freed with the device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ATTRIBUTE = "_pinning"
 
 
 class DeviceSlots(dict[object, Any]):
-    """What was made for a device, as an attribute of the device: they refer to each other, so the collector takes both.
+    """The objects made for a device, stored as its attribute: they refer to each other, so the collector frees both.
 
-    It stays behind where the device is copied or pickled.
+    A copy or a pickle of the device starts without them.
     """
 
     def __init__(self, owner: int = 0) -> None:
@@ -28,9 +28,9 @@ class DeviceSlots(dict[object, Any]):
 
 
 class PerDevice(Generic[T]):
-    """One object for each device, made on demand by `factory`, which it may keep alive. A device need not be hashable.
+    """One object for each device, made on demand by `factory`; it may refer to the device, which need not be hashable.
 
-    `by_id` has weak references to them by the id of their device, for Cython code that looks one up without a call.
+    `by_id` maps the id of a device to a weak reference to its object, for Cython code that looks it up without a call.
     """
 
     def __init__(self, factory: Callable[[Any], T]) -> None:
@@ -38,28 +38,28 @@ class PerDevice(Generic[T]):
         self.by_id: dict[int, ref[T]] = {}
 
     def get(self, device: object) -> T:
-        """The object of this device."""
+        """The object of a device."""
         cached = self.by_id.get(id(device))
         value = None if cached is None else cached()
         if value is None:
             value = cast(T, device_slots(device).setdefault(self, self._factory(device)))  # atomic: one thread wins
-            self.by_id[id(device)] = ref(value, partial(self.by_id.pop, id(device)))  # whose default is the reference
+            self.by_id[id(device)] = ref(value, partial(self.by_id.pop, id(device)))  # the reference: pop's default
         return value
 
     def all(self) -> list[T]:
-        """The objects of the devices that are still there, in the order in which they were made."""
+        """The objects of the devices that still exist, in the order in which they were made."""
         return [value for cached in list(self.by_id.values()) if (value := cached()) is not None]
 
 
-_of_the_process: dict[int, DeviceSlots] = {}  # of devices without attributes, for good
+_of_the_process: dict[int, DeviceSlots] = {}  # of devices without attributes; kept permanently
 
 
 def device_slots(device: object) -> DeviceSlots:
-    """What was made for this device, by what it is for."""
+    """The objects made for a device, by their purpose."""
     attributes = getattr(device, "__dict__", None)
     if not isinstance(attributes, dict):  # it has slots, or is a class
         return _of_the_process.setdefault(id(device), DeviceSlots(id(device)))
     slots: DeviceSlots = attributes.setdefault(_ATTRIBUTE, DeviceSlots(id(device)))
-    if slots.owner != id(device):  # a copy has its original's
+    if slots.owner != id(device):  # a copy of a device has the original's
         slots = attributes[_ATTRIBUTE] = DeviceSlots(id(device))
     return slots

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 cdef extern from "<pinning/generation.hpp>" namespace "pinning" nogil:
-    # How many forks lie between the process that loaded libpinning and this one: what was made in another generation is a
-    # parent's.
+    # Number of forks between the process that loaded libpinning and this one: what another generation made belongs to a
+    # parent.
     unsigned generation() noexcept

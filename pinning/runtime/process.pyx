@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3
-"""What waits for a better moment, and what a fork and the end of the program do: one place for the whole package.
+"""Deferred calls, periodic checks, and what happens at fork and exit, for the whole package.
 
-defer: a destructor runs wherever the garbage collector strikes, with any lock held. What may block it leaves to a daemon
+defer: the garbage collector may run a destructor anywhere, with any lock held. Whatever may block is left to a daemon
 thread.
 
-look_after: what ends or changes by itself, such as the work of a device, is asked by a daemon thread.
+look_after: a daemon thread polls what ends or changes by itself, such as the work of a device.
 
-fork: the child's memory, queues and locks are the parent's. Each subsystem begins anew, those below first.
+fork: memory, queues and locks belong to the parent. Each subsystem is restarted in the child, lower ones first.
 
-exit: each subsystem ends, those above first. What was deferred is dropped: it goes with the process. Threads that are only
-beginning are waited for.
+exit: each subsystem is ended, higher ones first. Deferred calls are discarded: the end of the process frees everything.
+Threads that are just starting are waited for.
 
-Each change is made by C code that the GIL guards, so that neither another thread nor Ctrl-C comes between.
+Each change is made by C code that the GIL guards, so neither another thread nor Ctrl-C can come between.
 """
 
 import _thread
@@ -40,13 +40,13 @@ cdef extern from "<pthread.h>" nogil:
 
 T = TypeVar("T")
 
-SHORTEST: float = 0.005  # seconds, before what is looked after is called
+SHORTEST: float = 0.005  # seconds: the first pause of `look_after`, and the longest
 LONGEST: float = 0.1
-BEGIN_SECONDS = 5.0  # at most, for a thread to begin
+BEGIN_SECONDS = 5.0  # at most, for a thread to start
 
 
 class Subsystem(IntEnum):
-    """The parts of the package that a fork and the exit concern, each above those that it stands on."""
+    """The parts of the package with handlers for fork and exit, each above those that it depends on."""
 
     MAPS = 0
     CACHE = 1
@@ -59,7 +59,7 @@ class Subsystem(IntEnum):
 
 
 class WeakRegistry(Generic[T]):
-    """A set that keeps nothing alive. Any thread, and any destructor, may change it while others go through it."""
+    """A set of weak references. Any thread or destructor may change it while others iterate over it."""
 
     def __init__(self) -> None:
         self._refs = set()
@@ -72,26 +72,26 @@ class WeakRegistry(Generic[T]):
 
 
 cdef class Inbox:
-    """What other threads leave for one that waits for it. Any destructor may put something in.
+    """Items for one thread, which waits for them. Any other thread, and any destructor, may add some.
 
-    `queue.SimpleQueue` is not used: up to Python 3.12 its `get` with a timeout can wait for ever if the thread gets a signal.
+    Not `queue.SimpleQueue`: up to Python 3.12 its `get` with a timeout can wait forever if the thread gets a signal.
     """
 
     cdef object things  # a deque
-    cdef object idle  # a lock, for which the thread waits; released when there is something
+    cdef object idle  # a lock, for which the thread waits; released when there are items
 
     def __cinit__(self):
         self.things, self.idle = deque(), _thread.allocate_lock()
         self.idle.acquire()
 
     def put(self, thing: object) -> None:
-        """Never waits."""
+        """Add an item. Never waits."""
         self.things.append(thing)
         if self.idle.locked():
             self.idle.release()
 
     def take(self, double timeout: float = -1.0) -> list[Any]:
-        """All that is there, the oldest first. Waits for something, at most so many seconds unless -1; it may be nothing."""
+        """Return all items, oldest first. Waits up to `timeout` seconds for one (-1: no limit); may be empty."""
         cdef list taken = []
         self.idle.acquire(True, timeout)
         while self.things:
@@ -100,11 +100,11 @@ cdef class Inbox:
 
 
 cdef class Service:
-    """A daemon thread, started when it is needed first, that calls what it is given as long as that asks for it."""
+    """A daemon thread, started when first needed, that calls each of its functions as long as it returns true."""
 
-    cdef bytes name  # as the system shows it: of 15 letters at most
-    cdef Inbox calls  # that are new
-    cdef dict due  # by function and arguments: when, and after which pause again. Of a thread that has ended it stays
+    cdef bytes name  # of the thread, in the system: at most 15 characters
+    cdef Inbox calls  # new ones
+    cdef dict due  # by function and arguments: time and next pause. Kept after the thread has ended
     cdef unsigned generation
     cdef bint started
     cdef bint ended
@@ -119,7 +119,7 @@ cdef class Service:
         self.started = self.ended = False
 
     cdef begin_anew(self):
-        """In a child of fork, once."""
+        """Restart in a forked child; does nothing the second time."""
         if self.generation != generation():
             forgotten.append((self.calls, self.due))
             self.begin()
@@ -136,12 +136,12 @@ cdef class Service:
     def _run(self):
         pthread_setname_np(pthread_self(), self.name)
         while not self.ended:
-            with suppress(BaseException):  # such as SystemExit in a destructor of the user's
+            with suppress(BaseException):  # such as SystemExit in a user's destructor
                 self.gather()
                 self.make_calls()
 
     cdef gather(self):
-        """Wait for what is new, or until the soonest is due."""
+        """Wait for new calls, or until the next one is due."""
         cdef dict due = self.due
         timeout = max(min([at for at, _ in due.values()]) - monotonic(), 0.0) if due else -1
         for function, arguments, pause in self.calls.take(timeout):
@@ -151,7 +151,7 @@ cdef class Service:
         cdef dict due = self.due
         now = monotonic()
         for call, (at, pause) in list(due.items()):
-            if self.ended or at > now + pause / 8:  # what is due so soon is called with the others
+            if self.ended or at > now + pause / 8:  # one that is due very soon is made with the others
                 continue
             del due[call]
             function, arguments = call
@@ -162,13 +162,13 @@ cdef class Service:
                 report()
 
 
-cdef unsigned beginning = 0  # threads
+cdef unsigned beginning = 0  # threads that are starting
 
 
 def start_thread(function: Callable[..., object], *arguments: object) -> int:
-    """Have a function called by a new daemon thread; what `_thread.start_new_thread` returns or raises.
+    """Call a function in a new daemon thread. Returns and raises what `_thread.start_new_thread` does.
 
-    The exit waits until it has begun, since Python 3.11 crashes where it ends meanwhile.
+    The exit waits until the thread has started, because Python 3.11 may crash if it ends before that.
     """
     global beginning
     beginning += 1
@@ -194,10 +194,10 @@ cdef await_beginning():
         sleep(0.001)
 
 
-cdef list forgotten = []  # of the parent process, which must not be destroyed here
+cdef list forgotten = []  # objects of the parent process, which must not be destroyed here
 cdef dict deferred = {}  # calls, by serial number
 cdef unsigned long serials = 0
-# A vendor may let a deferred call wait for all its work. What is looked after does not wait for that.
+# In the vendor, a deferred call may have to wait for all work to finish. Periodic checks must not wait for that.
 cdef Service defers = Service(b"pinning defer")
 cdef Service looks = Service(b"pinning service")
 cdef list fork_handlers = []
@@ -205,24 +205,24 @@ cdef list exit_handlers = []
 
 
 def look_after(function: Callable[..., object], *arguments: object, double pause=SHORTEST) -> None:
-    """Have a function called by another thread after a pause in seconds, and again as long as it returns true.
+    """Call a function in another thread after `pause` seconds, and again as long as it returns true.
 
-    Never waits, and the function must not for long. Each pause is twice the last, up to `LONGEST`. Nothing is called once
-    the program exits, nor in a child of fork what its parent looked after.
+    Never waits; the function must be short. Each pause is twice the previous one, up to `LONGEST`. Nothing is called
+    once the program exits, and a forked child makes none of its parent's calls.
     """
-    looks.begin_anew()  # unless the handler of the fork has
+    looks.begin_anew()  # unless the fork handler has done so
     if not looks.ended:
         looks.call(function, arguments, pause)
 
 
 def defer(function: Callable[..., object], *arguments: object) -> None:
-    """Have a function called soon by another thread, which holds no lock; never waits, and no destructor must.
+    """Call a function soon in another thread, which holds no lock. Never waits, as is required of destructors.
 
-    It may be called twice, where Ctrl-C has ended `run_deferred`. A PinningError that it raises is dropped. Nothing is
-    called in a child after fork, nor once the program exits.
+    It may be called twice if Ctrl-C interrupts `run_deferred`. A PinningError that it raises is dropped. Nothing is
+    called once the program exits, and a forked child makes none of its parent's calls.
     """
     global serials
-    if defers.ended or defers.generation != generation():  # a child that has not begun anew yet destroys its parent's
+    if defers.ended or defers.generation != generation():  # a child, not restarted yet, destroys its parent's objects
         return
     serials += 1
     deferred[serials] = function, arguments
@@ -230,7 +230,7 @@ def defer(function: Callable[..., object], *arguments: object) -> None:
 
 
 def run_deferred() -> None:
-    """Call here and now what was deferred. The caller holds no lock."""
+    """Make the deferred calls now, in this thread. The caller must hold no lock."""
     for serial, (function, arguments) in list(deferred.items()):
         if defers.ended or serial not in deferred:  # another thread was quicker
             continue
@@ -248,13 +248,13 @@ cdef report():
 
 
 def at_fork(subsystem: Subsystem, function: Callable[[], object]) -> None:
-    """Have a function called in the child of each fork, after those of the subsystems below."""
+    """Have a function called in each forked child, after those of lower subsystems."""
     fork_handlers.append((subsystem, function))
     fork_handlers.sort(key=lambda handler: handler[0])
 
 
 def at_exit(subsystem: Subsystem, function: Callable[[], object]) -> None:
-    """Have a function called when the program exits, after those of the subsystems above."""
+    """Have a function called when the program exits, after those of higher subsystems."""
     exit_handlers.append((subsystem, function))
     exit_handlers.sort(key=lambda handler: -handler[0])
 
@@ -269,14 +269,14 @@ def _after_fork_in_child():
     for _, function in fork_handlers:
         try:
             function()
-        except Exception:  # the others must begin anew all the same
+        except Exception:  # the others must be restarted anyway
             report()
 
 
 def _exit():
     defers.ended = looks.ended = True
     for _, function in exit_handlers:
-        with suppress(Exception):  # the others still want ending
+        with suppress(Exception):  # the others must still be ended
             function()
     await_beginning()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes as texts show them."""
+"""Numbers of bytes as text."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def size(count: int) -> str:
 
 
 def exact_size(count: int) -> str:
-    """The number of bytes, and in parentheses as `size` shows it."""
+    """The exact number of bytes, followed by `size` in parentheses from 1 KiB on."""
     return f"{count} bytes" if count < 1 << 10 else f"{count} bytes ({size(count)})"

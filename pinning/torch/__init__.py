@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch: tensors and modules locked where they lie, moved at full speed, or streamed through a GPU that is small.
+"""PyTorch: tensors and modules locked in place, moved at full speed, or streamed through a GPU that is too small.
 
     with pinning.torch.pin(model):
         model.to("cuda", non_blocking=True)     # torch's own copies, at the locked rate

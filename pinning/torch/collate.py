@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that a DataLoader's workers write where the GPU reads them."""
+"""Batches that a DataLoader's workers write directly into locked memory."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from pinning.runtime.arguments import byte_count, describe, integer
 from pinning.torch.slots import Block, Slots, Ticket, slots_of
 from pinning.torch.storages import in_host, replaced
 
-_ALIGNMENT = 64  # bytes, as torch's allocator for the host gives
+_ALIGNMENT = 64  # bytes, as by torch's host allocator
 
 
 class Collate:
     """A ``collate_fn`` for torch's DataLoader: workers write batches straight into locked memory that processes share.
 
-    The tensors that the loader then yields are pinned, and were not copied: not into shared memory to send them,
-    and not into pinned memory. Their memory goes to another batch once the last of them is gone, and the GPUs have done
-    what they had to do by then::
+    The tensors that the loader then yields are pinned, and were copied neither into shared memory nor into pinned
+    memory. Their memory is reused for another batch once the last of them is gone and the GPUs have completed the work
+    that was pending then::
 
         collate = pinning.torch.Collate(nbytes=64 << 20, batches=24)
         for batch in DataLoader(dataset, batch_size=256, num_workers=8, collate_fn=collate):
             batch = batch.to("cuda", non_blocking=True)
 
-    Make it in the process that has the DataLoader. Any start method of workers will do, and none. ``pin_memory=True``
-    then costs a thread and copies only what has found no room.
+    Make it in the process that has the DataLoader. Workers may use any start method, or there may be none.
+    ``pin_memory=True`` then costs a thread and copies only what did not fit.
 
     Parameters
     ----------
     nbytes : int
-        Of a batch; each tensor begins at a multiple of 64 bytes. What does not fit, and all of a batch for which no
-        memory is left, is sent as torch sends it, and is not pinned.
+        Size of a batch; each tensor begins at a multiple of 64 bytes. Tensors that do not fit, and all of a batch for
+        which no memory is left, are sent as torch sends them, and are not pinned.
     batches : int
-        How many may be there at a time: what workers prefetch (``num_workers * prefetch_factor``), and what the program
-        has in hand. At most 256.
+        The number that may exist at a time: those that workers prefetch (``num_workers * prefetch_factor``), and those
+        that the program uses. At most 256.
     collate_fn : callable, optional
         Makes a batch of a list of samples; its tensors, in dicts, lists and tuples, are then copied once. By default
-        torch's, with tensors and arrays stacked where they are to lie.
+        torch's, with tensors and arrays stacked directly in the memory.
     device : Device or str, optional
-        For which the memory is locked; by default the default device.
+        The device for which the memory is locked; by default the default device.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class Collate:
     ----------
     nbytes, batches : int
     missed : int
-        How many batches that arrived were not, or not all of them, in this memory.
+        The number of batches that arrived but were not, or not entirely, in this memory.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Collate:
         return batch
 
     def _sent(self, samples: list[Any]) -> _Sent:
-        """In a worker: what its owner is to make the batch of."""
+        """In a worker: the message from which the owner makes the batch."""
         slots = self._slots
         if (ticket := slots.take()) is None:
             return _Sent(slots.key, None, self._made(samples, None), True)
@@ -112,7 +112,7 @@ class Collate:
         return _Sent(slots.key, ticket if page.used else None, batch, page.full)
 
     def _made(self, samples: list[Any], page: _Page | None) -> Any:
-        """A batch, as much of it on the page as there is room for."""
+        """A batch, as much of it on the page as fits."""
         if page is None:
             return (self._make or default_collate)(samples)
         if self._make is not None:
@@ -134,7 +134,7 @@ class _Place:
     stride: tuple[int, ...]
 
     def tensor(self, memory: NDArray[numpy.uint8]) -> torch.Tensor:
-        """The tensor, with a storage of its own bytes alone."""
+        """The tensor, with a storage of only its own bytes."""
         plan = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         data = torch.from_numpy(memory[self.offset : self.offset + plan.untyped_storage().nbytes()])
         return torch.empty(0, dtype=self.dtype).set_(data.untyped_storage(), 0, self.shape, self.stride)
@@ -147,10 +147,10 @@ class _Page:
         self._memory = memory
         self._places: dict[int, _Place] = {}  # by the address of a tensor
         self.used = 0
-        self.full = False  # something has found no room
+        self.full = False  # something did not fit
 
     def room(self, plan: torch.Tensor) -> torch.Tensor | None:
-        """A tensor such as one without memory, or None."""
+        """A tensor on the page like `plan`, which has no memory; None if it does not fit."""
         start = -(-self.used // _ALIGNMENT) * _ALIGNMENT
         end = start + plan.untyped_storage().nbytes()
         if end > self._memory.size:
@@ -163,18 +163,18 @@ class _Page:
         return tensor
 
     def place_of(self, tensor: torch.Tensor) -> torch.Tensor | _Place:
-        """Where a tensor is, or itself if it is not here."""
+        """The place of a tensor, or the tensor itself if it is not on the page."""
         return self._places.get(tensor.data_ptr(), tensor) if _is_plain(tensor) else tensor
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor, here if it can be."""
+        """The tensor, copied to the page if it fits."""
         if not _is_plain(tensor) or tensor.data_ptr() in self._places:
             return tensor
         room = self.room(torch.empty_like(tensor, device="meta"))
         return tensor if room is None else room.copy_(tensor)
 
     def stack(self, samples: list[torch.Tensor], *, collate_fn_map: Any) -> torch.Tensor:
-        """As torch's, but here."""
+        """As torch's, but on the page."""
         first = samples[0]
         if all(_is_plain(each) and each.shape == first.shape and each.dtype == first.dtype for each in samples):
             room = self.room(torch.empty((len(samples), *first.shape), dtype=first.dtype, device="meta"))
@@ -189,7 +189,7 @@ class _Page:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is no more than numbers in the host."""
+    """Whether it is an ordinary dense tensor in the host, not empty, that requires no gradient."""
     return (
         type(tensor) is torch.Tensor
         and in_host(tensor)
@@ -200,7 +200,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class _Sent:
-    """What a worker sends; what comes out of the queue is the batch."""
+    """The message of a worker; unpickling it gives the batch."""
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments

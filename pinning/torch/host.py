@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locked memory of the host for new tensors, exactly as much as they need."""
+"""Locked host memory for new tensors, of exactly their size."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _T = TypeVar("_T")
 
 
 def pin_memory(tensors: _T, *, device: Device | str | None = None) -> _T:
-    """Copies of tensors in locked memory of exactly their size, from our pools.
+    """Copies of tensors in locked memory of exactly their size, from this package's pools.
 
-    torch's ``pin_memory()`` takes the next power of two and keeps it. Like that, this returns as it is what is pinned
-    already.
+    torch's ``pin_memory()`` rounds up to the next power of two and caches the memory. Like it, this function returns
+    pinned tensors as they are.
 
     Parameters
     ----------
     tensors : tensor, or mapping, list or tuple of tensors and others
     device : Device or str, optional
-        For which it is locked; by default the default device.
+        The device for which it is locked; by default the default device.
 
     Returns
     -------
     the same structure
-        Others than tensors of the host as they are.
+        Anything but tensors of the host is returned as it is.
 
     Raises
     ------
     TypeError
         A tensor is sparse.
     VendorError
-        The vendor has no more such memory.
+        The vendor is out of such memory.
     """
     return replaced(tensors, lambda tensor: _copy(tensor, device))  # type: ignore[no-any-return]
 
@@ -47,7 +47,7 @@ def _copy(tensor: torch.Tensor, device: Device | str | None) -> torch.Tensor:
         return tensor
     if tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of layout {tensor.layout} cannot be pinned: pin the tensors in it")
-    # Empty, with the strides that a copy would have.
+    # Without memory, with the strides that a copy would have.
     plan = torch.empty_like(tensor, device="meta")
     data = torch.from_numpy(pinned_array(plan.untyped_storage().nbytes(), "u1", device=device))
     tensor_in_place = torch.empty(0, dtype=tensor.dtype).set_(data.untyped_storage(), 0, plan.size(), plan.stride())

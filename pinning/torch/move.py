@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules and collections of tensors to a device, everything in one batch."""
+"""Moves of modules and collections of tensors to a device, everything in one batch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pinning.queues import Event, Queue, default_queue
 from pinning.torch.storages import in_host, replaced
 
 _T = TypeVar("_T")
-_LEGACY_STREAM = 1  # CU_STREAM_LEGACY, for which torch says 0
+_LEGACY_STREAM = 1  # CU_STREAM_LEGACY, which torch reports as 0
 
 
 def to(holder: _T, device: torch.device | str | int = "cuda") -> _T:
-    """Move to a GPU what is in the host, in one batch: what is pageable staged by threads, what is locked as it lies.
+    """Move host tensors to a GPU in one batch: pageable memory is staged by threads, locked memory copied directly.
 
-    What comes later in torch's current stream finds it there. The call itself does not wait for the copies, so the
-    tensors that are copied must not be written meanwhile.
+    Later work in torch's current stream is ordered after the copies. The call itself does not wait for them, so the
+    source tensors must not be modified meanwhile.
 
     Parameters
     ----------
     holder : module, tensor, or mapping, list or tuple of tensors and others
         Tied and shared tensors stay so.
     device : torch.device or str or int
-        Of CUDA.
+        A CUDA device.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def to(holder: _T, device: torch.device | str | int = "cuda") -> _T:
     ValueError
         `device` is no GPU.
     InvalidRangeError, VendorError, torch.OutOfMemoryError
-        What could not be copied or allocated. Then nothing has changed.
+        A copy or an allocation failed. Then nothing has changed.
     """
     move = _Move(device)
     if isinstance(holder, torch.nn.Module):
@@ -48,12 +48,12 @@ def to(holder: _T, device: torch.device | str | int = "cuda") -> _T:
 
 
 def queue_of_current_stream(device: torch.device) -> Queue:
-    """torch's current stream as a queue, for events; it is made anew, for the stream may be gone the next time."""
+    """torch's current stream as a queue, for events; made anew, because the stream may be gone the next time."""
     return Queue.adopt(torch.cuda.current_stream(device).cuda_stream or _LEGACY_STREAM, f"cuda:{device.index}")
 
 
 class _Move:
-    """Tensors that go to one device together."""
+    """Tensors that are moved to one device together."""
 
     def __init__(self, device: torch.device | str | int) -> None:
         self._device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -65,7 +65,7 @@ class _Move:
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where a tensor will be; the same for what is the same memory."""
+        """The copy of a tensor on the device; the same one for tensors over the same memory."""
         if not in_host(tensor) or tensor.layout is not torch.strided:
             return tensor.to(self._device, non_blocking=True)
         key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.numel()
@@ -81,7 +81,7 @@ class _Move:
         return made
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """As ``module.to``: the same parameters and buffers, with other data."""
+        """As ``module.to``: the same parameters with other data, and new buffers."""
         buffers = [
             (each._buffers, name, self.tensor(buffer))
             for each in module.modules()
@@ -106,7 +106,7 @@ class _Move:
         return module
 
     def submit(self) -> None:
-        """Copy, after what torch's stream has now, for that may still use the memory; what comes later there waits."""
+        """Copy after pending work of torch's stream, which may still use the memory; later work there waits."""
         if not self._pairs:
             return
         stream = queue_of_current_stream(self._device)
@@ -121,5 +121,5 @@ class _Move:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's memory, in the order in which it lies."""
+    """A dense tensor's bytes, in memory order."""
     return torch.as_strided(tensor.detach(), (tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)

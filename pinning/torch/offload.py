@@ -16,11 +16,11 @@ from pinning.torch.move import queue_of_current_stream, to
 from pinning.torch.pins import Pin, pin
 
 _ALIGNMENT = 256  # bytes, as torch's allocator gives
-_STREAMING = 3  # units that have room besides those that stay: one in use, the next, and one on its way
+_STREAMING = 3  # units that have room besides those that stay: one in use, the next, and one in transit
 
 
 class _Unit:
-    """Parts of a model that come and go together: their weights, one after another, in the host and on the device."""
+    """A part of a model that is loaded and dropped as one: its weights, gathered in the host and on the device."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self.module = module
@@ -32,7 +32,7 @@ class _Unit:
         self.nbytes = end
         self.host = torch.empty(end, dtype=torch.uint8)
         if end:
-            ask_for_huge_pages(self.host.data_ptr(), end)  # they are locked in half the time
+            ask_for_huge_pages(self.host.data_ptr(), end)  # these are locked in half the time
         self.device = torch.empty(end, dtype=torch.uint8, device=device)
         self.homes = []
         for parameter, offset in zip(self.parameters, offsets, strict=True):
@@ -41,7 +41,7 @@ class _Unit:
                 home.copy_(parameter)
             self.homes.append(home)
             parameter.data = _placed(parameter, self.device, offset)
-        # What autograd saves of a weight shares this storage: so it is emptied and filled, and never replaced.
+        # Tensors that autograd saves of a weight share this storage, so it is emptied and filled, never replaced.
         self.storage = self.device.untyped_storage()
         self.storage.resize_(0)
         self.loading: Copy | None = None
@@ -52,7 +52,7 @@ class _Unit:
 
 
 class Offload:
-    """What `offload` returns: a module that streams; a context manager, which ends that.
+    """A module whose weights stream, as returned by `offload`; a context manager, which ends that.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Offload:
         self._staying = _staying(self._order, resident)
         self._seen: list[_Unit] = []  # of this pass
         self._pin: Pin = pin([unit.host for unit in self._order], device=f"cuda:{device.index}")
-        to(module, device)  # the rest: what is tied, too large, or a buffer
+        to(module, device)  # the rest: tied weights, what is too large, and buffers
         self._hooks = [hook for unit in self._order for hook in self._hooks_of(unit)]
 
     @property
@@ -81,7 +81,7 @@ class Offload:
         return sum(unit.nbytes for unit in self._order)
 
     def end(self) -> None:
-        """Give the module its weights back, in the host, where they are pageable again. What else it has stays."""
+        """Give the module its weights in the host, pageable again. The rest of it stays on the device."""
         while self._hooks:
             self._hooks.pop().remove()
         torch.cuda.current_stream(self._device).synchronize()
@@ -108,7 +108,7 @@ class Offload:
     def _hooks_of(self, unit: _Unit) -> list[RemovableHandle]:
         def forward(*_: object) -> None:
             self._note(unit)
-            # Behind the last layer comes the first of the next pass, or, where gradients are wanted, the last again.
+            # After the last layer comes the first of the next pass or, if gradients are enabled, the last again.
             self._use(unit, self._after(unit, wrap=not torch.is_grad_enabled()))
 
         def backward(*_: object) -> None:
@@ -144,7 +144,7 @@ class Offload:
         return self._order[: self._order.index(unit)][::-1]
 
     def _use(self, unit: _Unit, next_units: list[_Unit]) -> None:
-        """Have a unit on the device for what comes next in torch's stream, and the next ones on their way."""
+        """Make a unit resident for the next work in torch's stream, and start to load the units after it."""
         wanted = [unit, *next_units]
         for position, each in enumerate(wanted):
             if not each.resident and not self._make_room(each, wanted[: position + 1]):
@@ -157,7 +157,7 @@ class Offload:
             unit.loading = None
 
     def _make_room(self, unit: _Unit, sooner: list[_Unit]) -> bool:
-        """Drop units until there is room for one; False where those that are needed sooner have it all."""
+        """Drop units until there is room for one; False if units that are needed sooner take all of it."""
         resident = [each for each in self._order if each.resident]
         total = sum(each.nbytes for each in resident)
         victims = [each for each in resident if each not in sooner and each not in self._staying]
@@ -169,13 +169,13 @@ class Offload:
         return True
 
     def _load(self, unit: _Unit) -> None:
-        # torch may still use in its stream what it gives out here.
+        # torch's stream may still use the memory that torch allocates here.
         before = queue_of_current_stream(self._device).record()
         unit.storage.resize_(unit.nbytes)
         unit.loading = copy_async(unit.device, unit.host, queue=self._queue, wait_for=(before,))
 
     def _drop(self, unit: _Unit) -> None:
-        # torch gives the memory out again in the order of its stream, in which all uses of it stand by now.
+        # torch reuses the memory in the order of its stream, in which all uses of it have been submitted by now.
         if unit.loading is not None:
             queue_of_current_stream(self._device).wait_for(unit.loading)
             unit.loading = None
@@ -183,22 +183,22 @@ class Offload:
 
 
 def offload(module: torch.nn.Module, device: torch.device | str | int = "cuda", *, resident: int) -> Offload:
-    """Run a module on a GPU that has no room for it: its weights stay in the host, locked, and stream in ahead of use.
+    """Run a module on a GPU that is too small for it: its weights stay in locked host memory and are loaded before use.
 
-    Layers come in in the order in which they were used the last time, while those before compute, and leave when others
-    need the room. As many stay, evenly spread, as leave room for three of the largest. Both passes work, forward and
-    backward; the weights themselves are not to be changed meanwhile, as by an optimizer.
+    Layers are loaded in the order of the previous pass, while earlier ones compute, and dropped when others need the
+    room. As many stay on the device, evenly spread, as leave room for three of the largest. Forward and backward passes
+    work; the weights themselves must not be changed meanwhile, such as by an optimizer.
 
     Parameters
     ----------
     module : torch.nn.Module
-        In the host. Its parameters become tensors of the device, whose memory comes and goes.
+        In the host. Its parameters become tensors on the device, whose memory is allocated and freed as needed.
     device : torch.device or str or int
-        Of CUDA.
+        A CUDA device.
     resident : int
-        Bytes of weights that may be on the device at a time. What streams as one is at most a quarter of it, so that
-        copies and computation overlap, or a layer that cannot be divided. Buffers, tied weights and what a module with
-        parts has of its own stay on the device besides.
+        Bytes of weights that may be on the device at a time. A unit of loading is at most a quarter of it, so that
+        copies and computation overlap, or a layer that cannot be divided. Buffers, tied weights and a divided module's
+        own parameters stay on the device in addition.
 
     Returns
     -------
@@ -209,7 +209,7 @@ def offload(module: torch.nn.Module, device: torch.device | str | int = "cuda", 
     ValueError
         `device` is no GPU, or `resident` is not positive.
     VendorError, LockLimitError, torch.OutOfMemoryError
-        What was refused.
+        A copy, lock or allocation was refused.
     """
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if where.type != "cuda":
@@ -225,9 +225,9 @@ def _nbytes(module: torch.nn.Module) -> int:
 
 
 def _staying(order: list[_Unit], resident: int) -> set[_Unit]:
-    """Those that stay on the device once they are there: as many as leave room for those that stream.
+    """The units that stay on the device once loaded: as many as leave room for those that stream.
 
-    They are spread over the order of use, so that while they are used, which needs no copies, the next ones come in.
+    They are spread over the order of use, so that while they compute, which needs no copies, the next ones are loaded.
     """
     total = sum(unit.nbytes for unit in order)
     if total <= resident:
@@ -235,20 +235,20 @@ def _staying(order: list[_Unit], resident: int) -> set[_Unit]:
     room = resident - _STREAMING * max(unit.nbytes for unit in order)
     staying, due = set(), 0
     for unit in order:
-        due += max(room, 0) * unit.nbytes  # of each byte `room / total` is to stay
+        due += max(room, 0) * unit.nbytes  # of each unit's bytes, the share `room / total` is to stay
         if due >= total * unit.nbytes > 0:
             due -= total * unit.nbytes
             staying.add(unit)
     return staying
 
 
-# Their parts are called one by one; other modules of torch's reach into theirs.
+# These call their parts one by one; torch's other modules access the parameters of their parts directly.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.Transformer, torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)
 _NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
 def _parts(module: torch.nn.Module, resident: int) -> Iterator[torch.nn.Module]:
-    """Modules that are small enough to overlap, or that cannot be divided, in the order in which they were made."""
+    """Modules that are small enough to overlap, or that cannot be divided, in the order of registration."""
     size = _nbytes(module)
     never_called = isinstance(module, _NEVER_CALLED)
     whole = type(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
@@ -260,7 +260,7 @@ def _parts(module: torch.nn.Module, resident: int) -> Iterator[torch.nn.Module]:
 
 
 def _shared(parts: list[torch.nn.Module]) -> set[torch.nn.Module]:
-    """Those with a parameter that another has too."""
+    """The parts that have a parameter in common with another."""
     users: dict[int, list[torch.nn.Module]] = {}
     for part in parts:
         for parameter in part.parameters():
@@ -269,6 +269,6 @@ def _shared(parts: list[torch.nn.Module]) -> set[torch.nn.Module]:
 
 
 def _placed(parameter: torch.Tensor, data: torch.Tensor, offset: int) -> torch.Tensor:
-    """A tensor as the parameter, in memory at an offset in bytes."""
+    """A tensor like the parameter, in `data` at an offset in bytes."""
     end = offset + parameter.numel() * parameter.element_size()
     return data[offset:end].view(parameter.dtype).view(parameter.shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that leave the GPU for a while: what they have there goes to locked memory of the host, and comes back."""
+"""Modules that leave the GPU for a while: their data there is copied to locked host memory, and later back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pinning.queues.links import Links
 from pinning.runtime.process import defer
 from pinning.torch.storages import in_host, tensors_of
 
-Holder: TypeAlias = "torch.nn.Module | torch.optim.Optimizer"  # a string: the site is made without torch
+Holder: TypeAlias = "torch.nn.Module | torch.optim.Optimizer"  # a string: the documentation is built without torch
 
 _ALIGNMENT = 256  # bytes
-_ALONE = 1 << 20  # bytes of a storage from which it is a copy of its own
-_UNIT = 64 << 20  # bytes of the host's memory that are locked at a time, while the next are brought in
-_AHEAD = 8  # copies under way at a time, so that links are let go soon
+_ALONE = 1 << 20  # bytes from which a storage is copied separately
+_UNIT = 64 << 20  # bytes of host memory that are locked at a time, while the next are populated
+_AHEAD = 8  # pending copies at a time, so that links are released soon
 _parked: WeakKeyDictionary[Holder, Parked] = WeakKeyDictionary()
 
 
@@ -38,14 +38,14 @@ class _HostMemory(NamedTuple):
 
 
 class Parked:
-    """What `park` returns: the memory in the host, which is kept for the next time until the module is gone.
+    """The host memory of parked modules, as returned by `park`; kept for the next time until they are gone.
 
     Attributes
     ----------
     parked : bool
         Whether the tensors are in the host now.
     nbytes : int
-        Bytes that were parked last.
+        Bytes of the last `park`.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Parked:
         return bool(self._storages)
 
     def park(self, storages: list[tuple[str, torch.UntypedStorage]], links: Links) -> None:
-        """Copy storages to the host, and give their memory back; on an error all are as they were."""
+        """Copy storages to the host, and free their memory; after an error nothing has changed."""
         placed, end = [], 0
         for device, storage in storages:
             placed.append((device, storage, end, storage.nbytes()))
@@ -66,7 +66,7 @@ class Parked:
         if not placed:
             return
         if self._host is None or self._host.nbytes < end:
-            if self._host is not None:  # before there is another
+            if self._host is not None:  # before another is allocated
                 self._host.free()
                 self._host = None
             self._host = _host_memory(end, placed[0][0])
@@ -82,18 +82,18 @@ class Parked:
         _give_back(placed)
 
     def wake(self, links: Links = "idle") -> None:
-        """Bring everything back; on an error all of it is parked still.
+        """Copy everything back; after an error all of it is still parked.
 
         Parameters
         ----------
         links : {"own", "idle"} or devices
-            As of `pinning.Queue`.
+            As for `pinning.Queue`.
         """
         placed = self._storages
         try:
             for _, storage, _, size in placed:
                 storage.resize_(size)
-            _synchronize(placed)  # what torch gives may be in use till then
+            _synchronize(placed)  # memory from torch may be in use until then
             self._copy(placed, links, back=True)
         except BaseException:
             for _, storage, _, _ in placed:
@@ -126,39 +126,39 @@ class Parked:
 
     def __del__(self) -> None:
         if self._host is not None:
-            defer(self._host.free)  # not here: the garbage collector runs this in the middle of anything
+            defer(self._host.free)  # not here: the garbage collector may run this at any point
 
     def __repr__(self) -> str:
         return f"<Parked: {self.nbytes} bytes, {'in the host' if self.parked else 'awake'}>"
 
 
 def park(*holders: Holder, links: Links = "idle") -> Parked:
-    """Take modules, and optimizers' state, off the GPU: into locked memory of the host, over all links that are idle.
+    """Move modules, and optimizers' state, from the GPU to locked host memory, over all links that are idle.
 
-    Parameters, buffers and gradients stay the same objects, tied, shared and strided as they are, but have no memory
-    until `wake`: torch refuses to use them. torch's cached memory is given back to the GPU. Waits for all work of the
-    GPU, and for the copies.
+    Parameters, buffers and gradients stay the same objects, tied, shared and strided as before, but have no memory
+    until `wake`: torch refuses to use them. torch's cached memory is freed too. Waits for all work of the GPU, and for
+    the copies.
 
     Parameters
     ----------
     *holders : torch.nn.Module or torch.optim.Optimizer
-        What they have in the host stays as it is.
+        Their tensors in the host stay as they are.
     links : {"own", "idle"} or devices
-        As of `pinning.Queue`.
+        As for `pinning.Queue`.
 
     Returns
     -------
     Parked
-        May be dropped. Its memory in the host is kept for the next time, until the first of the holders is gone.
+        May be dropped. Its memory in the host is kept for the next time, until all of the holders are gone.
 
     Raises
     ------
     TypeError
-        A holder is neither, or there is none; or a tensor has no storage of its own (sparse).
+        A holder is neither of these, or none is given; or a tensor has no storage of its own (sparse).
     PinningError
-        Something is parked already, or its memory is not torch's to give back.
+        Something is already parked, or torch did not allocate its memory and cannot free it.
     MemoryError, VendorError
-        The host's memory cannot be allocated or locked, or a copy failed. On any error nothing has changed.
+        The host's memory cannot be allocated or locked, or a copy failed. After any error nothing has changed.
     """
     if not holders or not all(isinstance(each, (torch.nn.Module, torch.optim.Optimizer)) for each in holders):
         raise TypeError("park takes modules and optimizers, at least one")
@@ -173,23 +173,23 @@ def park(*holders: Holder, links: Links = "idle") -> Parked:
 
 
 def wake(*holders: Holder, links: Links = "idle") -> None:
-    """Bring back to the GPU what `park` took off it, together with what was parked in the same call.
+    """Copy back to the GPU what `park` moved away, together with everything that was parked in the same call.
 
-    The addresses may be others than before: CUDA graphs that were captured with the old ones must be captured anew.
+    The addresses may change: CUDA graphs that were captured with the old ones must be captured again.
 
     Parameters
     ----------
     *holders : torch.nn.Module or torch.optim.Optimizer
-        What is awake stays so.
+        Those that are awake stay so.
     links : {"own", "idle"} or devices
-        As of `pinning.Queue`.
+        As for `pinning.Queue`.
 
     Raises
     ------
     PinningError
-        One was never parked.
+        A holder was never parked.
     torch.OutOfMemoryError, VendorError
-        There is no room on the GPU, or a copy failed. Then all of it is parked still.
+        There is no room on the GPU, or a copy failed. Everything of that call of `park` is then still parked.
     """
     for each in holders:
         parked = _parked.get(each)
@@ -200,7 +200,7 @@ def wake(*holders: Holder, links: Links = "idle") -> None:
 
 
 def _host_memory(nbytes: int, device: str) -> _HostMemory:
-    """Of an arena, whose pages many threads bring in; the vendor's own are brought in by one."""
+    """Memory of an arena, whose pages many threads populate; for the vendor's own, one thread does."""
     try:
         with ExitStack() as undo:
             arena = Arena(nbytes, device, unit=_UNIT)
@@ -208,7 +208,7 @@ def _host_memory(nbytes: int, device: str) -> _HostMemory:
             arena.wait()
             undo.pop_all()
             return _HostMemory(arena.ptr, nbytes, arena._close)
-    except (LockLimitError, VendorError):  # the vendor's own has other limits
+    except (LockLimitError, VendorError):  # the vendor's own memory has other limits
         memory = alloc(nbytes, MemoryKind.HOST, device=device)
         return _HostMemory(memory.ptr, nbytes, memory.free)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storages of torch, locked where they lie."""
+"""Storages of torch, locked in place."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pinning.plugin import Device
 from pinning.runtime.process import defer
 from pinning.torch.storages import Holder, in_host, tensors_of, whole
 
-# Those not given up, youngest last: for `unpin`, and because a pin lasts whether or not its handle is kept.
+# Pins in effect, youngest last: for `unpin`, and because a pin lasts whether or not its handle is kept.
 _pins: list[Pin] = []
 _LONGEST_WAIT = 5.0  # seconds between two checks whether a view is left
 
 
 class Pin:
-    """What one `pin` has locked; a context manager, which unpins at the end.
+    """The locks of one `pin`; a context manager, which unpins at the end.
 
     Attributes
     ----------
     held : bool
-        Whether it has not been given up.
+        Whether it is still in effect.
     nbytes : int
         Bytes of the storages that it holds.
     """
@@ -44,7 +44,7 @@ class Pin:
         return sum(lock.size for _, lock in self._locks.values())
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Lock the storages of more tensors: all, or on an error none. Those on a device, and empty ones, have no need.
+        """Lock the storages of more tensors: all or, on an error, none. Those on a device and empty ones are skipped.
 
         Raises
         ------
@@ -67,11 +67,11 @@ class Pin:
             stack.pop_all()
 
     def refresh(self, holder: Holder) -> None:
-        """Look at the tensors again: storages that have moved or gone are given up, new ones are locked.
+        """Check the tensors again: storages that have moved or are gone are unlocked, new ones are locked.
 
-        Needed after whatever gives a tensor another storage, or a storage other memory: ``resize_``, ``set_``,
-        ``param.data = ...``, ``load_state_dict(assign=True)``. What copies into the storage, such as plain
-        ``load_state_dict``, needs nothing.
+        Needed after operations that give a tensor another storage, or a storage other memory: ``resize_``, ``set_``,
+        ``param.data = ...``, ``load_state_dict(assign=True)``. Not needed after copies into the storage, such as by
+        plain ``load_state_dict``.
         """
         addresses = {whole(tensor).data_ptr() for tensor in tensors_of(holder) if in_host(tensor)}
         for at, (data, lock) in list(self._locks.items()):
@@ -81,16 +81,16 @@ class Pin:
         self.add(tensors_of(holder))
 
     def unpin(self) -> None:
-        """Give the locks up; once is enough."""
+        """Release the locks. A second call does nothing."""
         self.held = False
         for at, (_, lock) in list(self._locks.items()):
             lock.unlock()
-            self._locks.pop(at, None)  # another thread may have: the one that checks whether a view is left
+            self._locks.pop(at, None)  # the thread that checks whether a view is left may have done so
         with suppress(ValueError):
             _pins.remove(self)
 
     def unpin_when_unused(self, seconds: float = 0.05) -> None:
-        """`unpin` as soon as nothing else, such as a view or ``detach()``, has the storages; checks ever less often."""
+        """`unpin` once nothing else, such as a view or ``detach()``, uses the storages; checks ever less often."""
         if not any(_is_used(data) for data, _ in self._locks.values()):
             self.unpin()
             return
@@ -112,23 +112,23 @@ class Pin:
 
 
 def pin(holder: Holder, *, device: Device | str | None = None) -> Pin:
-    """Lock the memory of tensors where it lies: nothing is copied, no memory is doubled.
+    """Lock the memory of tensors in place: nothing is copied, and no memory is doubled.
 
     Afterwards ``t.is_pinned()`` is true for every view of it, and torch's own ``t.to("cuda", non_blocking=True)`` runs
-    at the rate of locked memory. Whole storages are locked, shared ones once: no copy crosses the end of a lock.
+    at the rate of locked memory. Whole storages are locked, shared ones once: no copy crosses the border of a lock.
 
     Parameters
     ----------
     holder : tensor, module, optimizer, or mapping or sequence of these
-        What of it is on a device already needs no lock. A state dict is a mapping.
+        Tensors on a device need no lock. A state dict is a mapping.
     device : Device or str, optional
-        For which it is locked, such as ``"cuda:0"``; by default the default device.
+        The device for which it is locked, such as ``"cuda:0"``; by default the default device.
 
     Returns
     -------
     Pin
         May be dropped: the lock lasts until `unpin`, or until the tensor, module or optimizer is gone and nothing else
-        has a view of its storages, which is noticed some time later. That of a mapping or sequence lasts until `unpin`.
+        has a view of its storages, which is noticed some time later; for a mapping or sequence, until `unpin`.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def pin(holder: Holder, *, device: Device | str | None = None) -> Pin:
     if isinstance(holder, torch.Tensor) and not in_host(holder):
         raise TypeError(f"the tensor is on {holder.device}: only memory of the host is pinned")
     if torch.cuda.is_available():
-        torch.cuda.init()  # before that torch calls nothing pinned
+        torch.cuda.init()  # before that, torch reports nothing as pinned
     pin = Pin(device)
     try:
         pin.add(tensors)
@@ -157,14 +157,14 @@ def pin(holder: Holder, *, device: Device | str | None = None) -> Pin:
 
 
 def unpin(holder: Holder) -> None:
-    """Take back the last `pin` that holds all storages of `holder`.
+    """Undo the last `pin` that holds all storages of `holder`.
 
     Raises
     ------
     TypeError
         As `pin`.
     NotLockedError
-        There is none.
+        There is no such `pin`.
     """
     addresses = {whole(tensor).data_ptr() for tensor in tensors_of(holder) if in_host(tensor)} - {0}
     for each in reversed(_pins):
@@ -177,11 +177,11 @@ def unpin(holder: Holder) -> None:
 def _end(of: Any) -> None:
     there = of()
     if there is not None:
-        defer(there.unpin_when_unused)  # the collector runs this in the middle of anything
+        defer(there.unpin_when_unused)  # the collector may run this at any point
 
 
 def _is_used(data: torch.Tensor) -> bool:
-    """Whether anything but `data` and the storage's own face has its storage."""
+    """Whether anything but `data` and the Python object of its storage uses the storage."""
     storage = data.untyped_storage()
     count = getattr(torch._C, "_storage_Use_Count", None)
     return count is not None and count(storage._cdata) > 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a locked arena: one process gives them out, others fill them, and it has them back after their last use."""
+"""Blocks of a locked arena: one process hands them out, others fill them, and they return after their last use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pinning.runtime.process import defer
 
 Ticket = tuple[int, int]  # a slot, and how often it was given out before
 _TICKET = struct.Struct("QQ")  # read and written by the kernel as a whole
-_MOST = 256  # slots, so that writing a ticket never waits, in the smallest pipe that there is
+_MOST = 256  # slots: their tickets fit into the smallest pipe, so writing one never waits
 
 _living: WeakValueDictionary[tuple[int, int], Slots] = WeakValueDictionary()
 _serials = itertools.count()
@@ -39,10 +39,10 @@ _END = -1
 
 
 class Slots:
-    """So many blocks of so many bytes, locked in the process that makes it, its owner.
+    """`count` blocks of `nbytes` bytes, locked in the process that makes it, its owner.
 
-    A process that gets a ticket from the pipe has the slot. Unless it is the owner, it writes that in the book, and
-    locks a byte of its own in the book's file as long as it lives: so what dies with it comes back by `miss`.
+    A process that gets a ticket from the pipe has the slot. Unless it is the owner, it notes that in the book, and
+    locks a byte of its own in the book's file as long as it lives: `miss` recovers the slots of dead processes.
     """
 
     _owner = 0
@@ -69,9 +69,9 @@ class Slots:
         tickets, returns = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._tickets, self._returns = _File(tickets), _File(returns)
         self._gate = _Gate(self._takers, self._returns)
-        self._changing = threading.Lock()  # between `receive` and `miss`
+        self._changing = threading.Lock()  # excludes `miss` during `receive`
         if torch.cuda.is_available() and not all(map(is_host, self._arena.devices)):
-            torch.cuda.init()  # before that torch calls nothing pinned
+            torch.cuda.init()  # before that, torch reports nothing as pinned
             self._dropped = SimpleQueue()
             arguments = self._dropped, self._gate
             threading.Thread(target=_settle, args=arguments, name="pinning slots", daemon=True).start()
@@ -87,12 +87,12 @@ class Slots:
 
     @property
     def can_send(self) -> bool:
-        """Whether this is a process that its owner has started."""
+        """Whether the owner has started this process."""
         parent = multiprocessing.parent_process()
         return parent is not None and parent.pid == self._owner
 
     def take(self) -> Ticket | None:
-        """A slot, or None where all are out; never waits."""
+        """Take a slot; None if none is left. Never waits."""
         if not self.owned and self._lives != os.getpid():
             fcntl.lockf(self._book.number, fcntl.LOCK_EX, 1, os.getpid())
             self._lives = os.getpid()
@@ -105,7 +105,7 @@ class Slots:
         return slot, serial
 
     def put_back(self, ticket: Ticket) -> None:
-        """Give back a slot to which nothing visible was written."""
+        """Give back a slot whose contents no other process has seen."""
         self._takers[ticket[0]] = 0
         os.write(self._returns.number, _TICKET.pack(*ticket))
 
@@ -114,7 +114,7 @@ class Slots:
         return self._memory[start : start + self.nbytes]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a process that its owner starts; it cannot be passed in any other way."""
+        """For a process that the owner starts; it cannot be passed in any other way."""
         multiprocessing.context.assert_spawning(self)
         assert self._arena is not None
         files = {name: reduction.DupFd(getattr(self, name).number) for name in ("_book", "_tickets", "_returns")}
@@ -135,12 +135,12 @@ class Slots:
     # ---- in the owner ----
 
     def receive(self, ticket: Ticket) -> Block:
-        """Have what another process has written to a slot.
+        """The block of a slot that another process has written.
 
         Raises
         ------
         PinningError
-            That process was dead, and its slots are given to others.
+            That process has died, and its slots were recovered.
         """
         slot, serial = ticket
         with self._changing:
@@ -151,7 +151,7 @@ class Slots:
         return block
 
     def miss(self) -> None:
-        """A batch has found no room. Have back what dead processes had, and soon what was dropped."""
+        """Count a batch that found no room. Recovers the slots of dead processes and, soon, those that were dropped."""
         self.missed += 1
         with self._changing:
             for slot in numpy.flatnonzero(self._takers).tolist():
@@ -169,7 +169,7 @@ class Slots:
         return False
 
     def drop(self, slot: int) -> None:
-        """Its tensors are gone. Runs in destructors: nothing here waits."""
+        """Recover a slot whose tensors are gone. Runs in destructors: nothing here waits."""
         if self._dropped is not None:
             self._dropped.put(slot)
         else:
@@ -186,7 +186,7 @@ class Slots:
 
 
 class _File:
-    """A descriptor, which is closed with its last owner."""
+    """A descriptor, closed with its last owner."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -197,15 +197,15 @@ class _File:
 
 
 class _Gate:
-    """Gives slots out, each time with the next number, by which a batch of a process that has died is known."""
+    """Hands out slots, each time with the next number, by which a batch of a dead process is recognized."""
 
     def __init__(self, takers: NDArray[numpy.int64], returns: _File) -> None:
         self._takers, self._returns = takers, returns
-        self.given = [0] * takers.size  # how often each was
+        self.given = [0] * takers.size  # how often each slot was handed out
 
     @property
     def free(self) -> int:
-        """How many slots wait to be taken."""
+        """The number of slots that wait to be taken."""
         readable = fcntl.ioctl(self._returns.number, termios.FIONREAD, bytes(4))
         return int.from_bytes(readable, sys.byteorder) // _TICKET.size
 
@@ -217,7 +217,7 @@ class _Gate:
 
 
 class Block:
-    """A slot that has a batch; it is dropped with the last array of its bytes."""
+    """A slot that contains a batch; dropped with the last array of its bytes."""
 
     def __init__(self, slots: Slots, ticket: Ticket) -> None:
         memory = slots.bytes_of(ticket)
@@ -232,19 +232,19 @@ class Block:
 
 
 def slots_of(key: tuple[int, int]) -> Slots | None:
-    """Those of this process that have a key."""
+    """The slots of this process that have a key."""
     slots = _living.get(key)
     return slots if slots is not None and slots.owned else None
 
 
 def _settle(dropped: SimpleQueue[int | None], gate: _Gate) -> None:
-    """Give slots out again after the work that the GPUs had by then: when as many wait for that as are free."""
+    """Hand dropped slots out again after the GPUs' pending work: once as many wait as are free, or after a `miss`."""
     waiting: list[int] = []
     while (slot := dropped.get()) != _END:
         if slot is not None:
             waiting.append(slot)
         if waiting and (slot is None or len(waiting) >= gate.free):
-            with suppress(RuntimeError, PinningError):  # a GPU that has failed gives nothing back
+            with suppress(RuntimeError, PinningError):  # the slots of a GPU that has failed are not reused
                 _wait_for_gpus()
                 for each in waiting:
                     gate.give(each)
@@ -254,4 +254,4 @@ def _settle(dropped: SimpleQueue[int | None], gate: _Gate) -> None:
 def _wait_for_gpus() -> None:
     for index in range(torch.cuda.device_count()):
         if torch._C._cuda_hasPrimaryContext(index):
-            synchronize_in_background(device(f"cuda:{index}"))  # unlike torch's it ends no capture
+            synchronize_in_background(device(f"cuda:{index}"))  # unlike torch's synchronize, ends no capture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors in what torch's users hold, and the storages under them."""
+"""The tensors in modules, optimizers and collections, and the storages under them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tensors_of(holder: Holder) -> Iterator[torch.Tensor]:
     Raises
     ------
     TypeError
-        It is none of a tensor, module, optimizer, mapping or sequence.
+        It is not a tensor, module, optimizer, mapping or sequence.
     """
     if isinstance(holder, torch.Tensor):
         yield holder
@@ -41,7 +41,7 @@ def tensors_of(holder: Holder) -> Iterator[torch.Tensor]:
 
 
 def tensors_within(collection: object) -> Iterator[torch.Tensor]:
-    """The tensors of a collection in which there is more than tensors, such as the numbers of a state dict."""
+    """The tensors of a collection that may contain other things, such as the numbers of a state dict."""
     if isinstance(collection, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
         yield from tensors_of(collection)
     elif isinstance(collection, Mapping):
@@ -53,11 +53,11 @@ def tensors_within(collection: object) -> Iterator[torch.Tensor]:
 
 
 def replaced(holder: Any, replace: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:
-    """The same structure of dicts, lists and tuples with others for its tensors, or for what is of a `kind`."""
+    """The same structure of dicts, lists and tuples, with its tensors, or objects of a `kind`, replaced."""
     if isinstance(holder, kind):
         return replace(holder)
     if isinstance(holder, (dict, UserDict)):
-        copied = copy(holder)  # for what else it has, such as a defaultdict's factory
+        copied = copy(holder)  # keeps what else it has, such as a defaultdict's factory
         copied.update({key: replaced(each, replace, kind) for key, each in holder.items()})
         return copied
     if isinstance(holder, (list, tuple)):
@@ -71,7 +71,7 @@ def in_host(tensor: torch.Tensor) -> bool:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the storage under a tensor of the host, as a tensor of shape (nbytes,), which keeps the storage.
+    """All bytes of the storage under a host tensor, as a tensor of shape (nbytes,), which keeps the storage.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA GPUs, by the CUDA driver: ``native/vendors/cuda``. Importing this does not load it."""
+"""NVIDIA GPUs, by the CUDA driver: ``native/vendors/cuda``. Importing this module does not load the driver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD GPUs, by the HIP runtime: ``native/vendors/hip``. Importing this does not load it."""
+"""AMD GPUs, by the HIP runtime: ``native/vendors/hip``. Importing this module does not load the runtime."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["HipDevice", "plugin"]
 class HipDevice(NativeDevice, AutomaticLocking):
     """A GPU, by its index in the runtime's order.
 
-    Its `lock_limit` is None though the kernel driver has a limit of its own, for all processes together: nearly all of
-    the machine's memory. It is told to no process; the parameter ``no_system_mem_limit`` of the module amdgpu lifts it.
+    Its `lock_limit` is None, although the kernel driver has a limit for all processes together: nearly all of the
+    machine's memory. Processes cannot read it; the parameter ``no_system_mem_limit`` of the module amdgpu lifts it.
     """
 
 

@@ -11,16 +11,16 @@ from pinning_host import kernel
 class HostDevice(NativeDevice, AutomaticLocking):
     """Host memory: locked by mlock, allocated by mmap, copied by a thread for each queue.
 
-    Its pages are counted once for the process: for this device, any map over it, and native code.
+    Its pages are counted per process: this device, all maps over it and native code share the counts.
     """
 
     def lock_limit(self) -> LockLimit | None:
-        """RLIMIT_MEMLOCK, or None for a process that it does not bind."""
+        """RLIMIT_MEMLOCK, or None if it does not bind this process."""
         limit = kernel.lock_limit()
         if limit is None:
             return None
         soft, hard, used = limit
-        # This process may have ended when it is read: commands for the shell that starts the next one.
+        # The commands are for the shell that starts the next process: this one may have ended by then.
         if hard == soft:
             remedy = "sudo prlimit --memlock=unlimited --pid $$"
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Linux kernel says of how much may be locked."""
+"""The Linux kernel's limit on locked memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CAP_IPC_LOCK = 1 << 14
 
 
 def lock_limit() -> tuple[int, int, int] | None:
-    """Soft and hard RLIMIT_MEMLOCK (-1: infinite) and what is locked by now, in bytes; None where no limit binds."""
+    """Soft and hard RLIMIT_MEMLOCK (-1: infinite) and the amount locked now, in bytes; None if no limit binds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return None
@@ -25,5 +25,5 @@ def _word_after(label: bytes, text: bytes) -> bytes:
 
 
 def _in_first_user_namespace() -> bool:
-    # Only there does CAP_IPC_LOCK lift the limit; the root of an unprivileged container has it in vain.
+    # CAP_IPC_LOCK lifts the limit only there, and not for root in an unprivileged container.
     return Path("/proc/self/uid_map").read_bytes().split() == [b"0", b"0", b"4294967295"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD GPUs, by the HSA runtime: ``native/vendors/hsa``. Importing this does not load it."""
+"""AMD GPUs, by the HSA runtime: ``native/vendors/hsa``. Importing this module does not load the runtime."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intel's devices and others, by Unified Runtime: ``native/vendors/ur``. Importing this does not load it.
+"""Intel's devices and others, by Unified Runtime: ``native/vendors/ur``. Importing this module does not load it.
 
-Which devices there are, its adapters say: Level Zero and OpenCL for Intel's GPUs, OpenCL for CPUs. What can be locked
-is up to them too, and a device whose adapter cannot lock host memory says so at every lock.
+Its adapters provide the devices: Level Zero and OpenCL for Intel's GPUs, OpenCL for CPUs. They also determine what can
+be locked; a device whose adapter cannot lock host memory refuses every lock and gives this reason.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["UrDevice", "UrPlugin", "plugin"]
 SONAME = "libur_loader.so.0"
 INSTALL = "pip install 'pinning[ur]', or intel-cmplr-lib-ur and intel-cmplr-lib-rt"
 
-_NODES = Path("/dev/dri")  # what drivers open
-_CARDS = Path("/sys/class/drm")  # the same names, with the maker of each
+_NODES = Path("/dev/dri")  # the device nodes that drivers open
+_CARDS = Path("/sys/class/drm")  # the same names, with the vendor of each
 _INTEL = "0x8086"
 
 
 class UrDevice(NativeDevice, AutomaticLocking):
     """A device, by its index in the order of adapters and platforms.
 
-    Its `context`, in which memory is locked and allocated, is that of all devices of its platform.
+    All devices of its platform share its `context`, in which memory is locked and allocated.
     """
 
 
@@ -39,16 +39,16 @@ class UrPlugin(NativePlugin[UrDevice]):
 
     def __init__(self) -> None:
         super().__init__("ur", UrDevice, _hardware)
-        self._loader: ctypes.CDLL | None = None  # what is loaded, native code finds by its name
+        self._loader: ctypes.CDLL | None = None  # once it is loaded, native code finds it by name
 
     def device_count(self) -> int:
-        """As `NativePlugin.device_count`, of all platforms."""
+        """As `NativePlugin.device_count`, over all platforms."""
         self._loader = self._loader or _load()
         return super().device_count()
 
     def library(self) -> Library:
         """The loader, the version of Unified Runtime that its adapters speak, and their names."""
-        self.device_count()  # which finds it
+        self.device_count()  # finds the loader
         return super().library()
 
 
@@ -60,7 +60,7 @@ def _load() -> ctypes.CDLL:
         try:
             return ctypes.CDLL(place)
         except OSError as error:
-            reason = str(error)  # itself it would keep alive what all callers have, until the collector comes
+            reason = str(error)  # the error itself would keep the callers' objects alive until a collection
     raise PluginUnavailableError(f"{SONAME}, the loader of Unified Runtime, cannot be loaded ({reason}): {INSTALL}")
 
 

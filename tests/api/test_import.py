@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import pinning` leaves to the moment when it is needed."""
+"""What `import pinning` loads, and what is loaded only when it is needed."""
 
 from __future__ import annotations
 

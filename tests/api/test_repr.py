@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What public objects say of themselves: one line, and what they are rather than where they lie."""
+"""The repr of public objects: one line that says what the object is, not at which address."""
 
 from __future__ import annotations
 

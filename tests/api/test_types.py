@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's program under mypy --strict: what is public has its types, and what is not there is an error."""
+"""A user's program under mypy --strict: public names have types, and a name that does not exist is an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are wrong in plausible ways: each is refused with the value and the way out, and changes nothing."""
+"""Calls that are wrong in plausible ways: each is refused with the value and the remedy, and changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAP = pinning.PinnedMap(HOST)
 
 
 class Series:
-    """As one of a library whose objects make arrays of themselves."""
+    """An object that can be converted to an array, as in pandas."""
 
     def __array__(self) -> object:
         return A
@@ -50,7 +50,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.lock_async(A, "host"), TypeError, "size is 'host'.* device="),
     (lambda: pinning.locked([A, B]).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
     (lambda: pinning.locked((A, B)).__enter__(), TypeError, r"one by one.* locked\(\*buffers\)"),
-    # What is no device.
+    # Not a device.
     *(
         (call, TypeError, "0 is not a device; give a name")
         for call in (
@@ -69,7 +69,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
             lambda: Arena(4096, devices=["host", 0]),
         )
     ),
-    # What is no number of bytes.
+    # Not a number of bytes.
     (lambda: pinning.alloc("1GB"), TypeError, "nbytes is '1GB'; it must be an integer"),
     (lambda: pinning.alloc(4096.0), TypeError, "nbytes is 4096.0; it must be an integer"),
     (lambda: pinning.alloc(4096, alignment="16"), TypeError, "alignment is '16'"),
@@ -100,11 +100,11 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: pinning.copy_batch([A, 1 << 64], [B, B], 8), InvalidRangeError, "item 1 .* not an address of memory"),
     (lambda: pinning.copy(1 << 64, A, 8), InvalidRangeError, "not an address of memory"),
     (lambda: MAP.overlapping(8, 0), InvalidRangeError, "at least one byte"),
-    # What is no yes or no.
+    # Not a bool, not a callback.
     (lambda: pinning.lock(A, coherent="yes"), TypeError, "coherent is 'yes'"),
     (lambda: pinning.lock(A, read_only="no"), TypeError, "read_only is 'no'"),
     (lambda: pinning.lock(A, progress=5), TypeError, "progress is 5"),
-    # A buffer where an address goes, and the other way round.
+    # A buffer where an address goes, and vice versa.
     (lambda: A in pinning.pinned_map("host"), TypeError, "pinning.is_locked"),
     (lambda: pinning.pinned_map("host").lock(A, 8), TypeError, "address is a ndarray"),
     (lambda: pinning.pinned_map("host").find(A), TypeError, "address is a ndarray"),
@@ -131,14 +131,14 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Event.over(error="x"), TypeError, "error is 'x'; it must be an exception"),
     (lambda: pinning.copy_batch_async([A, A], [B, B], engine=A), ValueError, "engine is a ndarray; it must be"),
     (lambda: pinning.memory_info(int), TypeError, "type is not a buffer"),
-    # What has bytes that are not to be copied.
+    # Objects whose bytes must not be copied, or cannot be accessed.
     (lambda: pinning.copy(OBJECTS, A), TypeError, "holds Python objects.* astype"),
     (lambda: pinning.copy(A, memoryview(OBJECTS)), TypeError, "holds Python objects"),
     (lambda: pinning.fill(OBJECTS, 1), TypeError, "holds Python objects"),
     (lambda: pinning.lock(Series()), TypeError, "Series is not a buffer; pass its array, such as to_numpy"),
     (lambda: numpy.asarray(Queue("host").alloc(8)[0]), TypeError, r"not memory that NumPy can read: .*pinning.copy\("),
     (lambda: pinning.alloc(8, 5), TypeError, "kind is 5; it must be a MemoryKind"),
-    # What stands for something of this process.
+    # Objects that are bound to this process.
     *(
         (lambda made=made: pickle.dumps(made()), TypeError, "can be neither copied nor pickled: .*")  # type: ignore[misc]
         for made in (lambda: Queue("host"), lambda: Queue("host").record(), lambda: HOST, lambda: MAP)
@@ -187,7 +187,7 @@ CALLS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Pool("host").trim_to("x"), TypeError, "the size to trim to is 'x'"),
 ]
 
-# Each takes a number of bytes, of which 0 is none.
+# Each takes a number of bytes, which must not be 0.
 BYTES: dict[str, Callable[[Any], object]] = {
     "lock": lambda n: pinning.lock(A, n),
     "lock of an address": lambda n: pinning.lock(A.ctypes.data, n),
@@ -218,7 +218,7 @@ BYTES: dict[str, Callable[[Any], object]] = {
     "copy_file": lambda n: pinning.copy_file(A, __file__, 0, n),
 }
 
-# Of these 0 is one.
+# Each takes a number of bytes, which may be 0.
 FROM_0: dict[str, Callable[[Any], object]] = {
     "budget": pinning.budget,
     "give_back_idle": pinning.give_back_idle,
@@ -241,9 +241,9 @@ def test_a_number_of_bytes_that_nothing_has_is_refused(name: str) -> None:
 def test_what_is_no_number_of_bytes_is_refused_by_its_type(name: str) -> None:
     wrong = [True, 8.0, numpy.float32(8), numpy.bool_(True), "8", b"8", 8j]
     if name == "idle":
-        wrong.remove(True)  # as much as there is
+        wrong.remove(True)  # means no limit
     if name == "budget":
-        wrong.remove(8.0)  # a fraction that is none
+        wrong.remove(8.0)  # refused as a fraction
     for each in wrong:
         with pytest.raises(TypeError, match="it must be an integer"):
             print((BYTES | FROM_0)[name](each), "for", each)

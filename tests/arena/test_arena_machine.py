@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random allocations, frees, locks, growths and closes of an arena whose vendor fails at times, against a model.
 
-The model has the bytes of each allocation, and for each growth where it begins and ends. So it says which bytes are
-free, and whether an allocation must succeed.
+The model has the contents of each allocation, and the start and end of each growth. From these it derives which bytes
+are free, and whether an allocation must succeed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.arena = Arena(size, self.device, unit=unit, grow=size + more)
         self.arena.wait(timeout=WAIT)
         self.growths = [(0, size)]
-        self.had: dict[ArenaAllocation, int] = {}  # what its bytes are
+        self.had: dict[ArenaAllocation, int] = {}  # the value of its bytes
         self.locks: dict[ArenaAllocation, pinning.Lock] = {}
         self.filled = 0
 
@@ -40,7 +40,7 @@ class ArenaMachine(RuleBasedStateMachine):
         return start, start + allocation.nbytes
 
     def free_ranges(self) -> list[tuple[int, int, int]]:
-        """Start and end of each stretch that nobody has, and where its growth begins."""
+        """Start and end of each free range, and the start of its growth."""
         found = []
         taken = sorted(map(self.range_of, self.had))
         for low, high in self.growths:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arenas that processes share by name, and what is left of them when processes are killed: nothing that nobody has."""
+"""Arenas that processes share by name; those that killed processes have left behind are reused or removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZE = 4 * PAGE + 5
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of all names, for this test alone: whoever makes an arena removes those that nobody has."""
+    """A folder of names for this test alone: making an arena removes all abandoned ones in the folder."""
     with TemporaryDirectory(dir=FOLDER) as folder:
         monkeypatch.setattr(names, "FOLDER", Path(folder))
         yield Path(folder)
@@ -37,7 +37,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A name that nobody else has, and whose file is gone when the test is over."""
+    """A unique name, whose file must be gone after the test."""
     name = f"test-{os.getpid()}-{request.node.name}"
     yield name
     gc.collect()
@@ -55,7 +55,7 @@ def file_of(name: str) -> Path:
 
 
 def in_the_folder(program: str) -> list[str]:
-    """The command that runs a program which finds its arenas where this test does."""
+    """The command that runs a program with the same folder of names as this test."""
     there = f"import pathlib; from pinning.arena import names; names.FOLDER = pathlib.Path({str(names.FOLDER)!r})"
     return [sys.executable, "-W", "error", "-c", f"{there}\n{program}"]
 
@@ -170,7 +170,7 @@ def test_all_are_killed(name: str, device: FakeDevice) -> None:
     with pytest.raises(InvalidRangeError, match="has"):
         Arena(SIZE + 1, device, name=name, create=False)
     assert file_of(name).exists()
-    with Arena(SIZE, device, name=name, create=False) as arena:  # takes what is left
+    with Arena(SIZE, device, name=name, create=False) as arena:  # takes over what is left
         assert not arena.made
         assert (arena.asarray() == 3).all()
     Other(name, then="arena.asarray()[:] = 3").kill()
@@ -248,7 +248,7 @@ def test_a_child_that_leaves_takes_nothing_away(name: str, device: FakeDevice) -
 
 
 def in_a_small_file_system(program: str) -> None:
-    """Run a program whose /dev/shm has 4 MiB, of which nothing else is used."""
+    """Run a program with its own, empty /dev/shm of 4 MiB."""
     enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     mount = "mount -t tmpfs -o size=4M tmpfs /dev/shm"
     try:

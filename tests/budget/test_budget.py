@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The budget of the process, and memory that stays registered when nobody has a lock of it."""
+"""The budget of the process, and idle memory, which stays registered without any lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZE = 1 << 16
 
 @pytest.fixture(autouse=True)
 def budget() -> Iterator[None]:
-    """Each test begins with what is locked already, and the default budget."""
+    """Each test begins with the default budget; memory of earlier tests may still be locked."""
     yield
     pinning.budget(1.0, idle=False)
 
@@ -49,7 +49,7 @@ def used() -> int:
 
 
 def run_program(text: str) -> str:
-    """What a program of its own prints; it must end well."""
+    """Run a program in a process of its own and return its output; it must succeed with an empty stderr."""
     # Python 3.12 warns of any fork of a process with threads.
     run = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(text)],
@@ -64,7 +64,7 @@ def run_program(text: str) -> str:
 
 
 class Storage:
-    """A buffer that may lose its memory while it is exported, as far as anybody knows."""
+    """A buffer of a type that is not known to keep its memory while it is exported."""
 
     def __init__(self, size: int) -> None:
         self._memory = numpy.zeros(size, "u1")
@@ -107,7 +107,7 @@ def test_a_lock_beyond_the_budget_is_refused_before_anything_is_touched(device: 
 def test_what_the_vendor_refuses_is_not_counted(device: FakeDevice) -> None:
     before = used()
     pinned = pinning.pinned_map(device)
-    for calls in range(4):  # pieces of which one is refused, and the undoing of those before
+    for calls in range(4):  # the lock of each piece fails in turn, then the unlock
         device.fail(VendorError("fakeCall", 1, "FAKE"), calls)
         with pytest.raises(VendorError):
             pinned.lock(0x10000, 300, piece=100)
@@ -312,7 +312,7 @@ def test_the_longest_idle_goes_first(device: FakeDevice) -> None:
     arrays = [numpy.zeros(SIZE, "u1") for _ in range(5)]
     for array in arrays[:3]:
         pinning.lock(array, device=device).unlock()
-    pinning.lock(arrays[0], device=device).unlock()  # the youngest now
+    pinning.lock(arrays[0], device=device).unlock()  # the most recent one now
     with pinning.lock(arrays[3], device=device), pinning.lock(arrays[4], device=device):
         assert set(device.locked) == {arrays[each].ctypes.data for each in (0, 3, 4)}
 

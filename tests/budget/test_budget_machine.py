@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random locks and budgets of two devices, vendors failing at random, against a model of what is locked or idle."""
+"""Random locks and budgets of two devices whose vendors fail at random, against a model of what is locked or idle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BudgetMachine(RuleBasedStateMachine):
         pinning.give_back_idle()
         self.devices = [FakeDevice(f"fake:{index}") for index in range(2)]
         before = pinning.budget()
-        self.fixed, self.external = before.used, before.external  # other tests' that are still there
+        self.fixed, self.external = before.used, before.external  # left by other tests
         self.arrays = [numpy.zeros((1 + index) * UNIT, "u1") for index in range(ARRAYS)]
         self.locks: list[tuple[Lock, int, int]] = []  # with device and array
         self.idle: list[tuple[int, int]] = []  # device and array, the longest idle first
@@ -71,7 +71,7 @@ class BudgetMachine(RuleBasedStateMachine):
                 device.fail(VendorError("fakeCall", 1, "FAKE"), call)
 
     def learn(self) -> None:
-        """After a vendor's failure, which may have left idle whatever was, in another order: what is idle now."""
+        """Update the model after a vendor's failure, which may have left any regions idle, in any order."""
         for device in self.devices:
             device.fail_no_more()
         for device, array in self.idle_now():  # so that the order is known again
@@ -79,7 +79,7 @@ class BudgetMachine(RuleBasedStateMachine):
         self.idle = self.idle_now()
 
     def idle_now(self) -> list[tuple[int, int]]:
-        """In an order that does not depend on addresses: Hypothesis wants the same to happen each time."""
+        """The idle regions, in an order that does not depend on addresses: Hypothesis needs repeatable examples."""
         found = []
         for index, device in enumerate(self.devices):
             starts = {region.start for region in pinning.regions(device, idle=True) if region.idle}
@@ -101,7 +101,7 @@ class BudgetMachine(RuleBasedStateMachine):
         which = device, array
         there = which in self.counted() or which in self.idle
         if not there:
-            part = False  # all of it, so that it can be kept
+            part = False  # only a whole array can be kept idle
         refused = False
         if not there:
             fits = self.used() - self.idling() + self.size(array) <= self.limit

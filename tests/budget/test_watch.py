@@ -44,7 +44,7 @@ watched = pytest.mark.skipif(
 filters = pytest.mark.skipif(
     os.uname().machine not in ("x86_64", "aarch64"), reason="the filter knows the system calls of x86-64 and AArch64"
 )
-# A device that locks nothing for the kernel, as a GPU does; the host's mlock would forbid some of these.
+# The device does not mlock, like a GPU: the kernel refuses some of these ways for memory that is mlocked.
 ways = pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
 
 
@@ -76,7 +76,7 @@ def test_the_region_goes_at_once(device: FakeDevice, leave: Callable[[int], None
 @watched
 @ways
 def test_a_new_lock_is_of_the_memory_that_is_there_now(device: FakeDevice, leave: Callable[[int], None]) -> None:
-    for _ in range(100):  # until no other mapping has come there first
+    for _ in range(100):  # until no other mapping takes the addresses first
         ptr = pages()
         old = pinning.lock((ptr, SIZE), device=device)
         leave(ptr)
@@ -177,7 +177,7 @@ def test_cycles_beside_readers_copies_and_others_that_lock(device: FakeDevice) -
 
 
 def run_forbidden(*arguments: str, **variables: str) -> str:
-    """What a Python program says where the kernel refuses userfaultfd."""
+    """Run a Python program that has the kernel refuse userfaultfd, and return its output."""
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **variables}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, env=environment, timeout=3600
@@ -189,7 +189,7 @@ def run_forbidden(*arguments: str, **variables: str) -> str:
 @filters
 @pytest.mark.parametrize("preloaded", [True, False])
 def test_cycles_where_the_kernel_forbids_it(preloaded: bool) -> None:
-    """Where the tool's library is preloaded nothing is stale. Else nothing tells, as the documentation says."""
+    """If the tool's library is preloaded, nothing is stale. Otherwise changes go unnoticed, as documented."""
     variables = {"LD_PRELOAD": str(library())} if preloaded else {}
     cycles = str(CYCLES if preloaded else 10)
     said = json.loads(run_forbidden(str(SUPPORT / "leaving.py"), "forbidden", cycles, **variables))
@@ -239,7 +239,7 @@ def test_the_doctor_says_what_is_noticed_where_the_kernel_forbids_it(preloaded: 
 
 @filters
 def test_a_mapping_that_nothing_watches_is_not_kept_idle() -> None:
-    """Its owner may discard its pages, exported or not; nobody may those of a bytearray."""
+    """Its owner can discard its pages, even if it is exported; those of a bytearray cannot be discarded."""
     found = run_forbidden("-c", f"import leaving; leaving.forbid_userfaultfd(){IDLE}")
     assert found.split() == ["0", "4096", "4096"]
 
@@ -300,7 +300,7 @@ int main() {
 
 
 def test_calls_are_seen_of_every_program_that_makes_them(tmp_path: Path) -> None:
-    """One that is linked to a fixed address, as many a Python is, has stubs of functions whose addresses it takes."""
+    """A program linked to a fixed address, as many Pythons are, has stubs for functions whose addresses it takes."""
     cxx = shutil.which("c++") or pytest.skip("needs a C++ compiler: apt-get install g++")
     (tmp_path / "calls.cpp").write_text(CALLS)
     (tmp_path / "other.cpp").write_text("int nothing_of_interest;")

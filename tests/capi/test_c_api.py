@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""<pinning/pinning.h>: from C, and as one map with Python's."""
+"""<pinning/pinning.h>: called from C, and sharing one map with Python."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compiler() -> str:
 
 
 def child(scene: str) -> str:
-    """What a fresh Python prints that runs `scene`, with the C interface and 10000 bytes at hand."""
+    """Run `scene` in a fresh Python, with `c_api` imported and 10000 bytes at `ptr`, and return its output."""
     program = (
         "import c_api, ctypes, os, pinning\nmemory = bytearray(10000)\n"
         "ptr = pinning.interop.memory_of.host_buffer(memory).ptr\n"
@@ -47,7 +47,7 @@ def child(scene: str) -> str:
 
 
 def child_with(folder: Path, program: str, scene: str) -> str:
-    """The same, with `program` in C as `library`."""
+    """As `child`, with the C code `program` loaded as `library`."""
     source, library = folder / "library.c", folder / "library.so"
     source.write_text(program)
     run(compiler(), *INCLUDES, "-shared", "-fPIC", "-pthread", source, *LINKED, "-o", library, folder=folder)
@@ -76,7 +76,7 @@ def test_no_python_in_the_library() -> None:
 
 
 def exported(library: Path) -> set[str]:
-    """What it defines for others, C++ without arguments."""
+    """The symbols that a library exports, those of C++ without arguments."""
     nm = shutil.which("nm") or pytest.skip("needs nm: apt-get install binutils")
     said = run(nm, "-DC", "--defined-only", library, folder=ROOT)
     return {re.split(r"\(|@@", line.split(maxsplit=2)[2])[0] for line in said.splitlines()}
@@ -88,7 +88,7 @@ def test_exports_are_the_headers_functions_and_what_our_own_modules_need() -> No
     assert inside >= {"PINNING_0", "pinning::shared_map", "pinning::vendor_device"}
     marked = "".join(header.read_text() for header in c_api.INCLUDES.glob("*.hpp"))
     for name in inside - {"PINNING_0"}:
-        full = name.rpartition(" for ")[2]  # behind "vtable", "typeinfo", "typeinfo name", or nothing
+        full = name.rpartition(" for ")[2]  # without "vtable for", "typeinfo for" and the like
         assert full.startswith("pinning::")
         word = full.split("::")[1]
         assert re.search(rf"PINNING_API [^;{{]*\b{word}\b", marked), name
@@ -152,7 +152,7 @@ static int ended(int child) {
 
 @pytest.mark.parametrize("limit", ["0", str(1 << 30)])
 def test_generations_of_forks_have_no_more_addresses_than_the_first(tmp_path: Path, limit: str) -> None:
-    """Each begins with an empty map and can lock, though the map takes most of the addresses that there may be."""
+    """Each begins with an empty map and can lock, although the map takes most of the addresses that are allowed."""
     program = c_program(
         tmp_path,
         FORKS
@@ -200,7 +200,7 @@ int main(void) {
 
 
 def test_a_thread_is_cancelled_after_its_call(tmp_path: Path) -> None:
-    """Both one that is in a locker, at a place where C would end it, and one that waits for that one's outcome."""
+    """One thread is in a locker, at a cancellation point of C; the other waits for the outcome of the first."""
     program = c_program(
         tmp_path,
         r"""
@@ -345,7 +345,7 @@ except c_api.StatusError as refused:
 
 
 def test_native_threads_beside_python(tmp_path: Path) -> None:
-    """They need nothing of Python's: here they work while a thread of Python's has the GIL, and waits for them."""
+    """They do not need Python: here they run while a Python thread that holds the GIL waits for them."""
     program = r"""
 #include <pinning/pinning.h>
 #include <pthread.h>
@@ -377,7 +377,7 @@ print(library.work_in_threads(ctypes.c_void_p(ptr)), pinning.regions())
 
 
 def test_python_finds_the_region_of_one_device_while_that_of_another_comes_and_goes(tmp_path: Path) -> None:
-    """In native code: a thread of Python that unlocks can hardly come between two steps of one that has the GIL."""
+    """Native code unlocks it: a Python thread could hardly do so between two steps of one that holds the GIL."""
     program = r"""
 #include <pinning/pinning.h>
 long come_and_go(char *memory) {
@@ -551,7 +551,7 @@ def test_a_batch_of_copies(asynchronous: bool) -> None:
 
 
 def test_copies_of_one_range() -> None:
-    needs_room_to_lock(72 << 20)  # with the ring
+    needs_room_to_lock(72 << 20)  # including the ring
     size = 20 << 20
     host, back = numpy.random.default_rng(1).integers(0, 256, size, dtype=numpy.uint8), numpy.zeros(size, numpy.uint8)
     native = c_api.Map("host:0")

@@ -23,7 +23,7 @@ from standins.standin import Driver
 
 MIB = 1 << 20
 _SHARED_MEMORY = Path("/dev/shm")
-# What a command makes by multiprocessing there has names of this process's, beside which others make theirs.
+# Puts this process's id into the names of a command's shared memory: other processes have theirs in the same folder.
 _OWN_NAMES = f"""
 from multiprocessing import shared_memory
 shared_memory._SHM_NAME_PREFIX = shared_memory._SHM_NAME_PREFIX.replace("psm", "{os.getpid()}")
@@ -33,7 +33,7 @@ HOST_ALONE = "import sys; sys.modules.update(dict.fromkeys(f'pinning_{name}' for
 
 
 class Pinning:
-    """Runs `pinning` with 80 columns and temporary files of its own, and sees that it leaves none of them."""
+    """Runs `pinning` with 80 columns and a temporary folder of its own, and checks that it leaves no files."""
 
     def __init__(self, temporary: Path) -> None:
         self.temporary = temporary
@@ -46,7 +46,7 @@ class Pinning:
         python_path: str = "",
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.CompletedProcess[str]:
-        """`first` is Python that runs before the command; `memlock` makes it an ordinary user with that limit."""
+        """Run a command after the Python code `first`; with `memlock`, as an ordinary user with that limit."""
         program = f"{_OWN_NAMES}\n{first}\nfrom pinning.cli.command import main\nmain()"
         environment = {**os.environ, "COLUMNS": "80", "TMPDIR": str(self.temporary), "PYTHONSAFEPATH": "1"}
         environment.update(variables)
@@ -72,7 +72,7 @@ class Pinning:
         return report
 
     def text(self, *arguments: str, exit_code: int = 0, **how: Any) -> str:
-        """What a person sees, with its line breaks as spaces."""
+        """What a user sees, with spaces in place of line breaks."""
         done = self(*arguments, **how)
         assert done.returncode == exit_code, done.stdout + done.stderr
         for line in (done.stdout + done.stderr).splitlines():
@@ -250,7 +250,7 @@ def test_doctor_advises_an_ordinary_user(pinning: Pinning) -> None:
 
 
 def announce(folder: Path, name: str, program: str | None) -> str:
-    """A distribution with a plugin, and its module unless `program` is None; where Python is to look for it."""
+    """Make a distribution with a plugin, and its module unless `program` is None; return the folder to import from."""
     installed = folder / f"{name}-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -262,7 +262,7 @@ def announce(folder: Path, name: str, program: str | None) -> str:
 
 def test_doctor_tells_of_arenas_that_nobody_has(pinning: Pinning) -> None:
     make = "import os, pinning; pinning.Arena(4096, [], name='doctor').asarray()[:] = 1; os._exit(0)"
-    with TemporaryDirectory(dir=_SHARED_MEMORY) as folder:  # where nobody else makes the next one
+    with TemporaryDirectory(dir=_SHARED_MEMORY) as folder:  # where no other process makes one
         there = f"import pathlib; from pinning.arena import names; names.FOLDER = pathlib.Path({folder!r})"
         subprocess.run([sys.executable, "-W", "ignore", "-c", f"{there}; {make}"], check=True)
         file = Path(folder) / "pinning-arena.doctor"
@@ -410,7 +410,7 @@ def test_bench_fits_itself_to_an_ordinary_users_limit(pinning: Pinning) -> None:
 def test_bench_draws(pinning: Pinning, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'pinning[plot]'")
     picture = tmp_path / "bench.png"
-    # matplotlib keeps its fonts' list in MPLCONFIGDIR, which is not a thing left behind.
+    # matplotlib caches its list of fonts in MPLCONFIGDIR; that does not count as a file left behind.
     keep_fonts = f"import os; os.environ['MPLCONFIGDIR'] = {str(tmp_path)!r}"
     pinning.text("bench", "--quick", "--device", "host", "--plot", str(picture), first=keep_fonts)
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning top`: what another process has locked, as it is, whatever that process is doing."""
+"""`pinning top`: the current locks of another process, whatever that process is doing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A process that does what it is told, a line at a time."""
+    """A process that runs the lines that it receives, one at a time."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -128,7 +128,7 @@ def test_batches_are_counted_by_path(program: Program) -> None:
     program("other = np.zeros(8192, np.uint8)")
     program("pinning.copy_batch([there, other], [array[:1000], array[:500]], [1000, 500])")
     program("pinning.copy_blocks(other, [0, 1, 2], array[:8192], [2, 1, 0], 100)")
-    # What lies between two arrays of the host is copied by threads.
+    # Threads copy between two arrays of the host.
     assert seen(program.pid)["moved"] == {"direct": 1000, "staged": 800, "lock": 0, "plain": 0, "small": 0}
 
 
@@ -148,7 +148,7 @@ def test_what_went_over_peers_links_is_shown(program: Program) -> None:
 
 
 def shown(status: Status) -> str:
-    """All that there is of a process, as words."""
+    """Everything that is displayed of a process, as words."""
     with (to := Console(width=200)).capture() as text:
         show([status], True, to)
     return " ".join(text.get().replace("│", " ").split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of this folder, and those that all tests share."""
+"""Makes the modules of this folder importable."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite over every plugin, on its stand-in driver, whose calls it lets fail."""
+"""The conformance suite on every plugin, with its stand-in driver, whose calls the suite makes fail."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def test_a_device_that_locks_does_not_refuse() -> None:
 def test_the_count_of_the_kernel_tells_what_pins_nothing() -> None:
     run = [*SUITE, "-k", "kernel_counts", "--device", "host:0", "--counted-as"]
     run_pytest(*run, "VmLck", environment=os.environ)
-    # Which mlock does not raise, as a plugin that only keeps a list raises neither.
+    # mlock does not raise VmPin; a plugin that only keeps a list raises neither count.
     with pytest.raises(pytest.fail.Exception, match="has locked 32768 bytes, and VmPin has grown by 0"):
         run_pytest(*run, "VmPin", environment=os.environ)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendors whose plugins are tested on stand-ins, each with what is its own."""
+"""The vendors whose plugins are tested on stand-ins, and how they differ."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Vendor:
     driver : Driver
         Built and loaded in a process of its own.
     configuration : str
-        Of the stand-in, when the process starts.
+        The configuration of the stand-in, when the process starts.
     prototype : tuple of str
-        Of a function that the driver defines, and one that differs from the vendor's header.
+        The prototype of a function that the driver defines, and one that differs from the vendor's header.
     variants : sequence of str
-        Other configurations, as of other releases of the driver, over which the suite runs too.
+        Other configurations, such as other releases of the driver, with which the suite runs too.
     refusing : str
-        A configuration whose device locks no memory, where there may be one.
+        A configuration whose device locks no memory; empty if the vendor has none.
     """
 
     driver: Driver

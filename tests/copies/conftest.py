@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of copies have in common."""
+"""Fixtures for the tests of copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinning.copies import trim_staging
 
 @pytest.fixture
 def device() -> Iterator[FakeMemoryDevice]:
-    """Its queues do their work at once."""
+    """A device whose queues do their work at once."""
     device = FakeMemoryDevice(held=False)
     yield device
     device.let_go()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many copies as one: the bytes of random batches against NumPy, what is refused, and what is held meanwhile."""
+"""Batches of copies: the bytes of random batches against NumPy, what is refused, and what stays locked meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def addresses(memory: pinning.Allocation | numpy.ndarray, offsets: list[int]) ->
 
 
 def cuts(count: int) -> st.SearchStrategy[list[int]]:
-    """Where the items of a batch end, in a destination that they fill without a gap."""
+    """The sizes of the items of a batch, which fill their destination without a gap."""
     return st.lists(st.integers(1, SIZE // 8), min_size=1, max_size=count)
 
 
@@ -152,7 +152,7 @@ def test_explain_says_which_way_parts_go(queue: pinning.Queue) -> None:
         f"  direct  {half + 100:>14} bytes in 2 parts {plan.groups[0].reason}",
         f"  staged  {half:>14} bytes in 1 part {plan.groups[1].reason}",
     ]
-    assert copy.path == "plain"  # of one small part
+    assert copy.path == "plain"  # because of one small part
     assert copy.reason.startswith(f"{plan.reason}; 1 part ")
 
 
@@ -218,7 +218,7 @@ def test_what_a_batch_does_not_write_may_be_read_early(queue: pinning.Queue, mon
     monkeypatch.setattr(planned, "submit_native", point)
     monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
     monkeypatch.setattr(costs, "threads", 2)
-    count = 10**6  # so many that they are not over yet
+    count = 10**6  # so many that they are not complete at the next copy
     back, array = numpy.zeros(2 * count, numpy.uint8), noise(1 << 20)
     with pinning.alloc(2 * count, device="host:0") as there, pinning.locked(back, device="host:0"):
         places = 2 * numpy.arange(count, dtype=numpy.uint64)

@@ -36,14 +36,14 @@ def small_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bytes_of(allocation: pinning.Allocation) -> numpy.ndarray:
-    """What is in a fake device's memory, which is ordinary memory."""
+    """The bytes of a fake device's memory, which is ordinary memory."""
     import ctypes
 
     return numpy.ctypeslib.as_array((ctypes.c_uint8 * allocation.size).from_address(allocation.ptr))
 
 
 def run(device: FakeMemoryDevice, over: Callable[[], bool]) -> None:
-    """Have the device do its work until it is so; a staged copy also needs its threads to get on."""
+    """Have the device do its work until `over()` is true; a staged copy also needs its threads to make progress."""
     end = time.monotonic() + 30
     while not over():
         if not device.release():
@@ -158,7 +158,7 @@ def test_where_no_memory_can_be_pinned_copies_are_plain(
         assert "refused" in copy.reason
         pinning.copy(back, there, queue=queue)
         assert (back == array).all()
-        run(device, pinning.copy_async(back, noise(SIZE, 2), queue=queue).done)  # in the host, which needs words only
+        run(device, pinning.copy_async(back, noise(SIZE, 2), queue=queue).done)  # in the host: needs no pinned memory
         assert (back == noise(SIZE, 2)).all()
 
 
@@ -301,7 +301,7 @@ def test_a_range_that_is_copied_often_is_locked_until_its_array_goes(
     with pinning.alloc(SIZE, device=device) as there:
         paths = []
         for _ in range(4):
-            copy = pinning.copy_async(there, array[:], queue=queue)  # a view that goes at once
+            copy = pinning.copy_async(there, array[:], queue=queue)  # a view that is dropped at once
             run(device, copy.done)
             paths.append(str(copy.path))
         assert paths == ["staged", "staged", "lock", "direct"]
@@ -453,7 +453,7 @@ def test_what_cannot_be_copied_is_refused_and_nothing_is_submitted(
 
 
 def test_every_call_of_a_staged_copy_failing(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    """The error is raised or told by the event, the queue goes on, and nothing leaks."""
+    """The call or the event raises the error, the queue continues, and nothing leaks."""
     array = noise(SIZE)
     with pinning.alloc(SIZE, device=device) as there:
         for calls_before in range(200):
@@ -466,7 +466,7 @@ def test_every_call_of_a_staged_copy_failing(device: FakeMemoryDevice, queue: pi
             failed = not device._call_failures
             device.fail_no_more()
             run(device, queue.poll)
-            with suppress(VendorError):  # what failed may have been a look at the queue, which belongs to no event
+            with suppress(VendorError):  # the call that failed may have been a query of the queue, for no event
                 queue.synchronize()
             copy = pinning.copy_async(there, array, queue=queue)
             run(device, copy.done)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of copies: every kind, whose memory it is, what keeps it, and what other threads do to it meanwhile."""
+"""The ends of copies: every kind, whose memory it is, what keeps it alive, and what other threads do meanwhile."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_an_array_that_has_no_address(device: FakeMemoryDevice, queue: pinning.Q
 
 
 class NumbaArray:
-    """As numba's arrays of a device, of a release that has an integer's pointer, or of one before."""
+    """Like numba's device arrays: of a release whose pointer is an integer (`later`), or of an earlier one."""
 
     __cuda_ndarray__ = True
     asked = 0
@@ -272,14 +272,14 @@ def test_a_lock_of_what_is_read_only_is_not_written(device: FakeMemoryDevice, qu
 
 
 def test_copies_beside_a_thread_that_locks_and_unlocks(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    """No error, whatever is locked in the moment: all of the range, a part, or nothing."""
+    """No error, whatever is locked at the moment: all of the range, a part, or nothing."""
     array = noise(64 << 10)
     ended = False
 
     def lock_and_unlock() -> None:
         while not ended:
             for part in (array, array[1000:2000], array[:100]):
-                with suppress(PartialOverlapError):  # a copy holds what was locked before
+                with suppress(PartialOverlapError):  # a copy still holds an earlier lock
                     pinning.lock(part, device=device).unlock()
 
     interval = sys.getswitchinterval()
@@ -297,7 +297,7 @@ def test_copies_beside_a_thread_that_locks_and_unlocks(device: FakeMemoryDevice,
 
 
 def locked_when_submitted(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], method: str = "copy") -> None:
-    """Have `act` called, with the number of the call, just before the vendor looks at a copy: as by another thread."""
+    """Have `act` called, with the number of the call, just before the vendor checks a copy, as if by another thread."""
     vendors = getattr(FakeQueue, method)
     numbers = itertools.count()
 
@@ -313,7 +313,7 @@ def locked_when_submitted(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], 
 def test_a_part_is_locked_while_a_copy_is_submitted(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch, to_device: bool, kept: bool
 ) -> None:
-    """Also where nothing is locked any more when it is planned anew."""
+    """Also if nothing is locked any more when the copy is planned again."""
     array, other = noise(SIZE), noise(SIZE, 2)
     locks: list[pinning.Lock] = []
 
@@ -344,7 +344,7 @@ def test_a_part_is_locked_while_a_copy_is_submitted(
 def test_a_part_is_being_locked_while_a_copy_is_submitted(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The vendor has locked it, and the map does not show it yet."""
+    """The vendor has locked it, but the map does not show it yet."""
     array = noise(SIZE)
     locking: list[Background] = []
     locked, told = threading.Event(), threading.Event()
@@ -403,7 +403,7 @@ def test_a_copy_that_is_refused_for_ever(
 def test_a_wait_list_is_gone_through_once(
     device: FakeMemoryDevice, queue: pinning.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy that is submitted a second time waits for the same as the first."""
+    """A copy that is submitted a second time waits for the same events as the first time."""
     array = noise(SIZE)
     locks: list[pinning.Lock] = []
 
@@ -499,7 +499,7 @@ def test_rows_across_the_borders_of_locks(
 
 
 def test_rows_of_the_host_are_measured_by_their_own_pitch(device: FakeMemoryDevice, queue: pinning.Queue) -> None:
-    """The pitch of the other side reaches beyond the array, into a neighbour that is locked."""
+    """With the pitch of the other side, the rows would reach beyond the array, into locked memory."""
     whole = noise(4000)
     with pinning.lock(whole[1000:], device=device), pinning.alloc(4000, device=device) as there:
         copy = pinning.copy_2d_async(whole[:1000], 100, there, 400, 100, 10, queue=queue)
@@ -595,7 +595,7 @@ def test_permanent_lock_is_released_by_its_own_lock(
     with pinning.alloc(SIZE, device=device) as there:
         assert pinning.copy(there, array, queue=queue).path == "lock"
         queue.synchronize()
-        on.unlock(address)  # somebody gives it up who has not taken it, and takes one of his own
+        on.unlock(address)  # other code releases a lock that it has not taken, then takes its own
         on.lock(address, SIZE)
         del array
         gc.collect()
@@ -619,7 +619,7 @@ def test_ctrl_c_does_not_keep_what_was_locked_for_good(
         assert pinning.copy(there, array, queue=queue).path == "lock"
         queue.synchronize()
         gc.collect()
-        sys.settrace(interrupt)  # in any Python code of what ends the lock
+        sys.settrace(interrupt)  # in any Python code that ends the lock
         try:
             del array
         finally:

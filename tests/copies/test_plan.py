@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native planner of copies, compared with the rules of docs/copies.md written down for a few ranges."""
+"""The native planner of copies, compared with a simple version of the rules of docs/copies.md, for a few ranges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAGE = 8 << 10
 
 
 class Range(NamedTuple):
-    """What is locked in a buffer: bytes from `start` to before `end`, in pieces; or what others have pinned there."""
+    """A locked range [start, end) of a buffer, in pieces of `piece` bytes; or, if external, one that others pinned."""
 
     start: int
     end: int

@@ -14,14 +14,14 @@ import pytest
 import pinning
 from installed import ROOT, run, tool
 
-USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK with which every block has enough
-# What other tests run: blocks of libraries that are not here, and of a class that is only begun.
+USUAL_LIMIT = 8 << 20  # bytes of RLIMIT_MEMLOCK that are enough for every block
+# Pages whose blocks other tests run: they need libraries that are not installed, or contain an incomplete class.
 ELSEWHERE = {"deepspeed", "lmcache", "plugins", "vllm"}
-AS_ONE = ("files", "tutorial")  # pages whose blocks follow one another
+AS_ONE = ("files", "tutorial")  # pages whose blocks form one program
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """The place and the text of each."""
+    """The place (page and line) and the text of each block."""
     found = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text()
@@ -57,7 +57,7 @@ def test_there_are_blocks() -> None:
 
 
 def test_no_block_has_a_file_in_a_folder_of_all_users() -> None:
-    """Where another user may have one of that name."""
+    """Another user may have a file of that name there."""
     for place, text in [*ALL, *blocks("cpp"), *blocks("cython")]:
         assert not re.search(r"""["'](/tmp|/var/tmp|/dev/shm)/""", text), place
 

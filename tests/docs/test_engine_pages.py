@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of the pages for vLLM, LMCache and DeepSpeed, under small callers with these libraries' own signatures."""
+"""The code on the pages for vLLM, LMCache and DeepSpeed, called with the signatures that these libraries use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, page: str, library: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The names that a page's code makes, where a library is not more than some modules with some names."""
+    """Run a page's code with stub modules in place of a library, and return the names that it defines."""
     for name, content in library.items():
         module = ModuleType(name)
         module.__dict__.update(content)
@@ -125,7 +125,7 @@ def test_deepspeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = {"deepspeed": {}, "deepspeed.accelerator": {"get_accelerator": lambda: accelerator}}
     names = run(monkeypatch, "deepspeed.md", library)
 
-    # An optimizer that is offloaded pins a partition, and views of it.
+    # An offloaded optimizer pins a partition, and views of it.
     partition = torch.zeros(10_000)
     pinned = accelerator.pin_memory(partition, align_bytes=1)
     assert pinned.data_ptr() == partition.data_ptr()
@@ -138,7 +138,7 @@ def test_deepspeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     del partition, pinned
     soon_nothing_is_locked(at)
 
-    # Tensors are swapped through files by way of buffers of the handle's.
+    # Tensors are swapped to files and back through the handle's buffers.
     handle = names["LockedTensors"](Handle())
     buffer = handle.new_cpu_locked_tensor(1000, torch.empty(0, dtype=torch.float16))
     assert buffer.shape == (1000,) and buffer.dtype == torch.float16 and buffer.data_ptr() % 4096 == 0

@@ -143,7 +143,7 @@ def test_graph_step(package: Installed, tmp_path: Path) -> None:
 
 def test_arena_shared_by_processes(package: Installed, tmp_path: Path) -> None:
     said = package.run("-W", "error", EXAMPLES / "shared_arena.py", "12288", folder=tmp_path)
-    # Whole lines are not certain: the processes have one output.
+    # Lines may be interleaved: the processes share one output.
     assert sorted(re.findall(r"process (\d): 12288 bytes locked for", said)) == ["0", "1", "2", "3"]
     assert said.splitlines()[-1] == "the last one out has removed it"
 

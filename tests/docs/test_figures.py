@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that stand in several places are the same figure."""
+"""Figures that appear in several places agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text()
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
 RESULTS = (ROOT / "benchmarks" / "results" / "2026-11-22-nvidia-h200.md").read_text()
 
-# What it is, and a pattern for each place that has it.
+# What it is, and a pattern for each place where it appears.
 FIGURES = {
     "1 GiB to the GPU": [
         (README, r"ordinary memory to the GPU\*\* \| \*\*([\d.]+) GB/s"),

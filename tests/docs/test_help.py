@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What help() says of each public name: it says something, and of all parameters there are and no others.
+"""The help of each public name: it is not empty, and describes all parameters and no others.
 
-And that the site's reference, which is made of it, has them all.
+The site's reference, which is generated from it, has all public names.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NAMES = [(module, name) for module in MODULES for name in getattr(import_module(
 
 
 def is_called(thing: object) -> bool:
-    """Whether people call it with arguments, rather than name it, catch it or implement it."""
+    """Whether users call it with arguments, rather than name it, catch it or implement it."""
     named = isinstance(thing, type) and issubclass(thing, (BaseException, Enum, tuple))
     return callable(thing) and not named and not getattr(thing, "_is_protocol", False)
 
 
 PUBLIC = [getattr(module, name) for module in (pagetable, pinning) for name in module.__all__]
-# Of these every parameter is described; of the rest all or none.
+# Every parameter of these must be described; of the others, all or none.
 EVERYDAY = [
     member
     for thing in filter(is_called, PUBLIC)
@@ -52,7 +52,7 @@ EVERYDAY = [
 
 
 def members(owner: type) -> Iterator[tuple[str, object]]:
-    """What a class has of ours and of a name to be called by."""
+    """The public members of a class that our own classes define."""
     for name in dir(owner):
         home = next((each for each in owner.__mro__ if name in vars(each)), object)
         if not name.startswith("_") and home.__module__.startswith(("pinning", "pagetable")):
@@ -61,7 +61,7 @@ def members(owner: type) -> Iterator[tuple[str, object]]:
 
 
 def parameters(function: object) -> set[str]:
-    """Those that a caller gives, by name; none where there is no signature, as of some of Python's own classes."""
+    """The names of the parameters of a caller; none if there is no signature, as for some of Python's own classes."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -70,7 +70,7 @@ def parameters(function: object) -> set[str]:
 
 
 def described(text: str, section: str) -> list[str]:
-    """The names under a heading of numpydoc."""
+    """The names under a numpydoc heading."""
     found = re.search(rf"^{section}\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
     lines = [] if found is None else found[1].splitlines()
     heads = [line.partition(" :")[0] for line in lines if line[:1].strip()]
@@ -115,7 +115,7 @@ def test_help_says_what_it_is_and_what_it_takes(module: str, name: str) -> None:
 
 
 def in_reference() -> tuple[set[str], set[int]]:
-    """The modules that the pages of the reference name as a whole, and what they show of those that are here, by id."""
+    """The modules that the reference pages document as a whole, and the ids of all public objects that they show."""
     text = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     modules, shown = set(), set()
     for kind, name in re.findall(r"^\.\. auto(\w+):: ([\w.]+)$", text, re.MULTILINE):

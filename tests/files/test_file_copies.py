@@ -28,7 +28,7 @@ def queue() -> Iterator[pinning.Queue]:
 
 @pytest.mark.parametrize("stages", [True, False])
 def test_a_device_written_in_python(file: Path, stages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its queues cannot wait for words the caller reads the file; for the host's memory the queue has it read."""
+    """If its queues cannot wait for words, the caller reads the file; for host memory, the queue calls a function."""
     monkeypatch.setattr(FakeQueue, "waits_for_values", stages)
     device = FakeMemoryDevice(held=False)
     array = numpy.zeros(SIZE, numpy.uint8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves in the background: the file is whole or not there, and tensors are free when the call returns."""
+"""Saves in the background: the file is complete or absent, and tensors may be changed once the call returns."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ pinning.save_file_async({{"a": numpy.arange(1000)}}, {str(tmp_path / "a")!r})
 
 
 def test_killed_while_it_writes(tmp_path: Path) -> None:
-    """At the path is what was there."""
+    """The old file stays at the path."""
     (tmp_path / "a").write_bytes(b"as it was")
     program = f"""
 import os, signal
@@ -138,7 +138,7 @@ def test_a_fork_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("folder", ["/dev/shm", None])
 @pytest.mark.parametrize("fsync", [False, True])
 def test_file_systems(tmp_path: Path, folder: str | None, fsync: bool) -> None:
-    """Of memory and of a disk, through the page cache and past it, at offsets that are no multiples of anything."""
+    """File systems in memory and on a disk, through the page cache and past it, at unaligned offsets."""
     path = (Path(folder) if folder else tmp_path) / f"pinning-test-{os.getpid()}-{fsync}"
     arrays = {f"{size}": noise(size, size) for size in (0, 1, 4095, 4097, 70_001, (9 << 20) + 5, 33 << 20)}
     try:

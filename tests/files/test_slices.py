@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of tensors: the bytes that NumPy, and the format's own library, take of them; and what is refused."""
+"""Slices of tensors: the same bytes as NumPy and the format's own library select, and what is refused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write(path: Path, dtype: str, shape: tuple[int, ...], data: bytes) -> Path:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_every_dtype(tmp_path: Path, dtype: str, dim: int) -> None:
-    """As NumPy cuts the bits, and the format's own library the bytes, where it knows the dtype."""
+    """As NumPy slices the bits and, if it knows the dtype, the format's own library the bytes."""
     shape = (4, 8, 16)
     data = noise(512 * DTYPES[dtype].bits // 8)
     if dtype == "BOOL":
@@ -186,7 +186,7 @@ def io_of_this_process() -> int:
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_large_slices(tmp_path: Path, cold: bool) -> None:
-    """More than a block of a ring, in stretches of many sizes."""
+    """More than a block of a ring, in contiguous parts of many sizes."""
     arrays = {f"{width}": noise(6 << 20, width).reshape(-1, width) for width in (3, 256, 8192, 1 << 20)}
     path = save(tmp_path / "a", **arrays)
     if cold:

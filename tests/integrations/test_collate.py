@@ -82,7 +82,7 @@ def test_workers_that_stay_do_for_many_epochs(collate: Collate, workers: int) ->
 
 
 def test_epochs_that_are_broken_off_lose_no_memory(collate: Collate) -> None:
-    """What was on its way when the workers ended comes back."""
+    """The memory of batches in transit when the workers ended is reused."""
     for _ in range(3):
         loader = DataLoader(Numbers(), 4, num_workers=2, collate_fn=collate, timeout=MINUTE)
         check(next(iter(loader)), 0)
@@ -183,7 +183,7 @@ def test_a_process_that_is_no_worker_has_plain_batches(collate: Collate) -> None
 
 
 def test_its_memory_goes_with_the_last_batch() -> None:
-    before = {region.start for region in pinning.regions("host:0")}  # other tests' may go meanwhile
+    before = {region.start for region in pinning.regions("host:0")}  # those of other tests may go meanwhile
     collate = Collate(NBYTES, BATCHES, device="host:0")
     batch = collate([torch.ones(3)])
     del collate
@@ -210,7 +210,7 @@ def test_only_workers_can_have_it(collate: Collate) -> None:
 
 
 def test_block_is_reused_after_the_gpu_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch with a GPU, of which nothing is there but the wait."""
+    """As if torch had GPUs; of them, only the wait exists."""
     waited: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.cupy`, with as little of CuPy as it takes; tests/vendors/cuda/with_cupy.py has it with CuPy itself."""
+"""`pinning.cupy` with a minimal stub of CuPy; tests/vendors/cuda/with_cupy.py tests it with CuPy itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of_cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_pinned_memory_that_is_dropped_waits_for_no_driver(of_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collector drops it in the middle of anything, and a driver that frees waits for its GPUs."""
+    """The garbage collector may drop it in the middle of anything, and a driver's free waits for its GPUs."""
 
     class Memory:
         ptr, freed_by = 4096, 0

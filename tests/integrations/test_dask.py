@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.dask`: what of a worker's memory for frames is locked, and when it is had back."""
+"""`pinning.dask`: which frames of a worker are locked, and when their memory is reused."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_dropped_frames_are_reused_and_frames_without_room_are_plain() -> None:
 
 
 class SlowDevice(FakeDevice):
-    """Is done with its work when it is told to be."""
+    """Completes its work only once `done` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_a_worker_that_cannot_have_the_arena_says_so(caplog: pytest.LogCaptureFi
 
 def test_with_dask_itself(tmp_path: Path) -> None:
     with pinning.lock(bytearray(5 << 20), device="host:0"):
-        pass  # or it is skipped
+        pass  # otherwise conftest.py skips the test
     done = subprocess.run(
         [sys.executable, Path(__file__).parent / "with_dask.py", tmp_path],
         capture_output=True,

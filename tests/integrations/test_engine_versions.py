@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that are not those that `pinning.ray` and `pinning.dask` know: one clear error, and what the way out is."""
+"""Versions of engines that `pinning.ray` and `pinning.dask` do not support: one clear error, with the remedy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pinning.nixl: an agent knows of what is locked. With an agent of our own, and with NIXL's where it is installed."""
+"""pinning.nixl registers what is locked with an agent: with a fake agent, and with NIXL's if that is installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY = 1265
 
 
 class Agent:
-    """Has the methods of a nixl_agent that are called, and says what it was told."""
+    """Has the methods of a nixl_agent that are called, and records what is registered."""
 
     name = "ours"
 
@@ -118,7 +118,7 @@ def test_blocks_by_address(memory: AgentMemory, device: FakeDevice) -> None:
 
 
 def test_pieces_of_a_registration(device: FakeDevice) -> None:
-    """Some network cards are slower where one registration is large."""
+    """Some network cards are slower if one registration is large."""
     agent = Agent()
     with AgentMemory(agent, device, piece=4096) as memory:
         whole = bytearray(10_000)

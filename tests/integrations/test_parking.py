@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.torch.park` and `wake`: what a module has comes back as it was. The host's memory stands for a GPU's."""
+"""`pinning.torch.park` and `wake`: a module's contents come back unchanged. Host memory stands in for a GPU's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def model() -> Any:
-    """With tied weights, a buffer that is a view with strides, and a large weight."""
+    """A module with tied weights, a buffer that is a view with strides, and a large weight."""
     made = torch.nn.Sequential(torch.nn.Linear(700, 700), torch.nn.Linear(700, 700), torch.nn.Linear(5, 3))
     made[1].weight = made[0].weight
     base = torch.arange(120.0).reshape(10, 12)

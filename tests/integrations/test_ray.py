@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.ray`: what it does to Ray, and what comes of it on the real one. The store of locks has tests of its own."""
+"""`pinning.ray`: how it changes Ray, and the effect on a real one. The store of locks has tests of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MINUTE = 60
 
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray is as it was before, and after."""
+    """Restore Ray after each test."""
     monkeypatch.setattr(of_ray, "_store", None)
     monkeypatch.setattr(serialization, of_ray._HOOKED, getattr(serialization, of_ray._HOOKED))
     yield
@@ -77,7 +77,7 @@ def test_what_is_put_comes_through_locked_memory(monkeypatch: pytest.MonkeyPatch
 
 def test_with_ray_itself() -> None:
     with pinning.lock(bytearray(6 << 20), device="host:0"):
-        pass  # or it is skipped
+        pass  # otherwise conftest.py skips the test
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets' paths must be short
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.torch` in the host: what is pinned, and how long."""
+"""`pinning.torch` without a GPU: what is pinned, and for how long."""
 
 from __future__ import annotations
 

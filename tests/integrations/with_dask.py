@@ -76,18 +76,18 @@ def main(folder: str) -> None:
         client.register_plugin(plugin)
 
         def receive(number: int, task: Any, *more: Any) -> Any:
-            """What a task says on a worker, of an array from another."""
+            """The result of a task on one worker, given an array from another."""
             there, here = sorted(workers_of(client))
             array = client.submit(make, number, workers=[there], pure=False)
             return client.submit(task, *more, array, workers=[here], pure=False).result(timeout=120)
 
-        # Many times what the arena has: it comes back.
+        # More in all than the arena has: its memory is reused.
         for number in range(12):
             assert receive(number, use) == (number * MIB // 2, True), number
         workers = partial(workers_of, client)
         assert eventually(lambda: all(each["metrics"].get("locked_bytes") == 4 * MIB for each in workers().values()))
 
-        # Blocks and partitions of collections, by functions that know nothing of all this.
+        # Blocks and partitions of collections arrive in locked memory too.
         there, here = sorted(workers_of(client))
         array = dask.array.arange(MIB // 8, chunks=MIB // 32).persist(workers=[there])  # of int64
         assert eventually(lambda: array.map_blocks(lock_of_block, dtype="?").compute(workers=[here]).all())
@@ -102,20 +102,20 @@ def main(folder: str) -> None:
             found = frame.map_partitions(locks_of_partition, meta={"a": "?", "b": "?"})
             assert eventually(lambda: found.compute(workers=[here]).all(axis=None))
 
-        # What is kept is kept, and what finds no room is right.
+        # Arrays that are kept are not overwritten, and those that find no room are correct.
         fast = [receive(number, keep, number) for number in range(10)]
         assert 4 <= sum(fast) <= 8 and fast[:4] == [True] * 4, fast
         _, here = sorted(workers_of(client))
         assert client.submit(forget, workers=[here], pure=False).result(timeout=120) is None
         assert eventually(lambda: receive(3, use) == (3 * MIB // 2, True))
 
-        # A worker that is killed is another, with an arena of its own.
+        # A worker that is killed is replaced by another, with an arena of its own.
         before = set(workers_of(client))
         os.kill(client.submit(process, workers=[here], pure=False).result(timeout=120), signal.SIGKILL)
         assert eventually(lambda: len(workers_of(client)) == 2 and set(workers_of(client)) != before)
         assert eventually(lambda: receive(5, use) == (5 * MIB // 2, True))
 
-        # Without the plugin, and where the arena is refused, all goes on as ever.
+        # Without the plugin, or if the arena is refused, Dask works as usual.
         client.unregister_worker_plugin("pinning")
         assert receive(6, use_unlocked) == (6 * MIB // 2, False)
         client.register_plugin(pinning.dask.LockedFrames(1 << 50, DEVICE))

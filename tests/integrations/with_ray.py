@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of Ray's whose workers lock what they use of the object store, on the host; its argument is a folder."""
+"""A Ray program whose workers lock what they use of the object store, on the host; its argument is a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Worker:
         return os.getpid()
 
     def use(self, array: Any, wait: bool = True) -> tuple[int, bool, int]:
-        """Sum, whether it gets locked, and bytes registered in all."""
+        """Return the array's sum, whether it gets locked, and the bytes registered in all."""
         end = time.monotonic() + 60
         while wait and not pinning.is_locked(array, device=DEVICE) and time.monotonic() < end:
             time.sleep(0.01)
@@ -43,7 +43,7 @@ class Worker:
         return self.use(ray.get(reference[0]))
 
     def use_little(self) -> list[str]:
-        """No more may be locked from now on; returns a list of what is said in the log then."""
+        """Allow no more locks from now on, and return a list that gets the messages logged after that."""
         said: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ class Worker:
 
 
 def answer(worker: Any, call: Any, *arguments: Any) -> Any:
-    """What an actor says; it may be about to be started again."""
+    """Call an actor and return its answer; try again while the actor is being restarted."""
     end = time.monotonic() + 120
     while True:
         try:
@@ -101,7 +101,7 @@ def start(folder: str, **more: Any) -> None:
 
 
 def use_here() -> None:
-    """The driver has an object locked, of the store that there is now."""
+    """Check that the driver has an object of the current store locked."""
     array = ray.get(ray.put(numpy.full(MIB, 5, numpy.uint8)))
     end = time.monotonic() + 60
     while not pinning.is_locked(array, device=DEVICE):
@@ -127,7 +127,7 @@ def main(folder: str) -> None:
         assert answer(worker, lambda on: on.get.remote([ones])) == (MIB, True, held)
         assert use(numpy.ones(1000, numpy.uint8), False) == (1000, False, held), "what is small is not worth it"
 
-        # Objects that come and go take one another's place, in other sizes.
+        # Objects that come and go reuse one another's memory, in other sizes.
         for number in range(12):
             size = MIB // 2 + number * 100_000
             passing = ray.put(numpy.full(size, 2, numpy.uint8))
@@ -135,19 +135,19 @@ def main(folder: str) -> None:
             del passing
         assert use(ones)[:2] == (MIB, True)
 
-        # What is put from a device.
+        # Objects that are put from a device.
         for each in answer(worker, lambda on: on.put.remote(3)):
             assert use(each)[:2] == (4 * MIB, True)
             assert (ray.get(each) == 4).all()
 
-        # What the store has no room for is spilled, and comes back to another place.
+        # Objects for which the store has no room are spilled, and come back at other addresses.
         many = [ray.put(numpy.full(16 * MIB, number, numpy.uint8)) for number in range(6)]
         for number, each in enumerate(many):
             assert use(each, False)[0] == number * 16 * MIB
         del many, each
         assert use(ones)[:2] == (MIB, True)
 
-        # A worker that is killed in a copy is another, which has locks of its own.
+        # A worker that is killed during a copy is replaced by another, which has locks of its own.
         before = answer(worker, lambda on: on.process.remote())
         worker.die.remote(ones)
         end = time.monotonic() + 120
@@ -155,7 +155,7 @@ def main(folder: str) -> None:
             assert time.monotonic() < end
         assert use(ones)[:2] == (MIB, True)
 
-        # What is refused is said once, and the task is right.
+        # A refusal is logged once, and the task's result is correct.
         answer(worker, lambda on: on.use_little.remote())
         others = [ray.put(numpy.full(3 * MIB, 3, numpy.uint8)) for _ in range(2)]
         for each in others:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bytes a buffer is, for everything that counts as one."""
+"""Which bytes a buffer has, for every kind of buffer."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TestBufferProtocol:
 
     @given(st.data())
     def test_numpy_view_of_any_strides(self, data: st.DataObject) -> None:
-        """The span of a view, taken from NumPy, whatever was sliced, reversed, transposed or broadcast."""
+        """The span of a view is NumPy's, however it was sliced, reversed, transposed or broadcast."""
         shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
         view: Any = np.zeros(shape, data.draw(st.sampled_from(["u1", "i2", "f8", "V3"])))
         for _ in range(data.draw(st.integers(0, 3))):
@@ -213,7 +213,7 @@ class TestOtherProtocols:
         ptr = host_buffer(data).ptr
         exporter = SimpleNamespace(data_ptr=lambda: ptr, nbytes=100)
         assert host_buffer(exporter) == HostBuffer(ptr, 100, None, exporter)
-        exporter.nbytes = lambda: 99  # As the storage of a tensor has it.
+        exporter.nbytes = lambda: 99  # As torch's storages have it.
         assert host_buffer(exporter).size == 99
 
     def test_data_ptr_that_needs_the_size(self) -> None:
@@ -351,7 +351,7 @@ class DLPackOnly:
 
 
 class OldDLPack(DLPackOnly):
-    """As before version 1.0 of the protocol, which brought options and a flag for read-only memory."""
+    """As before version 1.0 of the protocol, which added options and a flag for read-only memory."""
 
     def __dlpack__(self, **options: Any) -> Any:
         if options:

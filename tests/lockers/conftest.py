@@ -20,7 +20,7 @@ from standins.standin import StandIn
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """standin_locker.py is for all vendors, and one named after a vendor for that alone."""
+    """Run standin_locker.py for every vendor, and a file named after a vendor for that one alone."""
     of = module_path.stem.removeprefix("standin_")
     names = VENDORS if of == "locker" else [of]
     runs = {
@@ -38,7 +38,7 @@ def vendor() -> Vendor:
 
 @pytest.fixture
 def standin(vendor: Vendor, tmp_path: Path) -> Iterator[StandIn]:
-    """The stand-in that is this process's driver. A test leaves nothing registered."""
+    """The stand-in that is this process's driver. A test must leave nothing registered."""
     standin = vendor.driver.standin(tmp_path / "calls")
     standin.configure()
     yield standin

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the native lockers need of each vendor: its stand-in, and its own way to pin memory."""
+"""What the tests of the native lockers need for each vendor: its stand-in, and its own calls that pin memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from standins.standin import Driver
 
 @dataclass(frozen=True)
 class Vendor:
-    """`register` and `unregister` call the driver as somebody else's code in this process does.
+    """`register` and `unregister` call the driver directly, as other code in this process does.
 
-    `failure` is the code that calls fail with, and `named` what the vendor calls it. `unheard` are those calls whose
-    failure nobody need hear of. `whole_pages`: the driver is asked to register the pages of a range.
+    `failure` is the error code that calls fail with, and `named` the vendor's name for it. Failures of the calls in
+    `unheard` need not be reported. `whole_pages`: the driver registers whole pages.
     """
 
     device: str
@@ -99,7 +99,7 @@ VENDORS = {
         "CUDA_ERROR_UNKNOWN (999)",
         _cuda_register,
         _cuda_unregister,
-        frozenset({"cuCtxGetCurrent", "cuCtxPopCurrent"}),  # the context is pushed then; and has been popped for us
+        frozenset({"cuCtxGetCurrent", "cuCtxPopCurrent"}),  # the context is pushed then; codes of pops are ignored
     ),
     "hip": Vendor(
         "hip:1",
@@ -109,7 +109,7 @@ VENDORS = {
         "hipErrorUnknown (999)",
         _hip_register,
         _hip_unregister,
-        frozenset({"hipGetLastError", "hipSetDevice"}),  # of the latter the one that sets it back
+        frozenset({"hipGetLastError", "hipSetDevice"}),  # only the hipSetDevice that restores the device
     ),
     "hsa": Vendor(
         "hsa:1",
@@ -131,6 +131,6 @@ VENDORS = {
         _ur_unregister,
         whole_pages=True,
     ),
-    # Not ENOMEM, after which munlock is tried again: the memory may have been unmapped meanwhile.
+    # Not ENOMEM: munlock is tried again after it, because the memory may have been unmapped meanwhile.
     "host": Vendor("host:0", libhost.DRIVER, "", 11, "EAGAIN (11)", None, None),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the native locker of CUDA keeps to besides, through the C interface, on the stand-in driver."""
+"""The CUDA locker's own rules, through the C interface, on the stand-in driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def flags(standin: StandIn) -> list[int]:
 
 def test_a_gpu_without_read_only_registration_is_not_asked_for_it(standin: StandIn) -> None:
     standin.configure("no_read_only")
-    native = c_api.Map("cuda:0")  # which nobody has opened before
+    native = c_api.Map("cuda:0")  # not opened before in this process
     memory = Memory(1)
     memory.protect(0, mmap.PROT_READ)
     native.lock(memory.ptr, PAGE)
@@ -46,7 +46,7 @@ def test_the_mapping_that_the_driver_hangs_on_never_reaches_it(
 
 
 def test_more_than_one_call_can_take_is_locked_in_pieces(standin: StandIn, native: c_api.Map) -> None:
-    c_api.call("pinning_set_budget", 2**64 - 1)  # so much memory this machine has not
+    c_api.call("pinning_set_budget", 2**64 - 1)  # more memory than this machine has
     half = 256 << 30
     huge = Memory((half + PAGE) // PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
     native.lock(huge.ptr, huge.size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the native locker of HIP keeps to besides, on the stand-in runtime. The device is the second one."""
+"""The HIP locker's own rules, on the stand-in runtime. The device is the second one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from standins.standin import StandIn
 
 @pytest.fixture
 def hip() -> Iterator[ctypes.CDLL]:
-    """The runtime, as somebody else calls it; at the end, as at the beginning, the thread's device is the first."""
+    """The runtime, as other code calls it; at the end the thread's device must again be the first."""
     runtime = ctypes.CDLL(DRIVER.soname)
     yield runtime
     assert current_device(runtime) == 0

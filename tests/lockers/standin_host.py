@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the native host keeps to besides, on the stand-in for mlock: slow calls, and calls that fail half way."""
+"""The host locker's own rules, on the stand-in for mlock: slow calls, and calls that fail half way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def locked(memory: Memory) -> set[int]:
 
 
 def in_thread(standin: StandIn, call: str, act: Callable[..., object], *arguments: object) -> threading.Thread:
-    """A thread that is in the midst of this call of the C library's."""
+    """Start a thread; return once it is inside this C library call."""
     standin.configure(f"delay={call}:{LONG}")
     thread = threading.Thread(target=act, args=arguments)
     thread.start()
@@ -42,7 +42,7 @@ def in_thread(standin: StandIn, call: str, act: Callable[..., object], *argument
 
 def test_an_unlock_that_fails_half_way(standin: StandIn, memory: Memory) -> None:
     ptr = memory.ptr
-    DEVICE.data_lock(ptr + PAGE, PAGE, None)  # so that what only the other has are two runs of pages
+    DEVICE.data_lock(ptr + PAGE, PAGE, None)  # splits the pages that only the other lock has into two runs
     DEVICE.data_lock(ptr, 3 * PAGE, None)
     standin.configure(f"fail=munlock:2:{errno.EAGAIN}")
     with pytest.raises(VendorError, match=r"munlock failed: EAGAIN \(11\); .*still locked") as failure:
@@ -63,7 +63,7 @@ def test_a_lock_of_a_page_that_is_being_unlocked(standin: StandIn, memory: Memor
     unlocking = in_thread(standin, "munlock", DEVICE.data_unlock, ptr)
     locking = threading.Thread(target=DEVICE.data_lock, args=(ptr + PAGE, 2 * PAGE, None))
     locking.start()
-    DEVICE.data_lock(ptr + 3 * PAGE, PAGE, None)  # the next page waits for nobody
+    DEVICE.data_lock(ptr + 3 * PAGE, PAGE, None)  # a lock of the next page does not wait
     assert DEVICE.is_pinned_ptr(ptr + 3 * PAGE)
     standin.configure()
     unlocking.join()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every native locker keeps to, on the stand-in of the vendor that LOCKER names."""
+"""The rules of every native locker, on the stand-in of the vendor that LOCKER names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LOCKING = ("cuMemHostRegister", "hipHostRegister", "hsa_amd_memory_lock_to_pool"
 def each_failure(
     standin: StandIn, vendor: Vendor, act: Callable[[], object]
 ) -> Iterator[tuple[str, c_api.StatusError | None]]:
-    """Let the first call that `act` makes fail, then the second and so on: the call, and what `act` raised.
+    """Let the first vendor call of `act` fail, then the second and so on; yield each call and what `act` raised.
 
-    At last `act` is called without any failure, and there is nothing to yield.
+    The last round, in which no call fails, yields nothing.
     """
     for n in count(1):
         standin.configure(f"fail=*:{n}:{vendor.failure}")
@@ -42,17 +42,17 @@ def each_failure(
 
 
 def held(vendor: Vendor, standin: StandIn, ptr: int, size: int) -> bool:
-    """Whether the vendor has it; of mlock nobody can tell but the map."""
+    """Whether the vendor has locked the range; always true for mlock, which only the map records."""
     if vendor.whole_pages:
         ptr, size = ptr & -PAGE, ((ptr + size - 1) & -PAGE) + PAGE - (ptr & -PAGE)
     return vendor.register is None or (ptr, size) in standin.registrations()
 
 
 def test_opening_fails_and_works_later(vendor: Vendor, standin: StandIn) -> None:
-    # First of all in this process: what is opened once stays open.
+    # Must be the first test in this process: an opened device stays open.
     for call, outcome in each_failure(standin, vendor, lambda: c_api.Map(vendor.device)):
         if outcome is None:
-            assert call in vendor.unheard or vendor.register is None  # the map's own memory is not to be locked
+            assert call in vendor.unheard or vendor.register is None  # the map's own memory need not be locked
             continue
         assert outcome.status in ("PINNING_UNAVAILABLE", "PINNING_VENDOR_ERROR"), (call, outcome)
         assert vendor.named in outcome.text or call in vendor.unheard
@@ -90,7 +90,7 @@ def test_a_lock_fails_without_a_trace(vendor: Vendor, standin: StandIn, native: 
         else:
             assert call in vendor.unheard
             native.unlock(memory.ptr)
-    native.unlock(memory.ptr)  # of the last round, in which nothing failed
+    native.unlock(memory.ptr)  # the lock of the last round, in which nothing failed
     assert failed & set(LOCKING)
 
 
@@ -152,7 +152,7 @@ def test_memory_that_goes_while_it_is_locked(vendor: Vendor, native: c_api.Map) 
     if watch_problem() is None:
         with pytest.raises(c_api.StatusError, match="NOT_LOCKED"):
             native.unlock(memory.ptr)
-        native.lock(memory.ptr, PAGE)  # the vendor is told first
+        native.lock(memory.ptr, PAGE)  # first unlocks the removed region at the vendor
     native.unlock(memory.ptr)
 
 
@@ -166,7 +166,7 @@ def test_threads_of_one_range_make_one_call(standin: StandIn, native: c_api.Map)
     parts = [(memory.ptr, PAGE), *((memory.ptr + at, 10) for at in (0, 0, 5))]
     threads = [threading.Thread(target=native.lock, args=part) for part in parts]
     threads[0].start()
-    while not lock_calls():  # the whole comes first; the others come while the vendor is at it
+    while not lock_calls():  # the whole range first; the others start during its vendor call
         pass
     for thread in threads[1:]:
         thread.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the native lockers say of vendors' functions, constants and structures, against the headers, by a compiler."""
+"""A compiler checks the lockers' declarations of vendors' functions, constants and structures against the headers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ static_assert(sizeof(hsa_dim3_t) == sizeof(pinning::hsa::Dim3));
 static_assert(offsetof(hsa_dim3_t, y) == offsetof(pinning::hsa::Dim3, y));
 static_assert(offsetof(hsa_dim3_t, z) == offsetof(pinning::hsa::Dim3, z));
 """
-# The exported names carry the version that today's header stands for.
+# The exported names carry a version, which must be the one that the header maps the plain names to.
 CUDA = r"""
 #include <cstddef>
 static_assert(sizeof(CUDA_MEMCPY2D) == sizeof(pinning::cuda::Rows));
@@ -94,7 +94,7 @@ SAME(cuStreamWriteValue32, cuStreamWriteValue32_v2)
 SAME(cuStreamBatchMemOp, cuStreamBatchMemOp_v2)
 SAME(cuEventDestroy, cuEventDestroy_v2)
 """
-# A loader without the recent functions is good enough, so they stand apart.
+# A loader without the recent functions is accepted, so they have a list of their own.
 UR = r"""
 PINNING_UR_RECENT_FUNCTIONS(CHECK)
 static_assert(sizeof(ur_queue_properties_t) == sizeof(pinning::ur::Properties));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of locks have in common."""
+"""The fixture that all tests of locks share."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins found by entry points, sound and broken, and the devices and maps that come of them."""
+"""Plugins found through entry points, sound and broken, and their devices and maps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class plugin:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Makes distributions that announce a plugin, as pip would have installed them."""
+    """Return a function that makes distributions with a plugin, as pip would have installed them."""
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
 
@@ -105,7 +105,7 @@ def test_the_host_is_always_there_and_last() -> None:
 def test_plugins_are_those_of_importlib_metadata(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose rules a reader of its own for the files must follow: first come, comments, other groups, extras."""
+    """The package's own reader of these files must follow its rules: first match, comments, other groups, extras."""
     first = tmp_path / "first"
     for folder, name in (
         (first / "Two.Names-2.dist-info", "two"),
@@ -318,7 +318,7 @@ def test_threads_that_ask_for_a_map_get_one() -> None:
 
 
 def with_a_slow_plugin(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """A program with a plugin whose import sets an event, and takes its time."""
+    """Run a program with a plugin whose import sets an event and then takes a second."""
     slow = "import started\nstarted.event.set()\nimport time\ntime.sleep(1)\nplugin = 1\n"
     (folder / "slow_plugin.py").write_text(slow)
     (folder / "started.py").write_text("import threading\nevent = threading.Event()\n")
@@ -327,13 +327,13 @@ def with_a_slow_plugin(folder: Path, program: str) -> subprocess.CompletedProces
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-plugin\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text("[pinning.plugins]\nslow = slow_plugin:plugin\n")
     environment = os.environ | {"PYTHONPATH": str(folder)}
-    # Python 3.12 warns of any fork of a process with threads.
+    # Python 3.12 warns about any fork of a process with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_a_fork_while_another_thread_loads_plugins(tmp_path: Path) -> None:
-    """The child would wait for an import that nobody goes on with."""
+    """Otherwise the child would wait for an import that no thread continues."""
     program = """
 import os, sys, threading, pinning, started
 threading.Thread(target=pinning.plugins).start()
@@ -348,7 +348,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_handler_before_a_fork_waits_for_a_thread_that_loads_plugins(tmp_path: Path) -> None:
-    """Nothing is held over it; and where the load was cut short, the child says so."""
+    """No lock is held over the fork; if it cut the load short, the child raises an error that says so."""
     program = """
 import os, sys, threading, started
 def before():
@@ -529,5 +529,5 @@ def test_unified_runtime_tells_of_intels_gpus_and_no_others(tmp_path: Path, monk
         (cards / name / "device").mkdir(parents=True)
         (cards / name / "device" / "vendor").write_text(maker)
     assert pinning_ur.plugin.hardware() == "an Intel GPU"
-    (nodes / "renderD129").unlink()  # a container that was not given it
+    (nodes / "renderD129").unlink()  # as in a container without access to it
     assert pinning_ur.plugin.hardware() is None

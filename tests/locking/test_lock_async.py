@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks that are taken in the background, over a device that stops, refuses and keeps account."""
+"""Background locks, on a device that stops, refuses and records its calls."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_what_is_locked_so_far_is_used(device: FakeDevice, buffer: np.ndarray) -
 
 
 def test_a_copy_takes_each_part_of_what_grows_by_itself() -> None:
-    # The host's own device copies: what counts is that the bytes are right while the region grows.
+    # The host's device makes the copy: what matters is that the bytes are right while the region grows.
     source = np.arange(1 << 18, dtype=np.uint8)
     there = np.zeros_like(source)
     with pinning.lock_async(source, device="host:0", piece=1 << 14) as pending:
@@ -141,7 +141,7 @@ def test_many_are_taken_by_few_threads(device: FakeDevice) -> None:
         assert gate.reached.wait(WAIT)
         assert threading.active_count() <= before + 1
         assert not any(each.done for each in pending)
-        pending[7].cancel()  # without a turn
+        pending[7].cancel()  # before its turn
         gate.open()
     for at, each in enumerate(pending):
         if at != 7:
@@ -272,7 +272,7 @@ def test_what_cannot_be_locked_is_told_by_wait(device: FakeDevice, buffer: np.nd
         unmapped.wait(timeout=WAIT)
 
 
-# ---- the end before the end ----
+# ---- cancelled, closed or dropped before it is done ----
 
 
 @pytest.mark.parametrize("at", range(PIECES))
@@ -380,7 +380,7 @@ def test_a_lock_that_nobody_has_fetched_warns(device: FakeDevice, buffer: np.nda
         warnings.simplefilter("always")
         end = time.monotonic() + WAIT
         del pending
-        while device.locked and time.monotonic() < end:  # the thread lets go of it last
+        while device.locked and time.monotonic() < end:  # the thread drops the last reference
             gc.collect()
             time.sleep(0.001)
     assert any(issubclass(each.category, ResourceWarning) for each in told)

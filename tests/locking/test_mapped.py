@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Automatic locking of what a runtime maps: what PINNING_LOCK_MAPPED says, and whose locks are never taken away."""
+"""Automatic locking of buffers that a runtime maps: the policy of PINNING_LOCK_MAPPED, and locks of other callers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_addresses_sizes_and_read_only_buffers(device: FakeDevice, policy: Any) 
     pinning.unlock_unmapped(constant, device=device)
 
 
-# ---- what is there already ----
+# ---- memory that is locked already ----
 
 
 @pytest.mark.parametrize("value", POLICIES)
@@ -224,7 +224,7 @@ def test_a_mapping_that_locked_nothing_takes_nobodys_lock(device: FakeDevice, po
     policy("off")
     assert pinning.lock_mapped(values, device=device) is None
     with pinning.lock(values, device=device) as lock:
-        for _ in range(3):  # of these only the first has a lock_mapped
+        for _ in range(3):  # only the first matches a lock_mapped
             pinning.unlock_unmapped(values, device=device)
             assert lock.held
             assert lock.region is not None
@@ -298,7 +298,7 @@ def test_a_mapped_lock_larger_than_one_vendor_call(policy: Any) -> None:
     assert device.wrong == []
 
 
-# ---- devices, and the ends of things ----
+# ---- devices and lifetime ----
 
 
 def test_every_device_of_a_plugin_has_the_methods(policy: Any) -> None:
@@ -332,7 +332,7 @@ def test_a_mapped_buffer_is_not_kept_alive(device: FakeDevice, policy: Any) -> N
     noticed = watch_problem() is None
     assert len(pinning.regions(device)) == (0 if noticed else 1)
     pinning.unlock_unmapped(start, device=device)
-    with pinning.lock(bytes(10), device=device):  # who comes next tells the device what has left
+    with pinning.lock(bytes(10), device=device):  # the next caller unlocks the unmapped region at the device
         pass
     assert device.locked == {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README promises, for a user whom RLIMIT_MEMLOCK binds."""
+"""The README's promises, for a user limited by RLIMIT_MEMLOCK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pinning.copies import Reason, costs
 @pytest.mark.parametrize("memlock", [8 << 20, 64 << 10, 0])
 def test_pageable_copies_where_no_staging_ring_can_be_locked(memlock: int) -> None:
     def check() -> None:
-        costs.threads = 4  # as where there are many processors
+        costs.threads = 4  # as on a machine with many processors
         array = numpy.arange(1 << 20)
         back = numpy.empty_like(array)
         with pinning.Queue("host") as queue:

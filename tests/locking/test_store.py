@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pinning.locking.store`: what of an object store is locked, when, and when an object is let go of."""
+"""`pinning.locking.store`: which objects of a store are locked, when, and when an object is released."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Bytes = NDArray[numpy.uint8]
 
 
 def map_file(path: Path, size: int) -> Bytes:
-    """A mapping such as that of an object store, of a file that is a hole."""
+    """Map a sparse file, as an object store does."""
     with path.open("w+b") as file:
         file.truncate(size)
         return numpy.frombuffer(mmap.mmap(file.fileno(), 0), numpy.uint8)
@@ -61,30 +61,30 @@ def memory(tmp_path: Path) -> Bytes:
 
 
 def taken_by_others() -> int:
-    """What other tests of this process have left locked, such as those whose errors keep their maps."""
+    """Bytes that other tests of this process have left locked, such as those whose errors keep their maps alive."""
     gc.collect()
     now = pinning.budget()
     return now.used + now.external
 
 
 def use(locks: ObjectLocks, part: Bytes) -> Any:
-    """What the program has of an object that is one buffer."""
+    """Use an object that is one buffer; return the program's view of it."""
     (found,) = locks.use(part, [part])
     return found
 
 
 def locked(device: FakeDevice) -> list[tuple[int, int]]:
-    """Also what no object uses any more: it is cached."""
+    """All locked ranges, including those that are only cached because no object uses them any more."""
     return [(region.start, region.size) for region in pinning.regions(device, idle=True)]
 
 
 def unused(device: FakeDevice, part: Bytes) -> bool:
-    """Whether its object's use has ended, as far as the device knows."""
+    """Whether the region of this object is idle, because its use has ended."""
     return any(region.idle and region.start == part.ctypes.data for region in pinning.regions(device, idle=True))
 
 
 def wait_for(device: FakeDevice, expected: list[Bytes]) -> None:
-    """Exactly these are locked soon."""
+    """Wait until exactly these are locked."""
     wanted = [(part.ctypes.data, part.nbytes) for part in expected]
     assert eventually(lambda: locked(device) == wanted), (locked(device), wanted)
 
@@ -176,7 +176,7 @@ def test_what_is_refused_is_said_once(
     calls = list(device.calls)
     use(locks, first)
     assert device.calls == calls, "the vendor is not asked again and again"
-    view = use(locks, second)  # else it would give way to the third
+    view = use(locks, second)  # kept, or it would give way to the third
     wait_for(device, [second])
     device.fail(VendorError("fakeRegister", 1, "FAKE_INVALID"))
     use(locks, third)
@@ -203,7 +203,7 @@ def test_the_least_recently_used_go_when_there_is_no_room(
     wait_for(device, [objects[0], objects[2], objects[3]])
     views[2] = use(locks, objects[2])
 
-    # All are in use now: what finds no room is slower, and is tried again when it is used again.
+    # All are in use now: an object that finds no room is used unlocked, and tried again at its next use.
     assert len(use(locks, objects[4])) == 10_000
     assert eventually(lambda: caplog.records)
     assert "budget" in caplog.text
@@ -230,7 +230,7 @@ def test_object_larger_than_the_budget_evicts_nothing(
 
 
 class SlowDevice(FakeDevice):
-    """Is done with its work when it is told to be."""
+    """Its work is complete once `done` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def test_one_that_was_unmapped_is_locked_anew(locks: ObjectLocks, device: FakeDe
     first = memory[0:10_000]
     view = use(locks, first)
     wait_for(device, [first])
-    pinning.unlock(first.ctypes.data, device=device)  # as it goes with memory that leaves
+    pinning.unlock(first.ctypes.data, device=device)  # as happens when memory is unmapped
     assert locked(device) == []
     view = use(locks, first)
     wait_for(device, [first])
@@ -312,11 +312,11 @@ def test_a_forked_child_uses_objects_as_they_are(locks: ObjectLocks, device: Fak
 
 
 def test_only_what_is_used_is_brought_into_memory() -> None:
-    """In the proportion of 1 GiB of a store of 32: memory that is committed is that of the file's blocks."""
+    """In the proportion of 1 GiB of a store of 32. The file's blocks show how much memory is committed."""
     used = 2 * MIB
     needs_room_to_lock(2 * used)
     path = Path("/dev/shm") / f"plasma-test-{os.getpid()}"
-    host = pinning.device("host:0")  # first: what plugins meet on the way may keep callers' objects for a while
+    host = pinning.device("host:0")  # first: errors while loading plugins may keep callers' objects for a while
     locks = ObjectLocks(lambda: host, SMALLEST, "plasma", logging.getLogger("store"))
     try:
         memory = map_file(path, 32 * used)

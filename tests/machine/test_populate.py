@@ -43,7 +43,7 @@ Map = Callable[..., int]
 
 @pytest.fixture
 def new_memory() -> Iterator[Map]:
-    """Maps memory, apart from all other; a test may unmap some of it."""
+    """Return a function that maps memory, apart from all other mappings; a test may unmap some of it."""
     mapped: list[tuple[int, int]] = []
 
     def map_memory(
@@ -83,7 +83,7 @@ def resident(start: int, size: int) -> list[bool]:
 
 
 def smaps(start: int) -> dict[str, str]:
-    """What the kernel says of the mapping that holds an address."""
+    """The fields of /proc/self/smaps for the mapping that contains an address."""
     said: dict[str, str] = {}
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -112,7 +112,7 @@ class TestPopulate:
         assert not view(start, 80 * PAGE).any()
 
     def test_private_memory_is_allocated_and_not_only_mapped(self, new_memory: Map) -> None:
-        """A lock needs pages of its own, where a read would get the zero page."""
+        """A lock needs private pages, where a read would map the zero page."""
         start = new_memory(4 * MIB)
         populate(start, 4 * MIB)
         assert smaps(start)["Anonymous"] == "4096 kB"

@@ -48,7 +48,7 @@ class FakeLimitedDevice(FakeDevice):
 
 
 def machine(root: Path, total: int, available: int) -> Callable[[], Room]:
-    """What `system_memory` says of a machine with so many bytes."""
+    """`system_memory` of a made-up machine with this memory, in bytes."""
     (root / "proc").mkdir(exist_ok=True)
     (root / "proc/meminfo").write_text(
         f"MemTotal:       {total >> 10} kB\nMemFree:        123 kB\nMemAvailable:   {available >> 10} kB\n"
@@ -209,7 +209,7 @@ def test_without_descriptors_what_cannot_be_read_does_not_bind() -> None:
     run_in_child(child)
 
 
-# ---- what is idle ----
+# ---- idle regions ----
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_a_lock_that_would_not_fit_anyway_takes_nothing() -> None:
 def test_threads_that_need_what_is_idle_find_it() -> None:
     def child() -> None:
         owners = [mmap.mmap(-1, 3 << 20, prot=mmap.PROT_READ) for _ in range(6)]
-        with ThreadPoolExecutor(2) as threads:  # each has room if all that is idle goes
+        with ThreadPoolExecutor(2) as threads:  # both locks fit if all idle regions are given back
             for _ in threads.map(locked_whole, owners * 30):
                 pass
 

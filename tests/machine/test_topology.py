@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How devices are on the PCI bus, from a made-up tree of the kernel's files."""
+"""The links of devices and the paths between them on the PCI bus, from a made-up tree of the kernel's files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lock in the background against a model of its bytes: what others do at each piece, and a vendor that refuses."""
+"""A background lock against a model of its bytes, with other callers' actions at each piece and vendor failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ actions = st.tuples(
 
 
 class Meanwhile(FakeDevice):
-    """Calls a function before each piece that it locks; refuses one unlock, after so many more."""
+    """Calls `before` before it locks each piece; refuses one unlock, after `unlocks_before_a_refusal` others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Meanwhile(FakeDevice):
 
 
 class Looker:
-    """A thread that looks all the while: what it finds of the range must be one of the things that can be there."""
+    """A thread that keeps looking up the range; each result must be a possible state of the region."""
 
     def __init__(self, on: PinnedMap, ptr: int, size: int, piece: int) -> None:
         self._wrong: list[object] = []
@@ -78,7 +78,7 @@ class Looker:
 
 
 class Scene:
-    """One lock in pieces, with what others do at each, and what must be so then."""
+    """One lock in pieces, the actions of other callers at each piece, and the checks."""
 
     def __init__(
         self, size: int, piece: int, script: list[list[Action]], refused: int | None, undo_refused: int | None
@@ -91,7 +91,7 @@ class Scene:
         self.pending: list[pinning.PendingLock] = []  # its only reference
         self.begun = threading.Event()
         self.inside: list[Hold] = []
-        self.asked = 0  # pieces that the vendor was asked for and has not refused
+        self.asked = 0  # pieces that the vendor has locked, or is locking
         self.dropped = self.was_refused = False
         self.problems: list[BaseException] = []
 
@@ -143,7 +143,7 @@ class Scene:
     def run(self) -> None:
         self.device.before = self.before_a_piece
         self.pending.append(pinning.lock_async(self.buffer, device=self.device, piece=self.piece))
-        last = pinning.lock_async(np.ones(1, np.uint8), device=self.device)  # taken once the other is over
+        last = pinning.lock_async(np.ones(1, np.uint8), device=self.device)  # starts once the other has ended
         self.begun.set()
         last.wait(timeout=WAIT)
         self.device.unlocks_before_a_refusal = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PinnedMap against a device that keeps account: every rule, every refusal, and threads that meet in the map."""
+"""PinnedMap on a device that records its calls: every rule, every refusal, and threads that meet in the map."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refusal() -> VendorError:
 
 
 def let_others_run() -> None:
-    """Time for a thread to get to where it waits. Too little hides a fault, and never makes one up."""
+    """Give a thread time to reach its wait. Too short a time may hide a fault, but never causes a failure."""
     time.sleep(0.05)
 
 
@@ -304,7 +304,7 @@ def test_ctrl_c_inside_data_unlock_leaves_nothing_locked(locked_first: bool) -> 
 
     device = Interrupted()
     pinned = PinnedMap(device)
-    for run in (unlock, in_another_thread(unlock)):  # it arises where it struck
+    for run in (unlock, in_another_thread(unlock)):  # Ctrl-C is raised in the thread that it interrupted
         device.interrupts = True
         pinned.lock(BASE, SIZE)
         run()
@@ -330,7 +330,7 @@ def test_a_device_pointer_that_is_none_is_an_error(answer: object) -> None:
     assert len(pinned) == 0
 
 
-# ---- memory that someone else has pinned ----
+# ---- memory that other code has pinned ----
 
 
 def test_external_region_is_entered_whole_and_never_unlocked(device: FakeDevice, pinned: PinnedMap) -> None:
@@ -390,7 +390,7 @@ def test_external_range_overlapping_a_region_is_refused(device: FakeDevice, pinn
 
 
 def test_pinned_by_someone_else_in_the_middle(device: FakeDevice, pinned: PinnedMap) -> None:
-    """Neither end is theirs, so the vendor is not asked where theirs is."""
+    """Only the two ends are queried. Neither is pinned, so the pinned range in between is not found."""
     device.foreign = {BASE + 10: 10}
     with pytest.raises(AlreadyPinnedError):
         pinned.lock(BASE, SIZE)
@@ -398,7 +398,7 @@ def test_pinned_by_someone_else_in_the_middle(device: FakeDevice, pinned: Pinned
     assert len(pinned) == 0
 
 
-# ---- memory that someone else has pinned, and unpins ----
+# ---- memory that other code has pinned, and unpins ----
 
 
 def hold(pinned: PinnedMap, ptr: int, size: int) -> Hold:
@@ -526,7 +526,7 @@ def test_region_entered_again_during_a_query_stays(device: FakeDevice, pinned: P
     with device.stopping("is_pinned_ptr", BASE) as gate:
         asking = Background(pinned.refresh if asks == "refresh" else lambda: pinned.lock(BASE, SIZE))
         assert gate.reached.wait(WAIT)
-        pinned.unlock(BASE)  # the old region goes by itself, and nobody waits for the vendor
+        pinned.unlock(BASE)  # removes the old region without waiting for the vendor
         with device.stopping("data_lock", BASE) as locking_gate:
             locking = Background(lambda: pinned.lock(BASE, SIZE))
             assert locking_gate.reached.wait(WAIT)
@@ -574,7 +574,7 @@ def test_threads_that_lock_parts_of_what_someone_else_has_pinned_anew(device: Fa
 
 def test_a_hold_gives_up_its_own_lock_only(device: FakeDevice, pinned: PinnedMap) -> None:
     first = hold(pinned, BASE, SIZE)
-    pinned.unlock(BASE)  # somebody has taken its count
+    pinned.unlock(BASE)  # takes the count of `first`
     assert not first.held
     pinned.lock(BASE, SIZE)
     assert first.unlock()
@@ -962,7 +962,7 @@ def test_close_while_another_thread_locks(device: FakeDevice, pinned: PinnedMap,
 
 def test_lock_in_progress_during_close_is_undone(device: FakeDevice) -> None:
     class Closing:
-        """A number that takes its time."""
+        """A size that closes the map while it is converted."""
 
         def __init__(self, pinned: PinnedMap) -> None:
             self.pinned = pinned
@@ -1001,7 +1001,7 @@ def test_threads_that_lock_parts_of_what_someone_else_has_pinned(device: FakeDev
 
 
 def test_no_thread_waits_for_the_interpreter_with_the_map_in_hand(device: FakeDevice, pinned: PinnedMap) -> None:
-    """Errors of the device that are dropped on the way (already pinned, the second of a close) are Python objects."""
+    """Device errors that the map drops (already pinned, the second of a close) are Python objects and need the GIL."""
     device.foreign = {BASE: SIZE}
     stop = threading.Event()
 
@@ -1013,7 +1013,7 @@ def test_no_thread_waits_for_the_interpreter_with_the_map_in_hand(device: FakeDe
                 pinned.unlock(BASE + 9 * SIZE)
 
     def external() -> None:
-        for _ in range(300):  # where there are many CPUs each may have to wait for the interpreter, 5 ms at a time
+        for _ in range(300):  # with many CPUs each may have to wait for the GIL, 5 ms at a time
             pinned.lock(BASE, 1)
             pinned.unlock(BASE)
             with pytest.raises(PartialOverlapError):

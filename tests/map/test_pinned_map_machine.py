@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of a PinnedMap, the vendor failing at random and others pinning and unpinning, against a model."""
+"""Random calls of a PinnedMap against a model; the vendor fails at random, and other code pins and unpins memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ policies: st.SearchStrategy[Policy] = st.sampled_from(["off", "on", "mandatory"]
 
 
 class Entry:
-    """What the map should know of one region."""
+    """What the map should know about one region."""
 
     def __init__(self, start: int, size: int, kind: str, coherent: bool | None, references: int) -> None:
         self.start, self.size, self.kind, self.coherent, self.references = start, size, kind, coherent, references
@@ -118,7 +118,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
         raise RefusalError(StillLockedError if entry.half_unlocked else PartialOverlapError, entry.start)
 
     def model_lock(self, ptr: int, size: int, wish: bool | None, vendor_locks: bool = True) -> Entry | None:
-        """Who is counted, once the model has changed as the map should have; None where nothing is locked."""
+        """Change the model as the map should change; return the entry that was counted, None if nothing is locked."""
         coherent = self.coherence_for(wish)
         while entry := self.first_meeting(ptr, size):
             if self.is_stale(entry):
@@ -163,7 +163,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
             self.device.fail(self.error, call)
 
     def after_a_vendors_error(self, ptr: int, size: int, wish: bool | None) -> None:
-        """Back to the model as it was, but for stale regions that have gone, and pieces that could not be undone."""
+        """Restore the model, without stale regions that were removed, and with pieces that could not be undone."""
         model, locked = self.before
         self.model = [entry for entry in model if not self.is_stale(entry) or self.map.find(entry.start)]
         for entry in self.model:
@@ -220,7 +220,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
             self.give_up(entry, lambda: self.map.unlock(ptr))
 
     def give_up(self, entry: Entry, call: object) -> bool:
-        """One lock of an entry goes; False when the vendor has refused."""
+        """Release one lock of an entry; False if the vendor has refused."""
         assert callable(call)
         calls = len(self.device.calls)
         last = entry.references == 1 and entry.kind == "locked"
@@ -247,7 +247,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
         assert hold.held == (entry in self.model)
         if entry in self.model and entry.references:
             done = self.give_up(entry, hold.unlock)
-        else:  # it has gone, or its count has: there may be others at the same place now
+        else:  # the entry or its count is gone: there may be others at the same place now
             done = hold.unlock()
             assert len(self.device.calls) == calls
         if done:
@@ -368,7 +368,7 @@ class PinnedMapMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(entry.kind == "foreign" for entry in self.model))
     @rule(which=st.integers(0, 1 << 16), lower=st.integers(-2, 2), longer=st.integers(-2, 2))
     def someone_else_pins_anew(self, which: int, lower: int, longer: int) -> None:
-        """Perhaps with other bounds, where the map knows a range of theirs."""
+        """Pin a range again that the map knows as external, perhaps with other bounds."""
         known = [entry for entry in self.model if entry.kind == "foreign"]
         entry = known[which % len(known)]
         self.device.foreign.pop(entry.start, None)

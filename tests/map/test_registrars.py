@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registrars: who else is told of what a map locks, once for each region, all or none."""
+"""Registrars: registrations that follow a map's locks, once for each region, all or none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = 0x10000
 
 
 class Book:
-    """Knows what it was told of, and refuses after so many calls."""
+    """Records what is registered; refuses one call, after `refuse_after` or `refuse_removals` others."""
 
     def __init__(self, device: FakeDevice | None = None) -> None:
         self.known: dict[int, int] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations of every kind: their owners, their end, what is told of an address, fork and exit."""
+"""Allocations of every kind: their owners, how they are freed, lookups by address, fork and exit."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_an_array_keeps_its_memory(fake: FakeMemoryDevice) -> None:
     assert eventually(lambda: not fake.allocated)
 
 
-# ---- the end ----
+# ---- freeing ----
 
 
 @kinds
@@ -255,7 +255,7 @@ def test_one_owner(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
 @kinds
 @pytest.mark.parametrize("freed", [False, True], ids=["before the vendor", "after the vendor"])
 def test_ctrl_c_in_the_vendors_free(fake: FakeMemoryDevice, kind: MemoryKind, freed: bool) -> None:
-    """Nothing is freed twice, and nothing is lost."""
+    """Nothing is freed twice, and nothing leaks."""
     memory = pinning.alloc(1000, kind, device=fake)
     release = fake.free
 
@@ -367,7 +367,7 @@ def test_one_address_on_two_vendors_devices(fake: FakeMemoryDevice) -> None:
 
 @kinds
 def test_every_vendor_call_may_fail_at_every_point(fake: FakeMemoryDevice, kind: MemoryKind) -> None:
-    """Then nothing is allocated, or everything is as it was; and the next attempt succeeds."""
+    """A failure leaves nothing allocated, or the memory as it was; and the next attempt succeeds."""
     ask, calls = fake.is_pinned_ptr, {"is_pinned_ptr": 0}
 
     def is_pinned_ptr(ptr: int) -> pinning.PinnedInfo | None:
@@ -401,7 +401,7 @@ def test_every_vendor_call_may_fail_at_every_point(fake: FakeMemoryDevice, kind:
 
 
 def test_memory_that_someone_freed_behind_our_back(fake: FakeMemoryDevice) -> None:
-    """The vendor then gives the address out again, which cannot be entered twice."""
+    """The vendor then allocates the same address again, which cannot be entered twice."""
     memory = pinning.alloc(4096, device=fake)
     base = memory.ptr
     allocate, fake.allocate = fake.allocate, lambda size, kind=DEVICE: base  # type: ignore[method-assign,misc]
@@ -430,7 +430,7 @@ def test_memory_in_use_by_a_queue(fake: FakeMemoryDevice) -> None:
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["alloc", "pool"])
 def test_memory_in_use_by_its_address(pooled: bool) -> None:
-    """The queue keeps the allocation that an address lies in."""
+    """A queue keeps the allocation in which an address lies."""
     data, go_on = np.arange(100, dtype=np.uint8), threading.Event()
     uses: list[Callable[[pinning.Allocation, pinning.Queue], pinning.Event]] = [
         lambda memory, queue: pinning.copy_async(memory.ptr + 100, data, 100, queue=queue),
@@ -614,7 +614,7 @@ def test_freeing_while_other_threads_make_queues(fake: FakeMemoryDevice, monkeyp
         made: list[pinning.Queue] = []
 
         def asked(queue: FakeQueue) -> bool:
-            """While the vendor is asked what is over, another thread goes on."""
+            """Make a queue while the vendor is queried, as another thread might."""
             made.append(stack.enter_context(pinning.Queue(fake)))
             return done(queue)
 
@@ -693,7 +693,7 @@ def test_exit_with_memory_left(kind: MemoryKind) -> None:
 
 
 def used(device: FakeMemoryDevice) -> None:
-    """Everything that the package makes for a device on demand."""
+    """Use everything that the package makes for a device on demand."""
     pinning.lock(bytearray(10), device=device).unlock()
     with pinning.Queue(device) as queue:
         for kind in device.memory_kinds:

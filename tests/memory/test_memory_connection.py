@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`memory_connection`, and then what it promises is done."""
+"""`memory_connection`, and the accesses and copies that it promises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 100_000
 
 @pytest.fixture
 def pair() -> Iterator[tuple[FakeMemoryDevice, FakeMemoryDevice]]:
-    """Two devices whose work runs at once."""
+    """Two devices whose work is not held."""
     pair = FakeMemoryDevice("fake:0", held=False), FakeMemoryDevice("fake:1", held=False)
     yield pair
     for fake in pair:
@@ -29,7 +29,7 @@ def pair() -> Iterator[tuple[FakeMemoryDevice, FakeMemoryDevice]]:
 
 
 def used_there(memory: pinning.Allocation, user: pinning.Device) -> bytes:
-    """What a queue of `user` reads at the very address."""
+    """What a queue of `user` reads at the memory's own address."""
     with pinning.alloc(memory.size, device=user) as own, Queue(user) as queue:
         queue.submit(lambda vendor: vendor.copy(own.ptr, memory.ptr, memory.size), (), (own, memory)).wait()
         return ctypes.string_at(own.ptr, own.size)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random allocations, uses and frees over held queues, against a model that keeps every dependency of every byte.
 
-The model knows no clocks: it has the closure of all dependencies, and for each 256 bytes all frees that they ever saw.
-So it says for each allocation which bytes it must not be given, and when it must not need new memory.
+The model has no clocks: it keeps the closure of all dependencies, and for each 256 bytes all their frees so far. These
+determine which bytes an allocation must not get, and when it must not need new memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pinning import Context, Pool, PoolLimitError, VendorError
 from pinning.queues import Queue, pending
 
 GRAIN = 256
-DEVICE = FakeMemoryDevice()  # one for all, because what is known of a device is kept for ever
+DEVICE = FakeMemoryDevice()  # shared by all examples
 picks = st.integers(0, 1 << 16)
 some = st.lists(picks, max_size=2)
 
 
 class Node:
-    """An operation: all that it comes after, and whether what it does has run."""
+    """An operation, all operations before it in the order, and whether it has run."""
 
     def __init__(self, before: set[Node], event: Any) -> None:
         self.before = {self, *before}
@@ -40,11 +40,11 @@ class Node:
 
 
 class Line:
-    """A queue, in the model's eyes."""
+    """The model of a queue."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
-        self.last: set[Node] = set()  # what everything later comes after
+        self.last: set[Node] = set()  # all later operations come after these
 
     def before(self, waits: list[Node]) -> set[Node]:
         return self.last.union(*(wait.before for wait in waits))
@@ -57,7 +57,7 @@ class Line:
 
 
 class Held:
-    """An allocation that somebody has."""
+    """An allocation that is not freed yet."""
 
     def __init__(self, allocation: Any, ready: Node, number: int) -> None:
         self.allocation, self.ready = allocation, ready
@@ -86,11 +86,11 @@ class PoolMachine(RuleBasedStateMachine):
             maximum_size=None if maximum is None else maximum * GRAIN,
         )
         self.lines = [Line(Queue(self.device, "in_order" if ordered else "out_of_order")) for ordered in orders]
-        self.look_after = look_after = pending.look_after  # not of work: no thread asks the vendor then
+        self.look_after = look_after = pending.look_after  # not for work: so no thread queries the vendor
         pending.look_after = lambda lane: look_after(lane) if lane.retired else None
         self.held: list[Held] = []
-        self.nodes: list[Node] = []  # with an event that is still there
-        self.frees: dict[int, list[Node]] = {}  # of each grain
+        self.nodes: list[Node] = []  # those whose event still exists
+        self.frees: dict[int, list[Node]] = {}  # by grain
         self.used_high = self.reserved_high = self.made = 0
         self.wrong: list[str] = []
 
@@ -109,7 +109,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.close()
         self.context.close()
         for line in self.lines:
-            with suppress(VendorError):  # that of a failed question, which nobody else was there to hear
+            with suppress(VendorError):  # of a query that failed and was not reported yet
                 line.queue.synchronize()
             line.queue.close()
         self.lines.clear()
@@ -119,7 +119,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert (self.device.wrong, self.device.allocated) == ([], {})
         assert self.device.queues_alive == 0
 
-    # ---- the model's view ----
+    # ---- the model ----
 
     def line(self, pick: int) -> Line:
         return self.lines[pick % len(self.lines)]
@@ -137,7 +137,7 @@ class PoolMachine(RuleBasedStateMachine):
         return all(node in before or node.over for node in self.frees.get(grain, ()))
 
     def must_have(self, grains: int, before: set[Node]) -> bool:
-        """Whether so many neighbouring grains can be used again without anybody being asked."""
+        """Whether this many neighbouring grains can be reused without querying a queue."""
         taken = self.taken()
         for segment in self.segments():
             run = 0
@@ -261,7 +261,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.nodes)
     @rule(keep=st.integers(0, 4))
     def forget_events(self, keep: int) -> None:
-        """But for those that a program needs to free its allocations."""
+        """Keep only the last `keep` events and those that a program needs to free its allocations."""
         needed = [held.ready for held in self.held] + [node for held in self.held for _, node in held.uses]
         kept = [*needed, *self.nodes[len(self.nodes) - keep :]]
         self.forget(set(self.nodes) - set(kept))

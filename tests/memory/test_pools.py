@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: who is given a freed block, and when; limits, figures, and what becomes of all of it when things fail."""
+"""Pools: which request reuses a freed block, and when; limits, figures, and the state after failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ orders = pytest.mark.parametrize("order", ["in_order", "out_of_order"])
 
 @pytest.fixture
 def device() -> Iterator[FakeMemoryDevice]:
-    """Its queues hold their work until it is released."""
+    """A device whose queues hold their work until it is released."""
     with held_device() as device:
         yield device
     assert len(pinning.pinned_map(device)) == 0
@@ -72,7 +72,7 @@ def contents(allocation: pinning.Allocation) -> bytes:
     return ctypes.string_at(allocation.ptr, allocation.size)
 
 
-# ---- who is given a freed block ----
+# ---- reuse of freed blocks ----
 
 
 def test_the_same_in_order_queue_reuses_at_once_and_needs_no_event(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -106,12 +106,12 @@ def test_another_queue_is_given_new_memory_until_the_free_is_over(device: FakeMe
 
 
 def first_ptr(allocation: pinning.Allocation) -> int:
-    """The address that something had which is freed by now."""
+    """The address of an allocation that has been freed."""
     return allocation.ptr
 
 
 def test_a_wait_list_that_leads_to_the_free_is_enough(device: FakeMemoryDevice, pool: Pool) -> None:
-    """One -> middle -> last, all held: reuse with nothing done yet, and the data says whether the order is kept."""
+    """one -> middle -> last, all held: reuse before any work has run, and the data shows whether the order is kept."""
     seen: list[bytes] = []
     with Queue(device) as one, Queue(device, "out_of_order") as middle, Queue(device) as last:
         first = alloc(one, pool)
@@ -178,7 +178,7 @@ def test_a_free_that_waits_for_another_queue_holds_the_block_until_then(device: 
 
 
 def test_a_block_that_passes_through_two_queues_waits_for_both(device: FakeMemoryDevice, pool: Pool) -> None:
-    """The second free does not come after the first: a third queue needs both."""
+    """The second free is not ordered after the first: a third queue needs both."""
     with Queue(device) as one, Queue(device, "out_of_order") as other, Queue(device) as third:
         memory = alloc(one, pool)
         ptr = memory.ptr
@@ -254,7 +254,7 @@ def test_neighbours_freed_in_different_queues_merge_for_whoever_waits_for_both(
 
 
 def test_joined_neighbours_wait_for_the_frees_of_all_of_them(device: FakeMemoryDevice, pool: Pool) -> None:
-    """Freed again in a queue that knows of neither, the joined block still comes after both."""
+    """Freed again in a queue that is ordered after neither free, the joined block still waits for both."""
     queues = [Queue(device) for _ in range(4)]
     one, other, fourth, fifth = queues
     with Queue(device, "out_of_order") as third:
@@ -521,7 +521,7 @@ def test_zeroes_come_in_the_order_of_the_queue(device: FakeMemoryDevice, context
 
 
 def memory_free_elsewhere(memory: pinning.Allocation, queue: Queue):  # type: ignore[no-untyped-def]
-    """A use of the memory in another queue, and then a free that does not wait for it."""
+    """Return a function that uses the memory in another queue, and frees it without waiting for that use."""
 
     def free() -> None:
         done = queue.submit(lambda vendor: vendor.mark(lambda: None), (), (memory,))  # type: ignore[attr-defined]
@@ -532,7 +532,7 @@ def memory_free_elsewhere(memory: pinning.Allocation, queue: Queue):  # type: ig
 
 
 def test_a_block_is_not_reused_before_its_zeroes_are_written(device: FakeMemoryDevice, context: Context) -> None:
-    """Freed at once, in an out-of-order queue, whose free does not come after the fill by itself."""
+    """Freed at once in an out-of-order queue, where the free is not ordered after the fill."""
     with Queue(device, "out_of_order") as queue, Pool(context, zero_initialize=True) as pool:
         memory, ready = queue.alloc(KIB, pool=pool)
         freed = queue.free(memory)
@@ -657,7 +657,7 @@ def test_a_closed_pool_and_one_in_use(device: FakeMemoryDevice, context: Context
 def test_a_queue_that_is_late_to_say_that_it_is_idle(
     device: FakeMemoryDevice, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a vendor's queue that has set an event and not yet counted its work as done."""
+    """Like a vendor's queue that has set an event and not yet counted its work as done."""
     pool = Pool(context)
     with Queue(device, order="out_of_order") as queue:
         parts = [alloc(queue, pool, KIB) for _ in range(3)]
@@ -678,7 +678,7 @@ def test_a_closed_queue(device: FakeMemoryDevice, pool: Pool) -> None:
     with pytest.raises(PinningError, match="closed"):
         queue.alloc(1, pool=pool)
     with pytest.raises(PinningError, match="closed"):
-        queue.free(one, [use])  # and not: ignore what it should wait for
+        queue.free(one, [use])  # rather than ignore what it should wait for
     with pytest.raises(StillInUseError):
         one.free()
     other.free(one)
@@ -689,7 +689,7 @@ def test_a_closed_queue(device: FakeMemoryDevice, pool: Pool) -> None:
     other.close()
 
 
-# ---- the end, and faults ----
+# ---- freeing, lifetime and faults ----
 
 
 def test_a_plain_free_is_one_in_the_queue(device: FakeMemoryDevice, pool: Pool) -> None:
@@ -767,7 +767,7 @@ def test_a_queue_destroyed_with_work_pending(device: FakeMemoryDevice, pool: Poo
         device.let_go()
         freed.wait()
         other.free(elsewhere)
-    del memory, elsewhere, freed  # which know their queue
+    del memory, elsewhere, freed  # which refer to their queue
     assert eventually(lambda: device.queues_alive == 0)
 
 
@@ -799,7 +799,7 @@ def test_every_vendor_call_may_fail_at_every_point(device: FakeMemoryDevice, con
             for each in (queue, other):
                 try:
                     each.close()
-                except VendorError:  # of work that nobody asked about
+                except VendorError:  # the error of work that was not waited for
                     each.close()
             assert device.allocated == {}
 
@@ -823,7 +823,7 @@ def test_a_device_lost_in_the_middle(device: FakeMemoryDevice, context: Context)
     with pytest.raises(VendorError, match="DEVICE_LOST"):
         pool.close()
     assert (pool.closed, pool.reserved) == (False, 2 * KIB)
-    device.lost = False  # and so it can be seen that nothing was forgotten
+    device.lost = False  # to show that nothing was forgotten
     pool.close()
     assert device.allocated == {}
     device.queues_alive = 0
@@ -833,7 +833,7 @@ def test_a_device_lost_in_the_middle(device: FakeMemoryDevice, context: Context)
 
 @pytest.mark.parametrize("freed", [False, True], ids=["before the vendor", "after the vendor"])
 def test_ctrl_c_while_the_vendor_frees(device: FakeMemoryDevice, context: Context, freed: bool) -> None:
-    """The memory is in store or it is the vendor's, and never both."""
+    """The memory is the pool's or the vendor's, and never both."""
     release = device.free
 
     def interrupted(ptr: int, kind: MemoryKind = DEVICE) -> None:
@@ -856,7 +856,7 @@ def test_ctrl_c_while_the_vendor_frees(device: FakeMemoryDevice, context: Contex
 
 
 def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, context: Context) -> None:
-    """The pool is open then, and closes the next time: no memory is forgotten, and none is given back twice."""
+    """The pool stays open, and the next close succeeds: no memory is forgotten, and none is given back twice."""
     device.let_go()
     point = 0
     with Queue(device) as queue, Queue(device) as other:
@@ -940,7 +940,7 @@ def test_frees_by_the_garbage_collector_in_the_middle_of_anything() -> None:
 
 
 def test_many_threads_share_a_pool() -> None:
-    """Each writes its number, and finds it again: nobody else had the memory meanwhile."""
+    """Each thread writes its number and finds it again: no other thread had the memory meanwhile."""
     with Context("host") as context, Pool(context, maximum_size=1 << 20, release_threshold=1 << 16) as pool:
 
         def churn(number: int) -> None:
@@ -968,7 +968,7 @@ def test_many_threads_share_a_pool() -> None:
 
 
 def test_threads_that_grow_a_pool_at_once_are_each_given_memory(device: FakeMemoryDevice, pool: Pool) -> None:
-    """A segment goes to the thread that asked for it, and no other takes it first."""
+    """A segment goes to the thread that allocated it; no other thread takes it first."""
     queues = [Queue(device) for _ in range(4)]
 
     def grow(queue: Queue) -> None:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* <pinning/pinning.h> as a program in C99 uses it, over a locker of its own: what each call returns, and what it leaves. */
+/* <pinning/pinning.h> used by a C99 program with its own locker: what each call returns, and the state it leaves. */
 #include <pinning/pinning.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,13 +16,13 @@
 #define GIVES(status, call) EXPECT((call) == (status))
 #define SAYS(words) EXPECT(strstr(pinning_last_error(), words))
 
-/* ---- a vendor with one lock, one range of somebody else's, and a list of what it was asked ---- */
+/* ---- a vendor with at most one lock, one range that others have pinned, and a count of its calls ---- */
 
 enum { OFFSET = 1 << 20 };
 static char memory[1 << 16];
 static struct vendor {
   pinning_pinned locked, foreign;
-  pinning_status refuses; /* the next call */
+  pinning_status refuses; /* the status of the next call */
   const char *because;
   int calls;
 } vendor;
@@ -176,7 +176,7 @@ static void refusals(pinning_map *map) {
   GIVES(PINNING_LOCK_LIMIT, pinning_lock(map, memory, 100, &device));
   SAYS("three locks a day");
   EXPECT(device == memory && count(map) == 0);
-  vendor.refuses = PINNING_VENDOR_ERROR, vendor.because = NULL; /* says nothing: the old text is not about this */
+  vendor.refuses = PINNING_VENDOR_ERROR, vendor.because = NULL; /* no text: the previous one must not be reported */
   GIVES(PINNING_VENDOR_ERROR, pinning_lock(map, memory, 100, &device));
   SAYS(pinning_error_string(PINNING_VENDOR_ERROR));
 
@@ -219,7 +219,7 @@ static struct book {
 
 static pinning_status book_add(void *self, void *ptr, size_t size, void **known_as) {
   struct book *ours = self;
-  EXPECT(vendor.locked.base);  // the vendor comes first
+  EXPECT(vendor.locked.base);  // the vendor locks first
   ++ours->calls;
   if (ours->refuse) return pinning_fail(ours->refuse, "the book is full");
   ours->start = ptr;
@@ -263,7 +263,7 @@ static void mappings(pinning_map *map) {
   EXPECT(device == NULL && count(map) == 0);
   GIVES(PINNING_OK, pinning_unlock_unmapped(map, memory));
   vendor.refuses = PINNING_VENDOR_ERROR;
-  GIVES(PINNING_OK, pinning_lock_mapped(map, memory, 100, PINNING_ON, &device)); /* it cannot even tell who pinned it */
+  GIVES(PINNING_OK, pinning_lock_mapped(map, memory, 100, PINNING_ON, &device)); /* is_pinned fails */
   EXPECT(device == NULL);
   GIVES(PINNING_OK, pinning_unlock_unmapped(map, memory));
   vendor.refuses = PINNING_VENDOR_ERROR, vendor.because = "no";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that lock neighbouring ranges by mlock through <pinning/pinning.h>, while others look up and list; with a third
-// argument the process also forks: c_api_stress [SECONDS] [SEED] [forks]
+// Threads that lock neighbouring ranges by mlock through <pinning/pinning.h> while another lists the regions; with a
+// third argument the process also forks: c_api_stress [SECONDS] [SEED] [forks]
 #include <pinning/pinning.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -48,12 +48,12 @@ constexpr bool mlock_works = true;
 #endif
 
 #if defined(__SANITIZE_THREAD__)
-constexpr bool children_start_threads = false;  // ThreadSanitizer bears none that a fork's child starts
+constexpr bool children_start_threads = false;  // ThreadSanitizer does not support those
 #else
 constexpr bool children_start_threads = true;
 #endif
 
-/// Locked pages are those that cannot be given up.
+/// Whether its page is locked: a locked page cannot be discarded.
 bool is_locked(char* ptr) {
   auto* const start = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(ptr) & -page);
   return madvise(start, page, MADV_DONTNEED) == -1 && errno == EINVAL;
@@ -115,8 +115,8 @@ void fork_once() {
   expect(waitpid(child, &status, 0) == child && status == 0, "the child has failed");
 }
 
-/// A thread that looks at devices, locks and unlocks, and that handlers of the program's own end before each fork, as many
-/// libraries have it: no fork may wait for what the thread needs.
+/// A thread that looks for devices, locks and unlocks, and that the program's own fork handlers join before each fork,
+/// as many libraries do: no fork may wait for anything that the thread needs.
 class Paused {
  public:
   static void begin() {
@@ -145,7 +145,7 @@ class Paused {
   static inline std::thread thread_;
 };
 
-/// A process forks while its threads use the library for the first time, and the child uses it.
+/// Fork while threads of the process use the library for the first time; the child uses it too.
 void fork_at_first_use(unsigned seed) {
   std::mt19937 random(seed);
   for (int i = 0; i < 200; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the concurrent tests share: scenes of regions that come and go, and a reader that holds every answer against
-// what the writer had done by then.
+// Shared by the concurrent tests: scenes of regions that are inserted and removed, and a reader that checks every
+// answer against what the writer had done by then.
 #pragma once
 
 #include <algorithm>
@@ -44,22 +44,22 @@ struct Range {
   bool overlaps(Range other) const { return start <= other.last() && other.start <= last(); }
 };
 
-using Slots = std::uint64_t;  // a set of the slots of a scene
+using Slots = std::uint64_t;  // a set of a scene's slots, as bits
 
-/// Regions that stay, and slots: ranges that one writer inserts and removes. Slots that overlap take turns and belong to
-/// one writer; a reader asks at the probes.
+/// Steady regions, which are never removed, and slots: ranges that a writer inserts and removes. Slots that overlap
+/// have the same writer and are never present together; readers look up the probes.
 struct Scene {
   struct Probe {
     Address address;
     Slots covering;
-    int writer;  // of those slots
+    int writer;  // that owns those slots
     int steady;  // index of the steady region there, or -1
   };
 
   std::string name;
   std::vector<Range> steady;
   std::vector<Range> slots;
-  std::vector<Slots> conflicts;  // by slot, itself included
+  std::vector<Slots> conflicts;  // of each slot, itself included
   std::array<Slots, 2> owned = {};
   std::vector<Probe> probes;
 
@@ -96,7 +96,7 @@ struct Scene {
     }
   }
 
-  /// Both sides of every border of a range, and of every cell border in one (the first few).
+  /// Place probes on both sides of each range's borders and of the first four cell borders in it, and in its middle.
   void place_probes(std::uint64_t cell) {
     std::vector<Address> addresses;
     auto const around = [&](Address border) {
@@ -126,15 +126,15 @@ struct Scene {
   }
 };
 
-/// For every size of cell: one that many share; some that ranges of their own size fill and straddle; some that a region
-/// spans; and tiles of this size. `base` is a multiple of 1 GiB with at least 64 GiB above it.
+/// Scenes for every cell size: a cell that many regions share; cells that ranges of their own size fill and straddle;
+/// cells that a region spans; and tiles of this size. `base` is a multiple of 1 GiB with at least 64 GiB above it.
 inline std::vector<Scene> scenes(Address base) {
   std::vector<Scene> all;
   for (unsigned bits : {30, 21, 12, 8, 4}) {
     std::uint64_t const cell = std::uint64_t{1} << bits, piece = cell / 16;
     std::string const name = bits == 30 ? "1 GiB" : bits == 21 ? "2 MiB" : bits == 12 ? "4 KiB" : bits == 8 ? "256 B" : "16 B";
 
-    // From nobody to twelve tenants and back, one of them steady or none, and two in the cells beside it.
+    // From none to fourteen regions in a cell and back; then one of them is steady, and two more are in adjacent cells.
     std::vector<Range> crowd;
     for (int i = 0; i < 14; ++i) crowd.push_back({base + (i + 1) * piece, piece > 1 ? piece - i % 2 * (piece / 2) : 1});
     all.emplace_back(name + " crowd", std::vector<Range>{}, crowd, cell);
@@ -162,7 +162,7 @@ inline std::vector<Scene> scenes(Address base) {
                                         {base + 3 * cell, cell - 1}},
                      cell);
 
-    // Regions across cells that others share at both ends.
+    // Regions that span cells whose ends are shared with others.
     all.emplace_back(name + " spanned",
                      std::vector<Range>{{base + 3 * piece, piece}, {base + 4 * cell + 12 * piece, piece}},
                      std::vector<Range>{{base + 5 * piece, 4 * cell},
@@ -175,8 +175,8 @@ inline std::vector<Scene> scenes(Address base) {
                                         {base + 8 * cell, cell}},
                      cell);
 
-    // Exactly cells, in three that are sixteen times as large or more: each empties before the next fills, so a node
-    // below goes from one to the other; and a region comes when it is alone up there and goes when it is one of many.
+    // Cell-sized regions in three cells, each at least 16 times as large, that empties before the next fills: a node
+    // below passes from one to the other, and a region is inserted as the only one there and removed as one of many.
     if (bits == 30) continue;
     std::uint64_t const above = bits > 8 ? 512 * cell : 16 * cell;
     std::vector<Range> tiles;
@@ -191,8 +191,8 @@ struct Op {
   bool insert;
 };
 
-/// The endless list of what one writer does, which readers know too. Spell by spell it fills some of its
-/// slots, empties some, or lets a few wander through all of them in order.
+/// The endless list of one writer's operations, which readers replay. In each spell it fills some of the writer's
+/// slots, empties some, or lets a window of occupied slots slide through all of them in order.
 class Script {
  public:
   Script(Scene const& scene, int writer, std::uint64_t seed) : scene_(&scene), random_(seed + writer) {
@@ -244,12 +244,12 @@ class Script {
   std::uint64_t left_ = 0, first_ = 0, width_ = 0, tick_ = 0;
 };
 
-/// How far a writer is, for all to see.
+/// The number of operations that a writer has begun and done, for all threads to read.
 struct alignas(64) Progress {
   std::atomic<std::uint64_t> begun = 0, done = 0;
 };
 
-/// What the tests keep with each region: readable only together with the region it was made from.
+/// The value that the tests store with each region, derived from its bounds: readers check that both belong together.
 struct Stamp {
   std::atomic<std::uint64_t> start, size;
 };
@@ -283,7 +283,7 @@ inline std::string describe(Address address, std::optional<Region> const& region
   return text;
 }
 
-/// Does one writer's script, one operation a call, and says so before and after.
+/// Executes one writer's script, one operation per call, and publishes its progress before and after each.
 template <class Value>
 class Writer {
  public:
@@ -291,7 +291,7 @@ class Writer {
       : table_(table), scene_(scene), script_(scene, writer, seed), progress_(progress) {}
   bool idle() const { return script_.idle(); }
 
-  /// What was wrong, if anything.
+  /// Returns a description of what was wrong, or an empty string.
   std::string step() {
     Op const op = script_.step();
     Range const range = scene_.slots[op.slot];
@@ -315,9 +315,9 @@ class Writer {
   Progress& progress_;
 };
 
-/// Asks, and holds the answers against the scripts: there must be instants, one for each answer, none before the one of
-/// the answer before it, at which the answers were right; each within what the writer had done when the question was
-/// asked and what it had begun when it was answered.
+/// Looks up probes and checks the answers against the scripts: for each answer there must be an instant at which it was
+/// right, not before that of the preceding answer. All instants lie between the operations that the writer had done
+/// when the questions began and those that it had begun when the last was answered.
 template <class Value>
 class Reader {
  public:
@@ -330,7 +330,7 @@ class Reader {
         progress_(progress),
         random_(seed) {}
 
-  /// A few questions in a row. What was wrong, if anything.
+  /// Asks a few questions in a row. Returns a description of what was wrong, or an empty string.
   std::string step() {
     std::array<Question, 8> questions;
     std::size_t const count = 1 + random_.below(questions.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the programs of these tests say that something does not hold, and how long they try.
+// How these test programs report a violation, and how long they try.
 #pragma once
 
 #include <chrono>
@@ -17,11 +17,11 @@ inline void expect(bool holds, char const* what) {
   if (!holds) fail(what);
 }
 
-/// Something is tried for a time, and on until what it is meant to meet was met: on a loaded machine that may take long.
+/// Repeats something for `time`, and longer until an intended case was met: on a loaded machine that may take long.
 class Trial {
  public:
   explicit Trial(std::chrono::duration<double> time) : time_(time) {}
-  /// Whether to go on. What is not met in two minutes never is.
+  /// Whether to continue. A case not met after two minutes is given up.
   bool goes_on(bool met) const {
     auto const passed = std::chrono::steady_clock::now() - began_;
     return passed < time_ || (!met && passed < std::chrono::minutes(2));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues of the host that copy, wait for each other by events and by values, are adopted, dropped with work pending and
-// waited for; memory that is allocated, locked in overlapping parts and freed; with a third argument also forks amid all:
-// host_stress [SECONDS] [SEED] [forks]
+// Queues of the host that copy, wait for each other by events and by values, are adopted, and are destroyed with work
+// pending or waited for; memory that is allocated, locked in overlapping parts and freed; with a third argument the
+// process forks meanwhile: host_stress [SECONDS] [SEED] [forks]
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ VendorDevice& host() {
 }
 Address address(void const* pointer) { return reinterpret_cast<Address>(pointer); }
 
-/// Bytes go round from one buffer to the next, each by another queue, in the order that events or values make.
+/// Pass bytes from one buffer to the next, each time by another queue, in the order that events or values impose.
 void chain(std::mt19937& chance) {
   constexpr std::size_t size = 3000, links = 5;
   std::vector<std::vector<unsigned char>> buffers(links + 1, std::vector<unsigned char>(size));
@@ -43,7 +43,7 @@ void chain(std::mt19937& chance) {
   for (std::size_t i = 0; i < links; ++i) {
     VendorQueue& queue = chance() % 2 != 0 ? *queues[i] : *adopted[i];
     if (by_values) {
-      queue.wait_value(address(&words[i]), 0xFFFFFFFF + static_cast<std::uint32_t>(i));  // it wraps on the way
+      queue.wait_value(address(&words[i]), 0xFFFFFFFF + static_cast<std::uint32_t>(i));  // the values wrap
     } else if (before) {
       queue.wait(*before);
     }
@@ -61,17 +61,17 @@ void chain(std::mt19937& chance) {
     case 0: before->wait(); break;
     case 1: queues.back()->synchronize(); break;
     case 2:
-      queues.clear();  // what is submitted is done all the same
+      queues.clear();  // submitted work completes nevertheless
       while (!before->done()) std::this_thread::yield();
   }
   for (unsigned char const byte : buffers[links]) expect(byte == value, "a byte did not arrive in its turn");
 }
 
-/// Memory of each kind, of which parts are locked again.
+/// Allocate memory of each kind and lock overlapping parts of it.
 void memory(std::mt19937& chance) {
   constexpr std::uint64_t page = 4096;
   for (auto const kind : {MemoryKind::host, MemoryKind::device, MemoryKind::shared}) {
-    std::uint64_t const size = page * (1 + chance() % 5);  // three threads at once, and 64 KiB
+    std::uint64_t const size = page * (1 + chance() % 5);  // small: three threads must fit in 64 KiB
     Address const ptr = host().allocate(size, kind);
     auto const info = host().memory_info(ptr + size - 1);
     expect(info && info->base == ptr && info->size == size && info->kind == kind, "memory_info tells something else");

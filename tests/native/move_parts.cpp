@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that moves parts, on the CPU: each lane of a warp is a coroutine, and a shuffle is where all of them meet.
-// Every alignment of both ends against the other, sizes around all its borders, and guard bytes around what it may write.
+// The kernel that moves parts, on the CPU: the lanes of a warp are coroutines, which meet at a shuffle. All alignments
+// of source and destination, sizes around all thresholds of the kernel, and guard bytes around the destination.
 //
 //     move_parts SECONDS SEED
-#undef _FORTIFY_SOURCE  // its longjmp refuses to change stacks, and some distributions define it for all programs
+#undef _FORTIFY_SOURCE  // it makes longjmp refuse to change stacks, and some distributions define it for all programs
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -31,7 +31,7 @@ void fail(char const* what) {
 
 constexpr unsigned warp = 32;
 
-/// The lanes of one warp, each on a stack of its own; the next one runs when one comes to a shuffle.
+/// The lanes of one warp, each on its own stack; a lane that reaches a shuffle yields to the next one.
 class Warp {
  public:
   Warp() {
@@ -92,7 +92,7 @@ class Warp {
 };
 Warp* Warp::only = nullptr;
 
-// What of CUDA the kernel uses.
+// The parts of CUDA that the kernel uses.
 struct Index {
   unsigned x;
 };
@@ -114,7 +114,7 @@ unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
   return static_cast<unsigned>(((std::uint64_t{high} << 32 | low) >> (bits % 32)));
 }
 
-// What one move may read: all of each 16 bytes that the source has some of.
+// The range that one move may read: every aligned block of 16 bytes that contains a byte of the source.
 std::uintptr_t readable, readable_end;
 
 template <class Word>
@@ -133,7 +133,7 @@ void __stcs(Word* to, Word const& value) {
 
 }  // namespace
 
-// Bulk copies are as late as they may be: a load takes place when it is waited for, a store when its stage is given up.
+// Bulk copies are executed as late as allowed: a load when it is waited for, a store when a wait requires it.
 namespace {
 
 void align(std::uintptr_t dst, std::uintptr_t src, unsigned size) {
@@ -145,7 +145,7 @@ struct Load {
   void const* src;
   unsigned size;
 };
-std::map<void*, std::pair<std::optional<Load>, unsigned>> barriers;  // with how often each was passed
+std::map<void*, std::pair<std::optional<Load>, unsigned>> barriers;  // and how often each was passed
 std::deque<std::pair<void*, std::pair<void const*, unsigned>>> stores;
 
 void init_barrier(void* barrier) { barriers[barrier] = {}; }
@@ -203,7 +203,7 @@ constexpr std::size_t guard = 64, most = 40 << 10;
 
 std::vector<Part> parts;
 
-/// All that a launch of one warp at a time does: the warps of a GPU share nothing.
+/// Execute a launch one warp at a time: the kernel's warps share nothing.
 void launch(unsigned blocks, unsigned threads) {
   static Warp lanes;
   gridDim.x = blocks;
@@ -242,7 +242,7 @@ void one(Memory& memory, unsigned dst_at, unsigned src_at, std::size_t size) {
   }
 }
 
-/// Many parts by several warps: each once, and none twice.
+/// Move many parts with several warps.
 void many(Memory& memory, std::mt19937_64& draw, unsigned blocks, unsigned threads, std::size_t count) {
   static unsigned char expected[Memory::size];
   std::memcpy(expected, memory.dst, sizeof expected);

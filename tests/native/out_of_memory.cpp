@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface with each `operator new` of a call failing in turn: after an error nothing has changed, neither in the
-// map nor in what the kernel has locked.
+// Calls of the C interface in which each `operator new` fails in turn: after an error neither the map nor the memory
+// that the kernel has locked has changed.
 #include <pinning/pinning.h>
 #include <sys/mman.h>
 
@@ -13,7 +13,7 @@
 namespace {
 
 constexpr std::size_t page = 4096;
-long left = -1;  // so many more succeed; negative: all
+long left = -1;  // allocations that still succeed; -1: all; -2: none, because one has failed
 
 [[noreturn]] void fail(char const* what, long allocation) {
   std::printf("VIOLATION: %s, allocation %ld\n", what, allocation);
@@ -44,7 +44,7 @@ State state_of(pinning_map const* map) {
   return state;
 }
 
-/// `act` with each of its allocations failing, until it makes no more; it succeeds then. `undo` follows a success.
+/// Call `act` with each of its allocations failing, until none fails; then it must succeed. `undo` follows a success.
 void each_fails(pinning_map* map, char const* what, std::function<pinning_status()> const& act,
                 std::function<pinning_status()> const& undo) {
   State const before = state_of(map);
@@ -89,7 +89,7 @@ int main() {
   each_fails(map, "lock inside", [&] { return pinning_lock(map, at + 1, 10, nullptr); }, unlock);
   each_fails(map, "lock beside", [&] { return pinning_lock(map, at + 2 * page, page, nullptr); },
              [&] { return pinning_unlock(map, at + 2 * page); });
-  left = 0;  // to give up needs no memory
+  left = 0;  // unlocking needs no memory
   pinning_status const status = unlock();
   left = -1;
   if (status != PINNING_OK || locked_kib() != 0) fail("unlock", 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random operations against a std::map, memory failing at every point: page_table_model [SECONDS] [SEED] [LIMIT_BYTES]
-// With LIMIT_BYTES it runs under that much address space (RLIMIT_AS).
+// Random operations checked against a std::map, while memory runs out at every point:
+// page_table_model [SECONDS] [SEED] [LIMIT_BYTES], where LIMIT_BYTES limits the address space (RLIMIT_AS).
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -52,7 +52,7 @@ int scarce_mprotect(void* address, std::size_t length, int protection) {
 [[gnu::noinline]] void operator delete(void* block) noexcept { std::free(block); }
 [[gnu::noinline]] void operator delete(void* block, std::size_t) noexcept { std::free(block); }
 
-#define mprotect scarce_mprotect  // how the page table asks for memory
+#define mprotect scarce_mprotect  // with which the page table commits memory
 #include "churn.hpp"
 
 namespace {
@@ -73,7 +73,7 @@ void require(bool right, char const* what, Address address = 0, std::uint64_t si
 
 constexpr std::uint64_t unlimited = ~std::uint64_t{0};
 
-/// A table and what must be in it.
+/// A table and a model of its contents.
 template <class Value>
 class World {
  public:
@@ -103,15 +103,15 @@ class World {
     }
   }
 
-  /// Does the same again in the emptied table, which therefore needs no more memory.
+  /// Repeat `live` in the emptied table, which needs no more memory for it.
   void live_again(int operations) {
     random_ = Random(seed_);
     again_ = true;
     live(operations, 0);
   }
 
-  /// Uses up the pool's committed memory: one line for every page of a chain of regions that share their pages. Gives a
-  /// little back, so that what follows fails now here, now there.
+  /// Use up the pool's committed memory with a chain of regions that share their pages, which takes one line per page.
+  /// Then free a little, so that later operations fail at varying points.
   void starve() {
     Address const first = 0x1234'0000'0800;
     try {
@@ -125,7 +125,7 @@ class World {
     check_all();
   }
 
-  /// What fails for want of memory fails again when all is repeated: no failure keeps any.
+  /// Repeat the same operations: as many must fail for lack of memory each time, so no failure keeps any.
   void live_starved(int operations) {
     std::optional<std::uint64_t> first;
     for (int i = 0; i < 6; ++i) {
@@ -144,7 +144,7 @@ class World {
   }
 
  private:
-  /// Cells of every size, parts and multiples of them, and the like of all regions' borders; some wrap.
+  /// A cell of any size, a part or a multiple of one, or such a range near a region's border; some wrap.
   Range some_range() {
     static constexpr std::array<unsigned, 7> scales = {0, 4, 8, 12, 21, 30, 36};
     unsigned bits = scales[random_.below(scales.size())];
@@ -305,7 +305,7 @@ class World {
   std::map<Address, Region> model_;
   Address origin_;
   std::uint64_t seed_;
-  unsigned spread_;  // bits of how far apart regions are, and of their sizes
+  unsigned spread_;  // log2 of the largest distance and size of regions
   Random random_;
   std::size_t most_ = 0, chained_ = 0;
   std::uint64_t failures_ = 0;
@@ -318,7 +318,7 @@ std::uint64_t address_space() {
   return pages * 4096;
 }
 
-/// A table that cannot be made leaves nothing behind.
+/// A table whose construction fails must keep no address space.
 void fail_to_construct(bool flat) {
   std::uint64_t const before = address_space();
   for (std::uint64_t grants = 0;; ++grants) {

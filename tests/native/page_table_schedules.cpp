@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <optional>
-#include <pagetable/reservation.hpp>  // whose count no reader looks at
+#include <pagetable/reservation.hpp>  // with real atomics: no reader reads its count
 #include <stdexcept>
 #include <string>
 #include <vector>

@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
   std::_Exit(1);
 }
 
-/// One scene for a while; how many answers were checked.
+/// Play one scene for `time`; returns how many answers were checked.
 template <class Value>
 std::uint64_t play(churn::Scene const& scene, bool flat, std::uint64_t seed, Clock::duration time) {
   std::string const where = scene.name + (flat ? ", flat" : ", pooled") + (std::is_empty_v<Value> ? "" : ", with values") +

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that lock, unlock, map, register, refresh and look up at random, with someone else who pins and unpins, and a
-// vendor that refuses at random and keeps account of what it was told; and the cases in which one thread must wait for
-// another, or must not: pinned_map_stress [SECONDS] [SEED]
+// Threads that lock, unlock, map, register, refresh and look up at random, while another library pins and unpins, and a
+// vendor that refuses at random and checks its calls; and the cases in which one thread must wait for another, or must
+// not: pinned_map_stress [SECONDS] [SEED]
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -15,7 +15,7 @@
 
 #include "expect.hpp"
 
-// The one way to a private member that the language has: an explicit instantiation may name it.
+// The only access to a private member that the language allows: an explicit instantiation may name it.
 template <auto Table, auto Mutex>
 struct Reach {
   friend auto& table_of(pinning::PinnedMap& map) { return map.*Table; }
@@ -38,8 +38,8 @@ using pinning::LockOptions;
 
 constexpr Address locked_offset = Address{1} << 44, foreign_offset = Address{2} << 44, registered_offset = Address{3} << 44;
 
-/// What an interpreter's global lock is to a Python device: callers of the map's quick functions hold it, the vendor's
-/// calls take it, and so does the destruction of what they throw.
+/// Stands for the interpreter lock of a Python device: callers of the map's quick functions hold it, the vendor's calls
+/// take it, and so do the destructors of the exceptions that they throw.
 std::mutex interpreter;
 
 struct InterpretersReference {
@@ -62,7 +62,7 @@ struct Range {
   Address end() const { return start + size; }
 };
 
-/// Keeps account of what it has locked and stops the program when it is told nonsense.
+/// Records what it has locked; a wrong call ends the program.
 class Vendor : public pinning::Locker {
  public:
   explicit Vendor(unsigned refuse_one_in = 0, std::optional<Range> where_others_pin = {})
@@ -95,7 +95,7 @@ class Vendor : public pinning::Locker {
     return pinning::Pinned{foreign_->start, foreign_->size, foreign_->start + foreign_offset};
   }
 
-  /// Someone else pins a range, or unpins what they have; false where some of it is locked.
+  /// Another library pins a range, or unpins its range; false if some of it is locked.
   bool pin(std::optional<Range> range) {
     std::lock_guard const guard(interpreter);
     if (range && locked_meets(*range)) return false;
@@ -109,7 +109,7 @@ class Vendor : public pinning::Locker {
   }
   void obey() { refuse_one_in_ = 0; }
 
-  // The next call at `ptr` stops until `release`, then fails if told to; `wait_for_caller` returns once it is there.
+  // The next call at `ptr` stops until `release`, then fails if `failing`; `wait_for_caller` returns once it has begun.
   void hold(Address ptr) {
     std::lock_guard const guard(gate_);
     held_at_ = ptr;
@@ -147,7 +147,7 @@ class Vendor : public pinning::Locker {
   bool refuse() { return refuse_one_in_ != 0 && random_() % refuse_one_in_ == 0; }
 
   std::atomic<unsigned> refuse_one_in_;
-  std::optional<Range> const where_others_pin_;  // seldom locked for us, so that they have their turn
+  std::optional<Range> const where_others_pin_;  // mostly refused to us, so that others can pin it
   std::optional<Range> foreign_;
   std::map<Address, std::uint64_t> locked_;
   std::minstd_rand random_;
@@ -157,9 +157,9 @@ class Vendor : public pinning::Locker {
   bool arrived_ = false, failing_ = false;
 };
 
-// ---- who waits for whom ----
+// ---- waiting for other threads ----
 
-/// Time for a thread to reach the point where it waits. Too little of it hides a fault, and never makes one up.
+/// Time for a thread to reach the point where it waits. Too short a time may hide a fault, but reports no false one.
 void let_others_run() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
 void one_call_for_two_threads() {
@@ -286,7 +286,7 @@ void unlock_while_another_unlocks() {
   expect(!locked && vendor.unlocks == 1, "unlocked twice");
 }
 
-/// A lock in pieces that has come to its second one, which the vendor has not answered yet.
+/// A lock in pieces whose second piece is in the vendor's call.
 struct Growth {
   explicit Growth(bool failing_ = false) : failing(failing_) {
     vendor.hold(0x2000);
@@ -409,7 +409,7 @@ void clear_ends_what_grows() {
   expect(growth.vendor.locks == 2, "more pieces were locked although all is to be undone");
 }
 
-/// Of the errors that a clear meets it throws the first; the others it destroys.
+/// `clear` throws the first error that it meets; the others it destroys.
 void clear_while_others_make_quick_calls() {
   Vendor vendor(2);
   PinnedMap map(vendor);
@@ -436,7 +436,7 @@ void clear_while_others_make_quick_calls() {
   stop = true;
 }
 
-// ---- memory that leaves ----
+// ---- invalidation ----
 
 void memory_leaves() {
   Vendor vendor;
@@ -455,7 +455,7 @@ void memory_leaves() {
   } catch (pinning::NotLocked const&) {
   }
   map.invalidate(0x8000, 1);
-  Hold const anew = map.lock(0x7000, 0x2000);  // over it: undone first
+  Hold const anew = map.lock(0x7000, 0x2000);  // over it: that is undone first
   expect(vendor.unlocks == 2 && map.find(0x8000)->references == 1 && !map.unlock(other) && map.holds(anew),
          "the lock of what left is taken for the new one");
   map.lock(0x20000, 0x3000, {}, 0x1000);
@@ -522,8 +522,8 @@ void memory_leaves_and_the_vendor_refuses() {
   expect(vendor.held() == 0 && map.size() == 0, "something stays locked");
 }
 
-/// Memory that is replaced again and again while others lock it and look: who has seen that it was replaced finds no
-/// lock of what was there before.
+/// Memory is replaced repeatedly while threads lock it and look it up: a thread that has seen the replacement finds no
+/// lock of the previous memory.
 void memory_keeps_leaving(std::chrono::duration<double> time) {
   static constexpr int places = 4;
   static constexpr std::uint64_t place_size = 0x10000;
@@ -583,7 +583,7 @@ void memory_keeps_leaving(std::chrono::duration<double> time) {
         memory.announced[i] = now;
         if (random() % 2) map.drain_invalidations();
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
-        // What the vendor has refused to undo, somebody asks for again.
+        // Retry what the vendor has refused to undo.
         for (Address at = 0; at < place_size; at += 0x800) {
           try_to([&] { map.unlock((Address{1} << 32) + i * place_size + at); });
         }
@@ -662,7 +662,7 @@ void idle_memory_leaves() {
   map.invalidate(0x1800, 1);
   map.invalidate(0x2000, 0x1000);
   expect(!map.try_lock(0x1000, 1) && !map.find_registered(0x2000) && vendor.unlocks == 0, "what has left is idle");
-  map.lock(0x8000, 0x1000);  // for which one of them has to go
+  map.lock(0x8000, 0x1000);  // needs the room of one of them
   expect(vendor.held() == 3 && budget.figures().idle == 0x2000, "not the longest idle region went");
   map.lock(0x2000, 0x1000);
   expect(map.find(0x2000) && budget.figures().locked == 0x2000 && budget.figures().idle == 0, "what has left is in the way");
@@ -693,7 +693,7 @@ void a_refused_eviction() {
     refusal<pinning::LockLimit>([&] { map.lock(0x8000, 0x1000); }, "locked beyond the budget");
   }
   expect(budget.figures().locked == 0x1800 && budget.figures().idle == 0x1800, "a wrong account of what is half unlocked");
-  map.lock(0x1000, 0x1000);  // the rest of it goes first
+  map.lock(0x1000, 0x1000);  // its remaining pieces are unlocked first
   expect(vendor.held() == 1 && budget.figures().locked == 0x1000, "what was half unlocked is in the way");
   map.unlock(0x1000);
 }
@@ -705,7 +705,7 @@ void the_budget_is_for_all_maps() {
   PinnedMap first(one, budget), second(other, budget);
   for (Address ptr : {0x1000, 0x2000}) first.unlock(first.lock(ptr, 0x1000), true);
   second.unlock(second.lock(0x1000, 0x1000), true);
-  first.lock(0x1000, 0x1000);  // which is the youngest now
+  first.lock(0x1000, 0x1000);  // now the most recently used
   second.lock(0x8000, 0x2000);
   expect(one.unlocks == 1 && first.find(0x1000) && !first.find_registered(0x2000), "not the longest idle region went");
   expect(other.unlocks == 0 && budget.figures().locked == 0x4000, "more went than the budget asked for");
@@ -778,11 +778,11 @@ constexpr Address arena = Address{1} << 32;
 constexpr std::uint64_t slot_size = 1 << 16;
 constexpr int slots = 6, foreign_slot = 4, registered_slot = 5;
 constexpr Range slot(int i) { return {arena + i * slot_size, slot_size}; }
-/// What someone else pins: all of their slot, or some of it.
+/// What the other library pins: all of its slot, or some of it.
 constexpr Range foreign_ranges[] = {slot(foreign_slot), {slot(foreign_slot).start, slot_size / 2},
                                     {slot(foreign_slot).start + 8192, slot_size - 8192}};
 
-/// One look at an address: what it finds must be something that can be there.
+/// Look up an address; the region found must be one that can be there.
 std::optional<Region> look(PinnedMap const& map, Address ptr, std::uint64_t size) {
   auto const region = map.find(ptr, size);
   if (!region) return region;
@@ -820,7 +820,7 @@ class Worker {
     }
     look(map_, arena + random_() % (slots * slot_size), 1 + random_() % 64);
   }
-  /// Whether a lock in pieces was refused, of which the vendor may then have refused to undo some.
+  /// Whether a lock in pieces was refused; the vendor may then have refused to undo some of them.
   bool refused_in_pieces() const { return refused_in_pieces_; }
   void unlock_all() {
     while (!held_.empty()) unlock(held_.size() - 1);
@@ -839,7 +839,7 @@ class Worker {
     int const at = static_cast<int>(random_() % (slots + 4));
     Range range = slot(at < slots ? at : foreign_slot);
     if (random_() % 2) range = {range.start + random_() % 16 * 4096, 1 + random_() % 4096};
-    if (random_() % 8 == 0) range.start += slot_size / 2;  // across a border: it may overlap others
+    if (random_() % 8 == 0) range.start += slot_size / 2;  // across a border: it may overlap other slots
     std::uint64_t const piece = random_() % 4 == 0 ? slot_size / 3 : 0;
     try {
       std::optional<Hold> hold;
@@ -923,7 +923,7 @@ class Mapper {
   std::vector<Address> mapped_;
 };
 
-/// Someone else pins and unpins, and at times the map is told to look; how many regions it then took out.
+/// Pin and unpin as another library, and sometimes refresh the map; returns how many regions that has removed.
 long pin_and_unpin(PinnedMap& map, Vendor& vendor, unsigned seed, std::atomic<bool> const& stop) {
   std::minstd_rand random(seed);
   long gone = 0;
@@ -931,7 +931,7 @@ long pin_and_unpin(PinnedMap& map, Vendor& vendor, unsigned seed, std::atomic<bo
     while (!stop && !vendor.pin(foreign_ranges[random() % std::size(foreign_ranges)])) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
     vendor.pin({});
-    if (random() % 2) continue;  // and perhaps pin anew what the map takes for the old one
+    if (random() % 2) continue;  // and perhaps pin anew what the map takes for the old range
     try {
       for (Region const& region : map.refresh()) {
         ++gone;
@@ -955,7 +955,7 @@ void register_and_unregister(PinnedMap& map, std::atomic<bool> const& stop) {
       continue;
     } catch (pinning::StillLocked const&) {
       continue;
-    } catch (Refused const&) {  // what is idle there was in the way, and stays
+    } catch (Refused const&) {  // an idle region was in the way, and stays
       continue;
     }
     for (bool registered = true; registered;) {
@@ -1047,7 +1047,7 @@ void churn(std::chrono::duration<double> time, unsigned round) {
               vendor.locks.load(), gone.load());
 }
 
-/// A lock that pages are brought in for, which others wait for, use as far as it is, and at times end.
+/// A lock whose pages are being populated, which others wait for, use as far as it has come, and at times end.
 void paced(std::chrono::duration<double> time, unsigned seed) {
   Vendor vendor(40);
   PinnedMap map(vendor);
@@ -1099,7 +1099,7 @@ void paced(std::chrono::duration<double> time, unsigned seed) {
       if (hold) map.unlock(*hold);
     } catch (Refused const&) {
     }
-    while (vendor.held() != 0) {  // where the vendor has refused to undo it
+    while (vendor.held() != 0) {  // if the vendor has refused to undo it
       try {
         map.clear();
       } catch (Refused const&) {
@@ -1110,7 +1110,7 @@ void paced(std::chrono::duration<double> time, unsigned seed) {
   expect(met(), "a case that was not met");
 }
 
-/// Readers against the shortest life a region can have: nothing but the vendor's two calls.
+/// Readers against regions of the shortest life: only the vendor's two calls.
 void flicker(std::chrono::duration<double> time) {
   struct Quick : pinning::Locker {
     Address lock(Address ptr, std::uint64_t, LockOptions) override { return ptr + locked_offset; }
@@ -1140,7 +1140,7 @@ void flicker(std::chrono::duration<double> time) {
   expect(met(), "the reader has not seen the region come and go");
 }
 
-/// Who tells of many regions needs no lock of the map, and tells of all that stay while others come and go between them.
+/// Listing many regions needs no lock of the map, and lists all that stay while others between them come and go.
 void tell_of_many() {
   Vendor vendor;
   PinnedMap map(vendor);

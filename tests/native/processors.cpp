@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many processors this process may use: processors ROOT, where /proc and /sys are.
+// Print how many processors this process may use: processors ROOT, the folder of /proc and /sys.
 #include "../../native/base/processors.hpp"
 
 #include <cstdio>

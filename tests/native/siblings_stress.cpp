@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps of several devices of one vendor, for all of which it locks memory at once: threads that lock, unlock and keep idle
-// at random, within a budget, in pieces too, with maps and registrars that come and go, and a vendor and registrars that
-// refuse and keep account; and the cases that must come out one way: siblings_stress [SECONDS] [SEED]
+// Maps of several devices of one vendor, whose locks are for all of them: threads lock, unlock and keep idle at random,
+// also in pieces, within a budget; maps and registrars are added and removed; vendor and registrars refuse and check
+// their calls. Before that, cases with one right outcome: siblings_stress [SECONDS] [SEED]
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -28,7 +28,7 @@ struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What the vendor has locked, for all devices; stops the program when it is told nonsense.
+/// What the vendor has locked, for all devices; a wrong call ends the program.
 struct Vendor {
   struct Range {
     std::uint64_t size;
@@ -101,7 +101,7 @@ class Device : public pinning::Locker {
   pinning::CoherenceSupport coherence() const noexcept override { return {.fine = true, .coarse = true}; }
   Siblings* siblings() noexcept override { return &vendor_.siblings; }
 
-  /// The next call there waits until `go_on`.
+  /// Make calls at `ptr` wait until `go_on`.
   void stop_at(Address ptr) {
     arrived = false;
     stopped_at = ptr;
@@ -126,7 +126,7 @@ class Device : public pinning::Locker {
   std::atomic<bool> arrived = false;
 };
 
-/// Knows ranges that the vendor has locked, and no others.
+/// A registrar that accepts ranges that the vendor has locked, and no others.
 class Book : public pinning::Registrar {
  public:
   explicit Book(Vendor& vendor, std::uint64_t piece = 0, int refuse_after = -1)
@@ -172,7 +172,7 @@ class Book : public pinning::Registrar {
 
   int refuse_after;
   std::atomic<int> refuse_removals = 0, told = 0;
-  std::atomic<bool> goes;  // who removes it, as where it refuses, does not wait for those that unlock
+  std::atomic<bool> goes;  // being removed, also by a refusal: that does not wait for threads that unlock
 
  private:
   Vendor& vendor_;
@@ -229,7 +229,7 @@ void inside_and_across() {
   expect(!scene.c.find(0x1000) && scene.c.size() == 0 && scene.vendor.locks == 1, "nothing has changed");
   scene.a.unlock(0x1000);
   expect(throws<pinning::NotLocked>([&] { scene.a.unlock(0x1000); }), "there is no other lock to take");
-  scene.c.lock(0x1000 + 90, 10);  // what only b has by now
+  scene.c.lock(0x1000 + 90, 10);  // only b still holds it
   scene.b.unlock(inside);
   expect(scene.vendor.has(0x1000, 100), "c has it still");
   scene.c.unlock(0x1000);
@@ -278,7 +278,7 @@ void idle_moves_over() {
   expect(!scene.a.has_idle() && scene.budget.figures().idle == 0, "what a sibling has locked is not idle");
   scene.c.unlock(other, true);
   expect(scene.c.has_idle() && scene.vendor.locks == 1, "the last one keeps it");
-  scene.b.lock(0x1000 + 50, 100);  // across: it gives way
+  scene.b.lock(0x1000 + 50, 100);  // overlaps the idle region, which gives way
   expect(!scene.c.has_idle() && scene.vendor.ranges.size() == 1 && scene.vendor.locks == 2, "it has given way");
 }
 
@@ -292,7 +292,7 @@ void one_waits_for_the_other() {
     scene.b.lock(0x1000 + 10, 10);
     locked = true;
   });
-  scene.c.lock(0x2000, 10);  // nobody else waits
+  scene.c.lock(0x2000, 10);  // a lock elsewhere does not wait
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   expect(!locked, "it waits for the vendor");
   scene.gpu0.go_on();
@@ -356,7 +356,7 @@ void memory_leaves() {
   Hold const first = scene.a.lock(0x10000, 0x1000), second = scene.b.lock(0x10000, 0x1000);
   for (PinnedMap* map : {&scene.a, &scene.b}) map->invalidate(0x10000, 0x1000);
   expect(!scene.a.holds(first) && !scene.b.holds(second), "no lock is held");
-  scene.c.lock(0x10000, 0x1000);  // what is there now
+  scene.c.lock(0x10000, 0x1000);  // the memory that is there now
   expect(scene.vendor.locks == 2 && scene.budget.figures().locked == 0x1000, "the vendor has forgotten what was there");
 }
 
@@ -417,7 +417,7 @@ void registrars_refuse() {
   scene.c.lock(0x1000, 100);
 }
 
-/// Undoes all locks of its map while it is told of one.
+/// Undoes all locks of its map while a region is added to it.
 struct Clearing : pinning::Registrar {
   Clearing(PinnedMap& map, int& known) : map(map), known(known) {}
   void* add(Address, std::uint64_t) override {
@@ -443,7 +443,7 @@ void a_region_goes_while_a_registrar_is_told_of_it() {
   expect(book.told == 1 && scene.vendor.ranges.empty(), "nor does the next region");
 }
 
-/// A registrar is removed while it is told of what is locked already: then it is told of no more, and forgets that too.
+/// A registrar is removed while regions locked earlier are added to it: no more are added, and the first is removed.
 void a_registrar_goes_while_it_is_added() {
   Scene scene;
   static std::atomic<int> known, told;
@@ -511,7 +511,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
       std::uint64_t const size = 1 + random() % 16;
       unsigned const which = random() % 3;
       try {
-        if (random() % 16 == 0 && scene.vendor.refuse_one_in == 0) {  // else nobody would be left to try again
+        if (random() % 16 == 0 && scene.vendor.refuse_one_in == 0) {  // otherwise nothing would retry its unlock
           PinnedMap brief(which == 0 ? scene.gpu0 : scene.gpu1, scene.budget);
           brief.lock(ptr, size);
           continue;

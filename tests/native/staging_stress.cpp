@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Staged copies, copies in the host and signals, in queues of simulated devices: staging_stress [SECONDS] [SEED]
 //
-// A device here has a few channels, each a thread that does the work of all queues that share it, in the order in which
-// it was submitted: a wait at the head holds up all behind it, as on a GPU. It fails the test when bytes arrive that were
-// not sent, when memory is touched too early or too late, and when anything does not end.
+// A device here has a few channels, each a thread that executes the work of all queues that share it, in the order of
+// submission: a wait at the head blocks all work behind it, as on a GPU. The test fails if wrong bytes arrive, if
+// memory is accessed too early or too late, or if anything does not end.
 #include <pinning/staging.hpp>
 
 #include <atomic>
@@ -41,7 +41,7 @@ T* pointer(Address ptr) {
 
 pinning::VendorError refused() { return pinning::VendorError({"submit", 1, "REFUSED", ""}); }
 
-/// Does what it is given, in order, until it is lost.
+/// Executes its work in order, until it is lost.
 class Channel {
  public:
   void put(std::function<void()> work) {
@@ -151,7 +151,7 @@ class Queue : public pinning::VendorQueue {
   void close() override {}
 
   bool waits = true;
-  int refuse_after = -1;  // calls; the next one is refused
+  int refuse_after = -1;  // calls; the next one is refused; -1: none is
 
  private:
   void put(std::function<void()> work) {
@@ -165,7 +165,7 @@ class Queue : public pinning::VendorQueue {
   Channel& channel_;
 };
 
-/// What is still there when it goes is that of a lost device.
+/// Memory that is still allocated when this is destroyed is that of a lost device.
 class Memory : public pinning::VendorDevice {
  public:
   ~Memory() override {
@@ -229,7 +229,7 @@ struct Device {
 pinning::StagingLimits small() {
   pinning::StagingLimits limits;
   limits.ring_bytes = 2 << 20;
-  limits.staging_bytes = 1 << 30;  // enough on a loaded machine, where rings are idle late
+  limits.staging_bytes = 1 << 30;  // enough on a loaded machine, where rings become idle late
   limits.chunk_bytes = 1 << 20;
   limits.threads = 3;
   limits.threads_to_device = limits.threads_to_host = 2;
@@ -239,10 +239,10 @@ pinning::StagingLimits small() {
 pinning::StagingLimits const limits = small();
 using Toward = pinning::Staging::Toward;
 
-/// What a queue has been given stays until it is over.
+/// Copies and signals of a queue, which must be kept until they are complete.
 using Kept = std::vector<std::unique_ptr<pinning::Staged>>;
 
-/// Copies there, perhaps about in the host, and back, one after the other in one queue, several times over.
+/// Several times: copy to the device, back, and then within the host or back again, all in one queue.
 std::size_t round_trips(Device& device, Queue& queue, Random& random) {
   struct Trip {
     std::vector<char> source, memory, target, copy;
@@ -264,7 +264,7 @@ std::size_t round_trips(Device& device, Queue& queue, Random& random) {
       Random values(seed);
       for (std::size_t i = 0; i < trip.source.size(); i += 97) trip.source[i] = static_cast<char>(values());
     };
-    // Before its turn comes no byte of a copy that is not early may be read: this is earlier work on the same memory.
+    // A copy that is not early may read no byte before its turn: this is earlier work on the same memory.
     struct Work {
       std::function<void()> set;
     };
@@ -294,7 +294,7 @@ std::size_t round_trips(Device& device, Queue& queue, Random& random) {
   return bytes;
 }
 
-/// Queues of two devices take turns by signals; each turn counts one more.
+/// Queues of two devices take turns by signals; each turn increments a count.
 void relay(Device& one, Device& other, Random& random) {
   Device* const devices[] = {&one, &other};
   struct Runner {
@@ -315,7 +315,7 @@ void relay(Device& one, Device& other, Random& random) {
       auto wait = devices[i % 2]->staging->wait(mine.queue, *signal);
       if (random() % 8 == 0) {
         events.back()->wait();
-        signal->give();  // as is done where its device is lost
+        signal->give();  // as is done if its device is lost
       }
       kept.push_back(std::move(signal));
       kept.push_back(std::move(wait));
@@ -328,7 +328,7 @@ void relay(Device& one, Device& other, Random& random) {
   for (auto& runner : runners) runner.queue.synchronize(), runner.helper.synchronize();
 }
 
-/// A submission that is refused at any call leaves the queue and the memory as they were to later work.
+/// A submission that is refused at any call leaves queue and memory usable for later work.
 void refuse(Device& device, Queue& queue, Random& random) {
   std::vector<char> host(1 + random() % 3'000'000), memory(host.size());
   queue.refuse_after = static_cast<int>(random() % 20);
@@ -345,7 +345,7 @@ void refuse(Device& device, Queue& queue, Random& random) {
   }
 }
 
-/// A device that is lost in the middle: what has been staged can be dropped, and nobody touches its memory any more.
+/// A device is lost in the middle: its staged copies can be destroyed, and no thread accesses their memory any more.
 void lose(Random& random) {
   Device device(1);
   Queue queue(device.channel());

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the native tests of table, map, kernel, staging rings and libpinning, also sanitized, and runs them.
+"""Compile the native tests of table, map, kernel, staging rings and libpinning, also with sanitizers, and run them.
 
 Each program prints one line and takes its seconds and its seed as arguments, so that a failure can be repeated by hand.
 """
@@ -28,7 +28,7 @@ VARIANTS = {
     "thread": ["-O1", "-g1", "-fsanitize=thread"],
     "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS"],
 }
-# What is compiled into a program besides its source: the library too is to be sanitized.
+# Sources that are compiled into a program besides its own, so that the library is sanitized too.
 COPIES = [
     *sorted((NATIVE / "copies").glob("*.cpp")),
     *[path for path in LIBPINNING if path.stem in ("budget", "process", "processors", "status_page")],
@@ -50,15 +50,15 @@ Command = list[str]
 
 
 def output(command: Command) -> tuple[int, str]:
-    """Exit status of `command` and all it said. Its time is limited against hangs alone: a machine may be slow."""
+    """Return exit status and output of `command`. The timeout is only against hangs: a machine may be slow."""
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1700)
     return run.returncode, run.stdout
 
 
 def launcher(variant: str, directory: Path) -> Command:
-    """What must stand before a program of this variant for it to start here; skips where nothing helps.
+    """Return the command prefix with which a program of this variant starts here; skip if none helps.
 
-    ThreadSanitizer's runtime gives up where the kernel places mappings more randomly than it expects.
+    ThreadSanitizer's runtime aborts if the kernel places mappings more randomly than it expects.
     """
     source = directory / "empty.cpp"
     source.write_text(EMPTY_PROGRAM)
@@ -69,7 +69,7 @@ def launcher(variant: str, directory: Path) -> Command:
     if setarch := shutil.which("setarch"):
         attempts.append([setarch, platform.machine(), "-R"])
     for attempt in attempts:
-        # Several times, because where things are mapped is a matter of chance.
+        # Several times, because mappings are placed at random.
         runs = [output([*attempt, str(directory / "empty")]) for _ in range(5)]
         if all(status == 0 for status, _ in runs):
             return attempt
@@ -78,7 +78,7 @@ def launcher(variant: str, directory: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Command]:
-    """Compiles a program in a variant and returns the command that starts it."""
+    """Return a function that compiles a program in a variant and returns the command that starts it."""
     if shutil.which(CXX) is None:
         pytest.skip(f"no C++ compiler: {CXX} is not on the PATH")
     launchers: dict[str, Command] = {}
@@ -104,7 +104,7 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def embed_kernel(folder: Path) -> None:
-    """As CMake does it."""
+    """Embed the kernel's PTX in a header, as CMake does."""
     kernels = NATIVE / "vendors" / "cuda" / "kernels"
     template = (kernels / "move_parts_ptx.hpp.in").read_text()
     for each in (70, 90):
@@ -113,9 +113,9 @@ def embed_kernel(folder: Path) -> None:
 
 
 def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
-    """The object files of sources, which any programs of this variant can be linked of."""
+    """Return the object files of `sources`, which all programs of this variant share."""
     objects = {source: folder / f"{source.parent.name}-{source.stem}-{variant}.o" for source in sources}
-    for wait in (False, True):  # first what nobody is at
+    for wait in (False, True):  # first those that no other process is compiling
         for source, target in objects.items():
             with made_once(target, wait) as made:
                 if made is False:
@@ -128,7 +128,7 @@ def compiled(sources: Iterable[Path], variant: str, folder: Path) -> list[Path]:
 
 
 def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
-    """Whether it takes a while: to compile, sanitized, or with the map or sources of the library; or to run."""
+    """Whether it is slow to compile (sanitized, or with the map or sources of the library) or to run."""
     return variant != "plain" or program in {"pinned_map_stress", "siblings_stress", *WITH} or int(arguments[0]) > 2
 
 
@@ -161,9 +161,9 @@ def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
             ("c_api_stress", "plain", ["2", "1", "forks"]),
             ("c_api_stress", "thread", ["3", "2", "forks"]),
             ("c_api_stress", "address", ["2", "3"]),
-            ("move_parts", "plain", ["2", "1"]),  # no sanitizer knows its coroutines
+            ("move_parts", "plain", ["2", "1"]),  # no sanitizer supports its coroutines
             ("out_of_memory", "plain", []),
-            ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator bears forks beside threads
+            ("host_stress", "plain", ["2", "1", "forks"]),  # no sanitizer's allocator supports forks beside threads
             ("host_stress", "thread", ["3", "2"]),
             ("host_stress", "address", ["2", "3"]),
         )
@@ -172,8 +172,8 @@ def is_slow(program: str, variant: str, arguments: list[str]) -> bool:
 def test_program(build: Callable[[str, str], Command], program: str, variant: str, arguments: list[str]) -> None:
     command = [*build(program, variant), *arguments]
     if (program, variant) == ("c_api_stress", "thread"):
-        # ThreadSanitizer bears no thread that a fork's child starts, as the watch is; watch_stress has it to itself.
-        # Nor does it bear that others read the status page while it is mapped anew, with the same figures.
+        # ThreadSanitizer supports no thread that a forked child starts, such as the watcher's; watch_stress tests that
+        # one. Nor does it support reads of the status page while the page is remapped with the same figures.
         command = ["env", "PINNING_WATCH=0", "PINNING_STATUS=0", *command]
     status, said = output(command)
     assert status == 0, f"{' '.join(command)}\n{said}"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that is unmapped, moved, discarded and mapped anew under a map, while others lock, look and copy: what is found
-// is never what was there before: watch_stress [SECONDS] [SEED]
+// Memory that is unmapped, moved, discarded and replaced under a map, while others lock it and look it up: no lookup
+// finds a region of memory that was there before: watch_stress [SECONDS] [SEED] [forks]
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ void* map_anonymous(void* at = nullptr, std::uint64_t bytes = size) {
   return made;
 }
 
-/// To other addresses, `room` if given; null where the kernel takes it for several mappings.
+/// Move to other addresses, `room` if given; null if the kernel has the memory as several mappings.
 void* move(void* at, std::uint64_t bytes, std::uint64_t new_bytes, void* room = nullptr) {
   if (room == nullptr) room = map_anonymous(nullptr, new_bytes);
   void* const to = mremap(at, bytes, new_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, room);
@@ -54,7 +54,7 @@ struct Device : pinning::Locker {
   std::atomic<long> locked = 0;
 };
 
-/// What the device would read, where the map says that it can.
+/// What the device would read, if the map finds a region there.
 std::optional<unsigned char> seen_by_device(PinnedMap& map, Address ptr) {
   auto const hold = map.try_lock(ptr, 1);
   if (!hold) return std::nullopt;
@@ -63,10 +63,10 @@ std::optional<unsigned char> seen_by_device(PinnedMap& map, Address ptr) {
   return seen;
 }
 
-/// One way for memory to go.
+/// How memory is taken away.
 enum Way { unmapped, replaced, moved, discarded, ways };
 
-/// Where other memory is afterwards: mostly at the same place, unless another thread was quicker.
+/// Take memory away and return the address of other memory: mostly the same, unless another thread was quicker.
 void* replace(void* at, Way way, PinnedMap& map) {
   switch (way) {
     case unmapped:
@@ -74,7 +74,7 @@ void* replace(void* at, Way way, PinnedMap& map) {
       return map_anonymous();
     case replaced:
       return map_anonymous(at);
-    case moved: {  // refused only where a part is still watched for a region whose memory was discarded
+    case moved: {  // refused only while a part is still watched for a region whose memory was discarded
       void* to = move(at, size, 2 * size);
       if (to == nullptr) {
         map.drain_invalidations();
@@ -108,7 +108,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
             auto const byte = static_cast<unsigned char>(1 + (3 * cycle + i) % 255);
             std::memset(at, byte, size);
             auto const way = static_cast<Way>(random() % ways);
-            // What is moved must be one mapping, so all of it is watched.
+            // Memory that is moved must be one mapping, so all of it is watched.
             Address const ptr = address(at) + (way == moved ? 0 : random() % 4 * page);
             Hold const hold = map.lock(ptr, way == moved ? size : 1 + random() % (4 * page));
             if (static_cast<unsigned char>(hold.device_ptr >> shift) != byte) fail("a stale region is counted");
@@ -128,7 +128,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
           munmap(at, size);
         });
       }
-      // Others' memory comes and goes too, and the map changes under the watcher.
+      // Memory that is not locked is unmapped too, and the map changes while the watcher works.
       threads.emplace_back([&] {
         void* const own = map_anonymous();
         std::memset(own, 1, size);
@@ -152,7 +152,7 @@ void churn(std::chrono::duration<double> time, unsigned seed) {
   std::printf("%ld cycles, %ld times seen; ", cycles, seen);
 }
 
-/// A thread frees watched memory with a lock of the map's held, so to speak: in the vendor's call.
+/// A thread unmaps watched memory in the vendor's call, which is like doing so with a lock of the map held.
 void memory_goes_in_a_vendor_call() {
   static void* victim = nullptr;
   struct Frees : Device {
@@ -179,7 +179,7 @@ void child_of_fork() {
   std::fflush(stdout);
   pid_t const child = fork();
   if (child == 0) {
-    munmap(at, size);  // the parent must not hear of it, nor the child wait for the parent's thread
+    munmap(at, size);  // the parent must not be notified, and the child must not wait for the parent's thread
     Device own;
     PinnedMap anew(own, &pinning::process_watcher());
     void* const mine = map_anonymous();
@@ -197,7 +197,7 @@ void child_of_fork() {
   expect(!map.holds(hold) && device.locked == 0, "the parent hears no more");
 }
 
-/// All of a region goes, also where a part of its memory has.
+/// A region is removed as a whole, even if only a part of its memory is unmapped.
 void a_part_goes() {
   Device device;
   PinnedMap map(device, &pinning::process_watcher());
@@ -207,12 +207,12 @@ void a_part_goes() {
   expect(!map.try_lock(address(at) + 1, 1) && !map.holds(hold), "a region stays whose memory has gone in part");
   map.register_pinned(address(at) + 8 * page, page, 0x1000);
   expect(map.find(address(at) + 8 * page).has_value() && device.locked == 0, "what left is in the way");
-  munmap(at, 3 * page);  // not the page that another thread may have by now
+  munmap(at, 3 * page);  // not the page that another thread may have mapped by now
   munmap(pointer(address(at)) + 4 * page, size - 4 * page);
   expect(!map.try_lock(address(at) + 8 * page, 1), "a registration stays whose memory has gone");
 }
 
-/// What is locked beside a region that has gone, on a page of both, is counted by the vendor on its own.
+/// A lock on a page shared with an invalidated region is a separate lock of the vendor.
 void gone_beside_what_is_locked() {
   Device device;
   PinnedMap map(device, &pinning::process_watcher());
@@ -237,7 +237,7 @@ void told_by_a_thread() {
   expect(device.locked == 0, "no thread tells the vendor");
 }
 
-/// Watched memory moves to where other watched memory was, which is given up only then.
+/// Watched memory moves to where other watched memory was, which is unwatched only afterwards.
 void moved_to_where_other_memory_was() {
   struct Heard : pinning::InvalidationListener {
     std::optional<bool> try_invalidate(Address, std::uint64_t) noexcept override { return false; }
@@ -262,7 +262,7 @@ void moved_to_where_other_memory_was() {
     return to;
   };
   for (Way const way : {unmapped, replaced, moved}) {
-    for (std::uint64_t const offset : {0, 3}) {  // of the pages that go, the rest of which is unmapped when it is given up
+    for (std::uint64_t const offset : {0, 3}) {  // of the watched range, in pages
       void* const place = map_anonymous(nullptr, 2 * size);
       void* const other = map_anonymous(nullptr, 2 * size);
       Address const old = address(place) + offset * page;
@@ -279,7 +279,7 @@ void moved_to_where_other_memory_was() {
       munmap(to, 2 * size);
     }
   }
-  // What is left of a range in parts is watched no more.
+  // After `unwatch`, no part that remains of a range is watched.
   void* const at = map_anonymous();
   watcher.watch(address(at), size);
   munmap(pointer(address(at)) + 3 * page, 2 * page);
@@ -297,7 +297,7 @@ void moved_to_where_other_memory_was() {
   watcher.remove(listener);
 }
 
-/// Listeners are removed while the undoer is at the one before them.
+/// Listeners are removed while the undoer is calling the one before them.
 void removed_beside_the_undoer() {
   struct Undone : pinning::InvalidationListener {
     std::optional<bool> try_invalidate(Address, std::uint64_t) noexcept override {
@@ -315,7 +315,7 @@ void removed_beside_the_undoer() {
     std::atomic<bool> stopped = false, removed = false;
   } last, second, first;
   pinning::Watcher& watcher = pinning::process_watcher();
-  for (Undone* const each : {&last, &second, &first}) watcher.add(*each, true);  // who comes is told first
+  for (Undone* const each : {&last, &second, &first}) watcher.add(*each, true);  // the last one added is called first
   auto const memory_goes = [&] {
     void* const at = map_anonymous();
     expect(watcher.watch(address(at), size), "memory is not watched");
@@ -326,7 +326,7 @@ void removed_beside_the_undoer() {
   memory_goes();
   while (first.begun == 0) std::this_thread::yield();
   std::jthread const remover([&] { watcher.remove(first); });
-  for (long before = -1; before != first.told;) {  // until it is in the list no more
+  for (long before = -1; before != first.told;) {  // until the list no longer has it
     before = first.told;
     memory_goes();
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulated machine for one writer and some readers: every atomic access is a point where another thread may go on,
-// and a load may return an older value as long as the C++ memory model's release and acquire allow it. Threads are
-// coroutines, so a seed gives the same run each time, and windows that a real machine hits once a year come often.
+// A simulated machine for one writer and some readers: at every atomic access another thread may continue, and a load
+// may return an older value as long as the C++ memory model's release and acquire allow it. Threads are coroutines, so
+// a seed always gives the same run, and races that a real machine hits once a year are frequent.
 //
-// Include every standard header that the code under test needs before this one: it then takes the names `atomic` and
-// `atomic_ref` for itself.
+// Include every standard header that the code under test needs before this one, because it redefines the names `atomic`
+// and `atomic_ref`.
 #pragma once
 
 #include <ucontext.h>
@@ -28,7 +28,7 @@ struct Store {
   std::uint64_t value, time;
   bool release;
 };
-/// The last few stores to one word, and when the one was stored that each reader saw last.
+/// The last few stores to one word, and for each thread the time of the store that it read last.
 struct Word {
   std::array<Store, 8> stores;
   std::size_t count = 0;
@@ -47,7 +47,7 @@ struct State {
   std::mt19937_64 random;
   std::unordered_map<void const*, Word> words;
   std::uint64_t time = 0;
-  std::array<std::uint64_t, threads> seen = {};  // what was stored before has happened before, for this thread
+  std::array<std::uint64_t, threads> seen = {};  // stores up to this time are visible to the thread
   std::array<std::uint64_t, threads> patience = {};
   std::uint64_t steps = 0;
   int current = 0;
@@ -57,7 +57,7 @@ struct State {
 };
 inline State state;
 
-/// Perhaps another thread goes on here. How long each one runs in a go changes by orders of magnitude.
+/// Perhaps switch to another thread. How long each one runs at a stretch varies by orders of magnitude.
 inline void yield() {
   if (!state.running) return;
   if (state.steps-- == 0) {
@@ -97,7 +97,7 @@ void store(T* word, T value, std::memory_order order) {
   *word = value;
 }
 
-/// Calls `body(thread)` over and over on every thread until they took `steps` steps together.
+/// Call `body(thread)` repeatedly on every thread until together they have taken `steps` steps.
 inline void run(std::uint64_t seed, std::uint64_t steps, std::function<void(int)> const& body) {
   static std::array<std::array<std::byte, 1 << 18>, threads> stacks;
   static std::function<void(int)> const* loop;
@@ -119,7 +119,7 @@ inline void run(std::uint64_t seed, std::uint64_t steps, std::function<void(int)
       finished[self] = true;
     }, 0);
   }
-  // The last step stops all switching; then each runs to the end of its body.
+  // The last step stops all switching; then each thread runs to the end of its body.
   for (int i = 0; i < threads; ++i) {
     while (!finished[i]) {
       state.current = i;
@@ -165,4 +165,4 @@ using simulated_atomic_ref = machine::AtomicRef<T>;
 
 #define atomic simulated_atomic
 #define atomic_ref simulated_atomic_ref
-#define __SANITIZE_THREAD__ 1  // no stores of several words at once: they would go past the machine
+#define __SANITIZE_THREAD__ 1  // no stores of several words at once: they would bypass the machine

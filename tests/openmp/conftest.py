@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tool, clang for offloading to the CPU, and the stand-in driver of CUDA."""
+"""Fixtures for the tool, for clang that offloads to the CPU, and for the stand-in driver of CUDA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIABLES: dict[str, dict[str, dict[str, str]]] = {
         "little room": {**TOOL_LOADED, "PINNING_LOCK_BUDGET": "40KiB", "PINNING_LOCK_AFTER": "1"},
         "until unmapped": {**TOOL_LOADED, "PINNING_LOCK_UNTIL": "unmapped"},
     },
-    "standin_unseen": {"": {"PINNING_LOCK_MIN_BYTES": "4096"}},  # frees, by the C library's own free
+    "standin_unseen": {"": {"PINNING_LOCK_MIN_BYTES": "4096"}},  # not loaded first: frees call the C library's own free
 }
 
 
@@ -52,6 +52,6 @@ class Programs:
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """Compiles an OpenMP program for the CPU's devices, whose memory is to be locked."""
+    """Compiles an OpenMP program for the CPU's devices. Skips if too little memory can be locked."""
     needs_room_to_lock(8 << 20)
     return Programs(tmp_path_factory.mktemp("programs"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An OpenMP runtime as a tool sees it: devices, mappings and transfers that are nothing but OMPT's callbacks.
+"""An OpenMP runtime as a tool sees it: devices, mappings and transfers that consist of OMPT's callbacks alone.
 
-The device's address of what is mapped at `host` is `host + SHIFT * (device + 1)`.
+Memory mapped at `host` has the device address `host + SHIFT * (device + 1)`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Result(ctypes.Structure):
 
 
 class Runtime:
-    """Starts the tool that `library` is.
+    """A runtime that starts the tool in `library`.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Runtime:
     types : sequence of str
         The devices' types, from device 0 on.
     emi : bool
-        Whether it has the callbacks with endpoints.
+        Whether the runtime has the callbacks with endpoints.
     """
 
     def __init__(self, library: ctypes.CDLL, *types: str, emi: bool = True) -> None:
@@ -83,13 +83,13 @@ class Runtime:
 
     @contextmanager
     def to_device(self, host: int, size: int, device: int = 0) -> Iterator[None]:
-        """The block is the transfer."""
+        """Transfer to the device; the block runs during the transfer."""
         target = address_on(device, host)
         with self._operation(TO_DEVICE, host, self._host, lambda done: target, device, size):
             yield
 
     def transfer_between(self, host: int, target: int, size: int, device: int = 0) -> None:
-        """To a place on the device that need not be that of `host`."""
+        """Transfer to a place on the device that need not be that of `host`."""
         with self._operation(TO_DEVICE, host, self._host, lambda done: target, device, size):
             pass
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling OpenMP programs for the CPU's devices of LLVM, and running them with and without the tool."""
+"""Compile OpenMP programs for LLVM's CPU devices, and run them with and without the tool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES = Path(__file__).parent / "sources"
 
 
 def kernel_tells() -> bool:
-    """Of memory that goes, by userfaultfd."""
+    """Whether the kernel reports memory that is unmapped, by userfaultfd."""
     number = {"x86_64": 323, "aarch64": 282}.get(platform.machine(), -1)
     user_mode_only = 1
     file = int(ctypes.CDLL(None).syscall(ctypes.c_long(number), ctypes.c_int(user_mode_only)))
@@ -52,7 +52,7 @@ def clang() -> str:
 
 @cache
 def libraries(compiler: str) -> Path:
-    """Where the compiler's OpenMP runtime is."""
+    """Folder of the compiler's OpenMP runtime."""
     command = [compiler, "-print-resource-dir"]
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).resolve().parents[1]
 
@@ -68,7 +68,7 @@ def compile_program(source: Path, program: Path, *options: str) -> Path:
 
 
 def where_the_runtime_is() -> dict[str, str]:
-    """libomptarget finds the tools' interface by the name libomp.so, which the loader has to find too."""
+    """Variables with which the loader finds libomp.so, by which name libomptarget finds the tools' interface."""
     try:
         return {
             "LD_LIBRARY_PATH": ":".join([str(libraries(clang())), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
@@ -79,7 +79,7 @@ def where_the_runtime_is() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program did, and what the tool said of it on standard error, line by line without ``pinning: ``."""
+    """Exit status and output of a program. `said`: the tool's lines on standard error, without ``pinning: ``."""
 
     code: int
     out: str
@@ -91,11 +91,11 @@ class Ran:
 
     @property
     def locked(self) -> int:
-        """How many buffers its report counts."""
+        """Number of locked buffers in the report."""
         return int(self._figure(r"(\d+) buffers locked"))
 
     def moved(self, direction: str) -> tuple[int, int]:
-        """Transfers ``"to"`` or ``"from"`` devices, of locked and of other memory."""
+        """Numbers of transfers ``"to"`` or ``"from"`` devices, of locked and of other memory."""
         line = rf"{direction} devices: .* in (\d+) transfers of locked memory, .* in (\d+) of other"
         return int(self._figure(line)), int(self._figure(line, 2))
 
@@ -117,7 +117,7 @@ def run(
     before: Callable[[], None] | None = None,
     **variables: object,
 ) -> Ran:
-    """The program with the tool, loaded first as by `pinning run`, or else by the runtime; variables in lower case."""
+    """Run a program with the tool, loaded first as by `pinning run` or by the runtime; `variables` in lower case."""
     more = {f"PINNING_{name.upper()}": str(value) for name, value in variables.items()}
     tool = {"LD_PRELOAD" if preload else "OMP_TOOL_LIBRARIES": str(TOOL), "PINNING_REPORT": "-"}
     return run_plain(program, *arguments, before=before, environment={**os.environ, **tool, **more})
@@ -143,9 +143,9 @@ def run_plain(
 
 @contextmanager
 def tidied() -> Iterator[None]:
-    """Take away what LLVM's CPU devices leave in /tmp, whatever TMPDIR says: a file for each device that is used.
+    """Delete the files that LLVM's CPU devices leave in /tmp, whatever TMPDIR says: one for each device used.
 
-    One program at a time: nothing tells whose such a file is.
+    One program at a time, because such a file does not show which program made it.
     """
     folder = os.open("/tmp", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)

@@ -35,7 +35,7 @@ tool.llvm_omp_target_unlock_mem.argtypes = [ctypes.c_void_p, ctypes.c_int]
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-unseen = ctypes.CDLL("libc.so.6")  # its own functions, not those that the tool has put before them
+unseen = ctypes.CDLL("libc.so.6")  # the C library's own functions, not those that the tool interposes
 unseen.mmap.restype, unseen.mmap.argtypes = libc.mmap.restype, libc.mmap.argtypes
 runtime = Runtime(tool, "sm_90", "sm_90")
 standin: StandIn
@@ -56,7 +56,7 @@ def holds(one: Range, other: Range) -> bool:
 
 
 class Program(RuleBasedStateMachine):
-    """A program with `PAGES` pages, which it maps to two devices as OpenMP allows, and frees when it likes."""
+    """A program with `PAGES` pages, which it maps to two devices as OpenMP allows, and frees at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Program(RuleBasedStateMachine):
         assert not self.locked()
 
     def locked(self) -> set[Range]:
-        """Offset and size of what the driver has registered."""
+        """Offset and size of each registration of the driver."""
         return {(start - self.memory.ptr, size) for start, size in standin.registrations()}
 
     @rule(place=places, device=devices)
@@ -105,7 +105,7 @@ class Program(RuleBasedStateMachine):
 
     @rule(place=places)
     def free(self, place: Range) -> None:
-        """And get other pages there."""
+        """Free the pages, and get other ones there."""
         pages = self.replace(libc, place)
         assert not any(meet(region, pages) for region in self.locked())
 

@@ -39,7 +39,7 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-unseen = ctypes.CDLL("libc.so.6")  # its own functions, not those that the tool has put before them
+unseen = ctypes.CDLL("libc.so.6")  # the C library's own functions, not those that the tool interposes
 unseen.madvise.argtypes, unseen.munmap.argtypes = libc.madvise.argtypes, libc.munmap.argtypes
 unseen.mmap.restype, unseen.mmap.argtypes = libc.mmap.restype, libc.mmap.argtypes
 runtime = Runtime(tool, "sm_90", "sm_90", "a strange one", "generic-64bit")
@@ -55,7 +55,7 @@ def standin(tmp_path: Path) -> Iterator[StandIn]:
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    """16 pages at addresses that no other test has had. Their locks go with them."""
+    """16 pages at addresses that no other test has had. They are unmapped at the end, which also ends their locks."""
     memory = Memory(16)
     yield memory
     assert libc.mmap(memory.ptr, memory.size, 0, FIXED, -1, 0) == memory.ptr
@@ -167,7 +167,7 @@ def test_memory_that_goes_where_the_tool_does_not_see_it_is_locked_anew(
     move(memory, 0, 4, times=2)
     assert locked(standin, memory) == {(0, 4)}
     if how == "madvise":
-        if unseen.madvise(at(memory, 1), PAGE, 24) != 0:  # for the stand-in locks as mlock does
+        if unseen.madvise(at(memory, 1), PAGE, 24) != 0:  # the stand-in locks by mlock
             pytest.skip("needs a kernel that has MADV_DONTNEED_LOCKED")
     else:
         if how == "munmap":
@@ -271,7 +271,7 @@ def test_what_the_program_has_registered_itself_is_used_and_left(standin: StandI
     assert cuda.cuMemHostRegister_v2(ctypes.c_void_p(memory.ptr), ctypes.c_size_t(4 * PAGE), 3) == 0
     move(memory, 0, 4, times=3)
     assert locked(standin, memory) == {(0, 4), (8, 1)}
-    libc.madvise(memory.ptr, 4 * PAGE, 4)  # which the kernel refuses for pages that are locked
+    libc.madvise(memory.ptr, 4 * PAGE, 4)  # the kernel refuses it for locked pages
     assert locked(standin, memory) == {(0, 4), (8, 1)}
     assert cuda.cuMemHostUnregister(ctypes.c_void_p(memory.ptr)) == 0
     cuda.cuCtxPopCurrent_v2(ctypes.byref(context))
@@ -410,7 +410,7 @@ def test_pythons_map_of_the_device_and_the_tools_are_one(standin: StandIn, memor
     assert found is not None
     assert (found.start, found.size, found.references) == (*whole, 1)
     with pinning.lock(half, device="host:0") as lock:
-        libc.madvise(memory.ptr, PAGE, 4)  # before the kernel hears of it, and perhaps refuses, both locks end
+        libc.madvise(memory.ptr, PAGE, 4)  # both locks end before the kernel is called, which may refuse
         assert not lock.held
         assert pinning.find(*half, device="host:0") is None
     assert pinning.find(*half, device="host:0") is None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tool where nobody tells it what is freed, because the runtime has loaded it: locks live no longer than mappings.
+"""The tool loaded by the runtime, so that it does not see what is freed: locks live no longer than mappings.
 
-And with a runtime whose callbacks have no endpoints.
+Also with a runtime whose callbacks have no endpoints.
 """
 
 from __future__ import annotations

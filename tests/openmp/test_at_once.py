@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads at once, and many locks."""
+"""Concurrent threads, and many locks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report and trace, however a program ends, whatever it starts, closes, and sets."""
+"""Report and trace are right however a program ends, and whatever it starts, closes and sets."""
 
 from __future__ import annotations
 

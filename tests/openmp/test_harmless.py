@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that locks nothing does the same with the library loaded before it, whatever it does and is linked to."""
+"""A program that locks nothing behaves the same with the library loaded first, whatever it does and is linked to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WAYS = [
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compiles a C source, once for each set of options; "shared" makes a library."""
+    """Compiles a C source, once for each name; with ``-shared`` into a library."""
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
     folder = tmp_path_factory.mktemp("harmless")
 
@@ -50,7 +50,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def outcome(*command: object, preload: str = "", streams: bool = True, **variables: str) -> tuple[int, str, str]:
-    """Status, output and errors."""
+    """Run a command; return its exit status, output and errors."""
     environment = {**os.environ, "LD_PRELOAD": preload, "EF_DISABLE_BANNER": "1", **variables}
     done = subprocess.run(
         [*map(str, command)], env=environment, capture_output=streams, text=True, timeout=300, check=False
@@ -59,7 +59,7 @@ def outcome(*command: object, preload: str = "", streams: bool = True, **variabl
 
 
 def by_run(*command: object) -> tuple[int, str, str]:
-    """The same by ``pinning run``, without what that says itself."""
+    """The same by ``pinning run``, without the line of ``pinning run`` itself."""
     run = [sys.executable, "-P", "-c", "from pinning.cli.app import app; app(prog_name='pinning')", "run", "--"]
     code, out, errors = outcome(*run, *command)
     return code, out, "".join(line for line in errors.splitlines(True) if not line.startswith(NEVER))
@@ -88,7 +88,7 @@ def test_a_library_that_joins_its_threads_before_a_fork(build: Build) -> None:
 
 @pytest.fixture(params=["guarded_malloc", "efence", "jemalloc", "tcmalloc_minimal", "mimalloc"])
 def allocator(request: pytest.FixtureRequest, build: Build) -> str:
-    """A library with an allocator of its own."""
+    """A library with its own allocator."""
     if request.param == "guarded_malloc":
         return str(build("guarded_malloc.c", "libguarded_malloc.so", "-shared", "-fPIC", "-fno-builtin"))
     return ctypes.util.find_library(request.param) or pytest.skip(f"there is no lib{request.param}.so here")

@@ -11,7 +11,7 @@ from programs import SOURCES, kernel_tells, run, run_plain
 
 KIB = 2048
 WAYS = ["shmat", "mremap", "process_madvise", "syscall"]
-# By the tool's own functions; the kernel tells of them.
+# Not seen by the functions that the tool interposes; the kernel reports them.
 UNSEEN = ["raw munmap", "raw mmap", "raw mremap", "raw munmap, all files closed"]
 # MADV_DONTNEED, MADV_FREE, MADV_COLD, MADV_PAGEOUT, MADV_DONTNEED_LOCKED, MADV_GUARD_INSTALL
 ADVICE = ["4", "8", "20", "21", "24", "102"]

@@ -22,7 +22,7 @@ def header() -> Path:
 
 
 def test_types_enumerators_and_callbacks_are_the_same(tmp_path: Path) -> None:
-    """Each of the two headers in a file of its own, whose facts are printed and compared."""
+    """Compile each of the two headers in a program of its own that prints its facts, and compare the output."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("needs c++: apt-get install g++")
@@ -46,7 +46,7 @@ def test_types_enumerators_and_callbacks_are_the_same(tmp_path: Path) -> None:
     assert said[0].splitlines() == said[1].splitlines()
 
 
-# Arguments of enumerations and pointers to structures of the same name are passed alike; what differs shows in this.
+# Enumerations and pointers to structures of the same name are passed alike; other differences of arguments show here.
 _PROGRAM = """
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of OpenMP with the tool, on the CPU's devices, whose locks are those of mlock."""
+"""OpenMP programs with the tool, on the CPU's devices, for which memory is locked by mlock."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def loads(library: str) -> bool:
     return True
 
 
-# For a child, which has this folder's modules too.
+# For a child, which needs this folder's modules too.
 python_path = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(SUPPORT)]!r}"
 
 

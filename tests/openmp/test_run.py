@@ -28,7 +28,7 @@ def pinning_run(*arguments: object, **variables: str) -> subprocess.CompletedPro
 def test_it_is_the_program_with_the_tool(program: Callable[[Path], Path], tmp_path: Path) -> None:
     built = program(EXAMPLES / "stream.c")
     plain = run_plain(built, 2, 4)
-    for _ in range(2):  # the second time over the files of the first
+    for _ in range(2):  # the second run overwrites the files of the first
         done = pinning_run("--report", "--trace", tmp_path / "trace.json", "--", built, 2, 4)
         assert (done.returncode, done.stdout) == (plain.code, plain.out)
         assert "pinning: 3 buffers locked, 6 MiB at most" in done.stderr
@@ -98,7 +98,7 @@ def test_a_program_that_no_library_can_be_loaded_into(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_a_tool_itself(program: Callable[[Path], Path], tmp_path: Path) -> None:
-    program(SOURCES / "own_tool.c")  # skips where it cannot be compiled
+    program(SOURCES / "own_tool.c")  # skips if it cannot be compiled
     built = compile_program(SOURCES / "own_tool.c", tmp_path / "own_tool", "-rdynamic")
     done = pinning_run("--report", built)
     assert (done.returncode, done.stderr) == (

@@ -36,7 +36,7 @@ def test_no_transfer_crosses_a_lock_whatever_others_do(variant: str, tmp_path: P
     empty.write_text("int main() {}")
     if subprocess.run([compiler, *flags, str(empty), "-o", str(tmp_path / "empty")]).returncode:
         pytest.skip(f"{compiler} cannot build with {' '.join(VARIANTS[variant])}")
-    # ThreadSanitizer gives up where the kernel places mappings more randomly than it expects.
+    # ThreadSanitizer aborts if the kernel places mappings more randomly than it expects.
     setarch = shutil.which("setarch")
     launcher = [setarch, platform.machine(), "-R"] if variant == "thread" and setarch else []
     if subprocess.run([*launcher, str(tmp_path / "empty")], capture_output=True).returncode:

@@ -10,7 +10,7 @@ import pytest
 
 from folders import ROOT
 
-MISSING = 77  # what the script exits with where a tool is missing
+MISSING = 77  # exit status of the script if a tool is missing
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make` runs to build the wheel: it says how far it is, and whatever ends it, the next run works."""
+"""The script with which `make` builds the wheel: it reports progress, and however it ends, the next run works."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAILS = 'print("  error: two.cpp has no end"); sys.exit(1)'
 
 
 def start(folder: Path, pip: str) -> subprocess.Popen[str]:
-    """The build, with this program for pip, in a group of processes of its own, as a shell would start it."""
+    """Start the build, with this program as pip, in a process group of its own, as a shell does."""
     (folder / "pip.py").write_text(BEGINS + pip)
     return subprocess.Popen(
         [sys.executable, SCRIPT, folder / "wheel"],

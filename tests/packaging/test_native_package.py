@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libpinning.so for others' builds: by find_package and by pkg-config, out of the wheel and from native/ alone."""
+"""libpinning.so in other projects' builds: by find_package and by pkg-config, from the wheel and from native/ alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pinning import library_dirs
 
 RUNTIME = ROOT / "examples" / "c_runtime"
 MAP = ROOT / "examples" / "cpp_map" / "mlock_map.cpp"
-ROOM = 2 << 20  # that the program locks, and some pages
+ROOM = 2 << 20  # bytes that the program locks, and some pages
 LAST_LINE = "copies: 5 fast, 0 slow; left: 0 locked, 0 on the device"
 
 
@@ -27,11 +27,11 @@ def package() -> Installed:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``cmake --install`` leaves of native/, in a folder that has been moved since."""
+    """What ``cmake --install`` installs from native/, in a folder that has been moved since."""
     cmake = tool("cmake", "pip install cmake")
     folder = tmp_path_factory.mktemp("alone")
     run(cmake, "-S", ROOT / "native", "-B", folder / "build", "-DCMAKE_INSTALL_LIBDIR=lib", folder=folder)
-    # To compile them again would take minutes: they are the same.
+    # Not compiled again, which would take minutes: they are the same.
     shutil.copy(library_dirs()[0] / "libpinning.so.0", folder / "build")
     shutil.copy(library_dirs()[0] / "libpinning_omp.so", folder / "build" / "openmp")
     (folder / "build" / "libpinning.so").symlink_to("libpinning.so.0")
@@ -56,7 +56,7 @@ def build_with_pkg_config(search: Path, folder: Path) -> str:
     command = [pkg_config, "--cflags", "--libs", "pinning"]
     flags = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
     sources = [RUNTIME / "program.c", RUNTIME / "mapping.c"]
-    # As a user would for a library that is in no folder of the loader's.
+    # As a user does for a library outside the loader's folders.
     run_path = f"-Wl,-rpath,{search.parent}"
     run(compiler, *sources, *flags, run_path, "-o", folder / "program", folder=folder)
     run(tool("c++", "apt-get install g++"), "-std=c++20", "-fsyntax-only", MAP, *flags[:-1], folder=folder)

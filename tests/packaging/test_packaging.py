@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the wheel, and that what it says of itself is true."""
+"""The content of the wheel, and whether its metadata is true."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def content() -> dict[str, str]:
-    """The text of each file in the wheel; of native code, nothing."""
+    """The text of each file in the wheel; empty for native code."""
     with zipfile.ZipFile(wheel()) as archive:
         return {
             name: "" if re.search(r"\.so(\.\d+)?$", name) else archive.read(name).decode()
@@ -99,7 +99,7 @@ def test_the_wheel_has_nothing_else(content: dict[str, str]) -> None:
     tops = {name.split("/")[0] for name in content}
     assert tops == PACKAGES | {f"pinning-{PROJECT['version']}.dist-info"}
     kinds = {PurePosixPath(name).suffix for name in content if ".dist-info/" not in name}
-    # And so no generated .cpp.
+    # So no generated .cpp.
     assert kinds <= {".py", ".pyi", ".pyx", ".pxd", ".h", ".hpp", ".cmake", ".pc", ".so", ".0", ".typed"}
 
 
@@ -161,7 +161,7 @@ print(*[folder / "libpinning.so" for folder in pinning.library_dirs()], sep="\\n
 
 
 def test_a_source_tree_says_that_it_is_one(tmp_path: Path) -> None:
-    """What Python finds that is started in a checkout, where an installed wheel is not found first."""
+    """Python finds it if it is started in a checkout and does not find an installed wheel first."""
     folder = tmp_path / "pagetable"
     folder.mkdir()
     for module in (ROOT / "pagetable").glob("*.py"):
@@ -184,7 +184,7 @@ def test_python_m_pagetable_says_where_things_are(tmp_path: Path) -> None:
 
 
 # What a stub of a Cython module cannot say: Cython's own names, and the parameters of __cinit__ and of slots, which
-# are not to be seen at run time; and what stubtest does not know, a TypeVarTuple.
+# are not visible at run time; and a TypeVarTuple, which stubtest does not support.
 CYTHON = r"""
 .*__(reduce|setstate)_cython__
 .*\.__pyx_capi__

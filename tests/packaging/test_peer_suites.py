@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tools/peer_suites`: what ours changes in another project's tests is what the row says."""
+"""`tools/peer_suites`: a row says what this package changes in another project's tests."""
 
 from __future__ import annotations
 

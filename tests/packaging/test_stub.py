@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tools/stub.py`: the stub of a Cython module says what its annotations say, or there is none."""
+"""`tools/stub.py`: the stub of a Cython module says what its annotations say; what it cannot express is an error."""
 
 from __future__ import annotations
 

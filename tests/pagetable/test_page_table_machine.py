@@ -23,7 +23,7 @@ from reference_table import ReferencePageTable
 
 TOP = 2**64
 PAGE, BIG_PAGE, GIANT_PAGE = 2**12, 2**21, 2**30
-# Where a table of levels could go wrong: at the ends of its cells, at the end of what it keeps flat, and at the top.
+# Where a table of levels could go wrong: at the ends of its cells, at the end of its flat part, and at the top.
 PLACES = [0, PAGE, BIG_PAGE, GIANT_PAGE, 0x7F00_0000_0000, 2**47 - GIANT_PAGE, 2**47, 2**63, TOP - GIANT_PAGE, TOP]
 CELLS = [16, 256, PAGE, BIG_PAGE, GIANT_PAGE]
 SCALES = [1, *CELLS, 2**40, 2**47]
@@ -66,7 +66,7 @@ class Comparison(RuleBasedStateMachine):
         return data.draw(st.sampled_from(list(self.table)))
 
     def insert_in_both(self, start: int, size: int) -> None:
-        """Whatever the outcome, it must be the same."""
+        """Insert in the table and in the model; the outcome must be the same."""
         self.probed = [start - 1, start, start + size // 2, start + size - 1, start + size]
         try:
             expected = self.model.insert(start, size)
@@ -95,7 +95,7 @@ class Comparison(RuleBasedStateMachine):
         """A cell lists up to seven regions and is split for the eighth."""
         first = place & -cell
         starts = data.draw(st.lists(st.integers(0, cell - 1), min_size=2, max_size=count, unique=True).map(sorted))
-        fill = data.draw(st.sampled_from([1, 2, 3]))  # part of the room up to the next one
+        fill = data.draw(st.sampled_from([1, 2, 3]))  # divides the space up to the next one
         for start, after in zip(starts, [*starts[1:], cell], strict=True):
             self.insert_in_both(first + start, max(1, (after - start) // fill))
 
@@ -221,7 +221,7 @@ def test_page_table_without_reservations_agrees_with_an_interval_tree() -> None:
 
 
 class Forgetful(PageTable):
-    """Wrong on purpose: says nothing of the last byte of a region."""
+    """Wrong on purpose: does not find the last byte of a region."""
 
     def find(self, address: int) -> Region | None:
         region = super().find(address)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies with the driver's own calls, of memory that has locks of pinning's in it: the driver would refuse each.
+"""Copies with the driver's own calls, of memory that pinning has locked in part: the driver would refuse each.
 
 Run by test_copies.py, on the stand-in and with the library loaded first. Prints one line for each size.
 """
@@ -32,7 +32,7 @@ for size in (40_000, 8 << 20):
                 assert codes == 0, codes
                 assert (back == array).all()
         pinning.budget(idle=True)
-        pinning.lock(array[10_000:20_000], device="cuda:0").unlock()  # idle: registered all the same
+        pinning.lock(array[10_000:20_000], device="cuda:0").unlock()  # idle, but still registered
         assert cuda.cuMemcpyHtoD_v2(memory.ptr, array.ctypes.data, size) == 0
         pinning.budget(idle=False)
         past_the_end = cuda.cuMemcpyHtoD_v2(memory.ptr + 4096, array.ctypes.data, size)

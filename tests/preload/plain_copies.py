@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies with the driver's own calls, by a program that knows nothing of pinning. Run by test_programs.py.
+"""Copies with the driver's own calls, by a program that does not use pinning. Run by test_programs.py.
 
-python plain_copies.py what...     `wait`: for a line, at the end; `full`: no descriptor; or a runtime of OpenMP's
+python plain_copies.py WHAT...     `wait`: for a line, at the end; `full`: no free descriptor; or an OpenMP runtime
 """
 
 from __future__ import annotations

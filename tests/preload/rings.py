@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rings of staged copies, as they are seen from outside: what the driver has registered, and what is mapped.
+"""Rings of staged copies, seen from outside: what the driver has registered, and what is mapped.
 
 python rings.py WHAT     Run by test_copies.py, on the stand-in and with the library loaded first. `shared`: pinning in
-the same process; `context`: of contexts that are destroyed; `fork`: beside children.
+the same process; `context`: rings of contexts that are destroyed; `fork`: children of fork.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def must(name: str, *arguments: object) -> None:
 
 
 def rings() -> list[int]:
-    """The addresses of what is registered, of which the program itself registers nothing."""
+    """The addresses of all registrations; the program itself makes none."""
     pairs = (ctypes.c_uint64 * 32)()
     count = cuda.standin_registrations(pairs, 16)
     return list(pairs[: 2 * count : 2])
@@ -44,7 +44,7 @@ def memory() -> ctypes.c_uint64:
 
 
 def copies(there: ctypes.c_uint64) -> None:
-    """There and back, by the driver's own calls."""
+    """Copy to the device and back, with the driver's own calls."""
     back = ctypes.create_string_buffer(SIZE)
     must("cuMemcpyHtoD_v2", there, source, SIZE)
     must("cuMemcpyDtoH_v2", back, there, SIZE)
@@ -83,7 +83,7 @@ def context() -> None:
     def stay(ring: int) -> list[int]:
         return [each for each in before if each != ring and is_mapped(each)]
 
-    for count in range(20):  # a thread that is late to leave a ring keeps it for one context more
+    for count in range(20):  # a thread that leaves a ring late keeps it for one more context
         must("cuCtxCreate_v4", ctypes.byref(own), None, 0, 0)  # at the same address
         copies(memory())
         (ring,) = rings()
@@ -95,7 +95,7 @@ def context() -> None:
             break
     else:
         raise AssertionError("the rings of contexts that are gone stay")
-    copies(memory())  # in the primary one
+    copies(memory())  # in the primary context
     (ring,) = rings()
     assert len(stay(ring)) <= 1
 

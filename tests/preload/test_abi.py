@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that native/preload/entry.hpp takes the driver's place in, against the driver's header."""
+"""The driver's functions that native/preload/entry.hpp replaces, against the driver's header."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_functions_are_those_of_the_header(tmp_path: Path, monkeypatch: pytest.M
     names = re.findall(r"^int (cu\w+)\(", (PRELOAD / "entry.hpp").read_text(), re.MULTILINE)
     assert len(names) == 26
     assert sorted(names) == sorted(re.findall(r"SYMBOL\((cu\w+),", (PRELOAD / "symbols.hpp").read_text()))
-    first_versions = ("_ptds", "_ptsz", "Address", "BatchAsync")  # and forms: which the header does not declare
+    first_versions = ("_ptds", "_ptsz", "Address", "BatchAsync")  # and forms that the header does not declare
     declared = [name for name in names if not name.endswith(first_versions)]
     try:
         (folder,) = libcuda.includes()
@@ -30,7 +30,7 @@ def test_functions_are_those_of_the_header(tmp_path: Path, monkeypatch: pytest.M
     (version,) = re.findall(r"#define CUDA_VERSION (\d+)", header)
     assert newer == [] or (int(version) < 13020 and {"cuMemcpyWithAttributesAsync"}.issuperset(newer))
     declared = [name for name in declared if name not in newer]
-    # Ours go by another name in this program.
+    # Ours are renamed in this program.
     ours = "\n".join([*(f"#define {name} our_{name}" for name in declared), f'#include "{PRELOAD / "entry.hpp"}"'])
     ours += "\n" + "\n".join(f"#undef {name}" for name in declared)
     checks = "\n".join(

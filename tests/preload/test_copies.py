@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA programs whose copies of pageable memory go through our threads, on the stand-in driver: they do the same.
+"""CUDA programs whose copies of pageable memory go through our threads, on the stand-in driver: same outcome.
 
-By which calls a copy went is in the stand-in's log: of a staged one there is no call of the program's own.
+The stand-in's log shows by which calls a copy was made; for a staged one it has no call of the program's own.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Ran:
 
     @property
     def by_driver(self) -> int:
-        """Copies that were the driver's own."""
+        """Copies that the driver made by itself."""
         copies = r"cuMemcpy(HtoD|DtoH|2D|Batch|With).*"
         return sum(count for call, count in self.calls.items() if re.fullmatch(copies, call))
 
     @property
     def staged(self) -> int:
-        """Chunks that the device waited for, and which it copied."""
+        """Chunks that the device waited for and copied."""
         return sum(self.calls.get(call, 0) for call in ("cuStreamBatchMemOp", "cuStreamWaitValue32"))
 
 
@@ -70,7 +70,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path]) -> Run:
-    """Runs the program with the stand-in, and this library before it unless `preload` says otherwise."""
+    """Return a function that runs the program with the stand-in, and with this library before it if `preload`."""
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
     if len(os.sched_getaffinity(0)) == 1:
         pytest.skip("needs two processors: with one nothing is staged")
@@ -86,7 +86,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, build: Callable[[Driver], Path
             "-l:libcuda.so.1",
             "-pthread",
             "-ldl",
-        ]  # how they come to the copies is another matter
+        ]  # for both: `way` says how they find the copies
         command = [compiler, "-O1", *warnings, *folders, SOURCE, "-o", folder / name, *options, *library]
         subprocess.run(command, check=True)
 
@@ -126,13 +126,13 @@ def test_a_copy_of_pageable_memory_is_staged(run: Run, way: str, form: str) -> N
     ran = run(way, form, "pageable")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.staged > 0) == (0, True), ran.calls
-    if "stream" not in form:  # the handle of the default stream that the form's null stands for
+    if "stream" not in form:  # the default stream that null stands for in this form
         assert ran.streams == {"0x2" if "thread" in form else "0x1"}
 
 
 @pytest.mark.parametrize("form", ["sync", "async stream"])
 def test_so_are_those_of_openmps_runtime(run: Run, build: Callable[[Driver], Path], tmp_path: Path, form: str) -> None:
-    """By the functions of LLVM by which libomptarget's plugin finds the driver's."""
+    """With the functions of LLVM by which libomptarget's plugin finds the driver's."""
     llvm = Path("/usr/lib/llvm-19/lib")
     if not (llvm / "libLLVM.so.19.1").exists():
         pytest.skip("needs LLVM: apt-get install libomp-19-dev")
@@ -198,7 +198,7 @@ def test_a_batch_that_is_captured(run: Run) -> None:
 @pytest.mark.parametrize("memory", ["pinned", "registered", "registered part", "managed", "small", "past the end"])
 def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
     plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
-    if not (memory == "managed" and form != "sync"):  # written on by the program, after which anything may be read
+    if not (memory == "managed" and form != "sync"):  # overwritten during the copy: any bytes may arrive
         assert ran.outcome == plain.outcome
     for call in ("cuMemHostAlloc", "cuMemHostRegister"):
         assert ran.calls.get(call) == plain.calls.get(call)
@@ -210,7 +210,7 @@ def test_other_copies_are_the_drivers(run: Run, memory: str, form: str) -> None:
 def test_copies_that_are_not_between_the_two(run: Run, memory: str, form: str) -> None:
     plain, ran = run("proc", form, memory, preload=False), run("proc", form, memory)
     assert ran.outcome == plain.outcome
-    if memory != "no context":  # a stream has one
+    if memory != "no context":  # a stream has a context
         assert (ran.by_driver, ran.staged) == (plain.by_driver, 0)
 
 
@@ -223,7 +223,7 @@ def test_captures_are_left_alone(run: Run) -> None:
     ran = run("proc", "async stream", "captured")
     assert ran.outcome == (0, "capture 0\n", "")
     assert ran.staged == 0
-    assert run("proc", "sync", "beside capture").out == "error 900\n"  # as the driver says
+    assert run("proc", "sync", "beside capture").out == "error 900\n"  # the driver's own error
 
 
 @pytest.mark.parametrize("form", ["sync", "async", "async stream"])
@@ -269,13 +269,13 @@ def test_streams_that_come_and_go(run: Run) -> None:
     ran = run("proc", "async", "many streams")
     assert ran.outcome == (0, "same\n", "")
     assert (ran.by_driver, ran.calls["cuStreamCreate"]) == (0, 1000)
-    assert ran.calls["cuMemHostRegister"] <= 6  # blocks that are free go to the next stream
+    assert ran.calls["cuMemHostRegister"] <= 6  # the next stream reuses free blocks
 
 
 def test_many_streams_at_once(run: Run) -> None:
     ran = run("dlsym", "async", "streams at once")
     assert ran.outcome == (0, "same\n", "")
-    assert (ran.by_driver, ran.staged > 64) == (1, True)  # the first, of too little
+    assert (ran.by_driver, ran.staged > 64) == (1, True)  # the first: too little was copied before
 
 
 def test_a_process_that_has_forbidden_itself_system_calls(run: Run) -> None:
@@ -288,7 +288,7 @@ def test_a_process_that_has_forbidden_itself_system_calls(run: Run) -> None:
 @pytest.mark.parametrize("library", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"])
 def test_with_an_allocator_of_the_programs_own(run: Run, library: str) -> None:
     alone = subprocess.run(["true"], env={**os.environ, "LD_PRELOAD": library}, capture_output=True, check=True)
-    if alone.stderr:  # dlopen is no question: some can only be loaded first
+    if alone.stderr:  # not tested with dlopen: some can only be loaded first
         pytest.skip(f"needs an allocator: {library}")
     for first in (f"{TOOL}:{library}", f"{library}:{TOOL}"):
         ran = run("proc", "async", "threads", preload=False, LD_PRELOAD=first)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dlsym, which every program calls, means what it means without this library."""
+"""dlsym, which every program calls, behaves as without this library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parent / "sources" / "lookups.c"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Linked to two libraries that define the same function."""
+    """A program linked to two libraries that define the same function."""
     compiler = shutil.which("gcc") or pytest.skip("needs gcc: apt-get install gcc")
     folder = tmp_path_factory.mktemp("lookups")
     for name in ("first", "second"):

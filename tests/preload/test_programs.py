@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a program's copies, and that programs in unusual places do as without the library."""
+"""The report of a program's copies; and programs in unusual environments, which behave as without the library."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_bytes_show_while_the_program_runs(environment: dict[str, str]) -> N
         assert program.stdout.readline() == "right\n"
         moved = status_of(program.pid).moved
         program.stdin.close()
-    # the first is what is copied before there are blocks
+    # the first one is copied before there are blocks
     assert moved["staged"] + moved["plain"] == 6 * MIB
     assert moved["staged"] >= 5 * MIB
     assert (moved["direct"], moved["small"], moved["lock"]) == (MIB, 1000, 0)

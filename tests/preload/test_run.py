@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pinning run`` for programs that have to do with CUDA, or not."""
+"""``pinning run`` for programs with and without CUDA."""
 
 from __future__ import annotations
 

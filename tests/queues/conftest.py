@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of queues have in common."""
+"""The fixture that all tests of queues share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from fake_memory import FakeMemoryDevice, held_device
 
 @pytest.fixture
 def device() -> Iterator[FakeMemoryDevice]:
-    """Its queues hold their work until it is released."""
+    """A device whose queues hold their work until it is released."""
     with held_device() as device:
         yield device

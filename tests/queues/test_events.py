@@ -259,7 +259,7 @@ def test_an_error_is_told_once_and_not_by_events_that_come_later(device: FakeMem
     with Queue(device) as queue:
         failed = queue.submit(work)
         device.fail_call()
-        assert not queue.poll()  # the vendor tells it here, and may never tell it again
+        assert not queue.poll()  # the vendor reports the error here, and may never do so again
         later = queue.submit(None)
         device.release()
         with pytest.raises(VendorError):

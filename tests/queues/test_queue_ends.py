@@ -196,7 +196,7 @@ def test_ctrl_c_during_close_leaves_the_queue_open() -> None:
 
 @pytest.mark.parametrize("order", ["in_order", "out_of_order"])
 def test_ctrl_c_in_each_vendor_call_of_close(device: FakeMemoryDevice, order: Order) -> None:
-    """A device in Python may raise it anywhere: the queue is open then, takes work, and closes the next time."""
+    """A device in Python may raise it anywhere: the queue stays open, accepts work, and closes the next time."""
     point = 0
     while True:
         queue = Queue(device, order)
@@ -236,7 +236,7 @@ def test_a_dropped_queue_of_a_lost_device_keeps_nothing(device: FakeMemoryDevice
 def test_a_queue_that_the_vendor_does_not_take_back_is_still_open(device: FakeMemoryDevice) -> None:
     device.let_go()
     queue = Queue(device)
-    device.fail_call(calls_before=1)  # after the one of synchronize
+    device.fail_call(calls_before=1)  # after the call of synchronize
     with pytest.raises(VendorError, match="FAKE_FAILURE"):
         queue.close()
     assert not queue.closed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What depends on what: random operations over queues of both orders, against a graph searched by brute force."""
+"""Dependencies: random operations in queues of both orders, against a graph searched by brute force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Operations(RuleBasedStateMachine):
         self.queues = [Queue(self.device, "in_order" if ordered else "out_of_order") for ordered in orders]
         self.before: list[set[int]] = []
         self.points: list[TimelinePoint] = []
-        self.events: dict[int, Event] = {}  # those still there
+        self.events: dict[int, Event] = {}  # those that still exist
         self.of: list[list[int]] = [[] for _ in orders]  # the operations of each queue
         self.barriers: list[set[int]] = [set() for _ in orders]
         self.ran: list[int] = []
@@ -32,7 +32,7 @@ class Operations(RuleBasedStateMachine):
         return [alive[number % len(alive)] for number in numbers] if alive else []
 
     def waits_of(self, queue: int, waits: list[int]) -> set[int]:
-        """What an operation comes after directly that is submitted now."""
+        """The operations that one submitted now must come after directly."""
         ordered = self.queues[queue].order == "in_order"
         return {*waits, *self.barriers[queue], *(self.of[queue][-1:] if ordered else [])}
 
@@ -69,7 +69,7 @@ class Operations(RuleBasedStateMachine):
         if empty:
             event = self.queues[queue].submit(None, wait_for)
             self.enter(queue, event, direct)
-            self.ran.append(number)  # there is nothing to run; what comes after it comes after what it comes after
+            self.ran.append(number)  # nothing to run; later operations come after all that it comes after
         else:
             event = self.queues[queue].submit(lambda vendor: vendor.mark(lambda: self.run(number)), wait_for)
             self.enter(queue, event, direct)
@@ -145,7 +145,7 @@ def test_order_of_an_operation_is_known_when_a_barrier_completes() -> None:
     barrier = ordered.submit(lambda vendor: vendor.mark(lambda: None), [first])
     barred.wait_for(barrier)
     device.release()
-    assert ordered.poll()  # and `one` is not asked
+    assert ordered.poll()  # and `one` is not queried
     for event in (barred.record(), barred.submit(None)):
         assert event.comes_after(first.point)
     for queue in (one, ordered, barred):

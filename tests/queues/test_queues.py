@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues: submitting, waiting, calling Python, keeping alive, those of others, threads."""
+"""Queues: submitting, waiting, calling Python, keeping objects alive, adopted queues, threads."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_is_no_function(device: FakeMemoryDevice) -> None:
         queue.call(3)  # type: ignore[arg-type]
 
 
-# ---- what is kept ----
+# ---- objects that are kept ----
 
 
 @pytest.mark.parametrize("order", ["in_order", "out_of_order"])
@@ -208,7 +208,7 @@ def test_bad_input(device: FakeMemoryDevice) -> None:
         assert as_queue(queue) is queue
 
 
-# ---- queues of others ----
+# ---- adopted and default queues, and several vendors ----
 
 
 class Stream:
@@ -267,7 +267,7 @@ def test_closing_a_queue_closes_adopted_queues(device: FakeMemoryDevice) -> None
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "refused"])
 def test_a_stream_that_its_owner_has_ended_is_asked_no_more(device: FakeMemoryDevice, how: str) -> None:
-    """A driver that is asked about a stream that is gone crashes, and streams may go while they have work to do."""
+    """A driver crashes if it is queried about a destroyed stream, and streams may be destroyed with work pending."""
     theirs = device.make_queue()
     queue = Queue.adopt(Stream(theirs.handle), device)
     thing = Thing()
@@ -359,7 +359,7 @@ def test_a_queue_does_not_wait_for_another_vendor_that_is_lost() -> None:
     assert eventually(ended)
     device.let_go()
     waiting.close()
-    waits = event = Event.over()  # whose vendor's events have gone
+    waits = event = Event.over()  # drops the vendors' events
     gc.collect()
     device.check()
 
@@ -437,7 +437,7 @@ def test_an_object_that_submits_when_it_is_collected_during_a_submission(device:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_submit_at_once_and_everything_comes_after_what_it_waits_for(seed: int) -> None:
-    """Each operation looks, when it runs, whether all has run that it has to come after, by a model of its own."""
+    """Each operation, when it runs, checks that all operations that it must come after have run, by its own model."""
     queues = [Queue(HOST), Queue(HOST, "out_of_order"), Queue(HOST)]
     known: list[tuple[int, Event]] = []  # of any thread
     ran: set[int] = set()
@@ -445,7 +445,7 @@ def test_threads_submit_at_once_and_everything_comes_after_what_it_waits_for(see
     numbers = itertools.count()
 
     def submit(draw: random.Random) -> None:
-        last_of: dict[Queue, int] = {}  # in an in-order queue it comes after all that this thread submitted there
+        last_of: dict[Queue, int] = {}  # in an in-order queue, work comes after all that this thread submitted there
         for _ in range(150):
             alive = list(known)
             queue, waits = draw.choice(queues), draw.sample(alive, min(len(alive), draw.randrange(4)))

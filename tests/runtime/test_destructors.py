@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What destructors leave for later, and the order in which the parts begin anew after a fork and end at exit."""
+"""Calls that destructors defer, and the order in which subsystems restart after a fork and end at exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from child_process import run_in_child
 from pinning import PinningError
 from pinning.runtime.process import WeakRegistry, defer, run_deferred
 
-WAIT = 60  # seconds, for what must come
+WAIT = 60  # seconds, for what must happen
 
 
 def run_program(text: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +66,7 @@ def test_a_defect_is_told_and_does_not_end_the_thread(monkeypatch: pytest.Monkey
 def test_catching_up_does_it_here() -> None:
     block, began = threading.Event(), threading.Event()
 
-    def hold() -> None:  # called twice, as what the reaper is at is not known to be over
+    def hold() -> None:  # called twice, as the service thread's call is not known to be over
         began.set()
         if threading.current_thread() is not threading.main_thread():
             block.wait(WAIT)
@@ -184,7 +184,7 @@ def test_a_set_that_keeps_nothing_alive_changes_under_whoever_goes_through_it() 
 
 
 def test_an_inbox_whose_thread_gets_signals() -> None:
-    """One that comes when the time to wait is about up must not make it wait for ever."""
+    """A signal that arrives just before the timeout must not make it wait for ever."""
     program = """\
 import random, signal, threading, time
 from pinning.runtime.process import Inbox

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a child of fork has of its parent's locks: nothing, on a native device and on one in Python."""
+"""A child of fork has none of its parent's locks, on a native device and on one in Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture
 def stopped(device: Device) -> Iterator[threading.Event]:
-    """From now on a lock has all its pieces, and is not had before the event."""
+    """From now on a lock locks all its pieces, but does not succeed before the event."""
     opened = threading.Event()
     registrar = pinning.pinned_map(device).add_registrar(lambda ptr, size: opened.wait(), lambda handle: None)
     yield opened

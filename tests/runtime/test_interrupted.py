@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and want of memory at any moment: nothing is lost, nothing stays locked, and the next call works.
+"""Ctrl-C and lack of memory at any moment: nothing leaks, nothing stays locked, and the next call works.
 
-At a sample of the bytecodes, and of signals at random moments, other ones each day; the slow tests try all bytecodes
-and thousands of moments. On the host, and on the stand-in for the NVIDIA driver.
+The quick tests try a sample of the bytecodes, and signals at random moments, different ones each day; the slow tests
+try all bytecodes and thousands of moments. On the host, and on the stand-in for the NVIDIA driver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from interrupted import SCENARIOS
 from standins.libcuda import DRIVER
 from standins.standin import Driver
 
-STEP = 61  # of so many bytecodes, a sample has one
+STEP = 61  # a sample has one of this many bytecodes
 TODAY = int(time.time()) // 86400
 
 TIMEOUT = 600.0  # seconds; a program gives up by itself after two minutes without progress
@@ -57,7 +57,7 @@ def run(environment: Environment, program: str, *arguments: object) -> None:
 
 
 def sample_of(scenario: str) -> tuple[int, int]:
-    """The first bytecode and the step: all of them, but where there are thousands that write files or move much."""
+    """The first bytecode and the step: all bytecodes, unless there are thousands that write files or copy much."""
     return (1 + TODAY % 7, 7) if scenario in ("save_and_load", "copy_over_links") else (1, 1)
 
 

@@ -119,7 +119,7 @@ def test_the_child_locks_its_own(device: FakeDevice) -> None:
         whole = pinning.lock(values, device=device)
         assert whole.device_ptr == whole.ptr + LOCKED_OFFSET
         assert not parents.held
-        pinning.unlock(values[:10], device=device)  # the parent's lock, of exactly this, is not one to give up
+        pinning.unlock(values[:10], device=device)  # does not release the parent's lock, which has exactly this range
         assert not whole.held
         assert device.locked == {}
 
@@ -192,7 +192,7 @@ def test_fork_while_other_threads_have_the_map_in_hand() -> None:
 
     def churn(start: int) -> None:
         while not stop.is_set():
-            list(pinned)  # has the mutex for long, without the interpreter's
+            list(pinned)  # holds the mutex for long, without the GIL
             pinned.lock(start, 10)
             pinned.unlock(start)
 
@@ -340,7 +340,7 @@ int pthread_create(pthread_t* thread, pthread_attr_t const* attributes, void* (*
 def test_a_thread_that_is_only_beginning_begins_before_the_interpreter_ends(
     begins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.11 crashes where it does not."""
+    """Otherwise Python 3.11 crashes."""
     compiler = shutil.which("cc") or pytest.skip("needs a C compiler: apt-get install gcc")
     source, library = tmp_path / "late.c", tmp_path / "late.so"
     source.write_text(LATE)
@@ -438,7 +438,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_locked() -> None:
             buffer.close()
         assert interrupted > 10, interrupted
     """)
-    # Python itself tells of an interrupt that comes within some destructor, and goes on.
+    # Python itself reports an interrupt inside a destructor, and continues.
     assert program.returncode == 0, program.stderr
 
 
@@ -452,7 +452,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_locked() -> None:
     ],
 )
 def test_thousands_of_signals(once: str) -> None:
-    """Nothing hangs, nothing stays locked, and memory that is freed is gone but once."""
+    """Nothing hangs, nothing stays locked, and memory is freed only once."""
     program = run_program(f"""
         armed, interrupted = False, 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What C++ throws, whatever it is, is raised in Python: compiled here, for our own code throws no such things."""
+"""Every C++ exception is raised in Python; compiled here, because our own code does not throw all kinds."""
 
 from __future__ import annotations
 

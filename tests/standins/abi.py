@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the part of a vendor's interface that is called natively is as the vendor's headers have it."""
+"""Check that the natively called part of a vendor's interface matches the vendor's headers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check(driver: Driver, vendor: str, headers: Sequence[str], lists: Sequence[s
 
 
 def check_stand_in(driver: Driver, wrongs: Mapping[str, tuple[str, str]], folder: Path) -> None:
-    """Replace text of the stand-in by what is wrong, under the name of the error: none of these compiles."""
+    """Check that the stand-in does not compile with any of `wrongs`: by error, a text and its wrong replacement."""
     try:
         driver.build(folder)
     except MissingError as missing:

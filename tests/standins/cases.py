@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tests on a stand-in driver, standin_*.py: each runs in a process of its own, which has that driver.
+"""Test files for a stand-in driver, standin_*.py: each runs in a process of its own that has loaded that driver.
 
-The process that was asked for such a file may have the vendor's real driver, and cannot change it: it does not import
-the file, but shows its tests by their names, and what each did in the child. A folder's conftest.py says which driver::
+The process that collects such a file may have the vendor's real driver, and cannot change it. So it does not import the
+file, but lists its tests by name, with the result of each in the child. A folder's conftest.py names the driver::
 
     def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         return on_standin(module_path, parent, {"": Run(DRIVER, "devices=4")})
@@ -33,12 +33,12 @@ TIMEOUT = 1500  # seconds
 TEST = ("test_", "Test")  # how the names of tests begin
 
 Test = TypeVar("Test", bound=Callable[..., None])
-Cases = dict[str, list[ElementTree.Element]]  # what the child says of a test's cases
+Cases = dict[str, list[ElementTree.Element]]  # the child's results of the cases, by test
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a child has besides a file: a driver and its configuration, variables, and the vendor's Python bindings.
+    """What a child needs besides a file: a driver and its configuration, variables, and the vendor's Python bindings.
 
     `bindings` are a distribution and the extra that installs it, such as ``("cuda-bindings", "cuda")``.
     """
@@ -49,7 +49,7 @@ class Run:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def require(self) -> None:
-        """Skip where the bindings are not installed."""
+        """Skip if the bindings are not installed."""
         if self.bindings:
             try:
                 importlib.metadata.distribution(self.bindings[0])
@@ -58,7 +58,7 @@ class Run:
 
 
 def on_standin(path: Path, parent: pytest.Collector, runs: Mapping[str, Run]) -> pytest.Collector | None:
-    """For a standin_*.py its tests, each in every one of `runs`; None for another file, or in the child."""
+    """Collect the tests of a standin_*.py, each in every one of `runs`; None for other files, and in the child."""
     if not path.name.startswith("standin_") or any(run.driver.variable in os.environ for run in runs.values()):
         return None
     file: StandInFile = StandInFile.from_parent(parent, path=path)
@@ -85,15 +85,15 @@ class StandInTest(pytest.Function):
 
 
 class _Child:
-    """One run of a file, which happens when the first of its tests does, and has all that were selected.
+    """One run of a file with all its selected tests, started by the first of them.
 
-    Of xdist's processes the first that comes to one of its tests runs it, and the others read what it told.
+    The first of xdist's processes that reaches one of the tests runs the file, and the others read the results.
     """
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path, self.run = path, run
-        self.items: dict[str, str] = {}  # node ids, and the tests that they are
-        self.done: tuple[Cases, str] | None = None  # the cases by test, and all that was printed
+        self.items: dict[str, str] = {}  # test names by node id
+        self.done: tuple[Cases, str] | None = None  # the cases by test, and the output
 
     def test(self, name: str) -> Callable[..., None]:
         def test(
@@ -138,18 +138,18 @@ class _Child:
 
 
 def only(*runs: str) -> Callable[[Test], Test]:
-    """For a test of a file that has several runs: those in which it is, as literals."""
+    """Decorator for a test of a file with several runs: those that include it, as literals."""
     return lambda test: test
 
 
 def _tests(path: Path, run: str) -> Iterator[str]:
-    """The names of a run's tests in a file and in those that it imports all of, as they stand there."""
+    """The names of a run's tests in a file and in modules that it imports with ``*``, in source order."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith(TEST):
             if all(run in runs for runs in map(_only, node.decorator_list) if runs):
                 yield node.name
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if node.targets[0].id.startswith(TEST):  # what hypothesis makes of a machine
+            if node.targets[0].id.startswith(TEST):  # the TestCase of a hypothesis machine
                 yield node.targets[0].id
         elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             module = importlib.util.find_spec(str(node.module))
@@ -158,7 +158,7 @@ def _tests(path: Path, run: str) -> Iterator[str]:
 
 
 def _only(decorator: ast.expr) -> list[str]:
-    """The arguments of `only`, if it is that."""
+    """The arguments of a decorator `only`; empty for any other."""
     call = decorator if isinstance(decorator, ast.Call) else None
     ours = call and isinstance(call.func, ast.Name) and call.func.id == "only"
     return [ast.literal_eval(argument) for argument in call.args] if call and ours else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs tests in a process of their own, because a process keeps the driver that it has loaded."""
+"""Run tests in a process of their own, because a process keeps the driver that it has loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def run_pytest(*arguments: str | Path, environment: Mapping[str, str], timeout: int = 540) -> str:
-    """What ``pytest *arguments`` prints in a process with this environment; its failures are the caller's."""
+    """Return what ``pytest *arguments`` prints in a process with this environment; if it fails, so does the test."""
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, arguments)]
     child = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=timeout)
     if child.returncode:

@@ -17,15 +17,15 @@ class StandInFaults:
     Parameters
     ----------
     driver : Driver
-        It is this process's once something is asked of it.
+        Loaded into this process at the first use.
     failure : tuple of int and str
-        A code that any call can give, and the vendor's name of it.
+        A code that any call can return, and the vendor's name of it.
     forgiven : container of str
         Functions whose failure need not be raised.
     left : callable
-        What there is besides registrations.
+        Returns what is alive besides registrations.
     restore : callable
-        Puts the thread back into the state that tests begin in. It gets the line of the call that has failed, or "".
+        Puts the thread back into the state in which tests begin. Its argument is the failed call's line, or "".
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StandInFaults:
 
     @cached_property
     def _standin(self) -> StandIn:
-        self._folder = TemporaryDirectory()  # goes with this
+        self._folder = TemporaryDirectory()  # deleted with this
         return self._driver.standin(Path(self._folder.name) / "calls")
 
     def begin(self, fail: int = 0, failures: int = 1, slow: str = "") -> None:

@@ -12,7 +12,7 @@ from standins.standin import Driver, MissingError
 
 
 def includes() -> list[Path]:
-    """The folder of the cuda.h of the installed nvidia-cuda-runtime, under whichever of its names it goes."""
+    """The folder of cuda.h in the installed nvidia-cuda-runtime, under any name of that distribution."""
     for distribution in importlib.metadata.distributions():
         if distribution.name.startswith("nvidia-cuda-runtime"):
             for file in distribution.files or []:
@@ -27,7 +27,7 @@ left = partial(DRIVER.live, "streams", "allocations")  # events are kept, to be 
 
 
 def _restore(failed: str) -> None:
-    """No context is current: but after a pop that has failed, about which nothing can be done."""
+    """Check that no context is current, except after a pop that has failed, and pop it then."""
     from cuda.bindings import driver as cuda
 
     while int(cuda.cuCtxGetCurrent()[1]):
@@ -35,6 +35,6 @@ def _restore(failed: str) -> None:
         cuda.cuCtxPopCurrent()
 
 
-# The context is pushed where it is not known which is current, and a pop may report someone else's earlier failure.
+# If it is unknown which context is current, one is pushed; and a pop may report an earlier failure of other work.
 FORGIVEN = {"cuCtxGetCurrent", "cuCtxPopCurrent"}
 FAULTS = StandInFaults(DRIVER, (999, "CUDA_ERROR_UNKNOWN"), left, FORGIVEN, _restore)

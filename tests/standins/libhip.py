@@ -19,8 +19,8 @@ def includes() -> list[Path]:
     raise MissingError("the stand-in libamdhip64 needs hip/hip_runtime_api.h: apt-get install libamdhip64-dev")
 
 
-# hip-python from release 10 on looks into $ROCM_PATH/lib, and into /opt/rocm/lib without that, before it asks the
-# loader. The folder of the stand-in has no lib.
+# hip-python from release 10 on looks in $ROCM_PATH/lib, or in /opt/rocm/lib if that is unset, before it uses the
+# loader's search. The folder of the stand-in has no lib.
 DRIVER = Driver(
     "libamdhip64.so",
     "hip/libamdhip64.c",
@@ -34,13 +34,13 @@ left = partial(DRIVER.live, "streams", "allocations")  # events are kept, to be 
 
 
 def _restore(failed: str) -> None:
-    """The thread's device is another one, so that it is set and set back; but nothing can be done where that fails."""
+    """Make another device current, so that calls must set theirs and set it back; only a failure of that is excused."""
     from hip import hip
 
     assert failed in ("", "hipSetDevice 2") or hip.hipGetDevice()[1] == 2, f"{failed} failed: device was not set back"
     hip.hipSetDevice(2)
 
 
-# Setting the thread's device back, and forgetting an error that was dealt with.
+# Setting the thread's device back, and clearing an error that was handled.
 FORGIVEN = {"hipSetDevice", "hipGetLastError"}
 FAULTS = StandInFaults(DRIVER, (999, "hipErrorUnknown"), left, FORGIVEN, _restore)

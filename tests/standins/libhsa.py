@@ -23,6 +23,6 @@ DRIVER = Driver("libhsa-runtime64.so.1", "hsa/libhsa_runtime64.c", "STANDIN_HSA"
 live = partial(DRIVER.live, "signals", "allocations")
 left = partial(DRIVER.live, "allocations")  # queues keep signals, to use them again
 
-# A signal is given back when the work is done, a wait for one has no code to give, and rows are copied one by one then.
+# A signal is destroyed after the work, a wait returns no code, and rows are copied one by one if a rectangle fails.
 FORGIVEN = {"hsa_signal_destroy", "hsa_signal_wait_scacquire", "hsa_amd_memory_async_copy_rect"}
 FAULTS = StandInFaults(DRIVER, (0x1008, "HSA_STATUS_ERROR_OUT_OF_RESOURCES"), left, FORGIVEN)

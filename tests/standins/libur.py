@@ -17,12 +17,12 @@ def includes() -> list[Path]:
     header = folder / "unified-runtime" / "ur_api.h"
     if header.is_file() and "urUSMHostAllocRegisterExp" in header.read_text():
         return [folder]
-    # With its dependencies it would replace the last intel-cmplr-lib-ur that has an OpenCL adapter.
+    # Its dependencies would replace the last intel-cmplr-lib-ur that has an OpenCL adapter.
     raise MissingError("the stand-in libur_loader needs ur_api.h: pip install --no-deps 'intel-sycl-rt>=2026.2'")
 
 
 DRIVER = Driver("libur_loader.so.0", "ur/libur_loader.c", "STANDIN_UR", includes)
 live = partial(DRIVER.live, "streams", "events", "allocations")
-left = partial(DRIVER.live, "streams", "allocations")  # events are given back when they are collected
+left = partial(DRIVER.live, "streams", "allocations")  # events are released when they are collected
 OLD_DRIVER = Driver("libur_loader.so.0", "ur/libur_loader.c", "STANDIN_UR", includes, options=["-DOLD"])
 FAULTS = StandInFaults(DRIVER, (20, "UR_RESULT_ERROR_DEVICE_LOST"), left)

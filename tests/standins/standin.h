@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every stand-in driver shares. Include it once, after the vendor's own header:
+// Shared by all stand-in drivers. Include it once, after the vendor's own header:
 //
 //     #define STANDIN "CUDA"  // the variable STANDIN_CUDA configures it at load
 //     #include <cuda.h>
 //     #include "standin.h"
 //
-// and define the vendor's own knobs, which `standin_option` gets one by one:
+// and define the vendor's own options, which `standin_option` gets one by one:
 //
 //     static bool standin_option(const char *entry) {
 //         if (!entry) read_only_supported = true;  // NULL: a new configuration begins, back to the defaults
@@ -16,7 +16,7 @@
 //     }
 //
 // Every function of the vendor begins with `enter(__func__, format, arguments...)`, which logs and delays the call, and
-// gives the code that it is to fail with, or 0:
+// returns the code with which it must fail, or 0:
 //
 //     #define ENTER(...) do { int code = enter(__func__, __VA_ARGS__); if (code) return code; } while (0)
 //     hsa_status_t hsa_amd_memory_unlock(void *host_ptr) {
@@ -28,12 +28,12 @@
 //         return found ? HSA_STATUS_SUCCESS : ...;
 //     }
 //
-// What the vendor checks before anything else (initialised? a context?) belongs into its ENTER, after `enter`.
+// What the vendor checks before anything else (initialised? a context?) belongs in its ENTER, after `enter`.
 // Functions marked (mutex) are called with `mutex` held.
 //
-// A configuration is entries separated by ';':
+// A configuration consists of entries separated by ';':
 //   log=PATH              append one line for each call: the function and its arguments, before the call takes effect
-//   newlog=PATH           the same, of an empty file
+//   newlog=PATH           the same, after emptying the file
 //   fail=FUNCTION:N:CODE  the N-th call of FUNCTION, or of any function for '*', returns CODE and has no effect
 //   delay=FUNCTION:MS     each call of FUNCTION takes MS longer, or until the next standin_configure
 //   and the vendor's own
@@ -72,7 +72,7 @@ struct range {
     int kind;
     uintptr_t host, shift;  // the device address of a byte is its host address plus shift
     size_t size;
-    unsigned flags;  // whatever the vendor wants to remember
+    unsigned flags;  // for the vendor
     struct range *next;
 };
 
@@ -84,7 +84,7 @@ struct rule {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
 static struct rule rules[MAX_RULES];
-static int rule_count, configuration;  // `configuration` tells a delayed call that it is over
+static int rule_count, configuration;  // a change of `configuration` ends delays
 static int log_file = -1;
 
 static bool standin_option(const char *entry);
@@ -102,7 +102,7 @@ void standin_configure(const char *text) {
     ++configuration;
     while ((entry = strsep(&rest, ";"))) {
         struct rule rule = {0};
-        bool anew = !strncmp(entry, "newlog=", 7);  // empty, in one step with the rules: other threads may call meanwhile
+        bool anew = !strncmp(entry, "newlog=", 7);  // in one step with the rules: other threads may call meanwhile
         if (anew || !strncmp(entry, "log=", 4)) {
             if (log_file >= 0) close(log_file);
             log_file = open(strchr(entry, '=') + 1, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0600);
@@ -179,8 +179,8 @@ static inline uintptr_t page_end(uintptr_t address) { return page_start(address 
 
 static inline bool page_locked(const struct range *r) { return r->kind <= HOST_ALLOCATION; }
 
-// Whether all of the pages are mapped, which on Linux msync tells. If they are but may not be locked, as RLIMIT_MEMLOCK
-// has it, they stay as they are: no vendor's driver is bound by that limit.
+// Lock pages; false if some are not mapped, which msync reports on Linux. If RLIMIT_MEMLOCK forbids it, they stay
+// unlocked, without an error: no vendor's driver is bound by that limit.
 static inline bool lock_pages(uintptr_t host, size_t size) {
     uintptr_t start = page_start(host), length = page_end(host + size) - start;
     if (msync((void *)start, length, MS_ASYNC) && errno == ENOMEM) return false;
@@ -188,7 +188,7 @@ static inline bool lock_pages(uintptr_t host, size_t size) {
     return true;
 }
 
-// (mutex) munlock does not nest, so the pages that others hold too are locked again. Memory that is gone is no error.
+// (mutex) munlock does not nest, so pages that other ranges lock too are locked again. Memory that is gone is no error.
 static inline void unlock_pages(uintptr_t host, size_t size) {
     uintptr_t start = page_start(host), end = page_end(host + size);
     munlock((void *)start, end - start);
@@ -209,14 +209,14 @@ static inline struct range *holding(uintptr_t address) {
     return NULL;
 }
 
-// (mutex) Whether a range of this kind has some of these bytes of the host.
+// (mutex) Whether a range of this kind overlaps these bytes of the host.
 static inline bool overlapping(int kind, uintptr_t host, size_t size) {
     for (struct range *r = ranges; r; r = r->next)
         if (r->kind == kind && host < r->host + r->size && r->host < host + size) return true;
     return false;
 }
 
-// (mutex) False where it is to be page-locked and some of it is not mapped.
+// (mutex) Add a range; false if it must be page-locked and some of it is not mapped.
 static inline bool add(int kind, uintptr_t host, uintptr_t shift, size_t size, unsigned flags) {
     struct range added = {kind, host, shift, size, flags, ranges};
     if (page_locked(&added) && !lock_pages(host, size)) return false;
@@ -225,7 +225,7 @@ static inline bool add(int kind, uintptr_t host, uintptr_t shift, size_t size, u
     return true;
 }
 
-// (mutex) Take away the range that begins at this device address, if it is of these kinds.
+// (mutex) Remove the range that begins at this device address, if it is of these kinds.
 static inline bool discard(uintptr_t address, int first_kind, int last_kind) {
     for (struct range **link = &ranges; *link; link = &(*link)->next) {
         struct range *r = *link;
@@ -239,7 +239,7 @@ static inline bool discard(uintptr_t address, int first_kind, int last_kind) {
     return false;
 }
 
-// Memory of the vendor's own: its device address, or 0.
+// Allocate the vendor's own memory; returns its device address, or 0.
 static inline uintptr_t allocate(int kind, uintptr_t shift, size_t size) {
     void *host = page_end(size) < size ? NULL : aligned_alloc(PAGE, page_end(size));
     if (!host) return 0;

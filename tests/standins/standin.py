@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a vendor's stand-in driver and talks to it in a process that loaded it.
+"""Build a vendor's stand-in driver, and control it in a process that has loaded it.
 
-Each vendor has a module beside this one, lib<name>.py, whose `DRIVER` says what is built from what:
+Each vendor has a module beside this one, lib<name>.py, whose `DRIVER` describes the build:
 
     folder = libcuda.DRIVER.build(tmp_path)                                # MissingError says what to install
     subprocess.run(program, env=libcuda.DRIVER.environment(folder, "devices=2"))
 
-A process takes the stand-in for the driver when it is started with that environment, and no other process does, so
-tests on the stand-in and tests on a real driver can share a run. standin.h says what every stand-in understands.
+Only a process started with that environment has the stand-in as its driver, so tests on the stand-in and tests on a
+real driver can share a run. standin.h documents what every stand-in understands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-# A function that the vendor's header does not declare fails to compile, as one declared otherwise does.
+# A function that the vendor's header does not declare, or declares otherwise, fails to compile.
 STRICT = ["-Werror=missing-prototypes", "-Werror=implicit-function-declaration"]
 
 
@@ -41,11 +41,11 @@ class StandIn:
         self._log = log
 
     def configure(self, text: str = "") -> None:
-        """Begin anew: an empty log, no failures or delays but those in `text`; whoever is being delayed goes on."""
+        """Start again: an empty log, no failures or delays but those in `text`; delayed calls continue."""
         self._library.standin_configure(f"newlog={self._log};{text}".encode())
 
     def calls(self, function: str = "") -> list[str]:
-        """The calls since `configure`, or those of one function: its name and arguments, parted by spaces."""
+        """The calls since `configure`, or those of one function: its name and arguments, separated by spaces."""
         calls = self._log.read_text().splitlines()
         return [call.strip() for call in calls if not function or call.split()[0] == function]
 
@@ -64,17 +64,17 @@ class Driver:
     Attributes
     ----------
     soname : str
-        What it goes by, as file and as SONAME, such as ``"libcuda.so.1"``.
+        Name of the file and SONAME, such as ``"libcuda.so.1"``.
     source : str
-        Its C file, as seen from this folder.
+        Its C file, relative to this folder.
     variable : str
-        What configures it at load, such as ``"STANDIN_CUDA"``.
+        Environment variable that configures it at load, such as ``"STANDIN_CUDA"``.
     includes : callable
         The vendor's include folders; raises MissingError.
     options : sequence of str
-        More for the compiler, such as ``"-D__HIP_PLATFORM_AMD__"``.
+        More options for the compiler, such as ``"-D__HIP_PLATFORM_AMD__"``.
     variables : mapping of str to str
-        More for the environment of a process; ``{folder}`` in a value becomes the folder of the stand-in.
+        More environment variables of a process; ``{folder}`` in a value becomes the folder of the stand-in.
     """
 
     soname: str
@@ -90,7 +90,7 @@ class Driver:
         return folder
 
     def compile(self, source: Path, library: Path) -> subprocess.CompletedProcess[str]:
-        """Compile `source` as if it were its own, perhaps in vain: what the compiler says is in `stderr`."""
+        """Compile `source` instead of its own; may fail, with the compiler's output in `stderr`."""
         compiler = shutil.which("cc") or shutil.which("gcc")
         if not compiler:
             raise MissingError(f"the stand-in {self.soname} needs a C compiler: apt-get install gcc")
@@ -106,7 +106,7 @@ class Driver:
         return done
 
     def environment(self, folder: Path, text: str = "", base: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The variables of a process whose driver is to be the stand-in in `folder`, configured by `text`."""
+        """The environment of a process whose driver is the stand-in in `folder`, configured by `text`."""
         paths = [str(folder), *filter(None, [base.get("LD_LIBRARY_PATH")])]
         more = {name: value.format(folder=folder) for name, value in self.variables.items()}
         return {**base, "LD_LIBRARY_PATH": os.pathsep.join(paths), **more, self.variable: text}

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streams of a stand-in: worker threads that do their work in order and asynchronously, so that memory used again too
-// early shows. Include it after standin.h, with the names that the vendor's header has for its types:
+// Streams of a stand-in: worker threads that do their work in order and asynchronously, so that memory reused too early
+// shows. Include it after standin.h, with the names that the vendor's header has for its types:
 //
 //     #define STREAM ihipStream_t  // struct ihipStream_t is what a stream's handle points to
 //     #define EVENT ihipEvent_t
 //
-// A vendor whose streams have more to them defines members of these structures, MORE_OF_STREAM, MORE_OF_EVENT and
+// A vendor whose streams need more defines further members of these structures, MORE_OF_STREAM, MORE_OF_EVENT and
 // MORE_OF_WORK, and STREAM_HOOKS with the functions that are declared below.
 //
-// What `standin_option` gets, it offers to `loss_option`:
-//   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that asks for `lost`; FUNCTION
-//                         "work": a piece of work in a stream, whose failure shows later
+// `standin_option` passes its entries to `loss_option`:
+//   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that checks `lost`; FUNCTION
+//                         "work": a piece of work in a stream, whose failure is reported later
 //
-// Each function of the vendor that is to be among them calls `lose(__func__)` and then fails with `lost`, if that is set.
+// Each of these functions of the vendor calls `lose(__func__)` and then fails with `lost`, if that is set.
 // Functions marked (mutex) are called with `mutex` held.
 
 #ifndef STREAMS_H
@@ -21,7 +21,7 @@
 
 #include <time.h>
 
-// A place in a stream. An event points to its latest one; streams that wait for it keep it.
+// A position in a stream. An event points to its latest one; streams that wait for it keep it.
 struct point {
     int references;
     bool reached;
@@ -45,8 +45,8 @@ struct work {
     enum { COPY, FILL, CALL, RECORD, WAIT, WAIT_VALUE, WRITE_VALUE } kind;
     uintptr_t to, from;
     size_t to_pitch, from_pitch, width, height;  // COPY and FILL: rows of bytes
-    void *staged;                                // COPY: what was read already of a pageable source
-    unsigned value, unit;                        // FILL: its bytes and how many; the VALUEs: what to wait for or write
+    void *staged;                                // COPY: what was read in advance from a pageable source
+    unsigned value, unit;                        // FILL: pattern and its bytes; the VALUEs: what to wait for or write
     void (*function)(void *);
     void *argument;
     struct point *point;
@@ -57,7 +57,7 @@ struct work {
 struct STREAM {
     MORE_OF_STREAM
     unsigned flags;
-    void *owner;  // whatever the vendor wants to remember
+    void *owner;  // for the vendor
     bool closing;
     size_t submitted, finished;
     struct work *first, **last;
@@ -67,20 +67,20 @@ struct STREAM {
 static struct STREAM *streams;  // also those destroyed whose work is not done
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;  // something was submitted or finished
 static int live_streams, live_events;
-static struct rule loss;  // when the device is to be lost
-static _Atomic int lost;  // the code of the failure that nothing survives
+static struct rule loss;  // when the device becomes lost
+static _Atomic int lost;  // the code with which all later calls fail; 0: not lost
 
 // Whether a word of the host has reached a value, as the vendor compares them.
 static bool reached(uint32_t word, uint32_t value);
 
-// Work that is submitted: whether it goes elsewhere; it is about to enter; whether its turn has come; it is over. (mutex)
+// (mutex) Work is submitted: whether it is diverted; it is about to enter; whether its turn has come; it has ended.
 static bool diverted(struct STREAM *stream, const struct work *work);
 static void entering(struct STREAM *stream, struct work *work);
 static bool has_turn(const struct STREAM *stream, const struct work *work);
 static void ended(struct STREAM *stream, struct work *work);
-// The code of the failure that its device does not survive.
+// The code with which its device was lost, or 0.
 static int gone(const struct STREAM *stream);
-// Calls its function of the host.
+// Calls its host function.
 static void call_host(const struct work *work);
 
 #ifndef STREAM_HOOKS
@@ -116,7 +116,7 @@ static bool lose(const char *function) {
     return now;
 }
 
-// What is alive, for the tests to see that nothing is left.
+// Numbers of live objects, with which the tests check that nothing is left.
 size_t standin_live(const char *what);
 
 size_t standin_live(const char *what) {
@@ -144,7 +144,7 @@ static void perform(const struct STREAM *stream, const struct work *work) {
         }
         break;
     case CALL: call_host(work); break;
-    case WAIT_VALUE:  // what a thread of the host writes is seen without any signal, so it is looked at again and again
+    case WAIT_VALUE:  // a host thread's write gives no signal, so the word is polled
         while (!reached(__atomic_load_n((uint32_t *)work->to, __ATOMIC_ACQUIRE), work->value) && !gone(stream)) usleep(50);
         break;
     case WRITE_VALUE: __atomic_store_n((uint32_t *)work->to, work->value, __ATOMIC_RELEASE); break;
@@ -245,7 +245,7 @@ static struct STREAM *start_stream(int device, unsigned flags) {  // (mutex)
     return start((struct STREAM){.device = device, .flags = flags});
 }
 
-// The work of all streams of a device, or of all devices for -1. Streams that come and go meanwhile are looked at anew.
+// Wait for all streams of a device, or of all devices for -1. After each wait, from the start: streams come and go.
 static inline void drain(int device) {
     pthread_mutex_lock(&mutex);
     for (struct STREAM *stream = streams; stream;) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendors, and what each calls that of which the tests are the same for several: for tests/vendors/standin_*.py."""
+"""The vendors, with each one's names for what the shared tests in tests/vendors/standin_*.py use."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ class Vendor:
     run : Run
         A child with that driver; its configuration has `count` devices.
     live : callable
-        How many of the driver's objects there are, by what they are; those in `kept` are kept to be used again.
+        Numbers of the driver's live objects, by kind; those of kind `kept` are kept for reuse.
     shift : int
         From host to device addresses of registered memory, on the first device.
     releases : sequence of str
-        Configurations, as of releases that register memory in another way.
+        Configurations of releases that register memory in different ways.
     allocates : mapping of MemoryKind to (str, str)
-        The calls that allocate 1000 bytes on the second device, a pattern, and that free them.
+        The call that allocates 1000 bytes on the second device, as a pattern, and the call that frees them.
     besides : str
-        What other calls an allocation makes, a pattern.
+        Other calls that an allocation makes, as a pattern.
     description, pci_address : str
         Of the third device.
     lost : sequence of str
         Configurations in which the device is lost at some work, with a code.
     lost_name : str
-        Of the code of the last of these.
+        Name of the code of the last of these.
     nothing : (int, str)
-        Code and name of an allocation of nothing.
+        Code and name of the error of an allocation of 0 bytes.
     border, copy_border, registered : Failure
-        Of a queue's copy and of a copy across the border of a lock, and of a second lock.
+        Errors of a queue's copy and of a copy across the border of a lock, and of a second lock.
     asked_to_lock_twice : int
-        How often: an older release of HIP would say nothing, so that it is not asked.
+        Calls of the vendor for a second lock: none for HIP, whose older releases would not refuse it.
     out_of_memory : str
         The name of code 2.
     allocation, makes_event, records_event, unregister, device_pointer : str
-        Calls.
+        Names of calls.
     """
 
     name: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work for a device on a stand-in: all that a queue does, and copies by the path that the planner takes."""
+"""Work for a device on a stand-in: every operation of a queue, and copies by the path that the planner chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinning.plugin.native import NativeQueue
 
 
 def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
-    """Every kind of work."""
+    """Submit every kind of work."""
     queue.copy(there, ptr, 8)
     queue.copy_2d(there, 8, ptr, 8, 4, 2)
     queue.fill(there, b"\1", 8)
@@ -30,7 +30,7 @@ def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
 
 
 def there_and_back(device: Any, array: numpy.ndarray) -> tuple[str, str]:
-    """Copies to the device and back, checks the bytes, and tells the two paths."""
+    """Copy to the device and back, check the bytes, and return the two paths."""
     back = numpy.zeros_like(array)
     with pinning.Queue(device) as queue, pinning.alloc(array.nbytes, device=device) as there:
         foretold = pinning.explain(there, array, queue=queue).path

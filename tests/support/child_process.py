@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function in a forked child, also as a user whom RLIMIT_MEMLOCK binds; what it raises fails the test."""
+"""Run a function in a forked child, also as a user limited by RLIMIT_MEMLOCK; what it raises fails the test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_in_child(function: Callable[[], object]) -> None:
 
 
 def ordinary_user(memlock: int) -> Callable[[], None]:
-    """A function by which RLIMIT_MEMLOCK binds a child of fork, and the program it starts, to `memlock` bytes.
+    """Return a function that limits a child of fork, and the program it starts, to `memlock` bytes of locked memory.
 
     Root stays root, without CAP_IPC_LOCK: another user could enter neither a private folder with the checkout nor one
     with the interpreter.
@@ -54,7 +54,7 @@ def ordinary_user(memlock: int) -> Callable[[], None]:
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if hard != resource.RLIM_INFINITY and hard < memlock:
         pytest.skip(f"needs a hard RLIMIT_MEMLOCK of {memlock} bytes; here it is {hard}")
-    in_reach = os.geteuid() == 0 and _has("CapBnd", _CAP_IPC_LOCK)  # a program that root starts has it again
+    in_reach = os.geteuid() == 0 and _has("CapBnd", _CAP_IPC_LOCK)  # a program that root starts would get it back
     if in_reach and not _has("CapEff", _CAP_SETPCAP):
         pytest.skip("needs to give up CAP_IPC_LOCK, and this root may not: it lacks CAP_SETPCAP")
     libc = ctypes.CDLL(None, use_errno=True)

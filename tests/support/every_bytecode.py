@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raises an exception at one bytecode of ours after another, and sees that all is as it was: a program of its own.
+"""A program that raises an exception at one bytecode of ours after another, and checks that all is as before.
 
     every_bytecode.py EXCEPTION FIRST STEP SCENARIO...      at bytecodes FIRST, FIRST + STEP, ...; prints what is wrong
 
-A scenario of interrupted.py is done as often as it has bytecodes. Afterwards the user gives back what he was given,
-whatever was raised elsewhere is given back by its destructor, and the pages that the kernel has locked, the regions of
-the map, the pool's figures and the threads are what they were before; then the same once more, undisturbed, works.
+A scenario of interrupted.py runs once for each of its bytecodes. Afterwards the program gives back what the scenario
+was given, and destructors give back the rest. Then the pages that the kernel has locked, the regions of the map, the
+pools' figures and the threads must be as before, and the scenario must work once more, undisturbed.
 
-The kernel takes milliseconds to tell the mappings, so these are compared after a group of bytecodes. A mapping that is
-lost stays lost, and so shows then; which bytecode it was is found out by doing the group once more, singly.
+The kernel takes milliseconds to list the mappings, so these are compared after a group of bytecodes. A leaked mapping
+stays, and so shows then; running the group again, one bytecode at a time, shows which bytecode it was.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import pinning
 import pinning_host
 from interrupted import Findings, differences, give_back, on_the_way_of, prepare, state, works_again
 
-HANG = 120.0  # seconds, after which a scenario has stopped for good
+HANG = 120.0  # seconds after which a scenario counts as hung
 GROUP = 32  # bytecodes
 OURS = tuple(str(Path(package.__file__).parent) for package in (pinning, pinning_host))
 
 
 class Injection:
-    """Raises at the bytecode of this number, counted over all frames of ours."""
+    """Raises at the bytecode with this number, counted over all frames of our code."""
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
         self.at, self.error = at, error
@@ -63,7 +63,7 @@ class Disturbed:
         self.findings = Findings(name)
 
     def at(self, number: int, whole: bool) -> Injection:
-        """Do it, interrupted at the bytecode of this number, if it has so many; and say what is not as before."""
+        """Run it, interrupted at the bytecode with this number if there is one; report what is not as before."""
         faulthandler.dump_traceback_later(HANG, exit=True)
         injection, given, problems = Injection(number, self.error), [], []
         sys.settrace(injection)
@@ -86,7 +86,7 @@ class Disturbed:
         return injection
 
     def group(self, first: int, step: int) -> Injection:
-        """Do it at some bytecodes, and compare all afterwards: a leak does not go away. If there is one, go back."""
+        """Interrupt at a group of bytecodes, then compare everything, as leaks stay; if there is one, repeat each."""
         numbers = range(first, first + GROUP * step, step)
         for number in numbers:
             injection = self.at(number, whole=False)
@@ -105,12 +105,12 @@ class Disturbed:
 
 def main(error: type[BaseException], first: int, step: int, names: list[str]) -> None:
     warnings.simplefilter("ignore")
-    sys.unraisablehook = lambda _: None  # Python tells of what is raised in a destructor, and goes on
+    sys.unraisablehook = lambda _: None  # Python reports what a destructor raises, and continues
     points = wrong = 0
     for name in names:
         gc.enable()
         disturbed = Disturbed(name, error)
-        gc.disable()  # so that the same is done each time
+        gc.disable()  # so that each run executes the same bytecodes
         at = first
         while (injection := disturbed.group(at, step)).where:
             at += GROUP * step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that say what they are by DLPack: by its C exchange API, as torch's do, or in Python."""
+"""Tensors that describe themselves by DLPack: by its C exchange API, as torch's do, or in Python."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def _give(tensor: Tensor, out: Any) -> int:
 
 
 API = ExchangeAPI(major=1, minor=3, dltensor_from_object=GIVE(_give))
-NAME = b"dlpack_exchange_api"  # a capsule keeps its address alone
+NAME = b"dlpack_exchange_api"  # a capsule keeps only the address of its name
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
 
 
 class Tensor:
-    """As torch's: it tells C what it is. To ask it in Python fails."""
+    """Like torch's: describes itself by the C API, and has no DLPack methods in Python."""
 
     __dlpack_c_exchange_api__ = _new(ctypes.addressof(API), NAME, None)
 
@@ -74,17 +74,17 @@ class Tensor:
 
 
 class Older(Tensor):
-    """Of a major version that we do not know, which offers the known one as well."""
+    """Has a major version that is not known here, and also offers the known one."""
 
     _api = ExchangeAPI(major=2, minor=0, previous=ctypes.addressof(API))
     __dlpack_c_exchange_api__ = _new(ctypes.addressof(_api), NAME, None)
 
 
 class ByCapsule:
-    """An array in memory of a device that says so to Python alone."""
+    """An array in a device's memory that describes itself in Python only."""
 
     def __init__(self, array: numpy.ndarray[Any, Any], ptr: int, device: tuple[int, int] = (14, 0)) -> None:
-        """An array as this one, at `ptr`."""
+        """Make an array like `array`, at `ptr`."""
         self._ptr, self._device, self._itemsize = ptr, device, array.itemsize
         self._shape, self._steps = array.shape, tuple(step // array.itemsize for step in array.strides)
 
@@ -100,7 +100,7 @@ class ByCapsule:
 
 
 class ByMethods(ByCapsule):
-    """A tensor as PyTorch's, which gives no capsule where it needs a gradient."""
+    """A tensor like PyTorch's that needs a gradient, and so gives no capsule."""
 
     device = SimpleNamespace(type="xpu", index=0)
 

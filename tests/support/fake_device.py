@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that only keeps account: of what it was told, and of what is locked because of that."""
+"""A device that only keeps records: of its calls, and of what is locked as a result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
 
 class Gate:
-    """Where a vendor call has stopped until it is opened."""
+    """Stops a vendor call until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -38,24 +38,24 @@ class Gate:
         self.error: BaseException | None = None
 
     def open(self, error: BaseException | None = None) -> None:
-        """Let the call go on, or fail."""
+        """Let the call continue, or fail with `error`."""
         self.error = error
         self.opened.set()
 
 
 class FakeDevice(AutomaticLocking):
-    """Locks on account, at device pointers that lie `LOCKED_OFFSET` above the host's.
+    """Only records its locks, at device pointers that lie `LOCKED_OFFSET` above the host's.
 
     Attributes
     ----------
     calls : list of Call
-        All vendor calls, those that failed too.
+        All vendor calls, including those that failed.
     locked, foreign : dict of int to int
-        Sizes by base address: what is locked, and what someone else has pinned (at `FOREIGN_OFFSET`).
+        Sizes by base address: what is locked, and what other code has pinned (at `FOREIGN_OFFSET`).
     tells_foreign : bool
-        Whether `is_pinned_ptr` knows what someone else has pinned.
+        Whether `is_pinned_ptr` knows what other code has pinned.
     wrong : list of str
-        What the rules of `pinning.plugin.Device` forbid and was asked for nevertheless.
+        Calls that the rules of `pinning.plugin.Device` forbid.
     """
 
     def __init__(self, name: str = "fake:0", largest_lock: int = sys.maxsize) -> None:
@@ -71,16 +71,16 @@ class FakeDevice(AutomaticLocking):
         self._gates: list[tuple[Call, Gate]] = []
 
     def fail(self, error: BaseException, calls_before: int = 0) -> None:
-        """Have the next call fail, or the one after so many more."""
+        """Let the next call fail, or the one after `calls_before` others."""
         self._failures[len(self.calls) + calls_before] = error
 
     def fail_no_more(self) -> None:
-        """Forget the failures still to come."""
+        """Cancel the failures still to come."""
         self._failures.clear()
 
     @contextmanager
     def stopping(self, method: str, ptr: int) -> Iterator[Gate]:
-        """The next call of this method at `ptr` stops at the gate; at the end of the block it is open."""
+        """Stop the next call of this method at `ptr` at the gate, which opens at the end of the block."""
         gate = Gate()
         self._gates.append((Call(method, ptr), gate))
         try:
@@ -135,7 +135,7 @@ class FakeDevice(AutomaticLocking):
                 if gate.error is not None:
                     raise gate.error
         if number in self._failures:
-            raise self._failures.pop(number)  # and kept in no variable: error and frame would keep each other alive
+            raise self._failures.pop(number)  # kept in no variable: error and frame would keep each other alive
 
 
 class CoarseFakeDevice(FakeDevice):
@@ -144,7 +144,7 @@ class CoarseFakeDevice(FakeDevice):
     Attributes
     ----------
     coherence : frozenset of bool
-        What can be had.
+        The kinds that the device offers.
     coarse : set of int
         Base addresses of what was locked coarse-grained.
     """
@@ -155,7 +155,7 @@ class CoarseFakeDevice(FakeDevice):
         self.coarse: set[int] = set()
 
     def data_lock(self, ptr: int, size: int, read_only: bool | None, coherent: bool = True) -> int:
-        # Three arguments ask for the coherent kind, which may be the only one, or nothing that anybody promises.
+        # Three arguments ask for the coherent kind: it may be the only one, or the device promises none (empty set).
         if self.coherence and coherent not in self.coherence:
             self.wrong.append(f"lock of {ptr:#x} with coherent={coherent}")
         device_ptr = self._lock(Call("data_lock", ptr, size, read_only, coherent))
@@ -167,7 +167,7 @@ class CoarseFakeDevice(FakeDevice):
 
 
 class Background(threading.Thread):
-    """A function on a thread of its own, with what it returns or raises."""
+    """Runs a function on its own thread, and keeps what it returns or raises."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -183,7 +183,7 @@ class Background(threading.Thread):
             self._error = error
 
     def result(self) -> object:
-        """Wait for it; raises what it raised."""
+        """Wait for the function; return its result, or raise its error."""
         self.join(WAIT)
         assert not self.is_alive(), "the thread does not come back"
         if self._error is not None:
@@ -192,7 +192,7 @@ class Background(threading.Thread):
 
 
 def in_threads(function: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
-    """Call it with each of these at once, on threads of their own; what it returns for each, or the first error."""
+    """Call `function` with all arguments at once, each on its own thread; return results, or raise the first error."""
     threads = [Background(partial(function, each)) for each in arguments]
     return [cast(R, thread.result()) for thread in threads]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device with memory and queues whose work is held until it is released, step by step, so that tests are certain.
+"""A device with memory, and queues that hold their work until it is released step by step: tests are deterministic.
 
     device = FakeMemoryDevice()
     queue = pinning.Queue(device)  # device.queues[0] is the vendor's side of it
@@ -7,11 +7,11 @@
     device.release()               # runs all that can run; release(steps=1, queue=...) one step of one queue
     device.check()                 # at the end of each test: nothing leaked, nothing done that the rules forbid
 
-Memory of every kind is ordinary memory, so that what copies did can be seen. HOST memory and locked ranges have device
-pointers `LOCKED_OFFSET` above the host's, which copies and fills understand. New memory is full of 0xCD.
+Memory of every kind is ordinary memory, so that tests see what copies did. HOST memory and locked ranges have device
+pointers `LOCKED_OFFSET` above the host's, which copies and fills understand. New memory is filled with 0xCD.
 
-Work runs on the thread that calls `release`; with ``held=False`` as soon as it can, on the thread that submits. A C
-function that waits, such as that of a gate, so needs its queue released on a thread of its own (`Background`).
+Work runs on the thread that calls `release`; with ``held=False`` as soon as it can, on the thread that submits. So a C
+function that waits, such as that of a gate, needs its queue to be released on another thread (`Background`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Step(NamedTuple):
-    """Work in a queue: what it is, how it is done, and the ranges (address, size) that it touches."""
+    """Work in a queue: its method, the function that does it, and the ranges (address, size) that it touches."""
 
     method: str
     run: Callable[[], object]
@@ -46,21 +46,21 @@ class Step(NamedTuple):
 
 
 class FakeMemoryDevice(FakeDevice):
-    """A MemoryDevice that keeps account and holds work.
+    """A MemoryDevice that records its calls and holds work.
 
     Attributes
     ----------
     held : bool
         Whether queues made from now on hold their work.
     queues : list of FakeQueue
-        All ever made or adopted, the oldest first.
+        All ever made, the oldest first; not those adopted.
     allocated : dict of int to (int, MemoryKind)
         Size and kind by base address.
     vendor_calls : list of str
-        The names of all calls of the memory layer, those that failed too.
+        The names of all calls of the memory layer, including those that failed.
     events_made, events_alive, queues_alive : int
     wrong : list of str
-        What the rules forbid and was done nevertheless.
+        Calls that the rules forbid.
     """
 
     description = "a fake"
@@ -83,7 +83,7 @@ class FakeMemoryDevice(FakeDevice):
     # ---- what tests do ----
 
     def fail_call(self, error: BaseException | None = None, calls_before: int = 0) -> None:
-        """Have the next call of the memory layer fail, or the one after so many more."""
+        """Let the next call of the memory layer fail, or the one after `calls_before` others."""
         error = error or VendorError("fakeCall", 1, "FAKE_FAILURE")
         self._call_failures[len(self.vendor_calls) + calls_before] = error
 
@@ -92,7 +92,7 @@ class FakeMemoryDevice(FakeDevice):
         self._call_failures.clear()
 
     def lose(self) -> None:
-        """From now on every call fails, and no work runs any more."""
+        """Make every call fail from now on; no work runs any more."""
         with self._moved:
             self.lost = True
             for queue in self.queues:
@@ -100,7 +100,7 @@ class FakeMemoryDevice(FakeDevice):
             self._moved.notify_all()
 
     def release(self, steps: int | None = None, queue: FakeQueue | None = None) -> int:
-        """Run so many steps, or all that can run, of one queue or of all in turn; how many there were."""
+        """Run `steps` steps, or all that can run, of one queue or of all in turn; return how many ran."""
         count = 0
         queues = [queue] if queue else list(self.queues)
         while steps is None or count < steps:
@@ -113,14 +113,14 @@ class FakeMemoryDevice(FakeDevice):
         return count
 
     def let_go(self) -> None:
-        """Hold nothing any more: run what is there, and later work at once."""
+        """Stop holding work: run what is pending, and later work at once."""
         self.held = False
         for queue in self.queues:
             queue.held = False
         self.release()
 
     def check(self) -> None:
-        """Nothing leaked: no allocation, queue, event or lock; and nothing was done that is forbidden."""
+        """Assert that no allocation, queue, event or lock has leaked, and that no call was forbidden."""
         gc.collect()
         end = time.monotonic() + WAIT
         trim_staging()
@@ -192,7 +192,7 @@ class FakeMemoryDevice(FakeDevice):
         return queue
 
     def adopt_queue(self, handle: int) -> FakeQueue:
-        """One more face of the queue with this handle."""
+        """Another object for the queue with this handle."""
         self.attend("adopt_queue")
         for queue in self.queues:
             if queue.handle == handle and not queue.closed:
@@ -207,7 +207,7 @@ class FakeMemoryDevice(FakeDevice):
 
     def attend(self, call: str) -> None:
         if Path("/proc/thread-self/comm").read_text() == "pinning service\n" and not self.lost:
-            return  # it asks whenever it likes: it is not to meet the failure that a test has prepared for itself
+            return  # it polls at any time, and must not get the failure that a test has prepared for itself
         number = len(self.vendor_calls)
         self.vendor_calls.append(call)
         if self.lost:
@@ -216,7 +216,7 @@ class FakeMemoryDevice(FakeDevice):
             raise self._call_failures.pop(number)
 
     def until(self, reached: Callable[[], bool]) -> None:
-        """Block until it is so."""
+        """Block until `reached` returns true."""
         end = time.monotonic() + WAIT
         while not (self.lost or reached()):
             assert time.monotonic() < end, "nobody has released the work"
@@ -227,7 +227,7 @@ class FakeMemoryDevice(FakeDevice):
             raise VendorError("fakeWait", LOST, "FAKE_DEVICE_LOST")
 
     def release_unheld(self) -> None:
-        """Run what can run in the queues that hold nothing."""
+        """Run what can run in the queues that do not hold their work."""
         while any(queue.step() for queue in list(self.queues) if not queue.held):
             pass
 
@@ -238,7 +238,7 @@ class FakeMemoryDevice(FakeDevice):
             self._moved.notify_all()
 
     def real(self, ptr: int, size: int) -> int:
-        """The address to use for one that may be a device pointer of locked memory."""
+        """The host address of a range; `ptr` may be a device pointer of locked memory."""
         ranges = [*self.locked.items(), *((base, length) for base, (length, _) in self.allocated.items())]
         for base, length in ranges:
             if base + LOCKED_OFFSET <= ptr and ptr + size <= base + LOCKED_OFFSET + length:
@@ -273,7 +273,7 @@ class FakeEvent:
             raise self.error
 
     def seconds_since(self, earlier: VendorEvent) -> float:
-        """One second for each step that the device has made in between."""
+        """Count one second for each step that the device has run in between."""
         self.device.attend("event.seconds_since")
         assert isinstance(earlier, FakeEvent)
         assert self.reached
@@ -290,7 +290,7 @@ class FakeQueue:
     done_steps : list of str
         The methods of the steps that have run.
     refused : int
-        Copies across the border of what is locked.
+        Number of copies across the border of a lock.
     """
 
     def __init__(self, device: FakeMemoryDevice, held: bool, shared: FakeQueue | None = None) -> None:
@@ -305,21 +305,21 @@ class FakeQueue:
         self.running = False
         self.refused = 0
         self._failures: deque[BaseException] = deque()
-        self._error: BaseException | None = None  # of work that no event has told yet
+        self._error: BaseException | None = None  # of work, not yet reported by an event
         self._submitting = threading.Lock()
 
     # ---- what tests do ----
 
     def fail_step(self, error: BaseException | None = None) -> None:
-        """Have the next copy, fill or call that runs fail: the error comes with the next event, or `synchronize`."""
+        """Let the next copy, fill or call that runs fail; the next event or `synchronize` reports the error."""
         self._failures.append(error or VendorError("fakeWork", 4, "FAKE_WORK_FAILED"))
 
     def pending(self) -> list[Step]:
-        """What has not run yet."""
+        """The steps that have not run yet."""
         return list(self.steps)
 
     def mark(self, function: Callable[[], object]) -> None:
-        """Submit a step that calls `function`: work that only tests know."""
+        """Submit a step that calls `function`: work for tests only."""
         self._submit(Step("mark", function))
 
     @property
@@ -428,7 +428,7 @@ class FakeQueue:
             self.device.queues_alive -= 1
 
     def _check_borders(self, touches: tuple[tuple[int, int], ...]) -> None:
-        """A vendor refuses what begins in locked memory and ends elsewhere, or the other way round."""
+        """Refuse, as a vendor does, a range that lies only partly in locked memory."""
         for ptr, size in touches:
             for start, length in list(self.device.locked.items()):
                 inside = start <= ptr and ptr + size <= start + length
@@ -446,7 +446,7 @@ class FakeQueue:
             self.device.attend(f"queue.{step.method}")
             with self.device.moving():
                 self.steps.append(step)
-                at_once = step.method == "record" and len(self.steps) == 1  # there is nothing that could be held
+                at_once = step.method == "record" and len(self.steps) == 1  # there is no work to hold
         finally:
             self._submitting.release()
         if not self.held:
@@ -466,7 +466,7 @@ class FakeQueue:
 
 @contextmanager
 def held_device() -> Iterator[FakeMemoryDevice]:
-    """A device of which the queues hold their work until it is released, checked at the end."""
+    """A device whose queues hold their work until it is released; checked at the end."""
     device = FakeMemoryDevice()
     yield device
     device.let_go()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of copies from files on any device: for `test_file_copies.py` and `vendors/cuda/standin_files.py`."""
+"""Tests of copies from files, for any device: used by `test_file_copies.py` and `vendors/cuda/standin_files.py`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SIZE = 24 << 20  # more than a small ring
 
 
 def descriptors_of(path: Path) -> int:
-    """How many this process has of a file."""
+    """How many descriptors of a file this process has."""
     found = 0
     for each in Path("/proc/self/fd").iterdir():
         try:
             found += each.readlink() == path
-        except FileNotFoundError:  # the one of this very look
+        except FileNotFoundError:  # the descriptor of this iteration itself
             continue
     return found
 
 
 def evict(path: Path) -> None:
-    """Have a file leave the page cache, where its disk lets it."""
+    """Evict a file from the page cache, if its disk allows it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -42,7 +42,7 @@ def evict(path: Path) -> None:
 
 @contextmanager
 def held_back(queue: pinning.Queue) -> Iterator[None]:
-    """A queue that does nothing until the end of the block."""
+    """Keep a queue from doing anything until the end of the block."""
     go = threading.Event()
     held = queue.call(lambda: go.wait(600))
     try:
@@ -54,7 +54,7 @@ def held_back(queue: pinning.Queue) -> Iterator[None]:
 
 @pytest.fixture
 def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of a file of SIZE bytes cannot be read before the queue comes to the copy."""
+    """A ring so small that most of a file of SIZE bytes cannot be read before the queue reaches the copy."""
     pinning.copies.trim_staging()
     monkeypatch.setattr(costs, "ring_bytes", 4 << 20)
 
@@ -123,14 +123,14 @@ def test_what_is_no_regular_file(queue: pinning.Queue, tmp_path: Path, monkeypat
         pinning.copy_file(array, tmp_path / "none", queue=queue)
     with pytest.raises(pinning.FileError, match="a folder"):
         pinning.copy_file(array, tmp_path, queue=queue)
-    with pytest.raises(pinning.FileError, match="a pipe"):  # and does not wait for who writes it
+    with pytest.raises(pinning.FileError, match="a pipe"):  # and does not wait for a writer
         pinning.copy_file(array, tmp_path / "pipe", queue=queue)
     with pytest.raises(pinning.FileError, match="a device"):
         pinning.copy_file(array, "/dev/zero", queue=queue)
     with pytest.raises(ValueError, match="null character"):
         pinning.copy_file(array, "a\0b", queue=queue)
     with socket.socket(socket.AF_UNIX) as unix:
-        monkeypatch.chdir(tmp_path)  # for a socket's path must be short
+        monkeypatch.chdir(tmp_path)  # because a socket's path must be short
         unix.bind("socket")
         with pytest.raises(OSError, match="socket"):
             pinning.copy_file(array, "socket", queue=queue)

@@ -8,4 +8,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent
-PYTHONPATH = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent)])  # as pyproject.toml has it for pytest
+PYTHONPATH = os.pathsep.join([str(SUPPORT), str(SUPPORT.parent)])  # as in pyproject.toml for pytest

@@ -36,7 +36,7 @@ class Installed(NamedTuple):
 
 
 def run(*command: str | Path, folder: Path) -> str:
-    """What the command prints; it fails the test when it fails."""
+    """What the command prints; a command that fails, fails the test."""
     # Under `make test` Python is told not to look for modules in the folder that it is started in.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -46,7 +46,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 @cache
 def wheel() -> Path:
-    """What `make` has built, if nothing has changed since; else built once a session, as ``pip wheel .`` does."""
+    """The wheel that `make` has built, if still current; otherwise built once a session, as ``pip wheel .`` does."""
     made = ROOT / ".venv" / "wheel"
     current = Path(sys.prefix) == made.parent and shutil.which("make") is not None
     if current and subprocess.run(["make", "-q", ".venv/wheel"], cwd=ROOT, capture_output=True).returncode == 0:
@@ -59,7 +59,7 @@ def wheel() -> Path:
 
 @cache
 def installed() -> Installed:
-    """A virtual environment of its own: nothing of it comes from the repository."""
+    """A separate virtual environment: nothing in it comes from the repository."""
     folder = _folder("environment")
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
@@ -71,7 +71,7 @@ def installed() -> Installed:
 
 
 def pip(*arguments: str | Path) -> None:
-    """Skips where there is no pip, as in an environment that uv made."""
+    """Run pip; skip the test if there is none, as in an environment that uv made."""
     if find_spec("pip") is None:
         pytest.skip("needs pip in this environment: python -m ensurepip")
     run(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, folder=ROOT)
@@ -94,7 +94,7 @@ def _folder(name: str) -> Path:
 
 
 def tool(name: str, remedy: str) -> str:
-    """Where a program is, or a skip that says how to get it."""
+    """The path of a program; without it, skip the test and name the remedy."""
     found = shutil.which(name) or shutil.which(Path(sys.executable).parent / name)
     if found is None:
         pytest.skip(f"needs {name}: {remedy}")

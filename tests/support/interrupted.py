@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every_bytecode.py and under_signals.py interrupt, and what must be as it was afterwards.
+"""The scenarios that every_bytecode.py and under_signals.py interrupt, and the state that must be as before afterwards.
 
-The device is that of the variable INTERRUPTED, host:0 by default, or the stand-in's cuda:0.
+The variable INTERRUPTED names the device: host:0 by default, or the stand-in's cuda:0.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from pinning import MemoryKind, arrays
 from pinning.runtime.process import defer, look_after
 from standins.libcuda import DRIVER, left
 
-MOST = 2  # problems of one scenario: each may take a minute to be sure of
+MOST = 2  # problems of one scenario: each may take a minute to confirm
 WAIT = 60.0  # seconds, for what destructors leave to threads
 DEVICE = os.environ.get("INTERRUPTED", "host:0")
-SIZE = 3 << 13  # bytes: what is locked at once has room where 64 KiB may be locked
-FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm"))  # where no disk is waited for
+SIZE = 3 << 13  # bytes: all that is locked at once fits in a limit of 64 KiB
+FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm"))  # so that nothing waits for a disk
 atexit.register(shutil.rmtree, FOLDER)
 
 _kept: list[Any] = []
 
-Given = list[Any]  # what the user has been given, youngest last
+Given = list[Any]  # what the scenario has been given, youngest last
 Scenario = Callable[[Given], None]
 
 
-# ---- what is done ----
+# ---- the scenarios ----
 
 
 def lock(given: Given) -> None:
@@ -182,7 +182,7 @@ def with_costs(**fields: int) -> Iterator[None]:
 
 
 def copy_often(given: Given) -> None:
-    source = numpy.zeros(SIZE, "u1")  # locked until it goes
+    source = numpy.zeros(SIZE, "u1")  # locked until it is freed
     given.append(pinning.alloc(SIZE, device=DEVICE))
     with with_costs(lock_after=2, lock_from=SIZE):
         for _ in range(3):
@@ -191,7 +191,7 @@ def copy_often(given: Given) -> None:
 
 
 def copy_over_links(given: Given) -> None:
-    """There in rounds, and back at once; the memory is kept, for it takes long to make."""
+    """To the device in rounds, and back all at once; the memory is kept, because it takes long to make."""
     size = SIZE if DEVICE == "host:0" else 72 << 20
     if not _kept:
         _kept.extend((numpy.arange(size, dtype="u1"), numpy.zeros(size, "u1"), pinning.alloc(size, device=DEVICE)))
@@ -324,16 +324,16 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-# ---- what must be as it was ----
+# ---- the state that must be as before ----
 
 
 def prepare(name: str) -> Scenario:
-    """The scenario, done a few times: what is imported and made once is there."""
+    """Run the scenario a few times, so that all that is imported or made once exists; return it."""
     costs = pinning.copies.costs
     costs.stage_to_device = costs.stage_to_host = SIZE if name == "copy_staged" else 2 * SIZE
-    costs.ring_bytes, costs.threads = 4 << 20, 2  # the smallest, which is there soonest
+    costs.ring_bytes, costs.threads = 4 << 20, 2  # the smallest, which is made fastest
     with pinning.lock(bytearray(1), device=DEVICE):
-        pass  # what the first lock makes is there, where a scenario's own may be cancelled before it has locked
+        pass  # makes all that a first lock makes: a scenario's own may be cancelled before it has locked
     for _ in range(3):
         SCENARIOS[name]([])
     started = threading.Event()
@@ -348,7 +348,7 @@ def prepare(name: str) -> Scenario:
 
 
 def state(whole: bool = True) -> dict[str, object]:
-    """What leaks would show in; the mappings, which the kernel takes longest to tell, only where it is to be whole."""
+    """All that would show a leak; the mappings, which the kernel takes longest to list, only if `whole`."""
     arrays.synchronize(DEVICE)
     pinning.copies.trim_staging()
     pools = [pinning.memory.default_pool(pinning.device(DEVICE), kind) for kind in MemoryKind]
@@ -373,7 +373,7 @@ def state(whole: bool = True) -> dict[str, object]:
 
 
 def threads() -> Counter[str]:
-    """How many have each name: those of queues and services have names of their own."""
+    """How many threads have each name: those of queues and services have names of their own."""
     names = Counter[str]()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended
@@ -382,13 +382,13 @@ def threads() -> Counter[str]:
 
 
 def arenas_mapped() -> int:
-    """Mappings that a fork's child has not (``dc``), and those with names."""
+    """The number of mappings that a child of fork does not get (``dc``), and of those with names."""
     text = Path("/proc/self/smaps").read_bytes()
     return text.count(b" dc ") + text.count(b"pinning-arena")
 
 
 def give_back(given: Given) -> list[str]:
-    """What the user does with what he was given; what is refused is wrong."""
+    """Give back what the scenario was given, as a user would; return the refusals, which are problems."""
     refused = []
     pinning.budget(idle=False)
     arrays.synchronize(DEVICE)  # work that was submitted may use it
@@ -409,7 +409,7 @@ def give_back(given: Given) -> list[str]:
 
 
 def works_again(scenario: Scenario, given: Given) -> list[str]:
-    """What goes wrong when it is done once more, undisturbed."""
+    """Run the scenario once more, undisturbed; return what goes wrong."""
     try:
         scenario(given)
     except BaseException as afterwards:
@@ -419,7 +419,7 @@ def works_again(scenario: Scenario, given: Given) -> list[str]:
 
 
 def on_the_way_of(error: type[BaseException], other: BaseException | None) -> bool:
-    """Whether it is what the ends of `with` blocks have made of an exception that passed them."""
+    """Whether `other` is such an error, or was raised by the end of a `with` block that such an error passed."""
     return other is not None and (isinstance(other, error) or on_the_way_of(error, other.__context__))
 
 
@@ -436,7 +436,7 @@ def differences(before: dict[str, object], whole: bool = True) -> list[str]:
 
 
 class Findings:
-    """What is wrong with one scenario: each told once, and no more looked for where enough is."""
+    """The problems of one scenario: each is reported once, and the program ends after `MOST`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count, self.before = name, 0, state()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is made to leave while it is locked, in all ways; as a program: ``leaving.py [forbidden] CYCLES``.
+"""All ways to unmap, move or discard memory while it is locked; as a program: ``leaving.py [forbidden] CYCLES``.
 
-That counts what is stale after so many cycles of each of two threads, beside readers, copies and other mappings;
-``forbidden`` has the kernel refuse userfaultfd first, as Docker's seccomp filter does.
+It counts stale locks in CYCLES cycles of each of two threads, beside readers, copies and other mappings. With
+``forbidden`` the kernel refuses userfaultfd, as under Docker's seccomp filter.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ def discarded(ptr: int) -> None:
 
 
 WAYS: list[Callable[[int], None]] = [unmapped, unmapped_in_part, replaced, moved, discarded]
-# Offset and bytes that are mapped no more: another thread's mapping may come there, and is not to be touched.
+# Offset and size of what is no longer mapped: another thread's mapping may be there, and must not be touched.
 GIVEN_BACK = {unmapped: (0, SIZE), unmapped_in_part: (mmap.PAGESIZE, mmap.PAGESIZE), moved: (0, SIZE)}
 
 
 def unmap_the_rest(ptr: int, leave: Callable[[int], None]) -> None:
-    """What is still mapped of the pages at `ptr` that have left by `leave`."""
+    """Unmap what `leave` has left mapped of the pages at `ptr`."""
     offset, size = GIVEN_BACK.get(leave, (0, 0))
     for start, end in ((0, offset), (offset + size, SIZE)):
         assert start == end or libc.munmap(ptr + start, end - start) == 0
 
 
 def mapped_anew(ptr: int, leave: Callable[[int], None]) -> bool:
-    """Map what the pages at `ptr` lack since they have left by `leave`; False where another mapping has come there."""
+    """Map again what `leave` has unmapped of the pages at `ptr`; False if another mapping is there now."""
     offset, size = GIVEN_BACK.get(leave, (0, 0))
     start = ptr + offset
     if size and libc.mmap(start, size, READ_WRITE, ANONYMOUS | FIXED_NOREPLACE, -1, 0) != start:
@@ -116,7 +116,7 @@ def is_held_in_a_child(lock: pinning.Lock) -> bool:
 
 
 def stale_after(cycles: int, device: FakeDevice) -> list[str]:
-    """What was counted on, or held, that had left: while others look, copy and make other memory leave."""
+    """List stale regions in which locks were counted, and stale locks still held, while others look, copy and map."""
     stale: list[str] = []
     failures: list[BaseException] = []
     done = threading.Event()
@@ -153,7 +153,7 @@ def stale_after(cycles: int, device: FakeDevice) -> list[str]:
                 assert (there == array).all()
 
     def come() -> None:
-        """Into the places of what has left, each page to stay as it is for a while."""
+        """Map pages in the places of memory that has gone; each must keep its content for a while."""
         there: deque[mmap.mmap] = deque()
         while not done.is_set():
             there.append(mmap.mmap(-1, mmap.PAGESIZE))
@@ -184,7 +184,7 @@ def stale_after(cycles: int, device: FakeDevice) -> list[str]:
 
 
 def forbid_userfaultfd() -> None:
-    """By a seccomp filter, for this process from now on."""
+    """Make userfaultfd fail in this process from now on, by a seccomp filter."""
     number = {"x86_64": 323, "aarch64": 282}[os.uname().machine]
     allow, eperm = 0x7FFF0000, 0x00050001
     steps = [
@@ -204,7 +204,7 @@ def forbid_userfaultfd() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    faulthandler.dump_traceback_later(CHILD_SECONDS, repeat=True)  # where it stands still, if it does
+    faulthandler.dump_traceback_later(CHILD_SECONDS, repeat=True)  # shows where it hangs, if it does
     if arguments[0] == "forbidden":
         forbid_userfaultfd()
     device = FakeDevice()

@@ -11,14 +11,14 @@ from pinning_host import kernel
 
 
 def needs_room_to_lock(size: int) -> None:
-    """Skip where fewer than `size` bytes may be locked yet."""
+    """Skip the test if fewer than `size` more bytes may be locked."""
     limit = kernel.lock_limit()
     if limit is not None and limit[0] - limit[2] < size:
         pytest.skip(f"needs to lock {size >> 10} KiB; RLIMIT_MEMLOCK (ulimit -l) is {limit[0] >> 10} KiB")
 
 
 def locked_kib() -> int:
-    """What the kernel says this process has locked."""
+    """KiB that this process has locked, as the kernel reports it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmLck:"):
             return int(line.split()[1])

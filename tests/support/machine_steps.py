@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long random machines run: for seconds in the suite, as long as is asked for by PINNING_MACHINE_STEPS."""
+"""How long random state machines run: for seconds in the suite, or as long as PINNING_MACHINE_STEPS says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS = 40  # of one example
 
 
 def steps(usual: int) -> settings:
-    """Settings of a machine that does so many steps in all, or as many as the environment says."""
+    """Settings of a machine that runs `usual` steps in all, or as many as the environment says."""
     wanted = int(os.environ.get("PINNING_MACHINE_STEPS", usual))
     return settings(
         max_examples=max(wanted // STEPS, 1),

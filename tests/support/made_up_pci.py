@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree as /sys/bus/pci/devices, of five GPUs."""
+"""A tree like /sys/bus/pci/devices, with five GPUs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# The first, one behind the same switch, on the same host bridge, on the same node, and on another.
+# The first, then one behind the same switch, one on the same host bridge, one on the same node, and one on another.
 GPUS = ("0001:3b:00.0", "0001:3c:00.0", "0001:3d:00.0", "0001:3e:00.0", "0001:3f:00.0")
 
 
 def make_gpu(root: Path, where: str, node: int, lanes: str = "16", speed: str = "32.0 GT/s PCIe") -> None:
-    """`where` it is below /sys/devices."""
+    """Make a GPU at `where` below /sys/devices."""
     folder = root / "sys" / "devices" / where
     folder.mkdir(parents=True)
     most = {"max_link_width": "16", "max_link_speed": "32.0 GT/s PCIe"}
@@ -23,7 +23,7 @@ def make_gpu(root: Path, where: str, node: int, lanes: str = "16", speed: str = 
 
 
 def make_machine(root: Path) -> Path:
-    """Returns what stands for /sys/bus/pci/devices."""
+    """Make the tree; return the folder that stands for /sys/bus/pci/devices."""
     switch = "pci0001:30/0001:30:01.0/0001:38:00.0"
     make_gpu(root, f"{switch}/0001:39:00.0/{GPUS[0]}", 0)
     make_gpu(root, f"{switch}/0001:39:01.0/{GPUS[1]}", 0, "8", "2.5 GT/s PCIe")

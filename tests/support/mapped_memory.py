@@ -19,14 +19,14 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _FIXED_NOREPLACE = 0x100000
-_apart = [1 << 36]  # the next one's place
+_apart = [1 << 36]  # the address of the next one
 _placing = Lock()
 
 
 def map_apart(
     size: int, prot: int = READ_WRITE, flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, file: int = -1
 ) -> int:
-    """Map memory far below where the kernel places mappings: what is unmapped of it no other mapping takes."""
+    """Map memory far below where the kernel places mappings, so that no other mapping takes what is unmapped of it."""
     with _placing:
         wanted = _apart[0]
         _apart[0] += (size // PAGE + 2) * PAGE
@@ -36,7 +36,7 @@ def map_apart(
 
 
 class Memory:
-    """Pages apart from others that stay mapped until the process ends, anonymous and private unless told otherwise."""
+    """Pages apart from other mappings that stay until the process ends; by default anonymous and private."""
 
     def __init__(
         self, pages: int, prot: int = READ_WRITE, flags: int = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, file: int = -1
@@ -52,7 +52,7 @@ class Memory:
 
 
 def locked_pages(start: int, end: int) -> set[int]:
-    """The numbers, from `start` on, of the pages that the kernel has locked."""
+    """The numbers of the pages that the kernel has locked, counted from `start`."""
     pages: set[int] = set()
     low = high = 0
     for line in Path("/proc/self/smaps").read_text().splitlines():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that no mistake makes by chance."""
+"""Bytes that no mistake produces by chance."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of queues have in common: work that does nothing, things to keep alive, programs of their own."""
+"""Helpers for the tests of queues: work that does nothing, things to keep alive, separate programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def work(vendor: object) -> None:
 
 
 def program(text: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that has pinning and `Queue`, and what tests may import, until its process ends."""
+    """Run a program that has pinning and `Queue`, and can import what tests can, until its process ends."""
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
     prelude = "import os, sys, threading, time\nimport pinning\nfrom pinning.queues import Queue\n"
     command = [sys.executable, "-X", "dev", "-c", prelude + textwrap.dedent(text)]

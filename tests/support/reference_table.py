@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same interface on a well-known interval tree: slow, simple, and the oracle of the tests."""
+"""The page table's interface on a well-known interval tree: slow, simple, and the oracle of the tests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _address(value: SupportsIndex) -> int:
 
 
 def _range(start: SupportsIndex, size: SupportsIndex) -> tuple[int, int]:
-    """Its two ends; the second may lie past the top."""
+    """The two ends of a range; the second may lie past the top."""
     low, length = _address(start), index(size)
     if length < 0:
         raise RangeError(f"{length} bytes are less than none")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of one run of tests have in common: the first that needs it makes it, the others wait."""
+"""Files that the processes of one test run share: the first process that needs one makes it, the others wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def made_once(target: Path, wait: bool = True) -> Iterator[bool | None]:
-    """Claim what is to be made: whether it exists already, or None while another process makes it."""
+    """Claim `target`: yield whether it exists already, or None, without `wait`, while another process makes it."""
     with Path(f"{target}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

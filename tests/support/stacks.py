@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the threads of a program stand that a test kills because it does not end."""
+"""Where the threads of a program are when a test kills it because it does not end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def tell_before_killing() -> None:
-    """From now on, have a program whose time is up tell on stderr where it stands, before it is killed."""
+    """From now on, print the stacks of a program to stderr before it is killed because its time is up."""
     kill = subprocess.Popen.kill
 
     def tell_and_kill(process: subprocess.Popen[str]) -> None:
@@ -23,16 +23,16 @@ def tell_before_killing() -> None:
 
 
 def stacks(pid: int) -> str:
-    """Of each thread of a process, and of those that it has started: name and state, and the stack if gdb is here."""
+    """Name and state of each thread of a process and of its children, and their stacks if gdb is installed."""
     said, children = [f"process {pid}:"], set()
     for thread in sorted(Path(f"/proc/{pid}/task").glob("*")):
-        with suppress(OSError):  # it has ended, or the file is for others
+        with suppress(OSError):  # it has ended, or the file may not be read
             status = dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines())
             said.append(f"  {thread.name} {status['Name']}: {status['State']}, {(thread / 'wchan').read_text()}")
             children |= set((thread / "children").read_text().split())
             said.append(f"    system call {(thread / 'syscall').read_text().strip()}")
     if gdb := shutil.which("gdb"):
-        commands = ["-ex", "thread apply all backtrace 40", "-ex", "thread apply all py-bt"]  # where gdb knows Python
+        commands = ["-ex", "thread apply all backtrace 40", "-ex", "thread apply all py-bt"]  # if gdb knows Python
         command = [gdb, "-nx", "-batch", "-iex", "set auto-load safe-path /", "-p", str(pid), *commands]
         with suppress(subprocess.TimeoutExpired):
             said.append(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout)

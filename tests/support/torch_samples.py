@@ -31,7 +31,7 @@ class Numbers(Dataset):  # type: ignore[misc]
 
 
 class Killed(Numbers):
-    """Its worker dies at a sample, by a signal that kills."""
+    """Its worker is killed by a signal at a sample."""
 
     def __getitem__(self, at: int) -> Any:
         if at == 20:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends itself SIGINT at random moments of a scenario, and sees that all is as it was: a program of its own.
+"""A program that sends itself SIGINT at random moments of a scenario, and checks that all is as before.
 
     under_signals.py SIGNALS SEED SCENARIO...      prints what went wrong
 
-The kernel sends the signals, so they come in the middle of C code and of calls of the vendor too; Ctrl-C is raised
-where Python gets round to it. After each the user gives back what he was given.
+The kernel sends the signals, so they also arrive in the middle of C code and of vendor calls; Python raises Ctrl-C when
+it next handles signals. After each signal the program gives back what the scenario was given.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from types import FrameType
 
 from interrupted import Findings, Given, differences, give_back, on_the_way_of, prepare, works_again
 
-HANG = 120.0  # seconds, after which a scenario has stopped for good
+HANG = 120.0  # seconds after which a scenario counts as hung
 EACH = 16  # signals after which all is compared
 
 
 class Timer:
-    """A timer of the kernel's, which sends SIGINT once."""
+    """A kernel timer that sends SIGINT once."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("librt.so.1", use_errno=True)
@@ -45,14 +45,14 @@ class Timer:
 
 
 def interrupt(name: str, signals: int, seed: int) -> int:
-    """Do it until so many signals came; the number of problems."""
+    """Run a scenario until `signals` signals came; return the number of problems."""
     came, armed = 0, False
 
     def raise_once(number: int, frame: FrameType | None) -> None:
         nonlocal came, armed
         came += 1
         if armed:
-            armed = False  # what cleans up is let alone
+            armed = False  # cleanup is not interrupted
             raise KeyboardInterrupt
 
     scenario, timer, draw = prepare(name), Timer(), random.Random(seed)
@@ -91,7 +91,7 @@ def interrupt(name: str, signals: int, seed: int) -> int:
 
 def main(signals: int, seed: int, names: list[str]) -> None:
     warnings.simplefilter("ignore")
-    sys.unraisablehook = lambda _: None  # Python tells of what is raised in a destructor, and goes on
+    sys.unraisablehook = lambda _: None  # Python reports what a destructor raises, and continues
     wrong = sum(interrupt(name, signals, seed) for name in names)
     faulthandler.cancel_dump_traceback_later()
     print(f"{signals} signals each, {wrong} problems", flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in drivers: of one vendor for the tests in its folder, of each of them for those beside this file.
+"""The stand-in drivers: one vendor's for the tests in its folder, every vendor's for those beside this file.
 
 A stand-in checks the ABI and the sequence of calls, not a real driver's semantics.
 """
@@ -38,7 +38,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.fixture(scope="module")
 def standin_folder(request: pytest.FixtureRequest, build: Callable[[Driver], Path]) -> Path:
-    """Where the stand-in of this folder's vendor is, for programs started with `DRIVER.environment`."""
+    """The folder of the stand-in for this folder's vendor, for programs started with `DRIVER.environment`."""
     run = VENDORS[request.path.parent.name].run
     run.require()
     return build(run.driver)
@@ -46,13 +46,13 @@ def standin_folder(request: pytest.FixtureRequest, build: Callable[[Driver], Pat
 
 @pytest.fixture
 def vendor() -> Vendor:
-    """The one whose driver is the stand-in in this process."""
+    """The vendor whose driver is a stand-in in this process."""
     return this_vendor()
 
 
 @pytest.fixture
 def standin(vendor: Vendor, tmp_path: Path) -> Iterator[StandIn]:
-    """The stand-in that is this process's driver. A test leaves nothing registered, allocated or made."""
+    """The stand-in driver of this process. After a test nothing may be left registered, allocated or created."""
     standin = vendor.run.driver.standin(tmp_path / "calls")
     standin.configure()
     yield standin
@@ -61,7 +61,7 @@ def standin(vendor: Vendor, tmp_path: Path) -> Iterator[StandIn]:
     trim_staging()
     assert standin.registrations() == set()
 
-    def nothing_is_left() -> bool:  # the thread of a closed queue may be about to end
+    def nothing_is_left() -> bool:  # the thread of a closed queue may still be ending
         gc.collect()
         return not any(count for what, count in vendor.live().items() if what != vendor.kept)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin and its devices: what holds of all vendors."""
+"""A plugin and its devices: tests for all vendors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locking and unlocking where a driver registers the bytes that it is given: what holds of CUDA and HIP."""
+"""Locking and unlocking with drivers that register exactly the given bytes: tests for CUDA and HIP, one for HSA too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what drivers know of a pointer, and connections: what holds of several vendors."""
+"""Kinds of memory, what drivers know about a pointer, and connections: tests for several vendors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_kind_is_allocated_exactly_and_given_back(
     assert re.fullmatch(allocate, call)
     assert vendor.live()["allocations"] == 1
     info = MemoryInfo(kind, ptr, 1000, None if kind is HOST else 1)
-    assert [gpu.memory_info(ptr + at) for at in (0, 1, 999)] == [info] * 3  # whichever device is asked
+    assert [gpu.memory_info(ptr + at) for at in (0, 1, 999)] == [info] * 3  # from any device
     assert gpu.memory_info(ptr + 1000) is None
     assert gpu.is_pinned_ptr(ptr + 999) == ((ptr, 1000, ptr) if kind is HOST else None)
     standin.configure()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`is_pinned_ptr`: what holds of all vendors."""
+"""`is_pinned_ptr`: a test for all vendors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: what holds of several vendors."""
+"""Queues and events: tests for several vendors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_lost_gpu_ends_all_waits_and_leaves_nothing(
         queue.close,
     ):
         is_lost(act)
-    standin.configure()  # as if it came back, so that the end can be seen
+    standin.configure()  # as if the GPU came back, so that the cleanup can be checked
     queue.close()
     event = None
     gc.collect()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python tools/peer_suites NAME PATH``: another project's tests, bare and with ours in place.
+"""``python tools/peer_suites NAME PATH``: runs another project's tests, bare (without pinning) and with ours in place.
 
 PATH is a clone of that project, with or without a work tree, or the source of a release; nothing is written there. For
-each way to have ours in place one row is printed, and entered in the table of docs/compatibility.md, which says what
-each suite needs. The status is 1 if a case fails by ours.
+each way to put ours in place, one row is printed, and entered in the table of docs/compatibility.md, which says what
+each suite needs. The status is 1 if a case fails because of ours.
 
-A suite is a module in `suites`: `WAYS` names the ways to have ours in place, `EXPLAINED` the differences that the
-documentation explains, and ``run(checkout, work, way, only)`` has the results of its cases. There `way` is "bare" for
-none of ours, and `only` has the cases that matter, or is None for all. Where the path is no clone, `version(path)`
-stands for the commit. `FILES` has the folders that are wanted of a large repository.
+A suite is a module in `suites`: `WAYS` names the ways to put ours in place, `EXPLAINED` the differences that the
+documentation explains, and ``run(checkout, work, way, only)`` returns the results of its cases. `way` is "bare" to run
+without ours; `only` has the cases to run, or is None for all. If PATH is neither a clone nor a release, the suite's
+`version(path)` stands for the commit. `FILES` has the folders that the suite needs of a large repository.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SUITES = sorted(path.stem for path in (Path(__file__).parent / "suites").glob("[
 
 
 def checkout(path: Path, work: Path, only: list[str]) -> tuple[Path, str]:
-    """The files of a clone's newest commit, or of a release, or some folders of them, in a folder of ours; its name."""
-    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}  # no clone that the path is within
+    """Copy a clone's newest commit, or a release, or some of its folders, below `work`; returns folder and version."""
+    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}  # ignores a clone around the path
     commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], env=alone, capture_output=True, text=True)
     name = commit.stdout.strip()[:8] or path.name
     files = work / name

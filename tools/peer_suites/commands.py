@@ -16,7 +16,7 @@ STAGED = "pinning run, copies of 1 byte"
 
 
 def run_by(way: str, python: str | Path = sys.executable) -> list[str | Path]:
-    """What comes before a command: `pinning run` for a way that begins so; STAGED has no smallest copy."""
+    """The prefix of a command: `pinning run` for ways that begin so; STAGED stages even copies of one byte."""
     small = ["/usr/bin/env", "PINNING_COPIES_MIN_BYTES=1"] if way == STAGED else []
     return [*small, python, "-P", "-m", "pinning", "run", "--"] if way.startswith("pinning run") else []
 
@@ -31,7 +31,7 @@ def pytest(
     plugin: str | None = None,
     **variables: str,
 ) -> dict[str, Result]:
-    """The tests of a folder by pytest; `plugin` of `in_place` is loaded first, and reads PEER_SUITES_WAY."""
+    """Run the tests of a folder with pytest; `plugin` of `in_place` is loaded first, and reads PEER_SUITES_WAY."""
     report, log = (work / f"{way.replace(' ', '-')}.{ending}" for ending in ("xml", "log"))
     report.unlink(missing_ok=True)
     # A case is called FILE.CLASS.TEST[PARAMETERS], of which -k takes the test's name.

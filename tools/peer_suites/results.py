@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a suite's cases came to, and what ours changes in that."""
+"""The results of a suite's cases, and how ours changes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 
 
 class Result(NamedTuple):
-    """Of one case. Ours must leave its state, unless that becomes better, and its output; its reason is told."""
+    """The result of one case. With ours, state and output must be the same, or the state becomes `PASSED`."""
 
     state: str
     output: str = ""
@@ -30,13 +30,13 @@ Results = Mapping[str, Result]
 
 
 def of_junit(*files: Path) -> dict[str, Result]:
-    """The cases of JUnit files, as pytest, regrtest and googletest write them; a file that is missing has none."""
+    """The cases of JUnit files, as pytest, regrtest and googletest write them; a missing file has none."""
     results: dict[str, Result] = {}
     for file in files:
         if not file.exists():
             continue
         for case in ElementTree.parse(file).iter("testcase"):
-            # googletest and regrtest have no element for a case that is disabled, or names its class twice.
+            # A disabled case of googletest has a status, but no element; a name may already contain its class.
             owner, name = case.get("classname") or "", case.get("name") or ""
             result = Result(SKIPPED if case.get("status") == "notrun" else PASSED)
             for element in case:
@@ -57,16 +57,16 @@ def _one_line(text: str) -> str:
 
 @dataclass
 class Row:
-    """One line of the table: a suite, and one way to have ours in it."""
+    """One line of the table: a suite, and one way to put ours in place."""
 
     suite: str
     way: str
     date: str
     commit: str
     passed: list[str] = field(default_factory=list)
-    alike: list[str] = field(default_factory=list)  # not passed, as bare
+    alike: list[str] = field(default_factory=list)  # not passed, the same as bare
     explained: dict[str, str] = field(default_factory=dict)  # a difference that the documentation explains
-    ours: dict[str, str] = field(default_factory=dict)  # failed by us, and the reason
+    ours: dict[str, str] = field(default_factory=dict)  # failed because of ours, and the reason
 
     @property
     def cases(self) -> int:
@@ -88,9 +88,9 @@ def compare(
     explained: Mapping[str, str],
     row: Row,
 ) -> Row:
-    """Sorts the cases into `row`. Those that differ are run again, bare and ours, so that chance is not taken for ours.
+    """Sort the cases into `row`. Those that differ are run again, bare and with ours, to rule out chance.
 
-    `explained` has the reason for cases by regular expressions.
+    `explained` has the reasons for differences, by regular expressions for cases.
     """
     differ = {case for case in bare if not ours.get(case, NOT_RUN).is_as(bare[case])}
     for _ in range(2):
@@ -117,7 +117,7 @@ def compare(
 
 
 def enter(row: Row, page: Path) -> None:
-    """Puts the row into the first table of a page, in the place of the one of the same suite and way."""
+    """Put the row into the first table of a page; it replaces the row of the same suite and way."""
     lines = page.read_text().splitlines()
     rule = next(number for number, line in enumerate(lines) if line.startswith("|--"))
     end = next((number for number in range(rule, len(lines)) if not lines[number].startswith("|")), len(lines))

@@ -13,8 +13,8 @@
 
 namespace pinning {
 
-/// Where an operation stands in a timeline: over once the timeline has reached it. `Timeline` is copyable and
-/// comparable, and has reached(), ordered() and key(), which names it.
+/// The position of an operation in a timeline: the operation is complete once the timeline has reached it. `Timeline`
+/// is copyable and comparable, and has reached(), ordered() and key(), which identifies it.
 template <class Timeline>
 struct TimelinePoint {
   Timeline timeline;
@@ -23,7 +23,7 @@ struct TimelinePoint {
   bool operator==(TimelinePoint const&) const = default;
 };
 
-/// What the next user of a block must come after: the frees.
+/// The points after which the next use of a block must be ordered: the frees.
 template <class Timeline>
 using After = std::vector<TimelinePoint<Timeline>>;
 
@@ -33,13 +33,13 @@ bool reached(After<Timeline> const& after) noexcept {
   return std::all_of(after.begin(), after.end(), [](auto const& point) { return point.reached(); });
 }
 
-/// Drops those points that are reached.
+/// Drop points that are reached.
 template <class Timeline>
 void settle(After<Timeline>& after) noexcept {
   std::erase_if(after, [](auto const& point) { return point.reached(); });
 }
 
-/// Has `after` come after one more point: of the operations of an ordered timeline the last one is enough.
+/// Add one more point to `after`: of an ordered timeline, the last point is enough.
 template <class Timeline>
 void add(After<Timeline>& after, TimelinePoint<Timeline> const& more) {
   if (more.reached()) return;
@@ -51,15 +51,15 @@ void add(After<Timeline>& after, TimelinePoint<Timeline> const& more) {
   after.push_back(more);
 }
 
-/// All that a new user comes after: of some timelines everything up to a position, of others single operations.
+/// All that a new use is ordered after: of some timelines everything up to a position, of others single operations.
 template <class Timeline>
 class Before {
  public:
   using Key = void const*;
 
-  /// Every operation of this timeline up to here.
+  /// Add every operation of this timeline up to a position.
   void add_upto(Key timeline, std::uint64_t position) {
-    if (first_ == nullptr) first_ = timeline;  // most often the only one, which costs no memory then
+    if (first_ == nullptr) first_ = timeline;  // usually the only one, which then needs no allocation
     std::uint64_t& upto = timeline == first_ ? upto_of_first_ : upto_[timeline];
     upto = std::max(upto, position);
   }
@@ -82,7 +82,7 @@ class Before {
   std::set<std::pair<Key, std::uint64_t>> single_;
 };
 
-/// Has `after` come after those of `more` that nothing in `covered` comes after.
+/// Add to `after` the points of `more` that `covered` does not cover.
 template <class Timeline>
 void add_uncovered(After<Timeline>& after, After<Timeline> const& more, Before<Timeline> const& covered) {
   for (auto const& point : more) {
@@ -90,8 +90,8 @@ void add_uncovered(After<Timeline>& after, After<Timeline> const& more, Before<T
   }
 }
 
-/// A pool's memory on one device cut into blocks: when a free one may be reused, how they split and how they merge. One
-/// thread at a time.
+/// A pool's memory on one device, cut into blocks: when a free block may be reused, how blocks split and merge. Not
+/// thread-safe.
 template <class Timeline>
 class Blocks {
  public:
@@ -99,22 +99,22 @@ class Blocks {
   struct Segment;
   struct Block;
 
-  /// A stretch of a segment. Those of one segment are a chain without gaps.
+  /// A part of a segment. The blocks of one segment form a chain without gaps.
   struct Block {
     Segment* segment;
     Address start;
     std::uint64_t size;
-    After<Timeline> after = {};  // the frees; of a block in use, those that its own free may not cover
+    After<Timeline> after = {};  // the frees; for a block in use, those that its own free may not cover
     Block* previous = nullptr;
     Block* next = nullptr;
     bool free = false;
     typename FreeList<Block>::Node node = {};
   };
 
-  /// What the vendor has allocated at once.
+  /// Memory from one allocation by the vendor.
   struct Segment {
     Address base;
-    Address device_base;  // the same byte for the device
+    Address device_base;  // the device's address of the same byte
     std::uint64_t length;
     Block* first = nullptr;
   };
@@ -126,7 +126,7 @@ class Blocks {
     for (auto const& segment : segments_) List::destroy(segment->first);
   }
 
-  /// Takes in a new segment, all of it one block in use.
+  /// Add a segment, as one block in use.
   Block* add(Address base, Address device_base, std::uint64_t length) {
     segments_.reserve(segments_.size() + 1);
     auto segment = std::make_unique<Segment>(Segment{base, device_base, length});
@@ -135,14 +135,14 @@ class Blocks {
     return segments_.back()->first;
   }
 
-  /// A block of `size` bytes out of those that may be used after `before`: from the smallest that is enough, or of
-  /// neighbours. Null where there is none. It is the caller's.
+  /// Take a block of `size` bytes from free blocks that may be used after `before`: from the smallest that is large
+  /// enough, or from several neighbours. Null if there is none. The caller has the block until `give_back`.
   Block* take(std::uint64_t size, Before<Timeline> const& before) {
     for (auto fit = free_.best_fit(size); fit != free_.end(); ++fit) {
       if (before.covers((*fit)->after)) return use(*fit, *fit, size);
     }
     for (auto const& segment : segments_) {
-      Block* first = nullptr;  // of the neighbours seen so far
+      Block* first = nullptr;  // of the usable neighbours seen so far
       std::uint64_t total = 0;
       for (Block* block = segment->first; block != nullptr; block = block->next) {
         if (!block->free || !before.covers(block->after)) {
@@ -157,14 +157,14 @@ class Blocks {
     return nullptr;
   }
 
-  /// Makes a block free for what comes after all that it has in `after`.
+  /// Free a block, for uses that are ordered after everything in its `after`.
   void give_back(Block* block) noexcept {
     block->free = true;
     free_.insert(block);
     merge(block);
   }
 
-  /// Merges all neighbours that are free without conditions by now.
+  /// Merge free neighbours again, now that more points may be reached.
   void settle() noexcept {
     for (auto const& segment : segments_) {
       for (Block* block = segment->first; block != nullptr; block = block->next) {
@@ -173,12 +173,12 @@ class Blocks {
     }
   }
 
-  /// Whether some free block may still have to be waited for.
+  /// Whether a use of some free block may still have to wait.
   bool waits() const noexcept {
     return std::any_of(free_.begin(), free_.end(), [](Block const* block) { return !reached(block->after); });
   }
 
-  /// The largest segment that is free without conditions, in one block after `settle`; null where there is none.
+  /// The largest segment that is free with all its points reached, after `settle` as one block; null if there is none.
   Segment const* idle() const noexcept {
     Segment const* found = nullptr;
     for (auto const& segment : segments_) {
@@ -189,14 +189,14 @@ class Blocks {
     return found;
   }
 
-  /// Marks an idle segment's one block as in use, while the vendor is asked to take it back.
+  /// Mark an idle segment's only block as in use while the vendor frees the segment.
   Block* claim(Segment const* segment) noexcept {
     free_.extract(segment->first);
     segment->first->free = false;
     return segment->first;
   }
 
-  /// Forgets a segment that is one block in use: the vendor has it back.
+  /// Remove a segment that is one block in use, because the vendor has freed it.
   void remove(Block const* whole) noexcept {
     std::erase_if(segments_, [&](auto const& each) {
       if (each->first != whole) return false;
@@ -208,7 +208,7 @@ class Blocks {
  private:
   using List = FreeList<Block>;
 
-  /// Makes the neighbours from `first` to `last` one block in use; what is left of the last one stays free.
+  /// Make the neighbours from `first` to `last` one block in use; the rest of the last one stays free.
   Block* use(Block* first, Block* last, std::uint64_t size) {
     std::uint64_t total = 0;
     for (Block* block = first;; block = block->next) {
@@ -242,7 +242,7 @@ class Blocks {
     return first;
   }
 
-  /// Joins a free block with its neighbours, unless a user of the result would wait for more. Returns what it is in.
+  /// Merge a free block with its free neighbours, unless a use of the result would wait for more. Returns the result.
   Block* merge(Block* block) noexcept {
     pinning::settle(block->after);
     if (block->previous != nullptr && joins(block->previous, block)) block = joined(block->previous, block);

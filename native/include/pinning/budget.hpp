@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much the maps of a process keep locked, and how much they may.
+// How much memory the maps of a process have locked, and how much they may lock.
 #pragma once
 
 #include <atomic>
@@ -20,29 +20,29 @@
 
 namespace pinning {
 
-/// The account of all maps that share it: bytes are reserved before a vendor is asked to lock them, and returned once it
-/// has unlocked them. Idle regions, which are registered and not locked, count, and give way.
+/// The account of all maps that share it: bytes are reserved before the vendor locks them, and returned once it has
+/// unlocked them. Idle regions (registered, without a lock) count, and are given back if there is no room for a lock.
 ///
-/// Locks: `mutex_` guards the lists of maps and of unlocks under way. A map's mutex nests inside it. No vendor call is made
-/// under it.
+/// Locks: `mutex_` guards the lists of maps and of unlocks in progress. A map's mutex nests inside it. No vendor call
+/// is made under it.
 class Budget {
  public:
   static constexpr std::uint64_t unlimited = ~std::uint64_t{0};
 
-  /// A map, as its budget knows it: it keeps idle regions, each with the number that `next` gave as it became idle.
+  /// A map as its budget sees it. It keeps idle regions, each with the number that `next` gave when it became idle.
   class Keeper {
    public:
-    /// The number of its longest idle region; `unlimited` where it has none. Takes no lock.
+    /// The number of its longest idle region; `unlimited` if it has none. Takes no lock.
     virtual std::uint64_t oldest_idle() const noexcept = 0;
     struct Claim {
       Address start;
-      bool half;  // the vendor has refused before, when some of it was unlocked
+      bool half;  // half unlocked: an earlier attempt has failed in part
     };
-    /// Reserves the region of this number for the caller; the map does not end before it is given back. Nothing if the
-    /// region is idle no more.
+    /// Claim the region with this number for the caller; the map is not destroyed before the region is given back.
+    /// Nullopt if the region is no longer idle.
     virtual std::optional<Claim> claim_idle(std::uint64_t number) noexcept = 0;
-    /// The vendor unlocks what was claimed; the bytes that gives back. Throws what the vendor throws: then it is idle
-    /// again, as the youngest.
+    /// Have the vendor unlock a claimed region; returns the bytes given back. Throws what the vendor throws; the region
+    /// is then idle again, with a new number.
     virtual std::uint64_t give_back(Claim claim) = 0;
 
    protected:
@@ -54,8 +54,8 @@ class Budget {
     Keeper* next_ = nullptr;
   };
 
-  /// An unlock that a vendor is asked for, from before the call until its bytes are returned. A lock that finds no room
-  /// waits for it.
+  /// An unlock in progress, from before the vendor call until its bytes are returned. A lock that finds no room waits
+  /// for it.
   class Unlocking {
    public:
     explicit Unlocking(Budget& budget) : budget_(budget) {
@@ -80,26 +80,26 @@ class Budget {
   };
 
   struct Figures {
-    std::uint64_t limit;       // bytes; `unlimited` where there is none
-    std::uint64_t locked;      // by the maps, or reserved for it; with what is idle
+    std::uint64_t limit;       // bytes; `unlimited` if there is none
+    std::uint64_t locked;      // by the maps, or reserved; includes `idle`
     std::uint64_t idle;
     std::uint64_t external;    // in the maps, but pinned by others
-    std::uint64_t idle_limit;  // 0 where nothing is kept idle
+    std::uint64_t idle_limit;  // 0: nothing is kept idle
   };
 
-  /// Where other processes read the figures while they change: each is as it was a moment ago.
+  /// The figures that other processes read while they change; each may be a moment old.
   struct Shown {
     std::atomic<std::uint64_t> limit, locked, idle, external, idle_limit;
   };
 
-  /// `shown`, which must outlive the budget, is kept up to date.
+  /// `shown`, which must outlive the budget, is kept up to date with the figures.
   explicit Budget(Shown* shown = nullptr) noexcept : shown_(shown) {}
   Budget(Budget const&) = delete;
 
   Figures figures() const noexcept { return {limit_, locked_, idle_, external_, idle_limit_}; }
 
-  /// Sets the most bytes that may be locked, and how many of them may be idle; what is idle beyond either is given back.
-  /// What is locked beyond the limit stays. A vendor that refuses to unlock is tried again with the next lock.
+  /// Set the limits of locked and of idle bytes; idle regions beyond either are given back. What is locked beyond the
+  /// limit stays. If the vendor refuses to unlock, the next lock tries again.
   void set(std::uint64_t limit, std::uint64_t idle_limit) {
     limit_ = limit;
     idle_limit_ = idle_limit;
@@ -107,31 +107,31 @@ class Budget {
     give_back_excess();
   }
 
-  /// Takes `size` bytes for a lock, before the vendor is asked; where there is no room, idle regions are given back first,
-  /// the longest idle first. Throws LockLimit.
+  /// Reserve `size` bytes for a lock, before the vendor call; if there is no room, idle regions are given back, longest
+  /// idle first. Throws LockLimit.
   void reserve(std::uint64_t size) {
     std::uint64_t const begun = next();
     std::uint64_t before = unlimited;
     auto const give_way = [&] {
       auto const given = fits_without_idle(size) ? give_back_oldest(before) : std::nullopt;
-      if (given && *given == 0) before = begun;  // what the vendor has refused is younger now, and not asked for again
+      if (given && *given == 0) before = begun;  // a refused region has a newer number now, and is not tried again
       return given.has_value();
     };
     wait_for_room(size, [&] { return try_reserve(size); }, give_way);
   }
-  /// Throws what `reserve` would, and takes nothing: for work that precedes a lock.
+  /// Throw what `reserve` would, but reserve nothing: for work that precedes a lock.
   void check(std::uint64_t size) {
     wait_for_room(size, [&] { return fits_without_idle(size); }, [] { return false; });
   }
-  /// Returns bytes that were reserved and are not locked (any more).
+  /// Return bytes that were reserved and are not, or no longer, locked.
   void give_up(std::uint64_t size) noexcept { change(locked_, &Shown::locked, 0 - size); }
 
   void enter_external(std::uint64_t size) noexcept { change(external_, &Shown::external, size); }
   void leave_external(std::uint64_t size) noexcept { change(external_, &Shown::external, 0 - size); }
 
-  /// Whether a region of this size may be kept idle; `give_back_excess` then makes up for it.
+  /// Whether a region of this size may be kept idle if `give_back_excess` follows.
   bool keeps(std::uint64_t size) const noexcept { return size <= idle_limit_; }
-  /// Whether it may without that.
+  /// Whether it may be kept idle without that.
   bool has_room_to_keep(std::uint64_t size) const noexcept {
     std::uint64_t const idle = idle_, most = idle_limit_;
     return size <= most && idle <= most - size && fits(locked_, 0);
@@ -143,8 +143,8 @@ class Budget {
     return idle != 0 && (idle > idle_limit_ || !fits(locked_, 0));
   }
 
-  /// Unlocks idle regions, the longest idle first, until `bytes` are given back or none is left that was idle when this
-  /// began. How many bytes that gave. Of those that the vendor refuses to unlock, `refused` gets the first error.
+  /// Unlock idle regions, longest idle first, until `bytes` are given back or none is left that was idle when the call
+  /// began. Returns the bytes given back. If the vendor refuses to unlock some, `refused` gets the first error.
   std::uint64_t give_back(std::uint64_t bytes, std::exception_ptr* refused = nullptr) {
     std::uint64_t const begun = next();
     std::uint64_t given = 0;
@@ -155,16 +155,16 @@ class Budget {
     }
     return given;
   }
-  /// The same; throws the first error when all is done.
+  /// The same, but throw the first error at the end.
   std::uint64_t trim(std::uint64_t bytes) {
     std::exception_ptr refused;
     std::uint64_t const given = give_back(bytes, &refused);
     if (refused) std::rethrow_exception(refused);
     return given;
   }
-  /// Calls what a vendor may refuse for want of room, and once more when as many bytes of what is idle were given back.
-  /// A vendor that lacks memory, or whose limit is reached, is asked again also when another thread's unlock has ended:
-  /// threads that want the same room may take turns.
+  /// Make a call that a vendor may refuse for lack of room, and repeat it once idle regions of as many bytes are given
+  /// back. If memory is short or a limit is reached, also repeat it when another thread's unlock has ended, so that
+  /// threads that need the same room can take turns (64 times at most).
   template <class Call>
   auto with_room(std::uint64_t bytes, Call&& call) {
     for (int tries = 64; tries > 0; --tries) {
@@ -184,7 +184,7 @@ class Budget {
     }
     return call();
   }
-  /// Unlocks what is idle beyond what may be.
+  /// Unlock idle regions beyond the limits.
   void give_back_excess() {
     std::uint64_t const begun = next();
     while (has_excess() && give_back_oldest(begun)) {
@@ -193,7 +193,7 @@ class Budget {
 
   /// How many unlocks have ended.
   std::uint64_t ended() const noexcept { return ended_; }
-  /// Whether one has ended since `ended` was read, waiting where another thread is at one.
+  /// Whether an unlock has ended since `ended` was read; waits while another thread has one in progress.
   bool wait_for_an_end(std::uint64_t ended) {
     std::unique_lock guard(mutex_);
     while (ended_ == ended) {
@@ -207,14 +207,14 @@ class Budget {
     return true;
   }
 
-  /// A number larger than all before: what a region is known by, and how long it has been idle.
+  /// A number larger than all before: identifies a region, and orders idle regions by age.
   std::uint64_t next() noexcept { return ++last_; }
 
   void join(Keeper& keeper) {
     std::lock_guard const guard(mutex_);
     keeper.next_ = std::exchange(keepers_, &keeper);
   }
-  /// A map of a parent process is not there.
+  /// Remove a map, unless it belongs to a parent process and so is not in the list.
   void leave(Keeper& keeper) noexcept {
     std::lock_guard const guard(mutex_);
     Keeper** at = &keepers_;
@@ -222,7 +222,7 @@ class Budget {
     if (*at != nullptr) *at = keeper.next_;
   }
 
-  /// In a child of fork, where nothing is locked and no map is there yet; the mutex may be held by a thread that is not.
+  /// In a forked child, where nothing is locked and no map exists yet; a thread of the parent may have held the mutex.
   void begin_anew(unsigned generation) noexcept {
     std::uint64_t const limit = limit_, idle_limit = idle_limit_;
     new (this) Budget(shown_);
@@ -232,10 +232,10 @@ class Budget {
     show();
   }
 
-  /// The process in which it counts: what was reserved in another generation must not be given back.
+  /// The process for which it counts: bytes reserved in another generation must not be returned.
   unsigned generation() const noexcept { return generation_; }
 
-  /// Brings what is shown up to date. Of several threads each looks again after its store: the last one has the last word.
+  /// Update the shown figures. Each thread reads again after its store, so that the last one leaves the final value.
   void show() noexcept {
     show(&Shown::limit, limit_);
     show(&Shown::locked, locked_);
@@ -252,13 +252,13 @@ class Budget {
     for (std::uint64_t now = figure; shown_->*where != now; now = figure) shown_->*where = now;
   }
 
-  /// `by` is modulo 2^64, so that it may be less than nothing.
+  /// `by` is modulo 2^64, so it may be negative.
   void change(Figure& figure, Figure Shown::*where, std::uint64_t by) noexcept {
     figure += by;
     show(where, figure);
   }
 
-  /// Attempts until one succeeds, after each that `give_way` or the end of another thread's unlock may have made room for.
+  /// Repeat `attempt` until it succeeds, as long as `give_way` or another thread's unlock may have made room.
   template <class Attempt, class GiveWay>
   void wait_for_room(std::uint64_t size, Attempt&& attempt, GiveWay&& give_way) {
     for (;;) {
@@ -272,7 +272,7 @@ class Budget {
     std::uint64_t const limit = limit_, external = external_;
     return limit == unlimited || (external <= limit && locked <= limit - external && size <= limit - external - locked);
   }
-  /// Whether it would fit if all that is idle went.
+  /// Whether it would fit if all idle regions were given back.
   bool fits_without_idle(std::uint64_t size) const noexcept {
     std::uint64_t const idle = idle_, locked = locked_;
     return fits(locked - (idle < locked ? idle : locked), size);
@@ -288,8 +288,8 @@ class Budget {
     return false;
   }
 
-  /// Unlocks the region that has been idle longest, of those whose number is less than `before`. The bytes that gives back,
-  /// 0 for one that the vendor refuses; nothing where none is left.
+  /// Unlock the longest idle of the regions with a number less than `before`. Returns the bytes given back, 0 if the
+  /// vendor refuses, nullopt if no such region is left.
   std::optional<std::uint64_t> give_back_oldest(std::uint64_t before, std::exception_ptr* refused = nullptr) {
     Keeper* keeper = nullptr;
     std::optional<Keeper::Claim> claimed;
@@ -331,7 +331,7 @@ class Budget {
   }
 
   Shown* shown_;
-  unsigned generation_ = 0;  // changes where there is one thread
+  unsigned generation_ = 0;  // changes only while there is one thread
   std::atomic<std::uint64_t> limit_ = unlimited, idle_limit_ = 0;
   std::atomic<std::uint64_t> locked_ = 0, idle_ = 0, external_ = 0;
   std::atomic<std::uint64_t> last_ = 0;
@@ -342,7 +342,7 @@ class Budget {
   Unlocking* unlocking_ = nullptr;
 };
 
-/// The one of this process, which its maps share.
+/// The budget of this process, which its maps share.
 PINNING_API Budget& process_budget();
 
 }  // namespace pinning

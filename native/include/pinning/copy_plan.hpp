@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One copy between a host's memory and a device's: which path each part of it takes, and why, and its submission.
+// One copy between host and device memory: the path of each part, the reason for it, and the submission.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,13 @@ enum class Reason : std::uint8_t {
   kernel,         // of a batch: a kernel of the device moves them
   engines,        // of a batch: the copy engines move them
   pageable,       // of a batch: threads gather or scatter them
-  no_room,        // worth staging, but no pinned memory was to be had for it
+  no_room,        // worth staging, but there was no pinned memory for it
 };
 
-/// Where one path begins to beat another, and how much of the machine copies may use; `pinning.copies.Costs` says more.
+/// From where on one path is faster than another, and how much copies may use; `pinning.copies.Costs` says more.
 struct CopyLimits : StagingLimits {
-  std::uint64_t stage_to_device = 8 << 20, stage_to_host = 8 << 20;   // bytes of pageable memory from which it is staged
-  std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // of a batch, for which a kernel is used
+  std::uint64_t stage_to_device = 8 << 20, stage_to_host = 8 << 20;   // bytes from which pageable memory is staged
+  std::uint64_t kernel_from_items = 4, kernel_to_bytes = 128 << 10;  // for a kernel: least items, most bytes of each
 
   std::uint64_t stage_from(bool to_device) const noexcept { return to_device ? stage_to_device : stage_to_host; }
   bool stages(std::uint64_t size, bool to_device) const noexcept {
@@ -43,16 +43,16 @@ struct CopyLimits : StagingLimits {
   }
 };
 
-/// Whose memory the two ends of a copy are.
+/// Where the two ends of a copy are.
 enum class Direction : std::uint8_t { to_device, to_host, on_device, between_devices, through_host, in_host };
 
-/// A copy that is wanted.
+/// A requested copy.
 struct CopyRequest {
   Address dst, src;
   std::uint64_t size;
   Direction direction;
-  bool early = false;  // the source may be read before the copy's turn: nothing that is submitted already writes it
-  /// Of fewer bytes, or fewer than are staged, the vendor is not asked whether others have pinned them.
+  bool early = false;  // the source may be read before the copy's turn: no work submitted before writes it
+  /// From this many bytes on, or from as many as are staged, the vendor is asked whether others have pinned them.
   std::uint64_t ask_from = ~std::uint64_t{0};
 
   bool to_device() const noexcept { return direction == Direction::to_device; }
@@ -60,8 +60,8 @@ struct CopyRequest {
   Address host() const noexcept { return to_device() ? src : dst; }
 };
 
-/// Finds out whose memory the ends are, each the host's or one device's. Throws InvalidRange for what is no range, or runs
-/// out of a device's memory, or what the vendor throws.
+/// Find out where the two ends are, each in host or in device memory. Throws InvalidRange for an invalid range or one
+/// that runs past the end of an allocation of the device, or what the vendor throws.
 PINNING_API CopyRequest request_of(PinnedMap& map, VendorDevice& device, Address dst, Address src, std::uint64_t size);
 
 /// A part of a copy, on one path.
@@ -74,22 +74,22 @@ struct CopyStep {
 struct CopyPlan {
   CopyPath path;  // the slowest of its steps
   Reason reason;
-  std::vector<CopyStep> steps;  // in order; their borders are those of locks and of pieces, across which no vendor copies
+  std::vector<CopyStep> steps;  // in order, divided at borders of locks and pieces, across which no vendor copies
 };
 
-/// `stages`: whether the queue waits for values. What is locked is held by `ranges`. Throws what the vendor throws.
+/// `stages`: whether the queue waits for values. `ranges` holds what is locked. Throws what the vendor throws.
 PINNING_API CopyPlan plan_copy(MemoryRanges& ranges, CopyRequest const& request, bool stages, CopyLimits const& limits);
 
-/// What a queue is to copy. Until it goes it holds all locked memory that it copies; let it go once that is over.
+/// A copy for a queue. It holds all locked memory that it copies; destroy it only once the copy is complete.
 class CopyOperation {
  public:
   virtual ~CopyOperation() = default;
   CopyOperation(CopyOperation const&) = delete;
 
-  /// Once. Throws what the vendor throws; what was submitted is over then.
+  /// Submit it, once. Throws what the vendor throws; everything submitted is then complete.
   virtual void submit(VendorQueue& queue);
 
-  /// The slowest path of its parts, and why; final when it is submitted.
+  /// The slowest path of its parts, and the reason; final once it is submitted.
   virtual CopyPath path() const noexcept = 0;
   virtual Reason reason() const noexcept = 0;
   /// Whether the device alone moves all bytes.
@@ -106,7 +106,7 @@ class CopyOperation {
 /// A copy of one range.
 class PlannedCopy final : public CopyOperation {
  public:
-  /// `map` is one of `device`, of whose queues one copies. Throws what the vendor throws.
+  /// `map` is one of `device`, and a queue of `device` copies. Throws what the vendor throws.
   PINNING_API PlannedCopy(PinnedMap& map, VendorDevice& device, CopyRequest const& request, bool stages,
                           CopyLimits const& limits);
   PINNING_API ~PlannedCopy() override;
@@ -126,14 +126,14 @@ class PlannedCopy final : public CopyOperation {
   CopyLimits const limits_;
   MemoryRanges ranges_;
   CopyPlan const plan_;
-  std::vector<std::unique_ptr<Staged>> staged_;  // goes first
+  std::vector<std::unique_ptr<Staged>> staged_;  // destroyed first
   std::shared_ptr<PartList const> zero_;  // for which the queue waits between two pieces
   bool no_room_ = false;
 };
 
-/// What `attempt` plans and submits: anew, where the vendor refuses it and what is locked has changed meanwhile. For another
-/// thread may have locked a part of what was planned as pageable, and no vendor copies across its border. The host's memory
-/// lies in [ptr, ptr + size).
+/// Return what `attempt` plans and submits; repeat it if the vendor refuses and what is locked has changed meanwhile,
+/// because another thread may have locked a part of what was planned as pageable, and no vendor copies across its
+/// border. The host memory is in [ptr, ptr + size).
 template <class Attempt>
 auto resubmitted(PinnedMap& map, Address ptr, std::uint64_t size, Attempt&& attempt) {
   for (int tries = 1; tries < 100; ++tries) {
@@ -147,8 +147,8 @@ auto resubmitted(PinnedMap& map, Address ptr, std::uint64_t size, Attempt&& atte
   return attempt();
 }
 
-/// Plans a copy and submits it. Keep it until the queue's work is over. Throws what the vendor throws; what was submitted is
-/// over then.
+/// Plan a copy and submit it. Keep it until the queue's work is complete. Throws what the vendor throws; everything
+/// submitted is then complete.
 PINNING_API std::unique_ptr<PlannedCopy> submit_copy(PinnedMap& map, VendorDevice& device, VendorQueue& queue,
                                                      CopyRequest const& request, CopyLimits const& limits = {});
 

@@ -47,7 +47,7 @@ class InvalidArgument : public std::invalid_argument {
 /// The owner of a pinned range: this map, or others.
 enum class By : std::uint8_t { us, others };
 
-/// A range that shares bytes with a region, or with what others have pinned, where it may not.
+/// A range that shares bytes with a region, or with what others have pinned, in a way that is not allowed.
 class PartialOverlap : public InvalidRange {
  public:
   PartialOverlap(Address start, std::uint64_t size, Address region_start, std::uint64_t region_size, By by)
@@ -67,7 +67,7 @@ class NotLocked : public std::out_of_range {
   using std::out_of_range::out_of_range;
 };
 
-/// A region is there, in a way that forbids this: there is still a lock, it is half unlocked, it is not coherent.
+/// A region forbids this: there is still a lock in it, it is half unlocked, or it is not coherent.
 class StillLocked : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -81,20 +81,20 @@ class NotCoherent : public std::runtime_error {
                            "coherent=None, and let host and kernel take turns") {}
 };
 
-/// A lock made of pieces whose device pointers do not follow one another, so that no single one serves the range.
+/// A lock in pieces whose device pointers are not contiguous, so that no single one serves the range.
 class NotContiguous : public std::runtime_error {
  public:
   NotContiguous() : std::runtime_error("the device pointers of the pieces are not contiguous; lock without `piece`") {}
 };
 
-/// For a Locker to throw, or to derive from: the vendor says that some of the range is pinned already.
+/// For a Locker to throw, or to derive from: the vendor reports that some of the range is already pinned.
 class AlreadyPinned : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// A vendor's call that failed: its function, the code and the vendor's name of it, what helps, if that is known, and
-/// whether what it lacked was memory.
+/// A vendor call that failed: the function, the code and the vendor's name for it, advice, if there is any, and whether
+/// it failed for lack of memory.
 struct VendorCall {
   std::string function;
   long long code;
@@ -119,13 +119,13 @@ class VendorAlreadyPinned : public AlreadyPinned {
   VendorCall call;
 };
 
-/// Work that cannot be recorded into a graph was submitted to a queue that is being captured. The vendor was not called.
+/// Work that cannot be recorded into a graph was submitted to a queue under capture. The vendor was not called.
 class GraphCapture : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The lock would exceed a limit of this machine.
+/// The lock would exceed a limit of this machine or the budget of this process.
 class LockLimit : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -137,11 +137,11 @@ class Unavailable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An error of a locker in another language, which knows what it is to a caller in C.
+/// An error of a locker in another language, with its status for a caller in C.
 class StatusError {
  public:
   virtual ~StatusError() = default;
-  /// Called once, as it reaches a caller in C, which cannot raise it again.
+  /// The status. Called once, when the error reaches a caller in C, which cannot raise it again.
   virtual pinning_status leave() const noexcept = 0;
   virtual char const* text() const noexcept = 0;
 };

@@ -9,13 +9,13 @@
 
 namespace pinning {
 
-/// Stretches of memory cut into extents, each free or in use: exact sizes, best fit, neighbours that are free are
-/// one. To take and to give back takes O(log n) steps, unless an alignment beyond that of the free ones is asked for
-/// and few are large enough. An extent lies in one stretch. One thread at a time.
+/// Stretches of memory cut into extents, each free or in use: exact sizes, best fit, free neighbours are merged. `take`
+/// and `give_back` are O(log n), unless the alignment exceeds that of the free extents and few are large enough. An
+/// extent lies in one stretch. Not thread-safe.
 class Extents {
  public:
   using Address = std::uint64_t;
-  /// Those of one stretch are a chain without gaps.
+  /// The extents of one stretch form a chain without gaps.
   struct Extent {
     Address start;
     std::uint64_t size;
@@ -33,7 +33,7 @@ class Extents {
     for (Extent* first : stretches_) List::destroy(first);
   }
 
-  /// Takes in one more stretch, all of it free.
+  /// Add a stretch, all of it free.
   void add(Address start, std::uint64_t size) {
     stretches_.reserve(stretches_.size() + 1);
     Extent* const whole = List::make({start, size, start}).release();
@@ -41,8 +41,8 @@ class Extents {
     free_.insert(whole);
   }
 
-  /// `size` bytes, the first of them at a multiple of `step`, counted from 0 or from the first byte of the stretch, out of
-  /// the smallest extent that has them. Null where there are none. They are the caller's.
+  /// Take `size` bytes from the smallest extent that has room for them, at a multiple of `step`, counted from 0 or, if
+  /// `in_stretch`, from the first byte of the stretch. Null if there are none. The caller has them until `give_back`.
   Extent* take(std::uint64_t size, std::uint64_t step, bool in_stretch) {
     for (auto fit = free_.best_fit(size); fit != free_.end(); ++fit) {
       Extent* const extent = *fit;
@@ -53,7 +53,7 @@ class Extents {
     return nullptr;
   }
 
-  /// Makes an extent free, and one with its neighbours that are.
+  /// Free an extent, and merge it with its free neighbours.
   void give_back(Extent* extent) noexcept {
     extent->free = true;
     if (Extent* const following = extent->next; following != nullptr && following->free) {
@@ -68,7 +68,7 @@ class Extents {
     free_.insert(extent);
   }
 
-  /// Bytes of the largest free one.
+  /// Bytes of the largest free extent.
   std::uint64_t largest() const noexcept { return free_.largest(); }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that the staging engine's threads read and write.
+// Files that the threads of the staging engine read and write.
 #pragma once
 
 #include <atomic>
@@ -15,25 +15,25 @@ namespace pinning {
 /// An open regular file, closed with its last owner. Any thread may read or write it, several at a time.
 class File {
  public:
-  /// What `read` says where the file ends too early; all else are errnos.
+  /// Returned by `read` if the file ends too early; other values are errnos.
   static constexpr int ended = -1;
 
-  /// Takes over a descriptor.
+  /// Take ownership of a descriptor.
   explicit File(int descriptor) noexcept : descriptor_(descriptor) {}
   File(File const&) = delete;
   PINNING_API ~File();
 
   int descriptor() const noexcept { return descriptor_; }
 
-  /// If a part of this range is not in the page cache, and the disk allows it, what is missing there is read past it from
-  /// now on. No other thread uses the file yet.
+  /// If part of this range is not in the page cache and the disk allows O_DIRECT, read uncached data past the page
+  /// cache from now on. Call it before any other thread uses the file.
   PINNING_API void read_past_cache(std::uint64_t offset, std::uint64_t size) noexcept;
-  /// Of a new file: gives it its size, and finds the way on which several threads write it at once; `past_cache`: past the
-  /// page cache, if the disk allows it. 0, or an errno. No other thread uses the file yet.
+  /// Give a new file its size, and choose how several threads write it at once; `past_cache`: past the page cache, if
+  /// the disk allows it. Returns 0 or an errno. Call it before any other thread uses the file.
   PINNING_API int prepare_to_write(std::uint64_t size, bool past_cache) noexcept;
   bool is_past_cache() const noexcept { return direct_ >= 0; }
 
-  /// Moves all of the bytes; 0, or why not.
+  /// Read or write all bytes; returns 0, an errno or `ended`.
   PINNING_API int read(char* to, std::uint64_t offset, std::uint64_t size) const noexcept;
   PINNING_API int write(char const* from, std::uint64_t offset, std::uint64_t size) const noexcept;
 
@@ -45,29 +45,29 @@ class File {
   int find_pages(std::uint64_t end) const noexcept;
 
   int const descriptor_;
-  int direct_ = -1;  // the same file, opened to be read or written past the page cache
-  char* mapped_ = nullptr;  // all of a file of memory that is written
+  int direct_ = -1;  // the same file, opened with O_DIRECT
+  char* mapped_ = nullptr;  // a file in tmpfs that is written, as a whole
   std::uint64_t mapped_size_ = 0;
   mutable std::mutex finding_;
-  mutable std::atomic<std::uint64_t> found_{0};  // up to here it has pages
+  mutable std::atomic<std::uint64_t> found_{0};  // bytes from the start that have pages
 };
 
-/// How a copy with a file at one end goes: what went wrong first. Shared by the copy and its event.
+/// The first error of a copy with a file at one end. Shared by the copy and its event.
 class FileOutcome {
  public:
-  /// From now on no more bytes are moved; what was not moved yet is left as it is. The first reason stays.
+  /// Stop the copy: no more bytes are moved, and the rest of the destination is left unchanged. The first reason stays.
   void fail(int why, std::uint64_t offset) noexcept {
     std::uint64_t none = 0;
     failure_.compare_exchange_strong(none, failed | static_cast<std::uint64_t>(why + 1) << 48 | (offset & low));
   }
   bool has_failed() const noexcept { return failure_.load(std::memory_order_relaxed) != 0; }
-  /// Why: an errno, or `File::ended`.
+  /// An errno, or `File::ended`.
   int reason() const noexcept { return static_cast<int>((failure_.load() & ~failed) >> 48) - 1; }
   std::uint64_t failed_at() const noexcept { return failure_.load() & low; }
 
  private:
   static constexpr std::uint64_t failed = std::uint64_t{1} << 63, low = (std::uint64_t{1} << 48) - 1;
-  std::atomic<std::uint64_t> failure_{0};  // the reason and where, in one word
+  std::atomic<std::uint64_t> failure_{0};  // reason and offset in one word
 };
 
 /// The file's end of a copy. It keeps the file open.
@@ -78,7 +78,7 @@ struct FileEnd {
 
   explicit operator bool() const noexcept { return file != nullptr; }
 
-  /// Moves bytes between the file and memory, unless the copy has failed.
+  /// Move bytes between the file and memory, unless the copy has failed.
   void move(char* memory, std::uint64_t offset, std::uint64_t size) const noexcept {
     if (outcome->has_failed()) return;
     int const why = writes ? file->write(memory, offset, size) : file->read(memory, offset, size);

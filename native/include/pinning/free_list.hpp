@@ -8,8 +8,8 @@
 
 namespace pinning {
 
-/// The free blocks of an allocator by size, for best fit, and the chain of neighbours that all its blocks are in. A `Block`
-/// has start, size, previous, next and `node`, a FreeList<Block>::Node. One thread at a time.
+/// The free blocks of an allocator, ordered by size for best fit, and the chain that links all its blocks in memory. A
+/// `Block` has start, size, previous, next and `node`, a FreeList<Block>::Node. Not thread-safe.
 template <class Block>
 class FreeList {
  public:
@@ -21,10 +21,10 @@ class FreeList {
     bool operator()(Block const* one, std::uint64_t size) const noexcept { return one->size < size; }
   };
   using Set = std::set<Block*, Smaller>;
-  /// A block's node of the list, which it has while it is not there: so to insert it never fails.
+  /// A block's set node, which the block keeps while it is not in the list, so that `insert` cannot fail.
   using Node = typename Set::node_type;
 
-  /// A copy of `block` with its node.
+  /// Return `block` on the heap, with its node.
   static std::unique_ptr<Block> make(Block&& block) {
     auto fresh = std::make_unique<Block>(std::move(block));
     Set one;
@@ -42,21 +42,21 @@ class FreeList {
   void insert(Block* block) noexcept { blocks_.insert(std::move(block->node)); }
   void extract(Block* block) noexcept { block->node = blocks_.extract(block); }
 
-  /// Puts `following` into the chain behind `block`.
+  /// Insert `following` into the chain after `block`.
   static void link(Block* block, Block* following) noexcept {
     following->previous = block;
     following->next = block->next;
     if (following->next != nullptr) following->next->previous = following;
     block->next = following;
   }
-  /// Merges the block that follows, which is destroyed. Neither is in the list.
+  /// Merge the next block into `block`, and destroy it. Neither may be in the list.
   static void absorb_next(Block* block) noexcept {
     std::unique_ptr<Block> const following(block->next);
     block->size += following->size;
     block->next = following->next;
     if (block->next != nullptr) block->next->previous = block;
   }
-  /// Destroys a chain from its first block on.
+  /// Destroy a chain, given its first block.
   static void destroy(Block* first) noexcept {
     while (first != nullptr) delete std::exchange(first, first->next);
   }

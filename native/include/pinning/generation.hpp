@@ -7,11 +7,11 @@
 
 namespace pinning {
 
-/// Counted in the child of each fork before anything begins anew there.
+/// Incremented in the child of each fork, before anything is restarted there.
 PINNING_API extern std::atomic<unsigned> forks;
 
-/// How many forks lie between the process that loaded libpinning and this one: what was made in another generation is a
-/// parent's. It takes no system call, and no handler of the fork has run before it is right.
+/// Number of forks between the process that loaded libpinning and this one: what was made in another generation belongs
+/// to a parent. It needs no system call, and is correct before the fork handlers of libpinning's users run.
 inline unsigned generation() noexcept { return forks.load(std::memory_order_relaxed); }
 
 }  // namespace pinning

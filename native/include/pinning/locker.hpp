@@ -21,7 +21,7 @@ struct Pinned {
 enum class Access : std::uint8_t { unknown, writable, read_only };
 
 /// How fine-grained the coherence of locked memory is. Fine: host and running kernel see each other's writes. Coarse:
-/// only once the kernel has ended. Unknown: neither is promised, or neither is asked for.
+/// only once the kernel has ended. Unknown: neither is promised, or neither is requested.
 enum class Coherence : std::uint8_t { unknown, fine, coarse };
 
 /// What a caller knows of the memory and wants of its lock.
@@ -30,17 +30,17 @@ struct LockOptions {
   Coherence coherence = Coherence::unknown;  // coarse: fine is not needed
 };
 
-/// What a vendor has; neither where it promises nothing.
+/// What a vendor has; neither if it promises nothing.
 struct CoherenceSupport {
   bool fine = false, coarse = false;
 
-  /// What a lock gets: fine where the vendor has it, unless coarse will do. Throws NotCoherent.
+  /// What a lock gets: fine if the vendor has it, unless coarse is enough. Throws NotCoherent.
   Coherence choose(Coherence wanted) const {
     if (wanted == Coherence::fine && !fine) throw NotCoherent();
     if (coarse && (wanted == Coherence::coarse || !fine)) return Coherence::coarse;
     return fine ? Coherence::fine : Coherence::unknown;
   }
-  /// What memory has that any owner has locked: known where the vendor has only one.
+  /// What memory has, whichever owner has locked it: known only if the vendor has just one.
   Coherence only() const noexcept {
     return fine == coarse ? Coherence::unknown : fine ? Coherence::fine : Coherence::coarse;
   }
@@ -48,46 +48,46 @@ struct CoherenceSupport {
 
 class Siblings;
 
-/// The bytes from `start` to before `end`.
+/// The bytes [start, end).
 struct Span {
   Address start, end;
 };
 
-/// One device's vendor calls. A map calls them from any thread, several at a time, and never under a lock of its own.
-/// What they throw reaches the map's caller unchanged.
+/// One device's vendor calls. A map makes them from any thread, several at once, and never while holding a lock of its
+/// own. What they throw reaches the map's caller unchanged.
 class Locker {
  public:
   virtual ~Locker() = default;
 
-  /// Page-locks [ptr, ptr + size) and returns its device pointer. Throws AlreadyPinned when the vendor says so.
-  /// `options.coherence` is what `coherence().choose` has said.
+  /// Page-lock [ptr, ptr + size) and return its device pointer. Throws AlreadyPinned if the vendor reports that.
+  /// `options.coherence` is what `coherence().choose` has returned.
   virtual Address lock(Address ptr, std::uint64_t size, LockOptions options) = 0;
 
-  /// Undoes the `lock` of the range that starts at `ptr`. When it throws, the range is still locked.
+  /// Undo the `lock` of the range that starts at `ptr`. If it throws, the range is still locked.
   virtual void unlock(Address ptr) = 0;
 
-  /// The same where the memory in `gone` has been unmapped, discarded or replaced meanwhile: what is there now, if
+  /// The same if the memory in `gone` has been unmapped, discarded or replaced meanwhile: what is there now, if
   /// anything, stays as it is.
   virtual void forget(Address ptr, [[maybe_unused]] Span gone) { unlock(ptr); }
 
-  /// What is registered in [ptr, ptr + size) has become idle, or is so no longer. Called with the map's mutex held.
+  /// Note that what is registered in [ptr, ptr + size) is, or is no longer, idle. Called with the map's mutex held.
   virtual void note_idle([[maybe_unused]] Address ptr, [[maybe_unused]] std::uint64_t size,
                          [[maybe_unused]] bool idle) noexcept {}
 
-  /// Unlocks what the locker itself knows to be invalidated: memory that took its lock along as it moved.
+  /// Unlock what the locker itself knows to be invalidated: memory that has moved together with its lock.
   virtual void drain_invalidations() {}
 
   /// The pinned range around `ptr`, of any owner.
   virtual std::optional<Pinned> is_pinned(Address ptr) = 0;
 
-  /// Always the same answer, and quickly.
+  /// Always the same, and fast.
   virtual CoherenceSupport coherence() const noexcept { return {}; }
 
-  /// The maps of all devices that what this one locks is locked for; null where it is for this one alone.
+  /// The maps of all devices for which memory is locked when this one locks it; null if that is this one alone.
   virtual Siblings* siblings() noexcept { return nullptr; }
 
-  /// Called in a child process after fork, where nothing is locked any more and no other thread runs; another thread
-  /// may have been in the midst of anything.
+  /// Called in a forked child, where nothing is locked any more and no other thread runs; a thread of the parent may
+  /// have been in the middle of any change.
   virtual void after_fork() {}
 };
 

@@ -11,24 +11,24 @@
 
 namespace pinning {
 
-/// Whether buffers are locked while a runtime has them mapped. Off: no, but what another owner has pinned is entered.
-/// On: where it can be done. Mandatory: it is an error where it cannot.
+/// Whether buffers are locked while a runtime has them mapped. Off: no, but memory that another owner has pinned is
+/// entered. On: if possible. Mandatory: an error if impossible.
 enum class LockMapped : std::uint8_t { off, on, mandatory };
 
-/// The locks that a runtime takes by itself, of each buffer from its mapping to its unmapping. The rules are those of
-/// LLVM's offload plugins; but an `unlock_unmapped` gives up only what a `lock_mapped` of this pointer has locked.
+/// The locks that a runtime takes by itself, on each buffer from its mapping to its unmapping. The rules are those of
+/// LLVM's offload plugins, except that `unlock_unmapped` releases only a lock that `lock_mapped` of this pointer took.
 ///
-/// Locks: `mutex_` guards the list, and is held during no call that may wait.
+/// Locks: `mutex_` guards the list, and is never held during a call that may wait.
 class MappedLocks {
  public:
-  /// `map` must outlive this. What is left when this goes stays locked.
+  /// `map` must outlive this. Locks that are left when this is destroyed stay.
   explicit MappedLocks(PinnedMap& map) : map_(map) {}
 
-  /// For a buffer that is being mapped: counts one more lock where a region holds it, else enters what another owner has
-  /// pinned, else, unless off, locks it. The device pointer, or nothing where it is not locked.
+  /// For a buffer that is being mapped: count one more lock if a region holds it; otherwise enter what another owner
+  /// has pinned; otherwise, unless off, lock it. Returns the device pointer, or nullopt if it is not locked.
   ///
-  /// Where mandatory, throws as `PinnedMap::lock`, and there is nothing to unlock. Else what a locker throws of the
-  /// kind std::exception means "not locked". InvalidRange for what is no range is thrown always.
+  /// If mandatory, throws as `PinnedMap::lock`, and there is nothing to unlock. Otherwise a std::exception of the
+  /// locker means "not locked". Always throws InvalidRange for an invalid range.
   std::optional<Address> lock_mapped(Address ptr, std::uint64_t size, LockMapped policy, LockOptions options = {},
                                      std::uint64_t piece = 0) {
     PinnedMap::check(ptr, size);
@@ -46,9 +46,9 @@ class MappedLocks {
     return device_ptr;
   }
 
-  /// For a buffer that is being unmapped: undoes one `lock_mapped` of this pointer, if there is one left. Of several
-  /// the ones that locked nothing go first, so that the buffer stays locked while any other mapping needs it. Throws
-  /// what the locker throws; then it can be called again.
+  /// For a buffer that is being unmapped: undo one `lock_mapped` of this pointer, if one is left. Those that locked
+  /// nothing are undone first, so that the buffer stays locked while another mapping needs it. Throws what the locker
+  /// throws; then it can be called again.
   void unlock_unmapped(Address ptr) {
     Mapped::node_type one;
     {
@@ -74,7 +74,7 @@ class MappedLocks {
   bool locks(std::optional<Hold> const& hold) const noexcept { return hold && map_.holds(*hold); }
 
   PinnedMap& map_;
-  Mapped mapped_;  // one entry for each mapping, oldest first for each pointer; without a hold where it locked nothing
+  Mapped mapped_;  // one entry for each mapping, oldest first for each pointer; no hold if it locked nothing
   std::mutex mutex_;
 };
 

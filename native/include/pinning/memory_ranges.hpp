@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What memory is at an address: the device's, locked memory of the host, or pageable memory.
+// The kind of memory at an address: device memory, locked host memory or pageable host memory.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@
 
 namespace pinning {
 
-/// Whose memory an address is, and the range around it for which the same holds.
+/// A range around an address in which all memory is of one kind.
 struct MemoryRange {
   enum class Kind : std::uint8_t { device, locked, pageable };
 
   Address start, end;
   Kind kind;
-  Address device_ptr = 0;  // of `start`, where a device reaches it
-  std::uint64_t piece = 0;  // bytes that one registration spans, from `start`; a single copy crosses no border of these
+  Address device_ptr = 0;  // of `start`, if a device can access it
+  std::uint64_t piece = 0;  // bytes per registration, from `start`; a single copy must not cross a border between two
 
   bool holds(Address ptr) const noexcept { return start <= ptr && ptr < end; }
   bool holds(Address ptr, std::uint64_t size) const noexcept {
@@ -32,26 +32,26 @@ struct MemoryRange {
   }
 };
 
-/// The ranges that a copy has met. Each locked region is held from then on, so that no unlock takes it away under the
-/// copy.
+/// The ranges that a copy has looked up. Each locked region among them is held from then on, so that it stays locked
+/// during the copy.
 class MemoryRanges {
  public:
   /// `map` is one of `device`.
   MemoryRanges(PinnedMap& map, VendorDevice& device) : map_(map), device_(device) {}
   MemoryRanges(MemoryRanges const&) = delete;
-  /// Gives up what it holds. A destructor reports no vendor that refuses; its region stays, for `unlock` to try.
+  /// Release the holds. A destructor cannot report a vendor's refusal: the region then stays, and `unlock` can try.
   ~MemoryRanges();
 
-  /// The range of `ptr`, of which no byte from `limit` on matters. The vendor is asked once for each range that the map
-  /// does not know. Throws what the vendor throws.
+  /// The range around `ptr`; bytes from `limit` on do not matter. The vendor is queried once for each range that the
+  /// map does not know. Throws what the vendor throws.
   MemoryRange of(Address ptr, Address limit);
 
-  /// The same of memory that is known to be the host's. Of less than `ask_from` bytes that the map does not know the vendor
-  /// is not asked whether others have pinned them.
+  /// The same for memory that is known to be the host's. If the map does not know the memory, the vendor is asked only
+  /// from `ask_from` bytes on whether others have pinned it.
   MemoryRange of_host(Address ptr, Address limit, std::uint64_t ask_from);
 
  private:
-  /// The end of memory that is not locked, and whether a region that grows will have it.
+  /// The end of memory that is not locked, and whether it belongs to a growing region.
   struct Gap {
     Address end;
     bool in_region;

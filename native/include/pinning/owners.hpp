@@ -10,23 +10,23 @@
 
 namespace pinning {
 
-/// What is kept with each range: whose device's memory it is, and the allocation. Both are only names here.
+/// What is stored with each range: its device and its allocation, both only as identities.
 struct Owner {
   std::atomic<void const*> device;
   std::atomic<void*> allocation;
 };
 
-/// Which allocation holds an address, of all devices of the process. Lookups take no lock and write nothing; `enter` and
-/// `leave` are for one thread at a time, with no lookup meanwhile.
+/// Which allocation holds an address, for all devices of the process. Lookups take no lock and write nothing; `enter`
+/// and `leave` are for one thread at a time, without concurrent lookups.
 ///
-/// Two devices may use one address for different memory: then the second has its range in a further layer, and a lookup
-/// that names no device finds the first. Almost always there is one layer.
+/// Two devices may use one address for different memory: then the range of the second is in a further layer, and a
+/// lookup that names no device finds the first. Almost always there is one layer.
 class Owners {
  public:
   using Address = pagetable::Address;
 
-  /// Adds [start, start + size), unless some of it is the same device's already: then that is returned, and nothing has
-  /// changed. Throws std::bad_alloc, nothing changed.
+  /// Add [start, start + size), unless some of it already belongs to the same device: then that region is returned, and
+  /// nothing has changed. Throws std::bad_alloc, also with nothing changed.
   std::optional<pagetable::Region> enter(Address start, std::uint64_t size, void const* device, void* allocation) {
     for (auto const& layer : layers_) {
       for (pagetable::Region const& taken : layer->overlapping(start, size)) {
@@ -34,7 +34,7 @@ class Owners {
       }
     }
     for (std::size_t at = 0;; ++at) {
-      // Without the large reservations: programs lie under `ulimit -v`, and a lookup here is a few nanoseconds anyway.
+      // Without the large reservations: programs may run under `ulimit -v`, and a lookup is a few nanoseconds anyway.
       if (at == layers_.size()) layers_.push_back(std::make_unique<Layer>(false));
       try {
         layers_[at]->insert(start, size, [&](Owner& owner) {
@@ -42,7 +42,7 @@ class Owners {
           owner.allocation.store(allocation, std::memory_order_release);
         });
         return std::nullopt;
-      } catch (pagetable::Overlap const&) {  // with another device's
+      } catch (pagetable::Overlap const&) {  // with another device's range
       }
     }
   }
@@ -57,7 +57,7 @@ class Owners {
     }
   }
 
-  /// The allocation that holds the byte at `address`, on this device or else on any; null where there is none.
+  /// The allocation that holds the byte at `address`, on `device` or, if that is null, on any; null if there is none.
   void* find(Address address, void const* device = nullptr) const noexcept {
     for (auto const& layer : layers_) {
       void const* on = nullptr;

@@ -13,22 +13,22 @@
 
 namespace pinning {
 
-/// Pieces that take a vendor a bounded time each, as measured while the lock goes on; other threads watch how far it is,
-/// wait for that, and end it.
+/// Pieces that take the vendor a bounded time each, as measured during the lock. Other threads can watch its progress,
+/// wait for it, and end the lock.
 ///
-/// Locks: `mutex_` guards all that changes, and is held for a look or a store.
+/// Locks: `mutex_` guards all that changes, and is held only for a read or a store.
 class PacedPieces final : public Pieces {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `unit`: as `Pieces` has it. `largest`: bytes that one vendor call can take. `longest`: what one piece may take; 0
-  /// where each is of `unit` bytes.
+  /// `unit`: as in `Pieces`. `largest`: bytes that one vendor call can take. `longest`: time that one piece may take,
+  /// or 0 if each is of `unit` bytes.
   PacedPieces(std::uint64_t unit, std::uint64_t largest, std::chrono::nanoseconds longest)
       : unit_(unit), largest_(largest), longest_(longest) {}
 
   std::uint64_t unit() const noexcept override { return unit_; }
 
-  /// Waits until as much as it takes is in memory. Throws Ended once it is to end.
+  /// Wait until enough for a piece is in memory. Throws Ended once the lock is to end.
   std::uint64_t next(std::uint64_t held, std::uint64_t size) override {
     std::unique_lock guard(mutex_);
     std::uint64_t const most = unit_ == 0 ? size : std::min(pace_, size - held);
@@ -49,21 +49,21 @@ class PacedPieces final : public Pieces {
     news_.notify_all();
   }
 
-  /// So many bytes from the start are in memory; at first all.
+  /// Set how many bytes from the start are in memory; at first, all are.
   void bring_in(std::uint64_t bytes) noexcept {
     std::lock_guard const guard(mutex_);
     in_memory_ = bytes;
     news_.notify_all();
   }
 
-  /// No more pieces.
+  /// Have no more pieces locked.
   void end() noexcept {
     std::lock_guard const guard(mutex_);
     ending_ = true;
     news_.notify_all();
   }
 
-  /// All is locked, or nothing; ends all waits.
+  /// Report that all is locked, or nothing; ends all waits.
   void finish(std::uint64_t held) noexcept {
     std::lock_guard const guard(mutex_);
     locked_ = held;
@@ -76,15 +76,15 @@ class PacedPieces final : public Pieces {
     return locked_;
   }
 
-  /// Returns once so many bytes are locked, or all is over, or after so many seconds.
+  /// Wait until this many bytes are locked or the lock has finished, at most so many seconds.
   void wait(std::uint64_t bytes, double seconds) {
     std::unique_lock guard(mutex_);
     news_.wait_for(guard, std::chrono::duration<double>(seconds), [&] { return over_ || locked_ >= bytes; });
   }
 
  private:
-  /// A piece that took longer than it may makes the next one smaller at once; others count as in a mean, for one call
-  /// may be late by chance. At most twice as large as the last.
+  /// After a piece that took longer than allowed, the next is smaller at once; other times enter a mean, because one
+  /// call may be late by chance. A piece is at most twice as large as the last.
   void set_pace(double took) noexcept {
     double const each = took / static_cast<double>(last_);
     ns_each_ = ns_each_ == 0 || took > static_cast<double>(longest_.count()) ? each : (3 * ns_each_ + each) / 4;
@@ -93,7 +93,7 @@ class PacedPieces final : public Pieces {
     pace_ = std::clamp(units * unit_, unit_, std::max(largest_ / unit_ * unit_, unit_));
   }
 
-  static constexpr double aim = 2.0 / 3;  // of the time that a piece may take: not all take the same
+  static constexpr double aim = 2.0 / 3;  // of the time that a piece may take, because times vary
 
   std::uint64_t const unit_, largest_;
   std::chrono::nanoseconds const longest_;

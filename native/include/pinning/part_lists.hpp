@@ -14,12 +14,12 @@
 
 namespace pinning {
 
-/// Where the device reads the lists of batches' parts: HOST memory of the device, used again by later batches.
+/// Memory from which the device reads the part lists of batches: HOST memory of the device, reused by later batches.
 ///
-/// Locks: `mutex_` guards what is spare, and is held during no call of the vendor's.
+/// Locks: `mutex_` guards `spares_`, and is never held during a vendor call.
 class PartLists {
  public:
-  /// What a warp moves at a time: a part that is larger is cut.
+  /// Bytes that a warp moves at a time; larger parts are cut.
   static constexpr std::uint64_t part_bytes = 16 << 10;
 
   struct Room {
@@ -31,23 +31,23 @@ class PartLists {
   /// `device` must outlive this.
   explicit PartLists(VendorDevice& device) : device_(device) {}
 
-  /// Room for so many parts. Throws what the vendor throws.
+  /// Room for at least `count` parts. Throws what the vendor throws.
   Room take(std::uint64_t count) {
     Room const found = spare(count);
     return found.parts != nullptr ? found : make(std::bit_ceil(std::max(count, least)));
   }
 
-  /// Takes back room that no device reads any more. In a child after fork it is the parent's.
+  /// Take back room that no device reads any more. Does nothing in a forked child: the room belongs to the parent.
   void give(Room const& room) noexcept {
     if (room.parts == nullptr || generation() != generation_) return;
     std::lock_guard const guard(mutex_);
     try {
       spares_.emplace(room.count, room);
-    } catch (...) {  // a destructor: it stays allocated
+    } catch (...) {  // a destructor calls this: the room stays allocated
     }
   }
 
-  /// Gives back what is spare; returns how many bytes. Throws what the vendor throws: the rest stays.
+  /// Free the spare room; returns the number of bytes. Throws what the vendor throws; the rest stays.
   std::uint64_t trim() {
     std::uint64_t bytes = 0;
     for (Room room = spare(0); room.parts != nullptr; room = spare(0)) {
@@ -89,10 +89,10 @@ class PartLists {
   VendorDevice& device_;
   unsigned const generation_ = generation();
   std::mutex mutex_;
-  std::multimap<std::uint64_t, Room> spares_;  // by their count
+  std::multimap<std::uint64_t, Room> spares_;  // by count
 };
 
-/// Parts that the device's kernel reads where they are. Let it go once no device does.
+/// Parts in memory from which the device's kernel reads them. Destroy it only when no device reads it any more.
 class PartList {
  public:
   explicit PartList(PartLists& lists) : lists_(&lists) {}
@@ -101,7 +101,7 @@ class PartList {
         bytes_(other.bytes_), bits_(other.bits_) {}
   ~PartList() { lists_->give(room_); }
 
-  /// Throws what the vendor throws; then it is as it was.
+  /// Make room for `count` parts. Throws what the vendor throws; then the list is unchanged.
   void reserve(std::uint64_t count) {
     if (count <= room_.count) return;
     PartLists::Room const larger = lists_->take(count);

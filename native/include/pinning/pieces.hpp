@@ -12,11 +12,11 @@
 
 namespace pinning {
 
-/// Where the pieces of a range end, in bytes from its start, ascending. Of each, one vendor call has locked all bytes
-/// from the end of the one before.
+/// Where the pieces of a range end, in bytes from its start, ascending. One vendor call has locked each piece, which
+/// begins at the end of the one before.
 using PieceEnds = std::vector<std::uint64_t>;
 
-/// What the vendor has locked of a region, the locker that called it, and the registrars that were told.
+/// What the vendor has locked of a region, the locker that called it, and the registrations with registrars.
 struct Registered {
   PieceEnds ends;
   Locker* by = nullptr;
@@ -29,8 +29,8 @@ struct Registered {
   }
 };
 
-/// Tells a registrar of what is registered from `ptr` on, in as many pieces as it wants. When it throws, `registered` has
-/// those that it knows.
+/// Add what is locked from `ptr` on to a registrar, in pieces of the size that it takes. If it throws, `registered` has
+/// those that were added.
 inline void tell_registrar(Registrar& registrar, Address ptr, Registered& registered) {
   std::uint64_t const size = registered.bytes(), most = registrar.piece() == 0 ? size : registrar.piece();
   registered.registrations.reserve(registered.registrations.size() + (size - 1) / most + 1);
@@ -40,7 +40,7 @@ inline void tell_registrar(Registrar& registrar, Address ptr, Registered& regist
   }
 }
 
-/// Takes back what registrars were told, the last first; it keeps those that still know.
+/// Remove registrations from their registrars, last first. If one throws, `registrations` keeps the rest.
 inline void untell(std::vector<Registration>& registrations) {
   while (!registrations.empty()) {
     Registrar& registrar = *registrations.back().with;
@@ -50,7 +50,7 @@ inline void untell(std::vector<Registration>& registrations) {
   }
 }
 
-/// The same where it will not be tried again: those that refuse are forgotten.
+/// The same, without another try: registrations that a registrar refuses to remove are forgotten.
 inline void untell_for_good(std::vector<Registration>& registrations) noexcept {
   while (!registrations.empty()) {
     try {
@@ -62,7 +62,7 @@ inline void untell_for_good(std::vector<Registration>& registrations) noexcept {
   }
 }
 
-/// Unlocks one piece, from `ptr` on; the memory in `gone` is not there any more.
+/// Unlock the piece that starts at `ptr`; the memory in `gone` no longer exists.
 inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) {
   if (gone) {
     locker.forget(ptr, *gone);
@@ -71,8 +71,8 @@ inline void unlock_piece(Locker& locker, Address ptr, std::optional<Span> gone) 
   }
 }
 
-/// Unlocks the pieces of what is registered from `ptr` on, the last one first, after the registrars have forgotten them; it
-/// keeps those that are still locked.
+/// Unlock the pieces of a region that starts at `ptr`, last first, after removing them from the registrars. If that
+/// throws, `registered` keeps the pieces that are still locked.
 inline void unlock_pieces(Address ptr, Registered& registered, std::optional<Span> gone) {
   untell(registered.registrations);
   PieceEnds& ends = registered.ends;
@@ -87,7 +87,7 @@ struct Ended : StillLocked {
   using StillLocked::StillLocked;
 };
 
-/// How a lock is cut into vendor calls, and how far it is.
+/// How a lock is divided into vendor calls, and its progress.
 class Pieces {
  public:
   virtual ~Pieces() = default;
@@ -96,19 +96,19 @@ class Pieces {
   /// there is one piece.
   virtual std::uint64_t unit() const noexcept = 0;
 
-  /// Bytes that the next vendor call locks: a multiple of `unit`, or all that is left. Called before each with no lock
-  /// held, so it may wait. What it throws ends the lock, and undoes it.
+  /// Bytes that the next vendor call locks: a multiple of `unit`, or all that is left. Called before each vendor call,
+  /// with no lock held, so it may wait. If it throws, the lock is ended and undone.
   virtual std::uint64_t next(std::uint64_t held, std::uint64_t size) = 0;
 
-  /// The vendor takes no more than `most` bytes by one call: where a piece of so large a range would be larger it is cut
-  /// to that, and so is `unit`. Before anything is locked. False where nothing has changed.
+  /// `cut(size, most)`: the vendor takes at most `most` bytes in one call. If a piece of a range of `size` bytes would
+  /// be larger, reduce pieces and `unit` to `most`. Called before anything is locked. False if nothing has changed.
   virtual bool cut(std::uint64_t, std::uint64_t) noexcept { return false; }
 
-  /// So many bytes from the start are locked now, and can be found.
+  /// Called when this many bytes from the start are locked and can be found.
   virtual void locked(std::uint64_t) noexcept {}
 };
 
-/// Of so many bytes each, but for the last; 0: there is one.
+/// Pieces of `piece` bytes each, except the last; 0: one piece.
 class EqualPieces final : public Pieces {
  public:
   explicit EqualPieces(std::uint64_t piece) : piece_(piece) {}

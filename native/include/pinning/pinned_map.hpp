@@ -27,23 +27,23 @@
 
 namespace pinning {
 
-/// The locked host memory of one device, counted.
+/// The locked host memory of one device, with counted locks.
 ///
-/// A region without a lock may stay registered as a cached registration, *idle*: the next lock inside it makes no vendor
-/// call. No lookup shows it, and it gives way to a lock that overlaps it otherwise, and to the budget.
+/// A region without a lock may stay registered as a cached registration, *idle*: the next lock inside it makes no
+/// vendor call. Lookups do not show it, and it is unlocked if a lock partly overlaps it or the budget needs room.
 ///
-/// Registrars are told of each region once all of it is locked, and forget it before the vendor unlocks any of it.
+/// Registrars add each region once all of it is locked, and remove it before the vendor unlocks any of it.
 ///
-/// What a sibling has registered is entered with the bounds that it has there, and *shared*: the last map that has it calls
-/// the vendor, by the locker that has locked it. An idle region of a sibling's moves over.
+/// What a sibling has registered is entered with the same bounds, and *shared*: the last map that has it calls the
+/// vendor, with the locker that has locked it. An idle region of a sibling moves to this map.
 ///
-/// This file has the interface and the data; the implementation is in map/, one idea in each file. Structures, mutexes and
+/// This file has the interface and the data; the implementation is in map/, one topic per file. Structures, mutexes and
 /// the life of a region: Note [PinnedMap design] in map/locking.hpp.
 class PinnedMap final : private InvalidationListener, private Budget::Keeper {
  public:
-  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher it learns only by `invalidate` that memory
-  /// has gone. `drained_by_watcher`: a thread of the watcher calls `drain_invalidations`. Without a budget the map has one
-  /// of its own, without a limit, that keeps nothing idle, and no siblings.
+  /// `locker`, `watcher` and `budget` must outlive the map. Without a watcher it learns only by `invalidate` that
+  /// memory is gone. `drained_by_watcher`: a thread of the watcher calls `drain_invalidations`. Without a budget the
+  /// map has its own, which has no limit and keeps nothing idle, and has no siblings.
   explicit PinnedMap(Locker& locker, Watcher* watcher = nullptr, bool drained_by_watcher = false,
                      Budget* budget = nullptr)
       : locker_(locker),
@@ -58,7 +58,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   }
   PinnedMap(Locker& locker, Budget& budget) : PinnedMap(locker, nullptr, false, &budget) {}
 
-  /// Unlocks all regions. A destructor: the vendor's errors cannot be reported.
+  /// Unlock all regions. A destructor cannot report the vendor's errors.
   ~PinnedMap() override {
     budget_.leave(*this);
     try {
@@ -69,58 +69,58 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     if (watcher_ != nullptr) watcher_->remove(*this);
   }
 
-  /// Throws InvalidRange for what cannot be locked, whatever the map holds.
+  /// Throw InvalidRange for a range that cannot be locked, whatever the map contains.
   static void check(Address ptr, std::uint64_t size);
 
-  /// In a fork's child, for a map of the parent's, which is not used afterwards and never destroyed: its mutex may be
-  /// held by a thread that is not here.
+  /// Free the table of a parent's map in a forked child. The map is neither used nor destroyed afterwards: a thread of
+  /// the parent may have held its mutex.
   void abandon() noexcept { table_.abandon(); }
 
-  /// Whether this is a fork of the process that has made it, and its budget has begun anew. Then nothing in it is held,
-  /// and what would give something up does nothing: destructors may run before another map is in its place.
+  /// Whether this is a fork of the process that made the map, and the budget has been reset. Then the map holds nothing
+  /// and releases nothing: destructors may run before another map takes its place.
   bool is_parents() const noexcept { return generation_ != budget_.generation(); }
 
-  /// Counts one more lock of [ptr, ptr + size), locking it first where no region holds it.
+  /// Count one more lock of [ptr, ptr + size), and lock it first if no region holds it.
   ///
-  /// `pieces` says what each vendor call takes. Throws InvalidRange, NotCoherent, PartialOverlap, StillLocked (half
-  /// unlocked by a failed `unlock`, cut short, ended by `clear`, or not known to be as fine-grained as wished), or what
-  /// the locker or `pieces` throw; then nothing has changed. But what others have locked of a region meanwhile stays:
-  /// it is cut short, until the last of them unlocks it. And where the vendor refuses a piece, and then to undo the
-  /// pieces before it, these are a half unlocked region, for `unlock` to try again.
+  /// `pieces` decides what each vendor call locks. Throws InvalidRange, NotCoherent, PartialOverlap, StillLocked (half
+  /// unlocked by a failed `unlock`, cut short, ended by `clear`, or not known to be as fine-grained as requested), or
+  /// what the locker or `pieces` throw; then nothing has changed, with two exceptions: if others have locks in earlier
+  /// pieces by then, the region stays, cut short, until the last of them is released; and if the vendor refuses a piece
+  /// and then to undo the pieces before it, these stay as a half unlocked region, for which `unlock` can try again.
   Hold lock(Address ptr, std::uint64_t size, LockOptions options, Pieces& pieces) {
     return *acquire(ptr, size, options, &pieces);
   }
 
-  /// `piece`: bytes that one vendor call may take, 0 for all.
+  /// `piece`: bytes per vendor call; 0: one call.
   Hold lock(Address ptr, std::uint64_t size, LockOptions options = {}, std::uint64_t piece = 0) {
     EqualPieces pieces(piece);
     return lock(ptr, size, options, pieces);
   }
 
-  /// `lock` where a region holds the range already, or another owner has pinned it; nothing where it would take a lock
-  /// of the vendor's.
+  /// `lock` if a region already holds the range, or another owner has pinned it; nullopt if the vendor would have to
+  /// lock it.
   std::optional<Hold> track(Address ptr, std::uint64_t size, LockOptions options = {}) {
     return acquire(ptr, size, options, nullptr);
   }
 
-  /// Counts one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
-  /// NotLocked, also where the memory has gone, or what the locker throws: then the region stays, counted as before.
+  /// Count one lock less of the region around `ptr`; the last one unlocks it, or makes it idle if it is kept. Throws
+  /// NotLocked, also if the memory is gone, or what the locker throws; then the region stays, counted as before.
   void unlock(Address ptr) {
     if (count_down(ptr, any, false)) return;
     throw NotLocked("no locked region holds " + describe(ptr) +
                     "; a lock whose memory was unmapped, moved, discarded or replaced ended with it: lock it again");
   }
 
-  /// The same for one lock; false when its region is no longer there. Throws what the locker throws.
+  /// The same for one lock; false if its region no longer exists. Throws what the locker throws.
   ///
-  /// `keep`: from now on the caller holds the region's memory in place until the region is gone, so that it is kept idle
-  /// by the last unlock, of any caller, where the budget has room for that. (Not what others have pinned.)
+  /// `keep`: from now on the caller keeps the region's memory in place until the region is gone, so that the last
+  /// unlock, by any caller, makes it idle if the budget has room for that. (Not for external regions.)
   bool unlock(Hold const& hold, bool keep = false) { return count_down(hold.ptr, hold.serial, keep); }
 
-  /// Unlocks the region that starts at `start` if it is idle; false where there is none. Throws what the locker throws.
+  /// Unlock the idle region that starts at `start`; false if there is none. Throws what the locker throws.
   bool give_back_idle(Address start);
 
-  /// Whether the region of this lock is still there, and its memory. Takes no lock and writes nothing.
+  /// Whether the region of this lock, and its memory, still exist. Takes no lock and writes nothing.
   bool holds(Hold const& hold) const noexcept {
     await_invalidations();
     std::uint64_t serial = any;
@@ -132,29 +132,29 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     return table_.find(hold.ptr, look).has_value() && serial == hold.serial && !gone && !is_parents();
   }
 
-  /// What the region around `ptr` is known by in a `Hold`, also while it is half unlocked; 0 where there is none.
+  /// The serial of the region around `ptr`, as in a `Hold`, also while it is half unlocked; 0 if there is none.
   std::uint64_t serial_at(Address ptr) const noexcept {
     std::uint64_t serial = none;
     auto const look = [&](Record const& record) { serial = record.serial.load(std::memory_order_acquire); };
     return table_.find(ptr, look).has_value() ? serial : none;
   }
 
-  /// Enters memory that its owner has pinned: found like any other, never unlocked by this map. Not a lock, so no
-  /// `unlock` takes it away. Throws InvalidRange, or PartialOverlap when any of it is in the map.
+  /// Enter memory that its owner has pinned: lookups find it, and this map never unlocks it. It is not a lock, so no
+  /// `unlock` removes it. Throws InvalidRange, or PartialOverlap if any of it is in the map.
   void register_pinned(Address ptr, std::uint64_t size, Address device_ptr);
 
-  /// Takes back `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
+  /// Undo `register_pinned` of the region around `ptr`. Throws NotLocked, or StillLocked while locks are held.
   void unregister(Address ptr);
 
-  /// From now on `registrar` knows of every region that this map locks, also of those that it has locked: from before the
-  /// call that locks it ends, until after the last unlock has begun. (Not of what others have pinned.) Throws what the
-  /// registrar throws: then it was told of nothing.
+  /// From now on add every region that this map locks, or has locked, to `registrar`: from before the call that locks
+  /// it returns until after the last unlock has begun. (Not external regions.) Throws what the registrar throws; then
+  /// nothing stays added.
   void add_registrar(std::unique_ptr<Registrar> registrar);
 
-  /// Takes back all that it was told, and destroys it. Throws its first error when all is done: it is gone all the same.
+  /// Remove everything that was added to a registrar, and destroy it in any case. Throws its first error at the end.
   void remove_registrar(Registrar& registrar);
 
-  /// The first registrar for which `matches` is true; null where there is none.
+  /// The first registrar for which `matches` is true; null if there is none.
   template <class Matches>
   Registrar* find_registrar(Matches&& matches) {
     std::lock_guard const guard(mutex_);
@@ -164,35 +164,35 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     return nullptr;
   }
 
-  /// The region that holds every byte of [ptr, ptr + size). Takes no lock and writes nothing. After a call that has made
-  /// watched memory leave it waits until the map knows.
+  /// The region that holds every byte of [ptr, ptr + size). Takes no lock and writes nothing. After a call that has
+  /// taken watched memory away, it waits until the map knows.
   std::optional<Region> find(Address ptr, std::uint64_t size = 1) const noexcept { return look(ptr, size, false); }
 
-  /// The same, also where it is idle.
+  /// The same, but also finds idle regions.
   std::optional<Region> find_registered(Address ptr, std::uint64_t size = 1) const noexcept {
     return look(ptr, size, true);
   }
 
-  /// `lock` where a region that can be relied on holds the range already, and no thread is changing the map: no vendor
-  /// call, no waiting.
+  /// `lock` without a vendor call or waiting; nullopt unless a region that is known to be valid already holds the
+  /// range, and no thread is changing the map.
   std::optional<Hold> try_lock(Address ptr, std::uint64_t size, Coherence wanted = Coherence::unknown);
 
-  /// `unlock` where the vendor need not be called, and no thread is changing the map: no vendor call, no waiting.
+  /// `unlock` without a vendor call or waiting; false if it needs the vendor, or a thread is changing the map.
   bool try_unlock(Address ptr) { return try_count_down(ptr, any, false); }
-  /// Also where it is the last and makes the region idle. `keep` as for `unlock`.
+  /// The same for one lock, also if it is the last and makes the region idle. `keep` as for `unlock`.
   bool try_unlock(Hold const& hold, bool keep = false) { return try_count_down(hold.ptr, hold.serial, keep); }
 
-  /// Asks the vendor for every external region that was not registered, and takes out those that are no longer pinned
-  /// as they were entered, however many locks they have; returns them. When the locker throws, nothing has changed.
+  /// Query the vendor for every external region that was not registered, and remove those that are no longer pinned as
+  /// they were entered, however many locks they have; returns them. If the locker throws, nothing has changed.
   std::vector<Region> refresh();
 
-  /// The memory in [ptr, ptr + size) has been unmapped, discarded or replaced: from now on no region that has some
-  /// of it is found, and no lock in it is held, however many there are. Calls no vendor, and neither allocates nor frees
-  /// memory: the vendor unlocks in `drain_invalidations`, or in the next lock there, or when a lock of it is given up.
-  /// Whether it has anything to unlock.
+  /// Handle memory in [ptr, ptr + size) that has been unmapped, discarded or replaced: from now on no region that has
+  /// some of it is found, and no lock in such a region is held. Calls no vendor, and neither allocates nor frees
+  /// memory: the vendor unlocks in `drain_invalidations`, in the next lock there, or when a lock in the region is
+  /// released. Returns whether it has anything to unlock.
   bool invalidate(Address ptr, std::uint64_t size) noexcept;
 
-  /// The same without waiting; nothing where another thread is changing the map.
+  /// The same without waiting; nullopt if another thread is changing the map.
   std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
 
   bool may_have(Address ptr, std::uint64_t size) const noexcept override {
@@ -202,23 +202,23 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   /// Whether `drain_invalidations` has anything to do.
   bool any_invalidated() const noexcept;
 
-  /// Has the vendor unlock the invalidated regions, or waits until other threads have. One that the vendor refuses is
-  /// half unlocked from then on. To be called before memory is handed to the vendor as pageable: a vendor that takes it
-  /// for locked copies what was there before.
+  /// Have the vendor unlock the invalidated regions, or wait until other threads have done so. One that the vendor
+  /// refuses to unlock becomes half unlocked. Call it before memory is passed to the vendor as pageable: a vendor that
+  /// believes the memory locked copies what was there before.
   void drain_invalidations() override;
 
   /// Whether some region is idle.
   bool has_idle() const noexcept { return oldest_idle_ != Budget::unlimited; }
 
-  /// How many regions `find` shows.
+  /// Number of regions that `find` shows.
   std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-  /// All regions, as `overlapping` tells of them.
+  /// All regions, as `overlapping` reports them.
   std::vector<Region> regions(bool idle_too = false) const { return overlapping(1, ~Address{0}, idle_too); }
 
-  /// The regions that share bytes with [ptr, ptr + size), or will once they have grown, ascending and disjoint. No thread
-  /// waits while many are listed: each is as of an instant of its own, one that is there all the while is told, and one
-  /// that comes or goes perhaps. The search ends once it has `most` of them.
+  /// The regions that share bytes with [ptr, ptr + size), or will once they have grown, ascending and disjoint. No
+  /// thread waits while many are listed: each is as of its own instant; one that exists throughout the call is
+  /// reported, one that is added or removed meanwhile may or may not be. The search ends once it has `most` of them.
   std::vector<Region> overlapping(Address ptr, std::uint64_t size, bool idle_too = false,
                                   std::size_t most = ~std::size_t{0}) const {
     std::size_t const slice_of_regions = std::min(most, std::size_t{256});
@@ -226,7 +226,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     for (Address from = ptr, end = ptr + size;;) {  // `end` may be 0, the top of the address space
       auto const slice = table_.overlapping(from, end - from, slice_of_regions);
       for (auto const& range : slice) {
-        if (range.start < from && from != ptr) continue;  // it came where one stood that has been told of
+        if (range.start < from && from != ptr) continue;  // it replaced a region that is already reported
         auto const region = look(range.start, 1, idle_too);
         if (region && region->start == range.start && region->whole == range.size) found.push_back(*region);
       }
@@ -236,16 +236,16 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     }
   }
 
-  /// How often what is locked has changed: a region came, grew, went or was kept.
+  /// Number of changes to what is locked: regions that were added, grew, were removed or became idle.
   std::uint64_t changes() const noexcept { return changes_.load(std::memory_order_acquire); }
 
-  /// Whether it has changed since, and if not, whether something is changing in [ptr, ptr + size): then waits for that.
-  /// A caller that found memory pageable, and is refused by the vendor as if it were not, so learns to look again.
+  /// Whether it has changed since; if not, waits first for changes in progress in [ptr, ptr + size). A caller
+  /// that found memory pageable, and was refused by the vendor as if it were locked, thus knows whether to look again.
   bool changed_since(std::uint64_t changes, Address ptr, std::uint64_t size);
 
-  /// Unlocks every region, however many locks it has. When the vendor refuses one, the others are still unlocked and
-  /// the first error is thrown at the end. Regions in the middle of a vendor call are waited for if `wait`, else left;
-  /// one that grows ends with the piece that is being locked.
+  /// Unlock every region, however many locks it has. If the vendor refuses one, the others are still unlocked and the
+  /// first error is thrown at the end. Regions in the middle of a vendor call are waited for if `wait` (one that grows
+  /// ends with the piece that is being locked), otherwise skipped.
   void clear(bool wait = true);
 
  private:
@@ -254,7 +254,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   using State = Record::State;
   static constexpr std::uint8_t external = Record::external, registered = Record::registered, ending = Record::ending;
-  static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // no vendor takes less by one call
+  static constexpr std::uint64_t least_cut = std::uint64_t{1} << 30;  // every vendor takes this much in one call
   static constexpr std::uint32_t most_references = ~std::uint32_t{0};
   static constexpr std::uint64_t none = 0, any = ~std::uint64_t{0};  // no region's serial
 
@@ -283,20 +283,20 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     Address ptr;
     std::uint64_t size;
     LockOptions options;
-    Pieces* pieces;                  // null: only where the vendor need lock nothing
+    Pieces* pieces;                  // null: only if the vendor need not lock anything
     Coherence coherence = Coherence::unknown;  // what the locker gives for these options
-    std::uint64_t confirmed = none;  // the external region of which the vendor has said that it is still pinned
+    std::uint64_t confirmed = none;  // serial of the external region that the vendor has reported as still pinned
     std::exception_ptr already_pinned{}, undo_refused{};  // what the vendor threw
   };
 
-  /// A region that was entered, while its vendor is called.
+  /// A region that has been entered, while the vendor locks it.
   struct Attempt {
     Id id;
     Address start;
     std::uint64_t size;
-    std::exception_ptr& refused;  // what the vendor said where it would not unlock what it has locked
+    std::exception_ptr& refused;  // what the vendor threw, if it refused to undo its locks
     AllRegistered::node_type ends{};  // of the pieces that the vendor has locked; none before the first
-    bool ours = true;  // else others have locks in it, and may take it away any time
+    bool ours = true;  // false: others have locks in it, and may remove it at any time
     std::uint64_t reserved = 0;  // bytes of the budget
   };
 
@@ -319,7 +319,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   bool is(pagetable::Region const& region, std::uint64_t serial) noexcept {
     return serial == any || serial == serial_of(region);
   }
-  /// Whether it was entered with what the vendor says of it now.
+  /// Whether it was entered with what the vendor reports now.
   bool is(pagetable::Region const& region, Pinned const& pinned) noexcept {
     Record const& record = table_.value(region.id);
     return record.of_others() &&
@@ -331,7 +331,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
     return overlap.empty() ? std::nullopt : std::optional(overlap.front());
   }
 
-  /// What is found of a region.
+  /// What lookups report of a region.
   struct Facts {
     Address device_ptr;
     std::uint32_t references = 0;
@@ -341,7 +341,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
 
   struct Claimed;
 
-  // `guard` is a held lock of the mutex; the function may release it meanwhile.
+  // `guard` holds the mutex; the function may release it meanwhile.
 
   // ---- map/invalidation.hpp ----
 
@@ -391,7 +391,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   static void move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept;
   // With the mutex:
   bool siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
-  // Takes it:
+  // Called without the mutex:
   bool leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region, Record& record);
 
   // ---- map/registrars.hpp ----
@@ -423,7 +423,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   Id enter(Address ptr, std::uint64_t size, std::uint64_t piece);
   void publish(Id id, Facts const& facts, std::uint64_t held, State state = State::locked) noexcept;
   void abandon(std::unique_lock<std::mutex>& guard, Attempt& attempt) noexcept;
-  // Take it, or are given it and return without it:
+  // Called without the mutex, hold it at the end unless they return a lock:
   std::optional<Hold> lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
                                    std::optional<Pinned>& pinned);
   void give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt);
@@ -441,7 +441,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   void leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept;
   void end_growth(Address start) noexcept;
 
-  // ---- what it has ----
+  // ---- data ----
 
   struct Idle {
     Address start;
@@ -461,7 +461,7 @@ class PinnedMap final : private InvalidationListener, private Budget::Keeper {
   AllRegistered ends_;  // of regions of several pieces, shared by siblings or known to registrars: for the last unlock
   std::vector<std::unique_ptr<Registrar>> registrars_;
   std::atomic<bool> any_registrars_ = false;
-  std::atomic<std::uint64_t> most_by_one_call_ = ~std::uint64_t{0};  // bytes that the vendor was seen to take
+  std::atomic<std::uint64_t> most_by_one_call_ = ~std::uint64_t{0};  // that the vendor was seen to take
   std::map<std::uint64_t, Idle> idle_;  // regions by serial: the longest idle first
   std::atomic<std::uint64_t> oldest_idle_ = Budget::unlimited;  // its first serial
   std::atomic<std::size_t> size_ = 0;

@@ -13,38 +13,38 @@ namespace pinning {
 struct Region {
   Address start;
   std::uint64_t size;        // bytes that are locked
-  std::uint64_t whole;       // bytes of the lock that goes on: `size` but for a region that grows, or was cut short
+  std::uint64_t whole;       // bytes of the whole lock: `size`, unless the region grows or was cut short
   Address device_ptr;        // of `start`
-  std::uint64_t piece;       // vendor calls have locked multiples of so many bytes; `size` when one has locked it all
+  std::uint64_t piece;       // vendor calls have locked multiples of so many bytes; `size` if one has locked it all
   std::uint32_t references;  // locks held; 0 while it is idle
   bool external;             // pinned by another owner: never unlocked by this map
   bool registered;           // by `register_pinned`; external as well
-  bool watched;              // the kernel tells when its memory goes
-  bool idle;                 // given up by all, and registered with the vendor all the same
+  bool watched;              // the kernel reports when its memory goes away
+  bool idle;                 // without a lock, but still registered with the vendor
   Coherence coherence;
-  std::uint64_t serial;      // of this entry of the map: no other has it, before or after; a new one when it becomes idle
+  std::uint64_t serial;      // of this entry of the map only, now and ever; a new one when it becomes idle
 
   Address device_ptr_of(Address ptr) const noexcept { return device_ptr + (ptr - start); }
 
-  /// Whether no border between two pieces can lie in a range of its bytes.
+  /// Whether no border between two pieces can be inside this range of its bytes.
   bool in_one_piece(Address ptr, std::uint64_t bytes) const noexcept {
     return (ptr - start) / piece == (ptr - start + (bytes - 1)) / piece;
   }
 };
 
-/// One lock that a map has counted, by which it is given up, whatever has become of the region meanwhile.
+/// One lock that a map has counted, and by which it is released, whatever has happened to the region meanwhile.
 struct Hold {
   Address ptr;
   Address device_ptr;    // of `ptr`
   std::uint64_t serial;  // of the region
 };
 
-/// The pages from `first` to before `end`, counted from the one in which a region starts: a record has no room for more.
+/// The pages [first, end), counted from the one in which a region starts: a record has no room for more.
 struct Pages {
   static constexpr unsigned page_bits = 12;
   std::uint32_t first, end;
 
-  /// Those of a region that lie in [start, end) whole: what has gone in part is there still.
+  /// The pages of a region that are wholly in [start, end): a page that is gone only in part still exists.
   static Pages of(Address region, std::uint64_t size, Address start, Address end) noexcept {
     Address const base = region >> page_bits, last = (region + (size - 1)) >> page_bits;
     Address const after = std::min(((end - 1) >> page_bits) + (end % (1 << page_bits) == 0), last + 1);
@@ -55,7 +55,7 @@ struct Pages {
     return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
   }
   std::uint64_t pack() const noexcept { return std::uint64_t{end} << 32 | first; }
-  /// Of parts that do not touch the larger one: what lies between is there still.
+  /// The union; of parts that do not touch, the larger one, because what is between them still exists.
   Pages with(Pages other) const noexcept {
     if (other.end < first || end < other.first) return end - first < other.end - other.first ? other : *this;
     return {std::min(first, other.first), std::max(end, other.end)};
@@ -71,22 +71,22 @@ struct Pages {
   }
 };
 
-/// What a map's page table keeps with each region. It changes under the map's mutex; `read` needs none.
+/// What a map's page table stores with each region. It changes under the map's mutex; `read` needs none.
 struct Record {
-  /// Growing: the first `held` bytes are locked, found and counted, while the thread whose lock it is locks the rest.
-  /// Invalidated: the memory has gone, and the vendor is still to unlock it.
+  /// Growing: the first `held` bytes are locked, found and counted, while the thread that entered it locks the rest.
+  /// Invalidated: the memory is gone, and the vendor has yet to unlock it.
   enum class State : std::uint8_t { entering, growing, locked, leaving, half_unlocked, invalidated, idle };
   static constexpr std::uint8_t external = 1;
   static constexpr std::uint8_t registered = 2;
-  static constexpr std::uint8_t invalidated = 4;  // some or all of it; `held` says which part, as `Pages` has it
+  static constexpr std::uint8_t invalidated = 4;  // some or all of it is gone; `held` has the `Pages`
   static constexpr std::uint8_t ending = 8;       // no more pieces are to be locked
-  static constexpr std::uint8_t watched = 16;     // the map's watcher tells when memory goes
+  static constexpr std::uint8_t watched = 16;     // the map's watcher reports when memory goes away
   static constexpr std::uint8_t kept = 32;        // the last unlock makes it idle
   static constexpr std::uint8_t shared = 64;      // siblings may have it too
 
   std::atomic<Address> device_ptr;
   std::atomic<std::uint64_t> piece;  // 0: one call
-  std::atomic<std::uint64_t> held;   // bytes from the start that are to be found: all, unless it grows or was cut short
+  std::atomic<std::uint64_t> held;   // bytes from the start that lookups find: all, unless it grows or was cut short
   std::atomic<std::uint64_t> serial;
   std::atomic<std::uint32_t> references;
   std::atomic<State> state;
@@ -101,7 +101,7 @@ struct Record {
     flags.store(flags.load(std::memory_order_relaxed) & ~flag, std::memory_order_release);
   }
 
-  /// Whether a vendor call is under way for it.
+  /// Whether a vendor call is in progress for it.
   bool in_transit() const noexcept {
     State const now = state.load(std::memory_order_relaxed);
     return now == State::entering || now == State::growing || now == State::leaving;
@@ -110,21 +110,21 @@ struct Record {
   bool is_growing() const noexcept { return state.load(std::memory_order_relaxed) == State::growing; }
   /// Whether locks may be counted in it, and lookups find it.
   static constexpr bool is_shown(State state) noexcept { return state == State::locked || state == State::growing; }
-  /// Whether it is locked by the vendor alone: an idle region, or what a refused unlock has left of one.
+  /// Whether it is registered without a lock: an idle region, or what a refused unlock has left of one.
   bool is_idle() const noexcept {
     State const now = state.load(std::memory_order_relaxed);
     return now == State::idle || (now == State::half_unlocked && references.load(std::memory_order_relaxed) == 0);
   }
   /// Whether its owner may have unpinned it without the map's knowing.
   bool of_others() const noexcept { return flags.load(std::memory_order_relaxed) == external; }
-  /// Copies all but the bounds of the entry; whether the region is to be found, `idle_too` if that is wished. The state
-  /// comes first: what the map stores before it is then seen as well.
+  /// Copy everything but the bounds of the entry; returns whether lookups find the region, `idle_too`: also an idle
+  /// one. The state is read first: what the map stores before it is then seen as well.
   bool read(Region& region, bool idle_too = false) const noexcept {
     auto const is_wanted = [&](State now) { return is_shown(now) || (idle_too && now == State::idle); };
     bool found = is_wanted(state.load(std::memory_order_acquire));
     region.size = held.load(std::memory_order_acquire);
     State const now = state.load(std::memory_order_acquire);
-    found = found && is_wanted(now);  // else `held` may say by now what has gone
+    found = found && is_wanted(now);  // otherwise `held` may by now have the pages that are gone
     region.idle = now == State::idle;
     region.device_ptr = device_ptr.load(std::memory_order_acquire);
     region.piece = piece.load(std::memory_order_acquire);

@@ -10,13 +10,13 @@
 
 namespace pinning {
 
-/// Where regions start, roughly: read without a lock, before memory is given back.
+/// Where regions start, approximately: read without a lock, before memory is freed.
 class RegionStarts {
  public:
   void add(Address start) noexcept { ++count_of(start >> granule_bits); }
   void remove(Address start) noexcept { --count_of(start >> granule_bits); }
 
-  /// Whether a region may start in [ptr, ptr + size); where it says no, none does.
+  /// Whether a region may start in [ptr, ptr + size); if false, none does.
   bool any(Address ptr, std::uint64_t size) const noexcept {
     Address const first = ptr >> granule_bits, last = (ptr + (size - 1)) >> granule_bits;
     if (last - first >= counts) return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one map of each device in a process, which lives in libpinning.so and is made on demand.
+// The process-wide map of each device, which lives in libpinning.so and is made on demand.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 #include "mapped_locks.hpp"
 #include "vendor.hpp"
 
-/// What C calls a map: one with all that belongs to it.
+/// The map of the C interface: a PinnedMap with its locker and its MappedLocks.
 struct pinning_map {
-  /// `shared_by`: the device whose map it is in this process. It is never destroyed then, so a thread may call its locker
-  /// when memory leaves.
+  /// `shared_by`: the device whose process-wide map this is; null for a private map. A process-wide map is never
+  /// destroyed, so a thread of the watcher may call its locker when memory is invalidated.
   pinning_map(pinning::Locker& calls, std::uint64_t largest_lock, pinning::VendorDevice* shared_by)
       : locker(calls), largest(largest_lock), device(shared_by) {
     auto fresh = std::make_unique<pinning::PinnedMap>(locker, &pinning::process_watcher(), device != nullptr,
@@ -26,8 +26,8 @@ struct pinning_map {
     delete map;
   }
 
-  /// In a child of fork: empty, at the same address, for the locks are the parent's. A fork cannot fail any more then, so
-  /// where there is no memory for that both are null, and every lock is refused.
+  /// In a forked child: construct an empty map at the same address, because the locks belong to the parent. The fork
+  /// can no longer fail, so if there is no memory, `map` and `mapped` are null and every lock is refused.
   void begin_anew() noexcept {
     if (map == nullptr) return;
     map->abandon();
@@ -40,7 +40,7 @@ struct pinning_map {
     }
   }
 
-  /// Bytes that one vendor call is to take of `size`; 0 for all.
+  /// Bytes per vendor call for a lock of `size` bytes; 0: one call for all.
   std::uint64_t piece(std::uint64_t size) const noexcept { return size > largest ? largest : 0; }
 
   pinning::Locker& locker;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps of devices for which one registration of the vendor's counts.
+// Maps of devices that share their vendor's registrations.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace pinning {
 
 class PinnedMap;
 
-/// The maps of a vendor that locks memory for all its devices at once: what one of them has registered is locked for the
-/// others too. It is one region, of the same bounds, in each map in which it is locked, and the last of them has
-/// the vendor undo it.
+/// The maps of a vendor that locks memory for all its devices at once: a registration made through one map is locked
+/// for the others too. It is one region with the same bounds in each map in which it is locked; the last of these maps
+/// has the vendor undo it.
 ///
-/// Locks: `mutex_` is held while a map looks at what the others have and enters, or takes out, a region accordingly. A
-/// map's mutex nests inside it. No vendor is called and no thread waited for under it. Where there is one map it is
-/// not taken.
+/// Locks: `mutex_` is held while a map searches the other maps and enters or removes a region accordingly. A map's
+/// mutex nests inside it. While it is held, no vendor is called and no thread is waited for. A lock does not take it
+/// while there is only one map.
 class Siblings {
  public:
   void join(PinnedMap& map) {
@@ -27,7 +27,7 @@ class Siblings {
     maps_.push_back(&map);
     several_ = maps_.size() > 1;
   }
-  /// Waits for visitors.
+  /// Remove a map, and wait until no visit keeps it.
   void leave(PinnedMap& map) noexcept {
     std::unique_lock guard(mutex_);
     std::erase(maps_, &map);
@@ -38,7 +38,7 @@ class Siblings {
   bool several() const noexcept { return several_; }
 
   class Visit;
-  /// Meanwhile no sibling enters anything, or takes out what it shares.
+  /// While it exists, no sibling enters a region or removes a shared one.
   class Claim {
    public:
     explicit Claim(Siblings& siblings) : siblings_(siblings), guard_(siblings.mutex_) {}
@@ -70,7 +70,7 @@ class Siblings {
     PinnedMap& map_;
   };
 
-  /// In a child of fork, before the first map is there; the mutex may be held by a thread that is not.
+  /// In a forked child, before it has a map: construct again, because a thread of the parent may have held the mutex.
   void begin_anew() noexcept { new (this) Siblings; }
 
  private:
@@ -81,8 +81,8 @@ class Siblings {
   std::atomic<bool> several_ = false;
 };
 
-/// Those of all devices of one class. Never destroyed, like their maps; and made when the library is loaded, not by a
-/// thread for which a child of fork, where that is not, would wait.
+/// The siblings of all devices of one class. Never destroyed, like their maps. Constructed when the library is loaded:
+/// if a thread of the parent were just constructing them at a fork, the child would wait for that thread forever.
 template <class Device>
 struct SiblingsOf {
   alignas(Siblings) static inline unsigned char room[sizeof(Siblings)];

@@ -12,8 +12,8 @@
 
 namespace pinning {
 
-/// Lies in a memfd named "pinning-status" of the process, which others find under /proc/PID/fd and may read while it
-/// hangs. Readers copy it: words change under them, a slot whose `start` has changed meanwhile is left out.
+/// In a memfd of the process, named "pinning-status", which others find under /proc/PID/fd and can read while the
+/// process hangs. Readers copy it, because words change meanwhile; they skip a slot whose `start` has changed.
 ///
 /// pinning/cli/status.py reads it by these offsets.
 struct StatusPage {
@@ -26,7 +26,7 @@ struct StatusPage {
     std::int64_t since;                // nanoseconds since 1970
     char device[23];
     std::atomic<bool> idle;  // registered, with no lock
-    char owner[48];  // the type of what was locked; empty where it was not given
+    char owner[48];  // the type of what was locked; empty if not given
     char site[160];  // where in the program
   };
   static_assert(sizeof(Slot) == 256);
@@ -36,29 +36,29 @@ struct StatusPage {
   std::uint64_t process;
   std::int64_t begun;                       // nanoseconds since 1970
   std::atomic<std::uint64_t> moved[paths];  // bytes, by path: direct, staged, lock, plain, small
-  std::atomic<std::uint64_t> locked, calls, unlisted;  // bytes locked; locks of vendors so far; locks without a slot
-  Budget::Shown budget;                                // that of the process
+  std::atomic<std::uint64_t> locked, calls, unlisted;  // bytes locked; vendor locks so far; locks without a slot
+  Budget::Shown budget;                                // of the process
   std::atomic<std::uint64_t> by_peers;  // bytes of `moved` that went over the links of peers
   std::uint64_t reserved[14];
   Slot slot[slots];
 };
 static_assert(offsetof(StatusPage, moved) == 32 && offsetof(StatusPage, budget) == 96 && offsetof(StatusPage, slot) == 256);
 
-/// This process's. Before its first lock it is in private memory, unless others are to see it sooner.
+/// The page of this process. It is in private memory until the first lock or `show_status`.
 PINNING_API StatusPage& status_page() noexcept;
 PINNING_API void show_status() noexcept;
 
-/// How bytes travel, in the order of `moved`.
-enum class CopyPath : std::uint8_t { direct, staged, lock, plain, small };  // the last is the driver's too
+/// How bytes are copied, in the order of `moved`.
+enum class CopyPath : std::uint8_t { direct, staged, lock, plain, small };  // small: the driver's copy too
 
 inline void count_moved(CopyPath path, std::uint64_t size) noexcept {
   status_page().moved[static_cast<int>(path)].fetch_add(size, std::memory_order_relaxed);
 }
 
-/// Whose memory a range is, and where in the program it was locked, for the locks in it. Cut to what has room.
+/// Set the owner of a range, and where in the program it was locked, for the locks in it. Texts are cut to fit.
 PINNING_API void describe_in_status(Address start, std::uint64_t size, char const* owner, char const* site) noexcept;
 
-/// The locker of a device whose locks stand in the page.
+/// The locker of a device, with its locks listed in the page.
 class PINNING_API ListedLocker : public Locker {
  public:
   /// `calls` must outlive this.

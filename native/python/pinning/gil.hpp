@@ -6,10 +6,10 @@
 
 namespace pinning {
 
-/// The GIL, held or not before.
+/// Holds the GIL, whether or not the thread held it before.
 ///
-/// A daemon thread that asks for it while the interpreter exits never gets it: before Python 3.14 its stack is unwound
-/// instead, which C++ on it does not survive. Such a thread stops here, as 3.14 has it, until the process ends.
+/// A daemon thread that requests it while the interpreter exits never gets it: before Python 3.14 its stack is unwound
+/// instead, which C++ frames do not survive. Such a thread stops here until the process ends, as in 3.14.
 class Gil {
  public:
   Gil() try : state_(PyGILState_Ensure()) {

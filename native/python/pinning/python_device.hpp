@@ -10,7 +10,7 @@
 
 namespace pinning {
 
-/// How many calls of Python devices this thread is in the middle of.
+/// Number of calls of Python devices in progress on this thread.
 inline thread_local int device_calls = 0;
 
 /// A call of a device's Python code, with the GIL: one more in `device_calls`.
@@ -24,7 +24,7 @@ class PythonCall {
   Gil const gil_;
 };
 
-/// Lets go of an answer of Python's, which is null where it has raised: then that is thrown.
+/// Release the result of a Python call; null means that Python has raised, which is then thrown.
 inline void drop(PyObject* answer) {
   if (answer == nullptr) throw_raised();
   Py_DECREF(answer);
@@ -44,11 +44,11 @@ inline Address address_of(PyObject* answer) {
   return address;
 }
 
-/// For what gives something back: `call` makes a Python call, and returns its new reference.
+/// Make a Python call that gives something back: `call` makes it, and returns its new reference.
 ///
-/// Ctrl-C may strike in Python code around the vendor's call: before or after it, it cannot be told. A second try settles it,
-/// for where it fails the first one worked. Then Ctrl-C is raised again in this thread, for the caller. Throws what Python
-/// raised otherwise.
+/// Ctrl-C may arrive in Python code around the vendor's call, and whether before or after it cannot be known. So there
+/// is a second try: if it fails, the first one succeeded. Then Ctrl-C is raised again in this thread, for the caller.
+/// Otherwise throws what Python raised.
 template <class Call>
 void call_for_good(Call&& call) {
   PyObject* answer = call();
@@ -68,7 +68,7 @@ void call_for_good(Call&& call) {
 /// An event object of the Python interface `VendorEvent`.
 class PythonEvent : public VendorEvent {
  public:
-  /// Takes the reference over.
+  /// Take ownership of the reference.
   explicit PythonEvent(PyObject* event) : event_(event) {}
   ~PythonEvent() override {
     Gil const gil;
@@ -98,7 +98,7 @@ class PythonEvent : public VendorEvent {
   PyObject* event_;
 };
 
-/// A queue object of the Python interface `VendorQueue`, which stays open when this goes.
+/// A queue object of the Python interface `VendorQueue`, which stays open when this is destroyed.
 class PythonQueue : public VendorQueue {
  public:
   /// `queue` is borrowed, as the device of a `PythonDevice` is. The GIL is held.
@@ -155,11 +155,11 @@ class PythonQueue : public VendorQueue {
   bool waits_for_values_;
 };
 
-/// A device object of the Python interface `Device`, perhaps with memory and queues. Only threads of Python's call it: a
-/// map over it is private to Python.
+/// A device object of the Python interface `Device`, perhaps with memory and queues. Only Python threads call it,
+/// because its map is private to Python.
 class PythonDevice : public VendorDevice {
  public:
-  /// What does not change, and so is asked once.
+  /// What does not change, and so is read once.
   struct Traits {
     std::string name;
     CoherenceSupport coherence;
@@ -167,7 +167,7 @@ class PythonDevice : public VendorDevice {
   };
 
   /// `device` is borrowed and must outlive this: a reference that the garbage collector cannot see would keep a device
-  /// in a cycle with its map forever. `kinds` are Python's, in the order of `MemoryKind`. The GIL is held.
+  /// in a cycle with its map forever. `kinds` are those of Python, in the order of `MemoryKind`. The GIL is held.
   PythonDevice(PyObject* device, PyObject* already_pinned_error, PyObject* kinds, Traits traits)
       : device_(device),
         already_pinned_error_(Py_NewRef(already_pinned_error)),
@@ -193,8 +193,8 @@ class PythonDevice : public VendorDevice {
       return locked_at(PyObject_CallMethod(device_, "data_lock", "KKO", static_cast<unsigned long long>(ptr),
                                            static_cast<unsigned long long>(size), read_only));
     }
-    // Only a device that has coarse-grained memory knows of a fourth argument. (No destructor may give these objects back: it
-    // would run without the GIL where the call never returns, see `Gil`.)
+    // Only a device with coarse-grained memory accepts a fourth argument. (No destructor may release these objects: it
+    // would run without the GIL if the call never returns, see `Gil`.)
     PyObject* const method = PyObject_GetAttrString(device_, "data_lock");
     PyObject* const arguments = Py_BuildValue("(KKO)", static_cast<unsigned long long>(ptr),
                                               static_cast<unsigned long long>(size), read_only);
@@ -295,7 +295,7 @@ class PythonDevice : public VendorDevice {
   Traits const traits_;
 };
 
-/// Runs a destructor that may call Python, without touching an exception that is on its way.
+/// Run a destructor that may call Python, without disturbing a pending exception.
 template <class Body>
 void keeping_exception(Body&& body) noexcept {
   PyObject *type, *value, *traceback;
@@ -304,7 +304,7 @@ void keeping_exception(Body&& body) noexcept {
   PyErr_Restore(type, value, traceback);
 }
 
-/// Destroys a map, and with it the locks it still holds; one of a parent process's is abandoned.
+/// Destroy a map, and with it the locks it still holds; abandon it instead if it belongs to a parent process.
 inline void destroy(MappedLocks* mapped, PinnedMap* map) noexcept {
   if (map != nullptr && map->is_parents()) {
     map->abandon();

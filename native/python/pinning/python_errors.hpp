@@ -13,7 +13,7 @@
 
 namespace pinning {
 
-/// The Python exception that is being raised, taken away to travel through C++ and be raised again unchanged.
+/// The pending Python exception, fetched to pass through C++ and be raised again unchanged.
 class Raised {
  public:
   Raised() : parts_(new Parts{}, [](Parts* parts) {
@@ -40,7 +40,7 @@ class Raised {
 struct PythonError : std::exception {
   Raised raised;
 };
-/// Ctrl-C and the like: no std::exception, because it is not for `MappedLocks` to tolerate.
+/// Ctrl-C and the like: not a std::exception, so that `MappedLocks` does not tolerate it.
 struct PythonInterrupt {
   Raised raised;
 };
@@ -49,13 +49,13 @@ struct PythonAlreadyPinned : AlreadyPinned {
   Raised raised;
 };
 
-/// Throws the Python exception that is being raised. The GIL is held.
+/// Throw the pending Python exception. The GIL is held.
 [[noreturn]] inline void throw_raised() {
   if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonInterrupt();
   throw PythonError();
 }
 
-/// Raises in Python what C++ has just thrown. The GIL is held.
+/// Raise in Python what C++ has just thrown. The GIL is held.
 inline void raise_in_python() {
   auto const type_of = [](char const* name) {
     PyObject* const module = PyImport_ImportModule("pinning.errors");

@@ -5,10 +5,10 @@
 
 namespace pinning {
 
-/// An object with `_add(ptr, size)`, which returns what `_remove` is given.
+/// A Python object with `_add(ptr, size)`, which returns the argument for `_remove`.
 class PythonRegistrar : public Registrar {
  public:
-  /// `registrar` is borrowed, as the device of a `PythonDevice` is; it calls `let_go` before it goes. The GIL is held.
+  /// `registrar` is borrowed, as the device of a `PythonDevice` is; it calls `let_go` before it ends. The GIL is held.
   PythonRegistrar(PyObject* registrar, std::uint64_t piece) noexcept : registrar_(registrar), piece_(piece) {}
 
   void let_go() noexcept { registrar_ = nullptr; }
@@ -34,11 +34,11 @@ class PythonRegistrar : public Registrar {
   }
 
  private:
-  PyObject* registrar_;  // null once it has gone
+  PyObject* registrar_;  // null after `let_go`
   std::uint64_t const piece_;
 };
 
-/// Hands the map a registrar that it destroys. The GIL is not held.
+/// Add a registrar to the map, which will destroy it. The GIL is not held.
 inline PythonRegistrar* add_registrar(PinnedMap& map, PyObject* registrar, std::uint64_t piece) {
   auto made = std::make_unique<PythonRegistrar>(registrar, piece);
   PythonRegistrar* const added = made.get();

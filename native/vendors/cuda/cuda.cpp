@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVIDIA GPUs, by the driver's own interface.
+// NVIDIA GPUs, through the CUDA driver API.
 #include <array>
 #include <atomic>
 
@@ -19,8 +19,8 @@ constexpr char confidential[] =
 
 std::string range(Address ptr, std::uint64_t size) { return describe(ptr, size) + " cannot be locked: "; }
 
-/// Whether the range lies, in whole or in part, in a mapping that may not be written. Throws InvalidRange where some of
-/// it is not mapped, or is of the one kind that the driver never returns from.
+/// Whether any part of the range is mapped read-only. Throws InvalidRange if any part is not mapped, or is a private
+/// read-only mapping of a file, on which the driver hangs.
 bool needs_read_only(Address ptr, std::uint64_t size) {
   auto const mapped = mappings(ptr, size);
   if (auto const hole = gap(ptr, size, mapped)) {
@@ -30,15 +30,15 @@ bool needs_read_only(Address ptr, std::uint64_t size) {
   for (auto const& mapping : mapped) {
     if (!mapping.file.empty() && !mapping.writable && !mapping.shared) {
       throw InvalidRange(range(ptr, size) + "it is a private read-only mapping of " + mapping.file +
-                         ", on which the NVIDIA driver hangs; map the file shared (mmap.ACCESS_READ does) or private and "
-                         "writable (mmap.ACCESS_COPY, numpy's mode 'c')");
+                     ", on which the NVIDIA driver hangs; map the file shared (mmap.ACCESS_READ does) or private and "
+                     "writable (mmap.ACCESS_COPY, numpy's mode 'c')");
     }
     writable = writable && mapping.writable;
   }
   return !writable;
 }
 
-/// Why the driver may have called the range invalid, and the way out; empty when nothing is known.
+/// Why the driver may have called the range invalid, and the remedy; empty if unknown.
 std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigned flags) {
   auto const mapped = mappings(ptr, size);
   if (auto const hole = gap(ptr, size, mapped)) return "there is no memory at " + describe(*hole);
@@ -46,15 +46,15 @@ std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigne
     if (!mapping.writable && (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0) {
       return "the memory at " + describe(mapping.start) + " is mapped read only, " +
              (options.access == Access::writable
-                  ? "not writable as was said: say read_only=True, and if the GPU does not support that, map it writable"
-                  : "which this GPU does not support: map it writable");
+                ? "not writable as was said: say read_only=True, and if the GPU does not support that, map it writable"
+                : "which this GPU does not support: map it writable");
     }
     bool in_memory = false;  // POSIX shared memory and anonymous mappings, memfd, System V
     for (char const* const place : {"/dev/", "/memfd:", "/SYSV"}) in_memory |= mapping.file.starts_with(place);
     if (mapping.shared && mapping.writable && !mapping.file.empty() && !in_memory) {
       return "the memory is a writable shared mapping of " + mapping.file +
-             ", which the driver takes only from memory file systems: map it read only (mmap.ACCESS_READ), map it private "
-             "(mmap.ACCESS_COPY), or keep the file under /dev/shm";
+          ", which the driver takes only from memory file systems: map it read only (mmap.ACCESS_READ), map it private "
+          "(mmap.ACCESS_COPY), or keep the file under /dev/shm";
     }
   }
   return "";
@@ -62,7 +62,7 @@ std::string advice(Address ptr, std::uint64_t size, LockOptions options, unsigne
 
 class CudaDevice : public VendorDevice {
  public:
-  /// In its primary context, or in one that others keep.
+  /// The GPU in its primary context, or in `context`, which its owner keeps alive.
   explicit CudaDevice(unsigned index, Where context = 0)
       : name_("cuda:" + std::to_string(index)), driver_(Driver::get()), is_primary_(context == 0), context_(context) {
     driver_.check(driver_.cuDeviceGet, &device_, static_cast<int>(index));
@@ -100,8 +100,8 @@ class CudaDevice : public VendorDevice {
     return kinds;
   }
 
-  /// Memory of another GPU must be enabled in the context that uses it; libraries do the same. Where no direct access is
-  /// possible, the driver copies between any two GPUs.
+  /// Enables access in the context that uses this GPU's memory; libraries do the same. If no direct access is possible,
+  /// the driver copies between any two GPUs.
   MemoryConnection connection(VendorDevice& other) override {
     auto* const user = dynamic_cast<CudaDevice*>(&other);
     if (user == nullptr || user == this) return VendorDevice::connection(other);
@@ -117,7 +117,7 @@ class CudaDevice : public VendorDevice {
     return MemoryConnection::unified;
   }
 
-  /// Two GPUs that are joined by NVLink reach each other's memory with atomic operations; over PCIe they do not.
+  /// GPUs linked by NVLink can access each other's memory with atomic operations; over PCIe they cannot.
   std::string link_to(VendorDevice& other) override {
     auto* const peer = dynamic_cast<CudaDevice*>(&other);
     if (peer == nullptr || peer == this) return {};
@@ -149,7 +149,7 @@ class CudaDevice : public VendorDevice {
     }
     unsigned long long device_ptr = 0;
     if (int const code = driver_.cuMemHostGetDevicePointer_v2(&device_ptr, host, 0); code != 0) {
-      driver_.check(driver_.cuMemHostUnregister, host);  // else it says that it is still locked
+      driver_.check(driver_.cuMemHostUnregister, host);  // throws if the range is still locked
       throw VendorError(driver_.failed("cuMemHostGetDevicePointer", code));
     }
     return device_ptr;
@@ -167,10 +167,10 @@ class CudaDevice : public VendorDevice {
     return Pinned{range->base, range->size, range->device_ptr};
   }
 
-  /// The driver refuses 512 GiB in one call, so half of that.
+  /// Half of 512 GiB, which the driver refuses in one call.
   std::uint64_t largest_lock() const noexcept override { return std::uint64_t{256} << 30; }
 
-  CoherenceSupport coherence() const noexcept override { return {.fine = true}; }  // the driver has no other
+  CoherenceSupport coherence() const noexcept override { return {.fine = true}; }  // the driver has no other kind
   Siblings* siblings() noexcept override { return &siblings_of<CudaDevice>(); }
   void after_fork() override { siblings_of<CudaDevice>().begin_anew(); }
 
@@ -178,7 +178,7 @@ class CudaDevice : public VendorDevice {
 
   bool locks_sooner() const noexcept override { return true; }
 
-  /// Aligned to 256. Host memory is pinned for every GPU, and its device address is the host's.
+  /// Aligned to 256 bytes. Host memory is pinned for every GPU; its device address is the host address.
   Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
     auto const current = here();
     void* host = nullptr;
@@ -208,18 +208,18 @@ class CudaDevice : public VendorDevice {
     }
   }
 
-  /// Needs no context. Shared memory is on the GPU that it was allocated for.
+  /// Needs no context. Shared memory belongs to the GPU for which it was allocated.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
     auto const range = range_around(ptr);
     if (!range) return std::nullopt;
     return MemoryInfo{range->kind, range->base, range->size, range->device};
   }
 
-  /// The driver refuses a host range of which only a part is locked, and one that crosses from one lock to another.
+  /// The driver refuses a host range that is only partly locked, or that crosses from one lock into another.
   void copy(Address dst, Address src, std::uint64_t size) override {
     auto const current = here();
     driver_.check(driver_.cuMemcpy, dst, src, size);
-    // From pageable memory the last bytes may still be on their way.
+    // A copy from pageable memory may return before its last bytes arrive.
     driver_.check(driver_.cuStreamSynchronize, nullptr);
   }
 
@@ -228,8 +228,8 @@ class CudaDevice : public VendorDevice {
     driver_.check(driver_.cuCtxSynchronize);
   }
 
-  /// To give pinned memory back waits for the same work, in 0.7 ms instead of 4 us, and ends no capture (seen on an H200,
-  /// driver 580; tests/vendors/cuda/test_real_graphs.py).
+  /// Freeing pinned memory waits for the same work and ends no capture, but takes 0.7 ms instead of 4 us (seen on an
+  /// H200, driver 580; tests/vendors/cuda/test_real_graphs.py).
   void synchronize_beside_captures() override {
     auto const current = here();
     void* page = nullptr;
@@ -245,7 +245,7 @@ class CudaDevice : public VendorDevice {
     return std::make_unique<Queue>(driver_, its_context, queues_, spare_events(its_context), moves_parts());
   }
 
-  /// The stream of a cudaStream_t, which its owner keeps alive: the driver crashes on one that is gone. 0 and 1 are this
+  /// `handle` is a cudaStream_t, which its owner keeps alive: the driver crashes on a destroyed one. 0 and 1 are this
   /// GPU's legacy default stream, 2 is the calling thread's default stream.
   bool has_default_stream() const noexcept override { return true; }
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
@@ -254,7 +254,7 @@ class CudaDevice : public VendorDevice {
       auto const current = here();
       driver_.check(driver_.cuStreamGetCtx, reinterpret_cast<void*>(handle), &its_context);
     }
-    auto const where = reinterpret_cast<Where>(its_context);  // not the primary one where a program made its own
+    auto const where = reinterpret_cast<Where>(its_context);  // not the primary context if the program made its own
     int device = -1;
     {
       Current const current(driver_, where);
@@ -276,10 +276,10 @@ class CudaDevice : public VendorDevice {
     return value;
   }
 
-  /// The kernel is compiled for capability 7.0. A module of ours is loaded into no context of others.
+  /// The kernel is compiled for compute capability 7.0. No module is loaded into a context that others own.
   bool moves_parts() const noexcept { return is_primary_ && capability_ >= 7; }
 
-  /// An allocation or a registration of anyone in this process. `base` is the host's address of host memory.
+  /// An allocation or registration of any owner in this process. `base` is the host address if it is host memory.
   struct Range {
     MemoryKind kind;
     Address base, device_ptr;
@@ -294,7 +294,7 @@ class CudaDevice : public VendorDevice {
       throw VendorError(driver_.failed(function, code, confidential));
     }
     if (code != CUDA_ERROR_INVALID_VALUE) throw VendorError(driver_.failed(function, code));
-    // Of memory that it has allocated pinned itself the driver says this, not "already registered".
+    // For pinned memory that the driver itself has allocated it returns this code, not "already registered".
     auto call = driver_.failed(function, code, advice(ptr, size, options, flags));
     if (is_pinned(ptr) || is_pinned(ptr + (size - 1))) throw VendorAlreadyPinned(std::move(call));
     throw VendorError(std::move(call));
@@ -306,11 +306,11 @@ class CudaDevice : public VendorDevice {
                      int{CU_POINTER_ATTRIBUTE_RANGE_START_ADDR}, int{CU_POINTER_ATTRIBUTE_RANGE_SIZE},
                      int{CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL},   int{CU_POINTER_ATTRIBUTE_HOST_POINTER}};
     auto const [type, managed, start, size, ordinal, host] = attributes(ptr, asked);
-    if (type == 0 || size == 0) return std::nullopt;  // not a pointer that the driver knows
+    if (type == 0 || size == 0) return std::nullopt;  // unknown to the driver
     auto const device = static_cast<int>(ordinal);
     if (managed != 0) return Range{MemoryKind::shared, start, start, size, device};
     if (type != CU_MEMORYTYPE_HOST) return Range{MemoryKind::device, start, start, size, device};
-    // The driver gives the start of a range as a device address, the same one in all contexts; mostly it is the host's.
+    // The driver gives the start of a range as a device address, equal in all contexts and usually the host address.
     Address base = start;
     if (host != ptr || ptr - start >= size) {
       std::array host_pointer{int{CU_POINTER_ATTRIBUTE_HOST_POINTER}};
@@ -320,24 +320,24 @@ class CudaDevice : public VendorDevice {
     return Range{MemoryKind::host, base, start, size, -1};
   }
 
-  /// All at once, so that they are of one allocation. What a pointer has not is 0 and no error.
+  /// Queries all at once, so that they belong to one allocation. An attribute that the pointer lacks is 0.
   template <std::size_t count>
   std::array<std::uint64_t, count> attributes(Address ptr, std::array<int, count>& asked) {
-    std::array<std::uint64_t, count> values{};  // zeroed: some fill only their first bytes
+    std::array<std::uint64_t, count> values{};  // zeroed: some attributes set only the first bytes
     std::array<void*, count> places;
     for (std::size_t i = 0; i < count; ++i) places[i] = &values[i];
     driver_.check(driver_.cuPointerGetAttributes, count, asked.data(), places.data(), ptr);
     return values;
   }
 
-  /// With the primary context current. In a fork, throws Unavailable.
+  /// Makes the device's context current. Throws Unavailable in a fork.
   Current here() {
     driver_.started().check();
     return Current(driver_, context());
   }
 
-  /// The device's primary context, which the CUDA runtime and so every library uses. Retained at its first use and
-  /// never released, because what was locked in it may outlive any owner of ours.
+  /// The given context, or else the primary one, which the CUDA runtime and so every library uses. That is retained at
+  /// its first use and never released, because memory locked in it may outlive this object's users.
   Where context() {
     if (Where const known = context_.load()) return known;
     void* retained = nullptr;

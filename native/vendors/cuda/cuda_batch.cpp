@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many copies in one call: by the copy engines, and by a kernel that reads and writes locked memory over the bus.
+// Many copies in one call: by the copy engines, or by a kernel that reads and writes locked memory over the bus.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -15,24 +15,24 @@ namespace pinning::cuda {
 
 namespace {
 
-/// A kernel of a context, compiled by the driver at its first use. It stays as long as the context.
+/// A kernel in a context, compiled by the driver at its first use. It exists as long as the context.
 struct Kernel {
   void* function;
-  unsigned threads, shared_bytes;  // of a multiprocessor
+  unsigned threads, shared_bytes;  // per block, one on each multiprocessor used
 
-  /// How many fill the bus, measured on an H200 (and on an H100 the one without shared memory); more gain nothing.
+  /// How many saturate the bus, measured on an H200 (without shared memory also on an H100); more gain nothing.
   unsigned multiprocessors(std::uint64_t part_bytes) const {
     if (shared_bytes == 0) return 8;
     return part_bytes >= (8 << 10) ? 3 : part_bytes >= (4 << 10) ? 4 : 6;
   }
 };
 
-// Bytes a second that the kernel moves at least, and seconds that the copy engines take for a part, by the H200. A kernel that
-// waited for less is not late: what else runs on the host and the bus lets either of them vary.
+// On an H200: the least bytes per second that the kernel moves, and the seconds per part of the copy engines. A kernel
+// that waited less than `late_from` is not late: other work on the host and the bus makes both times vary.
 constexpr double kernel_rate = 20e9, engine_seconds = 6e-6, late_from = 1e-3;
 constexpr unsigned try_again_after = 16;  // batches
 
-/// Whether this thread is the only one that wants something; no thread waits for it.
+/// A try-lock on a flag: true for one thread at a time; no thread waits.
 class Alone {
  public:
   explicit Alone(std::atomic_flag& flag) : flag_(flag), is_(!flag.test_and_set(std::memory_order_acquire)) {}
@@ -47,7 +47,7 @@ class Alone {
   bool const is_;
 };
 
-constexpr int bulk_bytes = 197632;  // what move_parts_in_bulk keeps of 8 warps
+constexpr int bulk_bytes = 197632;  // shared memory of move_parts_in_bulk, for 8 warps
 
 struct Unload {
   Driver const* driver;
@@ -63,7 +63,7 @@ Module load(Driver const& driver, char const* ptx, char const* name, Kernel& ker
   return loaded;
 }
 
-/// The GPUs of compute capability 9.0, with which bulk copies came, are the first to have so much shared memory.
+/// GPUs of compute capability 9.0, the first with bulk copies, are also the first with so much shared memory.
 bool has_bulk_copies(Driver const& driver) {
   int device = 0, shared_bytes = 0;
   driver.check(driver.cuCtxGetDevice, &device);
@@ -94,7 +94,7 @@ Kernel kernel_of(Driver const& driver, Where context, bool aligned) {
   Module module = load_best(driver, aligned, kernel);
   std::lock_guard const guard(mutex);
   auto const [place, is_new] = kernels.try_emplace({context, aligned}, kernel);
-  if (is_new) static_cast<void>(module.release());  // else another thread was quicker
+  if (is_new) static_cast<void>(module.release());  // else another thread was first
   return place->second;
 }
 
@@ -121,7 +121,7 @@ void Queue::move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, 
   kernel_takes_ = submitting.count() + static_cast<double>(bytes) / kernel_rate;
 }
 
-/// For a figure that the copies can do without.
+/// For a measurement only, so failures are ignored.
 std::unique_ptr<VendorEvent> Queue::event_or_none() noexcept {
   try {
     return record();
@@ -137,7 +137,7 @@ bool Queue::kernel_is_late(std::uint64_t count) {
     batches_since_ = 0;
   }
   double const by_engines = std::max(engine_seconds * static_cast<double>(count), late_from);
-  return batches_since_ < try_again_after && kernel_waited_ > by_engines && capture() == 0;  // a graph is for good
+  return batches_since_ < try_again_after && kernel_waited_ > by_engines && capture() == 0;  // else a graph keeps it
 }
 
 void Queue::copy_batch(CopyItem const* parts, std::uint64_t count) {
@@ -148,7 +148,7 @@ void Queue::copy_batch(CopyItem const* parts, std::uint64_t count) {
   CopyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   copy_by_batch_call<unsigned long long>(*this, parts, count, [&](auto* dsts, auto* srcs, auto* sizes, auto now) {
-    std::size_t first = 0, failed = 0;  // the first copy that has the attributes; the one that was refused
+    std::size_t first = 0, failed = 0;  // the first copy with the attributes; the refused copy
     if (driver_.cuMemcpyBatchAsync_v2) {
       return result(driver_.cuMemcpyBatchAsync_v2, dsts, srcs, sizes, now, &attributes, &first, 1, stream());
     }

@@ -18,8 +18,8 @@ char const* advice(int code) {
   }
 }
 
-/// The process whose cuInit was the first. In a fork of it a second one may crash (driver 580), also where the first has failed
-/// or was under way in another thread.
+/// The process that called cuInit first. In a fork of it another cuInit may crash (driver 580), even if the first one
+/// has failed or was under way in another thread.
 Only<Started const> first_start;
 
 }  // namespace
@@ -85,7 +85,7 @@ Where Driver::enter(Where context) const {
   return context;
 }
 
-// Its code may be that of earlier asynchronous work.
+// The code is ignored: it may be an error of earlier asynchronous work.
 void Driver::leave(Where pushed) const noexcept {
   void* popped;
   if (pushed != 0) cuCtxPopCurrent_v2(&popped);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NVIDIA driver, as it is loaded at first use.
+// The NVIDIA driver, loaded at first use.
 #pragma once
 
 #include "../streams.hpp"
@@ -9,10 +9,10 @@ namespace pinning::cuda {
 
 enum { PINNING_CUDA_CONSTANTS(PINNING_CONSTANT) };
 
-/// A place of this vendor is a context.
+/// This vendor's place is a context.
 class Driver : public Functions, public StreamVendor {
  public:
-  /// Loaded and started once; again after each failure. Throws Unavailable.
+  /// Loads and starts the driver once; tries again after a failure. Throws Unavailable.
   static Driver const& get();
 
   unsigned device_count() const;

@@ -30,12 +30,12 @@ void Queue::fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t
   }
 }
 
-// Reached or gone past, on a scale that wraps.
+// The comparison wraps: int32(word - value) >= 0.
 void Queue::wait_value(Address address, std::uint32_t value) {
   submit(driver_.cuStreamWaitValue32_v2, stream(), address, value, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
-// After all that was written before.
+// By default the write is ordered after all earlier writes of the stream.
 void Queue::write_value(Address address, std::uint32_t value) {
   submit(driver_.cuStreamWriteValue32_v2, stream(), address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
@@ -81,7 +81,7 @@ void Queue::keep_with_graph(void* object, void (*release)(void*)) {
 void Queue::close() {
   StreamQueue::close();
   if (!counted_out_.test_and_set()) --*queues_;
-  while (timing_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();  // for two calls of the driver at most
+  while (timing_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();  // held for a few driver calls
   kernel_began_.reset();
   kernel_ended_.reset();
   timing_.clear(std::memory_order_release);

@@ -7,11 +7,11 @@ namespace pinning::cuda {
 
 using OpenQueues = std::atomic<unsigned>;
 
-/// A stream. Its handle knows its context, and none need be current (driver 580; not so for older ones, which say
-/// "invalid context" or "invalid handle"). The handles of the default streams mean those of the current context.
+/// A stream. Its handle determines its context, so none need be current (driver 580; older drivers return "invalid
+/// context" or "invalid handle"). The handles of the default streams refer to those of the current context.
 class Queue final : public StreamQueue {
  public:
-  /// `queues`: how many of the device are open. `own_spares`: they serve this queue alone, and end with it.
+  /// `queues`: the number of the device's open queues. `own_spares`: `spares` serve this queue alone, and end with it.
   Queue(Driver const& driver, Where context, std::shared_ptr<OpenQueues> queues, std::shared_ptr<SpareEvents> spares,
         bool moves_parts, std::optional<std::uintptr_t> adopted = {}, bool own_spares = false)
       : StreamQueue(driver, context, spares, adopted && *adopted <= last_default ? Calls::in_place : Calls::as_it_is,
@@ -24,19 +24,19 @@ class Queue final : public StreamQueue {
   }
   ~Queue() override { close_quietly(); }
 
-  /// The driver refuses a host range that crosses the border of a lock. From host memory to host memory, locked or not,
-  /// it waits until the bytes are copied, and so for all work before them.
+  /// The driver refuses a host range that crosses the border of a lock. A copy from host memory to host memory, locked
+  /// or not, blocks until it is done, and so until all work before it is done.
   void copy(Address dst, Address src, std::uint64_t size) override;
   /// Pitches are at least `width` and below 2 GiB.
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override;
-  /// What a GPU moves in 0.3 ms, where the device has another queue. A copy engine switches to another stream only when the
-  /// current one waits: 51 KiB take 14 ms behind four copies of 200 MB, and 0.25 ms behind such pieces of them, which are 2 %
-  /// slower (H100, driver 580).
+  /// What a GPU moves in 0.3 ms, if the device has another open queue. A copy engine switches to another stream only
+  /// when the current one waits: 51 KiB take 14 ms behind four copies of 200 MB, and 0.25 ms behind the same in such
+  /// pieces, which take 2 % longer (H100, driver 580).
   std::uint64_t turn_bytes() const noexcept override {
     return *queues_ > 1 ? 16 << 20 : StreamQueue::turn_bytes();
   }
-  /// cuMemcpyBatchAsync, where the driver has it.
+  /// Uses cuMemcpyBatchAsync if the driver has it.
   void copy_batch(CopyItem const* parts, std::uint64_t count) override;
   bool moves_parts() const noexcept override { return moves_parts_; }
   void move_parts(Address parts, std::uint64_t count, std::uint64_t bytes, bool aligned) override;
@@ -47,8 +47,8 @@ class Queue final : public StreamQueue {
   void wait_value(Address address, std::uint32_t value) override;
   void write_value(Address address, std::uint32_t value) override;
   void write_then_wait(Address written, std::uint32_t value, Address awaited, std::uint32_t reached) override;
-  /// By a user object, which the graph and all its instances share. The first one of a graph adds 1.4 us to each launch
-  /// (H200, driver 580), more of them nothing.
+  /// Uses a user object, which the graph and all its instances share. A graph's first user object adds 1.4 us to each
+  /// launch (H200, driver 580), further ones nothing.
   void keep_with_graph(void* object, void (*release)(void*)) override;
   void close() override;
 
@@ -73,11 +73,11 @@ class Queue final : public StreamQueue {
   std::shared_ptr<OpenQueues> const queues_;
   std::atomic_flag counted_out_;
   bool const moves_parts_;
-  std::atomic_flag timing_;  // the next three are one thread's; others leave them
+  std::atomic_flag timing_;  // try-lock for the next three
   std::unique_ptr<VendorEvent> kernel_began_, kernel_ended_;
-  double kernel_takes_ = 0;  // seconds, where it finds multiprocessors at once
+  double kernel_takes_ = 0;  // seconds, if multiprocessors are free
   std::atomic<double> kernel_waited_ = 0;
-  std::atomic<unsigned> batches_since_ = 0;  // that the copy engines have moved
+  std::atomic<unsigned> batches_since_ = 0;  // moved by the copy engines
   std::shared_ptr<SpareEvents> const own_spares_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMD GPUs, by the HIP runtime.
+// AMD GPUs, through the HIP runtime.
 #include <atomic>
 
 #include "../devices.hpp"
@@ -51,8 +51,8 @@ class HipDevice : public VendorDevice {
     return kinds;
   }
 
-  /// Memory of another GPU must be enabled for the one that uses it; libraries do the same. Where no direct access is to be
-  /// had, the runtime copies between any two GPUs.
+  /// Enables access for the GPU that uses this one's memory; libraries do the same. If no direct access is possible,
+  /// the runtime copies between any two GPUs.
   MemoryConnection connection(VendorDevice& other) override {
     auto* const user = dynamic_cast<HipDevice*>(&other);
     if (user == nullptr || user == this) return VendorDevice::connection(other);
@@ -70,8 +70,8 @@ class HipDevice : public VendorDevice {
 
   // ---- locking ----
 
-  /// Older releases of the runtime take a range that is registered already and then lose track of it, so both its ends
-  /// are looked up first. A pinned range in the midst of it, which reaches neither end, only newer ones refuse.
+  /// Older releases of the runtime accept a range that is already registered and then lose track of it, so both its
+  /// ends are looked up first. A pinned range that reaches neither end is refused by newer releases only.
   Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
     auto const current = here();
     char const* const function = "hipHostRegister";
@@ -90,7 +90,7 @@ class HipDevice : public VendorDevice {
     void* device_ptr = nullptr;
     if (int const code = runtime_.hipHostGetDevicePointer(&device_ptr, pointer(ptr), 0); code != 0) {
       auto call = runtime_.failed("hipHostGetDevicePointer", code);
-      runtime_.check(runtime_.hipHostUnregister, pointer(ptr));  // else it is still locked
+      runtime_.check(runtime_.hipHostUnregister, pointer(ptr));  // throws if the range is still locked
       throw VendorError(std::move(call));
     }
     return reinterpret_cast<Address>(device_ptr);
@@ -112,7 +112,7 @@ class HipDevice : public VendorDevice {
 
   // ---- memory ----
 
-  /// Host memory is pinned for every GPU, and its device address is the host's.
+  /// Host memory is pinned for every GPU; its device address is the host address.
   Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
     if (write_combined) throw Unsupported(name_ + " has no write-combined memory; allocate it without");
     auto const current = here();
@@ -139,18 +139,18 @@ class HipDevice : public VendorDevice {
     }
   }
 
-  /// hipPointerGetAttributes would say more at once, but its hipMemoryType has other numbers in HIP 5 than in HIP 6.
+  /// hipPointerGetAttributes would need one call, but its hipMemoryType values differ between HIP 5 and HIP 6.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
     auto const current = here();
     auto const size = size_around(ptr);
     if (!size) return std::nullopt;
-    // Of registered memory the host's address, which hipMemGetAddressRange keeps silent.
+    // The attribute is the host address of registered memory, for which hipMemGetAddressRange gives no base.
     Address base, managed, host = 0, device = 0;
     if (!attribute(HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr, base)) return std::nullopt;
     if (!attribute(HIP_POINTER_ATTRIBUTE_IS_MANAGED, ptr, managed)) return std::nullopt;
     if (managed == 0) {
       int const code = runtime_.hipPointerGetAttribute(&host, HIP_POINTER_ATTRIBUTE_HOST_POINTER, pointer(ptr));
-      if (code == hipErrorInvalidValue) {  // the host cannot reach it
+      if (code == hipErrorInvalidValue) {  // the host cannot access it
         runtime_.forget_error();
         host = 0;
       } else if (!knows(runtime_.hipPointerGetAttribute, code)) {
@@ -163,7 +163,7 @@ class HipDevice : public VendorDevice {
     return MemoryInfo{kind, base, *size, static_cast<int>(device)};
   }
 
-  /// The runtime refuses a host range that begins in a lock and reaches past its end.
+  /// The runtime refuses a host range that begins inside a lock and extends past its end.
   void copy(Address dst, Address src, std::uint64_t size) override {
     auto const current = here();
     runtime_.check(runtime_.hipMemcpy, pointer(dst), pointer(src), size, hipMemcpyDefault);
@@ -181,13 +181,13 @@ class HipDevice : public VendorDevice {
     return std::make_unique<Queue>(runtime_, index_, spare_events_, waits_for_values());
   }
 
-  /// The stream of a hipStream_t, which its owner keeps alive. 0 is this GPU's default stream, 2 the calling thread's.
+  /// `handle` is a hipStream_t that its owner keeps alive; 0 is this GPU's default stream, 2 the calling thread's.
   bool has_default_stream() const noexcept override { return true; }
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
     runtime_.started().check();
     auto adopted = std::make_unique<Queue>(runtime_, index_, spare_events_, waits_for_values(), handle);
     try {
-      adopted->record();  // no release before 5.6 can be asked for the device of a stream
+      adopted->record();  // releases before 5.6 cannot report the device of a stream
     } catch (VendorError const& error) {
       if (error.call.function != "hipEventRecord" || error.call.code != hipErrorInvalidHandle) throw;
       throw Unsupported("stream " + describe(handle) + " is not on " + name_ + ": adopt it on its own device");
@@ -209,7 +209,7 @@ class HipDevice : public VendorDevice {
     return Current(runtime_, index_);
   }
 
-  /// With the device current. Memory that was locked through HSA alone, below HIP, the runtime does not know.
+  /// Requires the device to be current. The runtime does not know memory that was locked directly through HSA.
   std::optional<Pinned> look_up(Address ptr) const {
     Address host, managed, base;
     if (!attribute(HIP_POINTER_ATTRIBUTE_HOST_POINTER, ptr, host) || host != ptr) return std::nullopt;
@@ -223,8 +223,8 @@ class HipDevice : public VendorDevice {
     return Pinned{base, *size, reinterpret_cast<Address>(device_ptr)};
   }
 
-  /// Each tells but one truth: of registered memory this gives no base, and HIP_POINTER_ATTRIBUTE_RANGE_SIZE has only 32
-  /// bits.
+  /// For the size only: hipMemGetAddressRange gives no base for registered memory. HIP_POINTER_ATTRIBUTE_RANGE_SIZE has
+  /// only 32 bits.
   std::optional<std::uint64_t> size_around(Address ptr) const {
     void* ignored = nullptr;
     std::size_t size = 0;
@@ -234,11 +234,11 @@ class HipDevice : public VendorDevice {
   }
 
   bool attribute(int name, Address ptr, Address& value) const {
-    value = 0;  // a bool fills only its first byte
+    value = 0;  // a bool sets only the first byte
     return knows(runtime_.hipPointerGetAttribute, runtime_.hipPointerGetAttribute(&value, name, pointer(ptr)));
   }
 
-  /// False for what releases say of a pointer that is not theirs, or not any more since the question before.
+  /// False for the codes that releases return for an unknown pointer, or one freed since the previous query.
   template <class Signature>
   bool knows(Function<Signature> const& function, int code) const {
     if (code != hipErrorInvalidValue && code != hipErrorInvalidDevicePointer && code != hipErrorNotFound) {
@@ -254,16 +254,16 @@ class HipDevice : public VendorDevice {
     return waits_ == Found::yes;
   }
 
-  /// Whether streams of the device can wait for a word of any host memory: tried, on a stream of its own. The attribute is
-  /// not enough. Old releases, and new ones with GPU_STREAMOPS_CP_WAIT=1, take only words of "signal memory", and say so
-  /// when they are asked to wait.
+  /// Tests on a new stream whether streams of the device can wait for a word of any host memory. The attribute does not
+  /// suffice: old releases, and new ones with GPU_STREAMOPS_CP_WAIT=1, accept only words of "signal memory", and refuse
+  /// others only when a wait is submitted.
   bool try_waiting() {
     if (of_device(hipDeviceAttributeCanUseStreamWaitValue) == 0) return false;
     Address const word = allocate(4, MemoryKind::host, false);
     bool waits = true;
     try {
       Queue queue(runtime_, index_, spare_events_, true);
-      queue.wait_value(word, 0);  // which it has reached, whatever it is
+      queue.wait_value(word, 0);  // reached, whatever the word contains
       queue.write_value(word, 0);
       queue.synchronize();
       queue.close();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of hip_runtime_api.h that is called: every enumeration is an int here, and every handle a void*.
+// The part of hip_runtime_api.h that is used: every enumeration is an int here, and every handle a void*.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +56,7 @@ namespace pinning::hip {
   FUNCTION(hipStreamIsCapturing, int, void*, int*)                                                              \
   FUNCTION(hipThreadExchangeStreamCaptureMode, int, int*)
 
-// Null in runtimes before ROCm 7.1. Those of 7.2.1 to 7.2.3 refuse attributes, which are optional: none are given.
+// Null in runtimes before ROCm 7.1. Those of 7.2.1 to 7.2.3 refuse attributes, which are optional: none are passed.
 #define PINNING_HIP_NEWER_FUNCTIONS(FUNCTION)                                                                   \
   FUNCTION(hipMemcpyBatchAsync, int, void**, void**, std::size_t*, std::size_t, void*, std::size_t*,            \
            std::size_t, std::size_t*, void*)

@@ -27,7 +27,7 @@ void Queue::copy_batch(CopyItem const* parts, std::uint64_t count) {
     std::size_t failed = 0;
     int const code = result(runtime_.hipMemcpyBatchAsync, dsts, srcs, sizes, now, nullptr, nullptr, 0, &failed,
                             stream());
-    if (code != 0) runtime_.forget_error();  // others ask after their kernels
+    if (code != 0) runtime_.forget_error();  // other code checks it after its kernels
     return code;
   });
 }

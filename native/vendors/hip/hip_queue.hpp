@@ -5,8 +5,8 @@
 
 namespace pinning::hip {
 
-/// A stream. Each call is made with its device current: the default streams mean those of the current device, and some
-/// releases look addresses up there, whatever stream is named.
+/// A stream. Each call is made with its device current: the handles of the default streams refer to the current device,
+/// and some releases look up addresses there, whichever stream is passed.
 class Queue final : public StreamQueue {
  public:
   Queue(Runtime const& runtime, Where device, std::shared_ptr<SpareEvents> spares, bool waits_for_values,
@@ -16,17 +16,17 @@ class Queue final : public StreamQueue {
         waits_for_values_(waits_for_values) {}
   ~Queue() override { close_quietly(); }
 
-  /// The runtime refuses a host range that begins in a lock and reaches past its end.
+  /// The runtime refuses a host range that begins inside a lock and extends past its end.
   void copy(Address dst, Address src, std::uint64_t size) override;
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override;
-  /// hipMemcpyBatchAsync, where the runtime has it.
+  /// Uses hipMemcpyBatchAsync if the runtime has it.
   void copy_batch(CopyItem const* parts, std::uint64_t count) override;
   /// `ptr` is a multiple of `bytes`.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
   bool waits_for_values() const noexcept override { return waits_for_values_; }
-  /// The runtime compares on a scale that does not wrap: a word begins at 0 and never goes past 2**31 - 1. While it waits,
-  /// the stream takes one of the few queues of the hardware, and others that share that one wait too.
+  /// The runtime's comparison does not wrap: a word must begin at 0 and not exceed 2**31 - 1. While it waits, the
+  /// stream occupies one of the few hardware queues, and other streams that share that queue wait too.
   void wait_value(Address address, std::uint32_t value) override;
   void write_value(Address address, std::uint32_t value) override;
 

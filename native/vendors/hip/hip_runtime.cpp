@@ -47,7 +47,7 @@ void Runtime::start() {
     auto const problem = kfd_problem();
     throw Unavailable("the HIP runtime finds no AMD GPU: " + error.call.text() + "; " +
                       (problem.empty() ? "compare `rocminfo` with the variables HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES"
-                                       : problem));
+                           : problem));
   }
 }
 
@@ -62,7 +62,7 @@ Runtime const& Runtime::get() {
 }
 
 VendorLibrary Runtime::library() {
-  if (only.if_made() != nullptr) get();  // which refuses a fork
+  if (only.if_made() != nullptr) get();  // throws in a fork
   Runtime const loaded;
   int version = 0;
   loaded.check(loaded.hipRuntimeGetVersion, &version);
@@ -71,7 +71,7 @@ VendorLibrary Runtime::library() {
 }
 
 VendorCall Runtime::failed(std::string function, int code, std::string advice) const {
-  forget_error();  // others ask after their kernels
+  forget_error();  // other code checks it after its kernels
   char const* const name = hipGetErrorName(code);
   return {std::move(function), code, name != nullptr ? name : "unknown", std::move(advice), code == hipErrorOutOfMemory};
 }

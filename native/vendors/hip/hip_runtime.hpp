@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The HIP runtime, as it is loaded at first use.
+// The HIP runtime, loaded at first use.
 #pragma once
 
 #include "../streams.hpp"
@@ -9,12 +9,12 @@ namespace pinning::hip {
 
 enum { PINNING_HIP_CONSTANTS(PINNING_CONSTANT) };
 
-/// What must be current for this vendor is a device, by its number.
+/// This vendor's place is a device, by its index.
 class Runtime : public Functions, public StreamVendor {
  public:
-  /// Loaded and started once; again after each failure. Throws Unavailable.
+  /// Loads and starts the runtime once; tries again after a failure. Throws Unavailable.
   static Runtime const& get();
-  /// It needs no GPU.
+  /// Needs no GPU.
   static VendorLibrary library();
 
   VendorCall failed(std::string function, int code, std::string advice = "") const override;
@@ -22,7 +22,7 @@ class Runtime : public Functions, public StreamVendor {
   void leave(Where before) const noexcept override;
   void forget_error() const noexcept override;
 
-  int count = 0;  // of devices
+  int count = 0;  // devices
 
  private:
   Runtime();

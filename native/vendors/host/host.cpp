@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory: locked by mlock, allocated by mmap, copied by threads. Locks: `State::mutex` guards the list of what is
-// allocated; the kernel is called without it.
+// Host memory: locked by mlock, allocated by mmap, copied by threads. Locks: `State::mutex` guards the list of
+// allocations; the kernel is called without it.
 #include <sys/mman.h>
 #include <sys/utsname.h>
 
@@ -82,7 +82,7 @@ class HostDevice : public VendorDevice {
     }
     std::uint64_t const size = entry.mapped().size;
     if (kind == MemoryKind::host) state_.locks.forget({ptr, size});
-    // Last, for from here on the addresses may be in use again.
+    // Last, because from here on the addresses may be reused.
     if (munmap(reinterpret_cast<void*>(ptr), size) == 0) return;
     int const code = errno;
     {
@@ -115,7 +115,7 @@ class HostDevice : public VendorDevice {
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override { return state_.queues.adopt(handle); }
 
   void after_fork() override {
-    // Another thread may have been changing it, so it is not destroyed; and to make it anew takes no memory.
+    // Not destroyed, because another thread of the parent may have been changing it. Construction needs no memory.
     static_assert(noexcept(State()));
     new (&state_) State;
   }

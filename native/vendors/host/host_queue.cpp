@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `QueueThread::mutex_` guards a queue's jobs, `HostQueues::mutex_` the list of queues; each is taken last and held for
-// an insertion or a search. Waits for a job or a point are for a futex.
+// Locks: `QueueThread::mutex_` guards a queue's jobs, `HostQueues::mutex_` the list of queues; each is taken last and
+// held for an insertion or a search. Waits for a job or a point use a futex.
 #include "host_queue.hpp"
 
 #include <atomic>
@@ -30,7 +30,7 @@ char* at(Address address) { return reinterpret_cast<char*>(address); }
 
 /// A position in a queue.
 struct Point {
-  Futex reached;  // 1 then
+  Futex reached;  // 1 once reached
   Clock::time_point time;
 
   void await() noexcept {
@@ -115,11 +115,11 @@ class HostQueueThread : public QueueThread {
   }
 
   std::uintptr_t handle() const noexcept { return handle_; }
-  /// Whether its thread is one of this process.
+  /// Whether its thread runs in this process.
   bool is_here() const noexcept { return made_in_ == generation(); }
 
  private:
-  /// Whether so many jobs are done; there are never 2^31 to be done at once.
+  /// Whether this many jobs are done; fewer than 2^31 are ever pending.
   bool is_finished(std::uint64_t jobs) const noexcept {
     return static_cast<std::int32_t>(finished_.load() - static_cast<std::uint32_t>(jobs)) >= 0;
   }
@@ -134,7 +134,7 @@ namespace {
 
 class HostQueue : public VendorQueue {
  public:
-  /// `queues` has the thread in its list until this ends it; null for a queue that was adopted.
+  /// `queues` lists the thread until this queue stops it; null for an adopted queue.
   HostQueue(std::shared_ptr<HostQueueThread> thread, HostQueues* queues) : thread_(std::move(thread)), queues_(queues) {}
   ~HostQueue() override {
     if (thread_->is_here()) close();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues of the host: a thread for each, which does one job after another.
+// Queues of the host: each has a thread, which runs one job after another.
 #pragma once
 
 #include <map>
@@ -11,16 +11,16 @@ namespace pinning {
 
 class HostQueueThread;
 
-/// The queues of the host that are in use.
+/// The open queues of the host.
 class HostQueues {
  public:
-  /// A new one. Throws VendorError where no thread can be started.
+  /// Makes a queue. Throws VendorError if no thread can be started.
   std::unique_ptr<VendorQueue> make();
-  /// Another one over the thread of the queue with this handle. Throws InvalidRange.
+  /// Makes another queue on the thread of the queue with this handle. Throws InvalidRange.
   std::unique_ptr<VendorQueue> adopt(std::uintptr_t handle);
-  /// Waits until all that was submitted to any of them is done.
+  /// Waits until everything submitted to any of them is done.
   void synchronize();
-  /// Removes a queue from the list, before its thread ends.
+  /// Removes a queue from the list; called before its thread is stopped.
   void forget(std::uintptr_t handle) noexcept;
 
  private:

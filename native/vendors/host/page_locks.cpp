@@ -27,11 +27,11 @@ int lock_pages(Address start, Address end) {
   return mlock(reinterpret_cast<void*>(start), end - start) == 0 ? 0 : errno;
 }
 
-/// So often munlock is tried with the mappings as they are by then, before its refusal is believed.
+/// How often munlock is repeated with the current mappings before its error is reported.
 constexpr int most_looks = 16;
 
-/// Pages that were unmapped took their lock with them, so none of them is in the way. But munlock ends at the first, and
-/// other threads unmap and map while this looks what is mapped: what was mapped since holds no lock that is to be undone.
+/// Returns 0 or errno. Unmapped pages need no munlock, but it stops at the first, and other threads unmap and map while
+/// this reads the mappings: memory mapped since then has no lock that must be undone.
 int unlock_pages(Address start, Address end) {
   auto const unlock = [](Address from, Address to) { return munlock(reinterpret_cast<void*>(from), to - from) == 0; };
   if (unlock(start, end)) return 0;
@@ -43,19 +43,19 @@ int unlock_pages(Address start, Address end) {
         if (!unlock(std::max(start, mapping.start), std::min(end, mapping.end))) error = errno;
       }
     }
-  } catch (std::exception const&) {  // what is mapped is unknown
+  } catch (std::exception const&) {  // the mappings cannot be read
   }
   return error;
 }
 
-/// By a call that writes nothing: /proc/self/maps is long where refusals are many.
+/// Whether the whole range is mapped. Uses msync, which writes nothing here: /proc/self/maps may be long.
 bool all_mapped(Address ptr, std::uint64_t size) {
   Address const start = ptr & -page, end = ((ptr + (size - 1)) & -page) + page;
-  if (end <= start) return false;  // up to the last byte, where nothing is mapped
+  if (end <= start) return false;  // reaches the top of the address space, where nothing is mapped
   return msync(reinterpret_cast<void*>(start), end - start, MS_ASYNC) == 0 || errno != ENOMEM;
 }
 
-/// The first line of a file that `format` understands, as one number.
+/// Parses the first line of a file that matches `format`; false if none does.
 template <class... Numbers>
 bool scan(char const* path, char const* format, Numbers*... numbers) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> const file(std::fopen(path, "re"), std::fclose);
@@ -66,7 +66,7 @@ bool scan(char const* path, char const* format, Numbers*... numbers) {
   return false;
 }
 
-/// Whether this process may lock as much as it likes: the root of an unprivileged container has the capability in vain.
+/// Whether RLIMIT_MEMLOCK does not apply. Root in an unprivileged container has CAP_IPC_LOCK to no effect.
 bool above_the_limit() {
   constexpr std::uint64_t cap_ipc_lock = 1 << 14;
   std::uint64_t capabilities = 0, first = 0, outside = 0, count = 0;
@@ -75,7 +75,7 @@ bool above_the_limit() {
          count == 0xFFFFFFFF;
 }
 
-/// Throws LockLimit where RLIMIT_MEMLOCK is why so much more could not be locked.
+/// Throws LockLimit if RLIMIT_MEMLOCK is why `size` more bytes could not be locked.
 void check_limit(std::uint64_t size, std::string const& where, int code) {
   rlimit limit{};
   if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || above_the_limit()) return;
@@ -102,11 +102,11 @@ void check_limit(std::uint64_t size, std::string const& where, int code) {
   if (code == ENOMEM || code == EPERM) check_limit(size, where, code);
   throw VendorError(failed_call("mlock", code,
                                 "the kernel cannot bring " + where +
-                                    " into memory: memory is short, the mapping is not readable or reaches past the end "
-                                    "of its file, or the process has more mappings than vm.max_map_count allows"));
+                                " into memory: memory is short, the mapping is not readable or reaches past the end "
+                                "of its file, or the process has more mappings than vm.max_map_count allows"));
 }
 
-/// Which pages, by how many ranges hold them.
+/// Predicates on a page's number of locks.
 auto exactly(unsigned locks) {
   return [=](unsigned each) { return each == locks; };
 }
@@ -114,7 +114,7 @@ constexpr auto locked = [](unsigned each) { return each != 0; };
 
 }  // namespace
 
-/// While it lives, no other thread changes these pages.
+/// While it exists, no other thread changes these pages.
 class PageLocks::Change {
  public:
   Change(PageLocks& locks, Pages pages) : locks_(locks), pages_(pages) {
@@ -149,7 +149,7 @@ PageLocks::~PageLocks() {
   if (listens_) process_watcher().remove(*this);
 }
 
-/// From the first lock on, and so in each process for itself.
+/// Called by each `lock`, so that every process registers its own listener, forked children too.
 void PageLocks::listen() {
   if (!listens_.exchange(true)) process_watcher().add(*this, true);
 }
@@ -160,9 +160,9 @@ void PageLocks::lock(Range range) {
   Pages const pages = pages_of(range);
   Entry entry = entry_for(range, pages);
   Change const change(*this, pages);
-  // Pages that are held already as well: their memory may have been unmapped, lock and all, and mapped anew.
+  // Already locked pages too: their memory may have been unmapped, which unlocked it, and mapped again.
   if (int const code = lock_pages(pages.start, pages.end); code != 0) {
-    each_run(pages, exactly(0), [](Pages run) {  // some of them may be locked by now
+    each_run(pages, exactly(0), [](Pages run) {  // some may be locked by now
       unlock_pages(run.start, run.end);
       return 0;
     });
@@ -198,10 +198,10 @@ void PageLocks::unlock(Address ptr, Span gone) {
     };
   };
   int const code = each_run(pages, exactly(1), what_is_there(unlock_pages));
-  // What has moved just before that is still to be found in the account by `try_move`.
+  // `try_move` must still find the counts of memory that moved just before.
   while (gone.start < gone.end && !process_watcher().settled()) std::this_thread::yield();
   if (code != 0) {
-    each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some of them may be unlocked by now
+    each_run(pages, exactly(1), what_is_there([](Address start, Address end) {  // some may be unlocked by now
       lock_pages(start, end);
       return 0;
     }));
@@ -241,7 +241,7 @@ std::optional<PageLocks::Range> PageLocks::meeting(Address ptr, std::uint64_t si
   Address const last = ptr + (size - 1);
   for (std::size_t width = held_.size(); width-- > 0;) {
     Held const& held = held_[width];
-    std::uint64_t const reach = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;  // of the largest size
+    std::uint64_t const reach = width == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << width) - 1;  // largest size
     std::optional<Range> largest;
     for (auto next = held.upper_bound(Range{last, ~std::uint64_t{0}}); next != held.begin();) {
       Range const& range = *--next;
@@ -261,7 +261,7 @@ std::optional<bool> PageLocks::try_move(Address ptr, std::uint64_t size, Address
   auto const there = [&](Pages pages, bool grows) {
     return Moved{{to + (pages.start - ptr), to + (pages.end - ptr)}, grows || pages.end == end, ++moves_};
   };
-  for (Moved& each : std::span(moved_).first(moved_count_)) {  // again, before it was unlocked
+  for (Moved& each : std::span(moved_).first(moved_count_)) {  // moved again before it was unlocked
     Pages const part{std::max(ptr, each.pages.start), std::min(end, each.pages.end)};
     if (part == each.pages) {
       each = there(part, each.grows);
@@ -286,11 +286,11 @@ std::optional<bool> PageLocks::try_invalidate(Address ptr, std::uint64_t size) n
   return false;
 }
 
-/// A call that is refused would leave them locked for good, and one that moves them would have them locked elsewhere.
+/// Unlocks the pages beforehand: a refused call would leave them locked forever, and a move would lock them elsewhere.
 void PageLocks::will_invalidate(Address ptr, std::uint64_t size) noexcept {
   Address const end = ptr + size;
   Pages pages{ptr & -page, ((end - 1) & -page) + page};
-  // Of a page that is left in part, another range may hold the rest.
+  // If only part of a page goes, another range may hold the rest.
   auto const stays = [&](Address at) {
     Address const from = std::max(ptr, at), to = std::min(end, at + page);
     std::lock_guard const guard(mutex_);
@@ -304,7 +304,7 @@ void PageLocks::will_invalidate(Address ptr, std::uint64_t size) noexcept {
   });
 }
 
-/// What has moved stays in the list while it is unlocked, so that it is found there if it moves again meanwhile.
+/// Memory that has moved stays in the list while it is being unlocked, so that `try_move` finds it if it moves again.
 void PageLocks::drain_invalidations() {
   while (process_watcher().has_pending()) std::this_thread::yield();
   while (any_moved_) {
@@ -318,7 +318,7 @@ void PageLocks::drain_invalidations() {
       moved = moved_[moved_count_ - 1];
     }
     unlock_moved(moved);
-    // It may have moved on just before that, and the reader has yet to hear of it.
+    // It may have moved again just before, and the watcher's reader may not have reported that yet.
     while (!process_watcher().settled()) std::this_thread::yield();
     std::lock_guard const guard(mutex_);
     auto const all = std::span(moved_).first(moved_count_);
@@ -326,22 +326,22 @@ void PageLocks::drain_invalidations() {
   }
 }
 
-/// The kernel has locked what the move has added behind it as well. Locks that are still counted there are of what was there
-/// before the move: each later one has waited until nothing moved is left.
+/// The kernel has also locked the memory that the move added at the end. Locks that are still counted there belong to
+/// what was there before the move: each later lock has waited until the list of moved memory is empty.
 void PageLocks::unlock_moved(Moved const& moved) {
   Pages pages = moved.pages;
   if (moved.grows) {
     try {
       auto const mapped = mappings(pages.end - 1, 1);
       if (!mapped.empty()) pages.end = mapped.front().end;
-    } catch (Unavailable const&) {  // how much that is, is unknown
+    } catch (Unavailable const&) {  // the mappings cannot be read
     }
   }
   Change const change(*this, pages);
   {
     std::lock_guard const guard(mutex_);
     auto const all = std::span(moved_).first(moved_count_);
-    if (std::ranges::find(all, moved) == all.end()) return;  // another thread was quicker, or it has moved on
+    if (std::ranges::find(all, moved) == all.end()) return;  // another thread was first, or it has moved again
   }
   unlock_pages(pages.start, pages.end);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pages that this process has locked by mlock, which works on whole pages and does not nest: one munlock undoes every
-// mlock of a page. So the locks of each page are counted, and a page is unlocked when its last one goes.
+// The pages that this process has locked by mlock, which works on whole pages and does not nest: one munlock undoes all
+// mlocks of a page. So the locks of each page are counted, and a page is unlocked with its last lock.
 #pragma once
 
 #include <array>
@@ -15,11 +15,11 @@
 
 namespace pinning {
 
-/// A change of a range waits for a change of the same pages to end, and for no other. The kernel is called without the
-/// mutex, and what is counted changes only after it has done its part. No memory is allocated or freed under the mutex: a
-/// program's allocator may give pages back, which a tool may want to unlock first.
+/// A change of a range waits only for changes of the same pages. The kernel is called without the mutex, and the counts
+/// change only after the call. No memory is allocated or freed under the mutex: the program's allocator may return
+/// pages to the kernel, which a tool may first want to unlock.
 ///
-/// Memory that moves takes mlock's lock along: there it is unlocked by the next lock, or by the watcher's thread.
+/// Memory that moves stays locked by mlock: the next `lock`, or the watcher's thread, unlocks it at its new address.
 class PageLocks : private InvalidationListener {
  public:
   struct Range {
@@ -28,24 +28,24 @@ class PageLocks : private InvalidationListener {
     friend auto operator<=>(Range const&, Range const&) = default;
   };
 
-  /// Locks the pages of a range once more; ranges may overlap in any way. Throws VendorError, or LockLimit where
-  /// RLIMIT_MEMLOCK is in the way; then nothing has changed.
+  /// Adds a lock to the pages of a range; ranges may overlap in any way. Throws VendorError, or LockLimit if
+  /// RLIMIT_MEMLOCK is too low; then nothing has changed.
   void lock(Range range);
 
-  /// Undoes one `lock` of a range that starts at `ptr`, of several the smallest: what stays covers the others.
-  /// Throws NotLocked, or VendorError, after which all of it is still locked. Pages in `gone` took their lock with them
-  /// when they were unmapped: what is there now is not touched.
+  /// Undoes one `lock` of a range that starts at `ptr`, the smallest of several: the remaining pages cover the others.
+  /// Throws NotLocked, or VendorError, after which the whole range is still locked. Pages in `gone` were unlocked when
+  /// they were unmapped: whatever is mapped there now is left alone.
   void unlock(Address ptr, Span gone = {});
 
-  /// Counts one lock of a range less, whose pages are about to be unmapped, which unlocks them.
+  /// Removes one lock of a range from the counts; the caller is about to unmap its pages, which unlocks them.
   void forget(Range range);
 
-  /// The largest range locked that holds the byte at `ptr`.
+  /// The largest locked range that contains the byte at `ptr`.
   std::optional<Range> around(Address ptr);
 
   ~PageLocks() override;
 
-  /// Unlocks what has moved, where it is now.
+  /// Unlocks memory that has moved, at its new address.
   void drain_invalidations() override;
 
  private:
@@ -55,18 +55,18 @@ class PageLocks : private InvalidationListener {
   };
   struct Moved {
     Pages pages;
-    bool grows;  // up to the end of what moved with it, behind which there may be more
-    std::uint64_t serial;  // of the move: another one may have the same addresses
+    bool grows;  // it ends where the moved memory ended, and the move may have extended that
+    std::uint64_t serial;  // of the move: another may have the same addresses
     friend bool operator==(Moved const&, Moved const&) = default;
   };
-  /// From its address on up to the next one `locks` ranges hold each page. It stays while a range begins or ends there,
-  /// so that none is ever missing when a range goes.
+  /// Each page from this step's address up to the next step is in `locks` ranges. A step exists while a range begins or
+  /// ends there (`borders`), so that removing a range always finds its steps.
   struct Step {
     unsigned locks = 0, borders = 0;
   };
   using Steps = std::map<Address, Step>;
   using Held = std::multiset<Range>;
-  /// What a range takes of the account, made before the kernel is called and given back after all is done.
+  /// The nodes of one range in `held_` and `steps_`, allocated before the kernel is called and freed after everything.
   struct Entry {
     Held::node_type range;
     Steps::node_type start, end;
@@ -76,7 +76,8 @@ class PageLocks : private InvalidationListener {
   std::optional<bool> try_move(Address ptr, std::uint64_t size, Address to) noexcept override;
   std::optional<bool> try_invalidate(Address ptr, std::uint64_t size) noexcept override;
   void will_invalidate(Address ptr, std::uint64_t size) noexcept override;
-  bool may_have(Address, std::uint64_t) const noexcept override { return false; }  // it hears of calls before they are made
+  /// False: `will_invalidate` handles intercepted calls, before they are made.
+  bool may_have(Address, std::uint64_t) const noexcept override { return false; }
 
   void listen();
   void unlock_moved(Moved const& moved);
@@ -85,7 +86,7 @@ class PageLocks : private InvalidationListener {
   static Entry entry_for(Range range, Pages pages);
   Held& ranges_like(std::uint64_t size);
 
-  // With the mutex:
+  // With the mutex held:
   void count(Entry& entry, Pages pages);
   void uncount(Entry& entry, Pages pages);
   Steps::iterator step_at(Address address, Steps::node_type& spare);
@@ -93,11 +94,11 @@ class PageLocks : private InvalidationListener {
   template <class Wanted>
   std::optional<Pages> next_run(Address from, Address end, Wanted&& wanted) const;
   Held::node_type take(Address ptr);
-  /// The largest range that shares bytes with this one.
+  /// The largest locked range that overlaps [ptr, ptr + size).
   std::optional<Range> meeting(Address ptr, std::uint64_t size) const;
 
-  /// Calls `act` with each run of pages of which `wanted` says so by how many ranges hold them, until one gives a code that
-  /// is not 0.
+  /// Calls `act` with each run of pages whose number of locks satisfies `wanted`, until `act` returns a code that is
+  /// not 0. Returns that code, or 0.
   template <class Wanted, class Act>
   int each_run(Pages pages, Wanted&& wanted, Act&& act);
 
@@ -105,10 +106,10 @@ class PageLocks : private InvalidationListener {
   std::condition_variable changed_;
   Change* changing_ = nullptr;
   Steps steps_;
-  /// The ranges locked, by the bit width of their sizes: so those around an address are found by looking at a few places
-  /// of each, the larger ones first.
+  /// The locked ranges, by the bit width of their sizes: finding those around an address takes a few looks at each set,
+  /// the larger sizes first.
   std::array<Held, 65> held_;
-  /// Where pages are by now that were locked as they moved. What finds no room here stays locked.
+  /// The new addresses of pages that moved while locked. Pages for which there is no room here stay locked.
   std::array<Moved, 256> moved_;
   std::size_t moved_count_ = 0;
   std::uint64_t moves_ = 0;

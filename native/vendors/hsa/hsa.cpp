@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMD GPUs, by the HSA runtime.
+// AMD GPUs, through the HSA runtime.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ using namespace hsa;
        describe(ptr, size) + " is pinned already, in whole or in part, and HSA would lock it twice"});
 }
 
-/// A lock is for all GPUs: its device pointer is the same on each, as is that of memory that another device has locked.
+/// A lock is for all GPUs: its device pointer is the same on each, whichever device has locked the memory.
 class HsaDevice : public VendorDevice {
  public:
   explicit HsaDevice(unsigned index) : name_("hsa:" + std::to_string(index)), index_(static_cast<int>(index)) {
@@ -40,10 +40,10 @@ class HsaDevice : public VendorDevice {
 
   std::string const& name() const noexcept override { return name_; }
   std::uintptr_t native_handle() override {
-    Runtime::get();  // which refuses a fork
+    Runtime::get();  // throws in a fork
     return agent_.handle;
   }
-  /// The pool of its own memory.
+  /// The pool of the GPU's own memory.
   std::uintptr_t native_context() override { return own_pool_.handle; }
 
   /// The product and its instruction set, such as "AMD Instinct MI300X (gfx942)".
@@ -52,7 +52,8 @@ class HsaDevice : public VendorDevice {
     return product.empty() ? isa : product + " (" + isa + ")";
   }
 
-  /// Where the other GPU reaches it, all that `allocate` gives is open to it. Elsewhere the runtime copies by the host.
+  /// If the other GPU can reach this one's pool, `allocate` makes all device memory accessible to it; if not, copies go
+  /// through the host.
   MemoryConnection connection(VendorDevice& other) override {
     auto* const user = dynamic_cast<HsaDevice*>(&other);
     if (user == nullptr || user == this) return VendorDevice::connection(other);
@@ -65,8 +66,8 @@ class HsaDevice : public VendorDevice {
 
   // ---- locking ----
 
-  /// Fine-grained by hsa_amd_memory_lock_to_pool to the host's fine-grained pool; coarse-grained as hsa_amd_memory_lock
-  /// always does. The runtime locks for reading and writing only.
+  /// Fine-grained locks use hsa_amd_memory_lock_to_pool with the host's fine-grained pool; coarse-grained ones use
+  /// hsa_amd_memory_lock, whose locks always are. The runtime has no read-only locks.
   Address lock(Address ptr, std::uint64_t size, LockOptions options) override {
     Runtime const& runtime = Runtime::get();
     for (Address const end : {ptr, ptr + (size - 1)}) {
@@ -85,7 +86,7 @@ class HsaDevice : public VendorDevice {
     }
   }
 
-  /// Of what is not locked here, the runtime would say nothing.
+  /// Checks that the range is locked, because the runtime reports no error for one that is not.
   void unlock(Address ptr) override {
     Runtime const& runtime = Runtime::get();
     auto const device_ptr = Locks::get().begin_unlock(ptr);
@@ -97,11 +98,11 @@ class HsaDevice : public VendorDevice {
     Locks::get().leave(ptr);
   }
 
-  /// Where the kernel driver supports shared virtual memory (from the GPUs of the Vega generation on), the runtime knows
-  /// what it has allocated itself, but not what others have locked.
+  /// If the kernel driver supports shared virtual memory (Vega GPUs and later), the runtime knows its own allocations,
+  /// but not what other code has locked.
   std::optional<Pinned> is_pinned(Address ptr) override {
     auto const range = range_around(Runtime::get(), ptr);
-    if (!range || range->gpu || !range->holds_host(ptr)) return std::nullopt;  // or it is a GPU's address of it
+    if (!range || range->gpu || !range->holds_host(ptr)) return std::nullopt;  // `ptr` may be a GPU address
     return Pinned{range->host, range->size, range->device};
   }
 
@@ -111,12 +112,12 @@ class HsaDevice : public VendorDevice {
 
   // ---- memory ----
 
-  /// Aligned to a page: of the GPU's coarse-grained pool, or of the host's fine-grained one. Host memory is for all GPUs,
-  /// device memory for those too that can reach it.
+  /// Aligned to a page, from the GPU's coarse-grained pool or the host's fine-grained one. Host memory is accessible to
+  /// all GPUs, device memory also to the GPUs that can reach it.
   Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
     Runtime const& runtime = Runtime::get();
     if (kind == MemoryKind::shared) {
-      // What HSA has of it, the runtime does not know by its pointer.
+      // HSA has managed memory, but the runtime does not know it by its pointer.
       throw Unsupported(name_ + " has no memory of kind SHARED: use a device of the plugin hip, or HOST memory, which "
                                 "GPUs reach over the bus");
     }
@@ -139,7 +140,7 @@ class HsaDevice : public VendorDevice {
     return ptr;
   }
 
-  /// The runtime does not wait for work that uses it.
+  /// The runtime does not wait for work that uses the memory.
   void free(Address ptr, MemoryKind) override {
     Runtime const& runtime = Runtime::get();
     bool const peers = PeerMemory::get().remove(ptr);  // before the address can be allocated again
@@ -148,7 +149,7 @@ class HsaDevice : public VendorDevice {
     runtime.check_code(runtime.hsa_amd_memory_pool_free, code);
   }
 
-  /// Of anyone in this process as far as the runtime knows, on any GPU.
+  /// Memory of any owner in this process, on any GPU, as far as the runtime knows it.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
     auto const range = range_around(Runtime::get(), ptr);
     if (!range) return std::nullopt;
@@ -156,7 +157,7 @@ class HsaDevice : public VendorDevice {
     return MemoryInfo{MemoryKind::device, range->device, range->size, *range->gpu};
   }
 
-  /// A host range that is not locked, or not as a whole, is copied too: the runtime locks it meanwhile.
+  /// A host range that is not locked, or only partly, is copied too: the runtime locks it during the copy.
   void copy(Address dst, Address src, std::uint64_t size) override {
     Runtime const& runtime = Runtime::get();
     auto const to = reach(runtime, dst, size, index_), from = reach(runtime, src, size, index_);
@@ -183,7 +184,7 @@ class HsaDevice : public VendorDevice {
                       "the plugin hip");
   }
 
-  /// All work of all queues of this device; the runtime does not know of others' copies.
+  /// Waits for all queues of this device made here; the runtime does not know of other libraries' copies.
   void synchronize() override {
     Runtime::get();
     std::vector<std::shared_ptr<HsaQueueThread>> threads;
@@ -223,7 +224,7 @@ class HsaDevice : public VendorDevice {
   std::string const name_;
   int const index_;
   Handle agent_{}, own_pool_{};
-  std::vector<Handle> peers_;  // other GPUs that can reach the own pool
+  std::vector<Handle> peers_;  // other GPUs that can reach `own_pool_`
   std::mutex mutex_;
   std::vector<std::weak_ptr<HsaQueueThread>> threads_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of hsa.h and hsa_ext_amd.h that is called: every enumeration is an int here.
+// The part of hsa.h and hsa_ext_amd.h that is used: every enumeration is an int here.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace pinning::hsa {
 
-/// hsa_agent_t, hsa_amd_memory_pool_t and hsa_signal_t, which are alike.
+/// hsa_agent_t, hsa_amd_memory_pool_t and hsa_signal_t, which have the same layout.
 struct Handle {
   std::uint64_t handle;
 };

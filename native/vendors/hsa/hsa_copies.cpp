@@ -36,14 +36,14 @@ void begin(Runtime const& runtime, Rows const& rows, Reached const& to, Reached 
   if (height > 1 && is_rectangle(rows, to, from)) {
     runtime.hsa_signal_subtract_screlease(signal, height - 1);
     if (begin_rectangle(runtime, rows, to, from, signal, waits, awaited) == 0) return;
-    // The engines have no such command, or not for pitches as large as these.
+    // The engines have no such command, or not for such large pitches.
     runtime.hsa_signal_subtract_screlease(signal, 1 - height);
   }
   for (std::int64_t row = 0; row < height; ++row) {
     auto const at = static_cast<std::uint64_t>(row);
     int const code = runtime.hsa_amd_memory_async_copy(
-        pointer(to.ptr + at * rows.dst_pitch), to.agent, pointer(from.ptr + at * rows.src_pitch), from.agent, rows.width,
-        waits, awaited, signal);
+        pointer(to.ptr + at * rows.dst_pitch), to.agent, pointer(from.ptr + at * rows.src_pitch), from.agent,
+        rows.width, waits, awaited, signal);
     if (code == 0) continue;
     runtime.hsa_signal_subtract_screlease(signal, height - row);
     runtime.check_code(runtime.hsa_amd_memory_async_copy, code);
@@ -57,7 +57,7 @@ void copy_and_wait(Runtime const& runtime, Reached const& to, Reached const& fro
   try {
     begin(runtime, {to.ptr, 0, from.ptr, 0, size, 1}, to, from, signal, std::nullopt);
     value = runtime.hsa_signal_wait_scacquire(signal, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED);
-  } catch (VendorError const&) {  // it was not begun
+  } catch (VendorError const&) {  // nothing was submitted
     spares.give(signal);
     throw;
   }
@@ -73,7 +73,7 @@ void copy_by_runtime(Runtime const& runtime, Rows const& rows) {
 }
 
 void fill_device(Runtime const& runtime, Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) {
-  // Four bytes of the repeated value, from a given offset on; little endian, as all hosts of GPUs are.
+  // Four bytes of the repeated value from `offset` on; little-endian, like all hosts with GPUs.
   auto const word_at = [&](std::uint64_t offset) {
     std::uint32_t word = 0;
     for (unsigned at = 0; at < 4; ++at) word |= ((value >> (8 * ((offset + at) % bytes))) & 0xFF) << (8 * at);
@@ -87,7 +87,7 @@ void fill_device(Runtime const& runtime, Address ptr, std::uint32_t value, unsig
   } else {
     first = last = end;
   }
-  // What is left is at most 3 bytes on either side, or fewer than 8 in all.
+  // At most 3 bytes are left at either end, or fewer than 8 in all.
   auto const write = [&](Address start, Address stop) {
     if (start >= stop) return;
     std::uint32_t const words[]{word_at(start - ptr), word_at(start - ptr + 4)};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: the mutexes of `Locks` and `PeerMemory` are taken last, for a look or an insert, and held during no call.
+// Locks: the mutexes of `Locks` and `PeerMemory` are taken last, for one search or change, never during a vendor call.
 #include "hsa_pointers.hpp"
 
 namespace pinning::hsa {
@@ -68,7 +68,7 @@ bool PeerMemory::has(Address ptr) {
 PointerInfo pointer_info(Runtime const& runtime, Address ptr) {
   PointerInfo info{};
   info.size = sizeof info;
-  if (ptr == 0) return info;  // which is an invalid argument
+  if (ptr == 0) return info;  // the runtime would refuse null
   int const code = runtime.hsa_amd_pointer_info(reinterpret_cast<void*>(ptr), &info, nullptr, nullptr, nullptr);
   runtime.check_code(runtime.hsa_amd_pointer_info, code);
   return info;

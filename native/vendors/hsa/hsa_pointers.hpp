@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of a pointer: by us of our own locks and allocations, by the runtime of everyone's.
+// Information about pointers: kept here for this library's locks and allocations, else from the runtime.
 #pragma once
 
 #include <map>
@@ -11,25 +11,25 @@
 
 namespace pinning::hsa {
 
-/// What is locked here, for all devices.
+/// The ranges locked by this library, for all devices.
 ///
-/// HSA's locks are the process's, not a device's, and the runtime cannot always tell what is locked: where the kernel
-/// driver supports shared virtual memory, hsa_amd_pointer_info knows nothing of a lock. Nor does it count locks reliably:
-/// of two locks with one base and different sizes hsa_amd_memory_unlock undoes neither, and says that it has. So no two
-/// locks may overlap, and this is where that is known.
+/// HSA's locks belong to the process, not to a device, and the runtime cannot always report them: if the kernel driver
+/// supports shared virtual memory, hsa_amd_pointer_info does not know locks. Nor does the runtime count locks reliably:
+/// of two locks with one base and different sizes, hsa_amd_memory_unlock undoes neither, and reports success. So no two
+/// locks may overlap, which this class ensures.
 class Locks {
  public:
   static Locks& get();
 
-  /// Enters a range before it is locked; false where it shares a byte with another.
+  /// Enters a range before it is locked; false if it overlaps another.
   bool enter(Address base, std::uint64_t size);
   void locked(Address base, Address device_ptr);
-  /// Begins to unlock the range that starts there, and gives its device pointer: afterwards it leaves, or is `locked`
-  /// again. Nothing where no such range is locked.
+  /// Begins to unlock the range that starts at `base`, and returns its device pointer; the caller then calls `leave`,
+  /// or `locked` again. Nothing if no such range is locked.
   std::optional<Address> begin_unlock(Address base);
   void leave(Address base);
 
-  /// The range that holds `ptr`, once it is locked.
+  /// The locked range that contains `ptr`.
   std::optional<Pinned> around(Address ptr);
 
  private:
@@ -42,7 +42,7 @@ class Locks {
   std::map<Address, Lock> locks_;
 };
 
-/// Device memory, by its first byte, that all GPUs may use which can: asking the runtime for permissions is slow.
+/// Device allocations, by first byte, that all GPUs able to reach them may access: asking the runtime for that is slow.
 class PeerMemory {
  public:
   static PeerMemory& get();
@@ -56,34 +56,34 @@ class PeerMemory {
   std::set<Address> all_;
 };
 
-/// An allocation or a lock: its first byte's address for the host, and for GPUs. `gpu` has it; without one, the host.
+/// An allocation or a lock: its first byte's host address and GPU address. Without `gpu`, it is memory of the host.
 struct Range {
   Address host, device;
   std::uint64_t size;
   std::optional<int> gpu;
 
   bool holds_host(Address ptr) const noexcept { return ptr - host < size; }
-  /// Where `ptr` is in it, which is either kind of address.
+  /// The offset of `ptr`, which is either kind of address.
   std::uint64_t offset(Address ptr) const noexcept { return holds_host(ptr) ? ptr - host : ptr - device; }
 };
 
-/// The address by which a GPU reaches bytes, and the agent that they belong to.
+/// The address by which a GPU reaches memory, and the agent to which it belongs.
 struct Reached {
   Address ptr;
   Handle agent;
   bool is_gpu;
 };
 
-/// What the runtime says.
+/// The runtime's information about `ptr`.
 PointerInfo pointer_info(Runtime const& runtime, Address ptr);
 
-/// Whether it is pinned, and no GPU's.
+/// Whether it is pinned host memory.
 bool is_pinned_host(Runtime const& runtime, PointerInfo const& info);
 
-/// What holds the byte at `ptr`, which is the host's address or a GPU's.
+/// The range that contains the byte at `ptr`, a host or GPU address.
 std::optional<Range> range_around(Runtime const& runtime, Address ptr);
 
-/// How the engines of a GPU reach these bytes; nothing where they do not, or not all of them.
+/// How the engines of a GPU reach these bytes; nothing if they cannot reach all of them.
 std::optional<Reached> reach(Runtime const& runtime, Address ptr, std::uint64_t size, int gpu);
 
 }  // namespace pinning::hsa

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `QueueThread::mutex_` guards what is submitted, `Batch::mutex_` an error; each is taken last, for an insertion or a
-// read.
+// Locks: `QueueThread::mutex_` guards submitted work, `Batch::mutex_` an error; each is taken last, for an insertion or
+// a read.
 #include "hsa_queue.hpp"
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Start = std::function<void()>;
 
-/// The work between two events of a queue. The second one reports what has failed.
+/// The work between two events of a queue; the second event reports its errors.
 class Batch {
  public:
   /// Keeps an error, if it is the first.
@@ -29,7 +29,7 @@ class Batch {
     if (!error_) error_ = std::move(error);
   }
 
-  /// Throws what has failed, if anything has.
+  /// Throws the error, if there is one.
   void check() {
     std::exception_ptr error;
     {
@@ -44,10 +44,10 @@ class Batch {
   std::exception_ptr error_;
 };
 
-/// One piece of work, over once its signal is not above 0. The signal goes back to the spares when this is gone.
+/// One item of work, over once its signal is at most 0. The destructor returns the signal to the spares.
 class Work {
  public:
-  /// `parts`: how often the signal is counted down, by each copy and by `start`.
+  /// `parts`: how often the signal is decremented, by each copy and by `start`.
   Work(Runtime const& runtime, std::shared_ptr<SpareSignals> spares, std::int64_t parts)
       : runtime_(runtime), spares_(std::move(spares)), signal(spares_->take(parts)) {}
   Work(Work const&) = delete;
@@ -56,12 +56,12 @@ class Work {
   /// Whether it is over.
   bool over() { return seen(runtime_.hsa_signal_load_scacquire(signal)); }
 
-  /// Blocks until it is over; the runtime asks for a while, and then sleeps.
+  /// Blocks until it is over; the runtime polls for a while, and then sleeps.
   void wait() {
     seen(runtime_.hsa_signal_wait_scacquire(signal, HSA_SIGNAL_CONDITION_LT, 1, UINT64_MAX, HSA_WAIT_STATE_BLOCKED));
   }
 
-  /// Starts it. This is one part of it, so that the end is not seen before what it throws is known.
+  /// Starts it. This counts as one part, so that its end is not seen before an exception of `start` is recorded.
   void start(Start const& start) noexcept {
     try {
       start();
@@ -71,13 +71,13 @@ class Work {
     runtime_.hsa_signal_subtract_screlease(signal, 1);
   }
 
-  /// Blocks until it is over, and lets the engines go on: they wait for 0, and a failure is below.
+  /// Blocks until it is over, and lets waiting engines continue: they wait for 0, and after a failure it is negative.
   void follow() {
     wait();
     runtime_.hsa_signal_store_screlease(signal, 0);
   }
 
-  /// When it was first seen to be over.
+  /// The time when it was first seen to be over.
   Clock::time_point time() const { return Clock::time_point(Clock::duration(time_)); }
 
  private:
@@ -95,10 +95,10 @@ class Work {
 
  public:
   Handle const signal;
-  std::shared_ptr<Batch> batch;  // that of its queue at the time; set before other threads see this
+  std::shared_ptr<Batch> batch;  // the queue's batch at submission; set before other threads see this
 };
 
-/// A point in a queue: the end of its last work when this was made.
+/// A point in a queue: the end of the last work submitted before it.
 class Event : public VendorEvent {
  public:
   Event(Runtime const& runtime, std::shared_ptr<Work> work, std::shared_ptr<Batch> batch)
@@ -117,7 +117,7 @@ class Event : public VendorEvent {
     batch_->check();
   }
 
-  /// By the host's clock, late by what it takes a thread to see the points.
+  /// By the host's clock, late by the time that a thread takes to see the points.
   double seconds_since(VendorEvent& earlier) override {
     Event& before = of_ours(earlier);
     return std::chrono::duration<double>(reached() - before.reached()).count();
@@ -134,7 +134,7 @@ class Event : public VendorEvent {
   Runtime const& runtime_;
 
  public:
-  std::shared_ptr<Work> const work;  // none where the queue had none
+  std::shared_ptr<Work> const work;  // null if the queue had none
 
  private:
   std::shared_ptr<Batch> const batch_;
@@ -143,13 +143,13 @@ class Event : public VendorEvent {
 
 }  // namespace
 
-/// Follows the work of a queue, in order, and does or begins what cannot be left to the engines.
+/// Follows the work of a queue, in order, and executes or starts what cannot be left to the engines.
 ///
-/// The runtime's own thread for such things (hsa_amd_signal_async_handler) is one for the whole process: a function that
-/// waits there, as those of queues may, delays all other queues.
+/// The runtime's own thread for this (hsa_amd_signal_async_handler) serves the whole process: a function that waits
+/// there, as functions in queues may, delays all other queues.
 class HsaQueueThread : public QueueThread {
  public:
-  /// Its thread keeps it. Throws VendorError.
+  /// Its thread keeps it alive. Throws VendorError.
   static std::shared_ptr<HsaQueueThread> make() {
     auto queue_thread = std::make_shared<HsaQueueThread>();
     start("pinning HSA", [thread = queue_thread] {
@@ -159,19 +159,19 @@ class HsaQueueThread : public QueueThread {
     return queue_thread;
   }
 
-  /// Whether all work has been started, so that more may be, without this thread.
+  /// Whether all work has been started, so that more may be started without this thread.
   bool caught_up() {
     std::lock_guard const guard(mutex_);
     return to_start_ == 0;
   }
 
-  /// The last work of the queue; none also when this has ended.
+  /// The last work of the queue; null if there was none, or after the thread has ended.
   std::shared_ptr<Work> tail() {
     std::lock_guard const guard(mutex_);
     return tail_;
   }
 
-  /// What the thread has to do for `work`: to start it when all before it is over, unless it has been, and to follow it.
+  /// The thread's job for `work`: starts it after all earlier work is over, unless it has been started, and follows it.
   std::unique_ptr<Job> job_of(std::shared_ptr<Work> const& work, Start start = nullptr) {
     return job([this, work, start = std::move(start)]() mutable {
       if (start) {
@@ -181,13 +181,13 @@ class HsaQueueThread : public QueueThread {
         --to_start_;
       }
       work->follow();
-      followed_ = std::move(work);  // only now does no engine wait for the signal of the work before: it may be reused
+      followed_ = std::move(work);  // the earlier work's signal may be reused: no engine waits for it now
     });
   }
 
-  /// Puts the job of `work` at the end. Nothing can fail.
+  /// Appends the job of `work`. Cannot fail.
   void put(std::shared_ptr<Work> const& work, std::unique_ptr<Job> job, bool started) noexcept {
-    auto before = work;  // becomes the old tail, whose destructor calls the runtime
+    auto before = work;  // becomes the old tail, whose destructor calls the runtime, so not under the mutex
     QueueThread::put(std::move(job), [&] {
       work->batch = batch_;
       tail_.swap(before);
@@ -195,7 +195,7 @@ class HsaQueueThread : public QueueThread {
     });
   }
 
-  /// The end of all work so far. Errors of this work are reported by this event only.
+  /// An event at the end of all work so far. Only this event reports that work's errors.
   std::unique_ptr<Event> record(Runtime const& runtime) {
     auto batch = std::make_shared<Batch>();
     std::shared_ptr<Work> work;
@@ -207,7 +207,7 @@ class HsaQueueThread : public QueueThread {
     return std::make_unique<Event>(runtime, std::move(work), std::move(batch));
   }
 
-  /// As `record`, but the next event reports these errors too.
+  /// Like `record`, but the next event reports these errors too.
   std::unique_ptr<Event> now(Runtime const& runtime) {
     std::lock_guard const guard(mutex_);
     return std::make_unique<Event>(runtime, tail_, batch_);
@@ -242,16 +242,16 @@ class Queue : public VendorQueue {
 
   std::uintptr_t handle() const noexcept override { return 0; }
 
-  /// hsa_amd_memory_async_copy; hsa_memory_copy where no GPU reaches an end, or none has one.
+  /// Uses hsa_amd_memory_async_copy; hsa_memory_copy if a GPU cannot reach an end or none has one.
   void copy(Address dst, Address src, std::uint64_t size) override { copy_rows({dst, 0, src, 0, size, 1}); }
 
-  /// hsa_amd_memory_async_copy_rect, of addresses and pitches that are multiples of 4; else as `copy`, by rows.
+  /// Uses hsa_amd_memory_async_copy_rect if addresses and pitches are multiples of 4; else `copy` of each row.
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override {
     copy_rows({dst, dst_pitch, src, src_pitch, width, height});
   }
 
-  /// hsa_amd_memory_fill, of device memory.
+  /// Uses hsa_amd_memory_fill for device memory; the queue's thread fills host memory.
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override {
     check_open();
     auto const range = range_around(runtime_, ptr);
@@ -263,14 +263,14 @@ class Queue : public VendorQueue {
     }
   }
 
-  /// On the queue's thread.
+  /// Runs on the queue's thread.
   void call(void (*function)(void*), void* argument) override {
     in_turn([=] { function(argument); });
   }
 
   bool waits_for_values() const noexcept override { return true; }
 
-  /// The queue's thread looks at the word again and again, ever less often: engines wait for signals only.
+  /// The queue's thread polls the word, at growing intervals: engines wait for signals only.
   void wait_value(Address address, std::uint32_t value) override {
     in_turn([=] { wait_for_word(address, value); });
   }
@@ -279,13 +279,13 @@ class Queue : public VendorQueue {
     in_turn([=] { write_word(address, value); });
   }
 
-  /// The end of all work so far; the runtime is not asked for anything.
+  /// Makes no call of the runtime.
   std::unique_ptr<VendorEvent> record() override {
     check_open();
     return thread_->record(runtime_);
   }
 
-  /// The queue's thread waits for an event that is not reached.
+  /// If the event is not reached, the queue's thread waits for it.
   void wait(VendorEvent& event) override {
     check_open();
     auto const work = Event::of_ours(event).work;
@@ -301,7 +301,7 @@ class Queue : public VendorQueue {
 
   void synchronize() override { record()->wait(); }
 
-  /// The thread ends once all work is over.
+  /// The thread ends when all work is over.
   void close() override {
     runtime_.started().check();
     end();
@@ -337,7 +337,7 @@ class Queue : public VendorQueue {
     try {
       begin(runtime_, rows, *to, *from, work->signal, after);
     } catch (...) {
-      thread_->put(work, std::move(job), true);  // the rows before the one that was refused are under way
+      thread_->put(work, std::move(job), true);  // the rows before the refused one are under way
       throw;
     }
     thread_->put(work, std::move(job), true);

@@ -12,7 +12,7 @@ namespace pinning::hsa {
 
 namespace {
 
-/// Called for each agent or pool; a vector that cannot grow must not throw through the runtime.
+/// Called for each agent or pool. An exception must not propagate through the runtime.
 int collect(Handle found, void* all) noexcept {
   try {
     static_cast<std::vector<Handle>*>(all)->push_back(found);
@@ -27,7 +27,7 @@ std::string advice(int code) {
   return problem.empty() ? "see whether `rocminfo` works, and `sudo dmesg | grep -i kfd`" : problem;
 }
 
-/// Called for each library of the process, under the dynamic linker's lock.
+/// Called for each library of the process, with the dynamic linker's lock held.
 int collect_runtimes(dl_phdr_info* info, std::size_t, void* all) noexcept {
   try {
     std::string const file = info->dlpi_name;
@@ -61,7 +61,7 @@ Runtime& Runtime::get() {
   return runtime;
 }
 
-/// The runtime puts the code's name before a colon and a sentence.
+/// The runtime's text is the code's name, a colon, and a sentence.
 VendorCall Runtime::failed(std::string function, int code, std::string advice) const {
   char const* text = nullptr;
   bool const known = hsa_status_string(code, &text) == 0 && text != nullptr;
@@ -79,11 +79,11 @@ std::vector<Handle> Runtime::pools(Handle agent, std::uint32_t grain) const {
   check(hsa_amd_agent_iterate_memory_pools, agent, collect, &all);
   for (Handle const pool : all) {
     auto const info = [&](int attribute) {
-      std::uint32_t value = 0;  // the largest of the types asked for; a bool fills its first byte
+      std::uint32_t value = 0;  // the largest type queried; a bool sets only the first byte
       check(hsa_amd_memory_pool_get_info, pool, attribute, &value);
       return value;
     };
-    // Of pools in the global segment only, which alone have flags.
+    // Only pools in the global segment, which alone have flags, allow allocation.
     if (info(HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED) == 0) continue;
     std::uint32_t const flags = info(HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS);
     if ((flags & grain) == 0) continue;

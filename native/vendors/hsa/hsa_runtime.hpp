@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The HSA runtime, loaded and started, and what it finds in the machine.
+// The HSA runtime, loaded and started, and the agents and pools that it finds.
 #pragma once
 
 #include <optional>
@@ -15,23 +15,23 @@ enum { PINNING_HSA_CONSTANTS(PINNING_CONSTANT) };
 
 class Runtime : public Functions, public VendorDriver {
  public:
-  /// Loaded and started once; again after each failure. Never shut down: what it locked may outlive us.
+  /// Loads and starts the runtime once; tries again after a failure. Never shut down: locks may outlive their users.
   static Runtime& get();
 
   VendorCall failed(std::string function, int code, std::string advice = "") const override;
 
   VendorLibrary library() const;
-  /// That a package has brought a runtime of its own into this process.
+  /// Reports if the process has loaded a second HSA runtime, as some packages bring their own.
   std::vector<std::string> problems() const;
 
-  /// Index of a GPU's agent; nothing where it is none.
+  /// The index of a GPU's agent; nothing if `agent` is no GPU.
   std::optional<int> gpu(Handle agent) const noexcept;
-  /// The agent's pools of this grain from which memory may be allocated; those for kernel arguments last.
+  /// The agent's pools of this granularity that allow allocation; those for kernel arguments last.
   std::vector<Handle> pools(Handle agent, std::uint32_t grain) const;
 
   Handle cpu{};
   std::vector<Handle> gpus;
-  Handle coherent_pool{};  // of the host, to which memory is locked so that it is coherent
+  Handle coherent_pool{};  // of the host; memory locked to it is coherent
 
  private:
   Runtime();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks: `SpareSignals::mutex_` is taken last, for a few nanoseconds, and held during no call.
+// Locks: `SpareSignals::mutex_` is taken last, for a few nanoseconds, and never held during a vendor call.
 #include "hsa_signals.hpp"
 
 namespace pinning::hsa {
@@ -63,7 +63,7 @@ void SpareSignals::destroy_beyond(std::size_t count) noexcept {
     std::lock_guard const guard(mutex_);
     if (code == 0) {
       --made_;
-    } else {  // it is still there
+    } else {  // it still exists
       spares_.push_back(spare);
       return;
     }

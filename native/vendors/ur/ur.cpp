@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Intel's devices and others, through Unified Runtime.
+// Intel's and other devices, through Unified Runtime.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,15 +17,15 @@ namespace {
 
 using namespace ur;
 
-/// In order, and with the time of events.
+/// For an in-order queue whose events record the time.
 Properties const profiling{UR_STRUCTURE_TYPE_QUEUE_PROPERTIES, nullptr, UR_QUEUE_FLAG_PROFILING_ENABLE};
 
-/// The ranges that a device has locked, by base: two maps may lock the same bytes.
+/// The ranges locked on a device, by base: two maps may lock the same bytes.
 class Held {
  public:
   using Range = std::multimap<Address, std::uint64_t>::node_type;
 
-  /// Made before the lock, so that nothing can fail after it.
+  /// Made before the vendor's lock, so that nothing can fail after it.
   static Range range(Address ptr, std::uint64_t size) {
     std::multimap<Address, std::uint64_t> one{{ptr, size}};
     return one.extract(one.begin());
@@ -37,7 +37,7 @@ class Held {
     ranges_.insert(std::move(range));
   }
 
-  /// Takes the smallest range off those that start at `ptr`: the others stay covered. Empty where there is none.
+  /// Removes the smallest range that starts at `ptr`: the others stay covered. Empty if there is none.
   Range leave(Address ptr) {
     std::lock_guard const guard(mutex_);
     auto const [first, last] = ranges_.equal_range(ptr);
@@ -61,12 +61,12 @@ class Held {
  private:
   std::mutex mutex_;
   std::multimap<Address, std::uint64_t> ranges_;
-  std::uint64_t largest_ = 0;  // of all that were ever there
+  std::uint64_t largest_ = 0;  // size of the largest range ever entered
 };
 
-/// Host memory is locked in the context of the platform, by urUSMHostAllocRegisterExp where loader and adapter have it,
-/// else by urUSMImportExp. An import is a hint: the adapter may pin nothing and say that all went well. Both take whole
-/// pages, which Unified Runtime sees as host allocations; their device pointer is the host pointer.
+/// Host memory is locked in the context of the platform, by urUSMHostAllocRegisterExp if loader and adapter have it,
+/// else by urUSMImportExp. An import is a hint: the adapter may pin nothing and report success. Both take whole pages,
+/// which Unified Runtime treats as host allocations; their device pointer is the host pointer.
 class UrDevice : public VendorDevice {
  public:
   explicit UrDevice(unsigned index)
@@ -85,7 +85,7 @@ class UrDevice : public VendorDevice {
     return text + (" (" + platform_.context.adapter + ")");
   }
 
-  /// All three, for most.
+  /// Most devices have all three.
   std::vector<MemoryKind> memory_kinds() override {
     Loader const& loader = Loader::get();
     std::vector<MemoryKind> kinds;
@@ -98,8 +98,8 @@ class UrDevice : public VendorDevice {
     return kinds;
   }
 
-  /// No call but such a call tells. The adapter is asked to unlock a page that nothing has locked, which is wrong where it
-  /// can lock, and unsupported where it cannot.
+  /// No query reports this. So this unlocks a page that is not locked: an adapter that can lock returns anything
+  /// but "unsupported".
   bool can_lock() override {
     Loader const& loader = Loader::get();
     void* const in = context(loader);
@@ -114,8 +114,8 @@ class UrDevice : public VendorDevice {
     return can;
   }
 
-  /// Access to memory of another device of the platform is enabled for the one that uses it. Of two that have none, no
-  /// adapter promises more than copies by the host.
+  /// Enables access for the device that uses this one's memory, if both are of one platform. Without access, no adapter
+  /// promises more than copies through the host.
   MemoryConnection connection(VendorDevice& other) override {
     auto* const user = dynamic_cast<UrDevice*>(&other);
     if (user == nullptr || user == this) return VendorDevice::connection(other);
@@ -129,7 +129,7 @@ class UrDevice : public VendorDevice {
       loader.check(loader.urUsmP2PEnablePeerAccessExp, user->device_, device_);
     } catch (VendorError const& error) {
       if (error.call.code == UR_RESULT_ERROR_UNSUPPORTED_FEATURE) return MemoryConnection::none;
-      if (error.call.code != UR_RESULT_ERROR_INVALID_OPERATION) throw;  // which some say where it is enabled already
+      if (error.call.code != UR_RESULT_ERROR_INVALID_OPERATION) throw;  // some adapters: already enabled
     }
     return MemoryConnection::unified;
   }
@@ -139,8 +139,8 @@ class UrDevice : public VendorDevice {
     Loader const& loader = Loader::get();
     if (!loader.urUSMHostAllocRegisterExp && platform_.context.adapter == level_zero) {
       problems.push_back("this release of " + loader.name() +
-                         " has no urUSMHostAllocRegisterExp, so memory is locked by urUSMImportExp, which may do nothing and "
-                         "say that all went well: pip install 'intel-cmplr-lib-ur>=2026.2'");
+                   " has no urUSMHostAllocRegisterExp, so memory is locked by urUSMImportExp, which may do nothing and "
+                   "say that all went well: pip install 'intel-cmplr-lib-ur>=2026.2'");
     }
     return problems;
   }
@@ -178,24 +178,24 @@ class UrDevice : public VendorDevice {
     }
   }
 
-  /// The range around `ptr` that this device holds, or else the host allocation or registration of another owner. The
-  /// rest of a page of which only some bytes are locked does not count.
+  /// The range around `ptr` locked on this device, or else another owner's host allocation or registration. The rest of
+  /// a page that is only partly locked does not count.
   std::optional<Pinned> is_pinned(Address ptr) override {
     Loader const& loader = Loader::get();
     if (auto const ours = held_.around(ptr)) return ours;
     if (is_ours_or_null(ptr) || usm_type(loader, ptr) != UR_USM_TYPE_HOST) return std::nullopt;
     auto const allocation = usm(loader, ptr, UR_USM_TYPE_HOST);
-    // It may have been given back since the first question, or be what another thread has just locked here.
+    // It may have been freed since the first query, or be memory that another thread has just locked here.
     if (allocation.size == 0 || is_ours_or_null(ptr)) return std::nullopt;
     return Pinned{allocation.base, allocation.size, allocation.base};
   }
 
-  /// Unified Runtime promises neither.
+  /// Unified Runtime guarantees neither.
   CoherenceSupport coherence() const noexcept override { return {}; }
 
   // ---- memory ----
 
-  /// Host memory is that of all devices of the platform, and its device address is the host's.
+  /// Host memory is for all devices of the platform; its device address is the host address.
   Address allocate(std::uint64_t size, MemoryKind kind, bool write_combined) override {
     if (write_combined) throw Unsupported(name_ + " has no write-combined memory: Unified Runtime has no such call");
     Loader const& loader = Loader::get();
@@ -220,7 +220,7 @@ class UrDevice : public VendorDevice {
     loader.check(loader.urUSMFree, context(loader), pointer(ptr));
   }
 
-  /// Other contexts than that of the platform cannot be asked.
+  /// Knows only the platform's context; others cannot be queried.
   std::optional<MemoryInfo> memory_info(Address ptr) override {
     Loader const& loader = Loader::get();
     if (auto const ours = held_.around(ptr)) return MemoryInfo{MemoryKind::host, ours->base, ours->size, -1};
@@ -233,8 +233,8 @@ class UrDevice : public VendorDevice {
     auto const& devices = platform_.context.devices;
     auto const place = std::ranges::find(devices, allocation.device);
     int const index = place == devices.end() ? -1 : static_cast<int>(platform_.first + (place - devices.begin()));
-    return MemoryInfo{type == UR_USM_TYPE_DEVICE ? MemoryKind::device : MemoryKind::shared, allocation.base, allocation.size,
-                      index};
+    return MemoryInfo{type == UR_USM_TYPE_DEVICE ? MemoryKind::device : MemoryKind::shared, allocation.base,
+                      allocation.size, index};
   }
 
   void copy(Address dst, Address src, std::uint64_t size) override {
@@ -253,7 +253,7 @@ class UrDevice : public VendorDevice {
     return wrap(made, true, calls);
   }
 
-  /// Its owner keeps it alive: the loader crashes on one that is gone.
+  /// The queue's owner keeps it alive: the loader crashes on a released one.
   std::unique_ptr<VendorQueue> adopt_queue(std::uintptr_t handle) override {
     Loader const& loader = Loader::get();
     void* const queue = reinterpret_cast<void*>(handle);
@@ -272,7 +272,7 @@ class UrDevice : public VendorDevice {
     return wrap(queue, false, calls_functions(loader));
   }
 
-  /// All queues that were made or adopted here; no adapter is asked for more.
+  /// Waits for all queues that were made or adopted here; no adapter has a call for more.
   void synchronize() override {
     Loader const& loader = Loader::get();
     std::vector<std::shared_ptr<QueueHandle>> open;
@@ -303,10 +303,10 @@ class UrDevice : public VendorDevice {
 
   static bool is_of_a_device(int type) { return type == UR_USM_TYPE_DEVICE || type == UR_USM_TYPE_SHARED; }
 
-  /// The loader refuses to be asked about null; and what is locked here is no allocation.
+  /// The loader refuses queries of null; and memory locked here is no allocation.
   bool is_ours_or_null(Address ptr) { return ptr == 0 || platform_.registrations.holds(ptr); }
 
-  /// Of the `type` that was told. It may have gone meanwhile, and then the size is 0.
+  /// `type` is from `usm_type`. If the memory has been freed meanwhile, the size is 0.
   Usm usm(Loader const& loader, Address ptr, int type) {
     return {ask<Address>(loader, ptr, UR_USM_ALLOC_INFO_BASE_PTR),
             ask<std::size_t>(loader, ptr, UR_USM_ALLOC_INFO_SIZE),
@@ -321,7 +321,7 @@ class UrDevice : public VendorDevice {
   void refuse_usm(Loader const& loader, Address ptr) {
     int const type = usm_type(loader, ptr);
     if (type == UR_USM_TYPE_HOST) {
-      // Importing it would succeed, and releasing it would take it away from its owner.
+      // Importing it would succeed, and releasing it would undo its owner's registration.
       throw VendorAlreadyPinned({"urUSMGetMemAllocInfo", type, "UR_USM_TYPE_HOST",
                                  "someone else has pinned the memory at " + describe(ptr)});
     }
@@ -334,7 +334,7 @@ class UrDevice : public VendorDevice {
 
   void* context(Loader const& loader) { return platform_.context.handle(loader); }
 
-  /// For `copy`: made at its first use and kept for good. Where two threads make one at once, one is given back.
+  /// For `copy`: made at first use and never released. If two threads make one at once, one of the two is released.
   void* own_queue(Loader const& loader) {
     if (void* const known = own_queue_.load()) return known;
     void *made = nullptr, *none = nullptr;
@@ -344,7 +344,7 @@ class UrDevice : public VendorDevice {
     return none;
   }
 
-  /// Whether queues can call functions of the host: only with the newest loaders and drivers.
+  /// Whether queues can call host functions: only the newest loaders and drivers have this.
   bool calls_functions(Loader const& loader) {
     if (!loader.urEnqueueHostTaskExp) return false;
     bool can = false;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of ur_api.h and ur_print.h that is called: every enumeration is an int here, and every handle a void*.
+// The part of ur_api.h and ur_print.h that is used: every enumeration is an int here, and every handle a void*.
 //
 // Checked against the headers of intel-sycl-rt 2025.0 to 2026.2, and run on the loaders of 2025.2, 2025.3, 2026.1 and
-// 2026.2. A loader does not tell its release: 2025.2 and 2025.3 both call themselves 0.12 and take different arguments.
-// What tells them apart is which functions they export.
+// 2026.2. A loader does not report its release: 2025.2 and 2025.3 both report 0.12 but take different arguments. The
+// functions that they export distinguish them.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +56,7 @@ struct Properties {
   FUNCTION(urEventWait, int, std::uint32_t, void* const*)                                                            \
   FUNCTION(urEventRelease, int, void*)
 
-// A loader without these is good enough: they are null then. Registering came with 2026.2.
+// Null in loaders without them, which are sufficient. Registering came with 2026.2.
 #define PINNING_UR_RECENT_FUNCTIONS(FUNCTION)                                                  \
   FUNCTION(urUSMHostAllocRegisterExp, int, void*, void*, std::size_t, Properties const*)       \
   FUNCTION(urUSMHostAllocUnregisterExp, int, void*, void*)                                     \

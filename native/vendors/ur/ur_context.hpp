@@ -10,11 +10,11 @@ namespace pinning::ur {
 
 class Context {
  public:
-  /// `adapter` drives the platform, and is called, say, "Level Zero".
+  /// `adapter` is the name of the platform's adapter, such as "Level Zero".
   Context(std::string adapter, std::vector<void*> devices)
       : adapter(std::move(adapter)), devices(std::move(devices)) {}
 
-  /// Made at its first use and kept for good. Where two threads make one at once, one is given back.
+  /// Made at first use and never released. If two threads make one at once, one of the two is released.
   void* handle(Loader const& loader) {
     if (void* const known = handle_.load()) return known;
     void *made = nullptr, *none = nullptr;

@@ -13,14 +13,14 @@ enum { PINNING_UR_CONSTANTS(PINNING_CONSTANT) };
 
 class Loader : public Functions, public VendorDriver {
  public:
-  /// Loaded and initialised once; again after each failure. Never torn down: other libraries of the process, SYCL's
-  /// among them, share it, and what was locked through it may outlive any owner of ours. Throws Unavailable, in a fork
-  /// of the process too: the header lets a fork initialise the loader anew, but the drivers below it keep threads.
+  /// Loads and initialises the loader once; tries again after a failure. Never torn down: other libraries of the
+  /// process, such as SYCL's, share it, and locks made through it may outlive their users. Throws Unavailable, also in
+  /// a fork: the header allows a fork to initialise the loader again, but the drivers below it keep threads.
   static Loader& get();
 
   VendorCall failed(std::string function, int code, std::string advice = "") const override;
 
-  /// The handles that a function lists through its last three arguments.
+  /// Returns the handles that a function lists through its last three arguments.
   template <class Signature, class... Arguments>
   std::vector<void*> list(Function<Signature> const& function, Arguments... arguments) const {
     std::uint32_t count = 0;
@@ -30,7 +30,7 @@ class Loader : public Functions, public VendorDriver {
     return handles;
   }
 
-  /// What a function tells of a property through its last three arguments.
+  /// Returns the value of a property, which a function stores through its last three arguments.
   template <class Value, class Signature, class... Arguments>
   Value ask(Function<Signature> const& function, Arguments... arguments) const {
     Value value{};
@@ -41,16 +41,16 @@ class Loader : public Functions, public VendorDriver {
   std::vector<void*> platforms(void* adapter) const;
 
   std::string const& name() const noexcept { return library_.name(); }
-  /// Its file.
+  /// The path of its file.
   std::string path() const;
 
  private:
   Loader();
-  /// Throws VendorAlreadyPinned where the code says that another owner has some of the memory.
+  /// Throws VendorAlreadyPinned if the code means that another owner has pinned some of the memory.
   [[noreturn]] void refuse(VendorCall call) const override;
 
   Library library_;
-  bool platforms_of_several_ = false;  // urPlatformGet is that of 2025.2 and before: it takes an array of adapters
+  bool platforms_of_several_ = false;  // urPlatformGet takes an array of adapters, as in 2025.2 and before
 };
 
 inline void* pointer(Address address) noexcept { return reinterpret_cast<void*>(address); }

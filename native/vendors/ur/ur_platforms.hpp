@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The platforms with a device that the loader's adapters offer, of those that ONEAPI_DEVICE_SELECTOR selects.
+// The platforms of the loader's adapters that have a device selected by ONEAPI_DEVICE_SELECTOR.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace pinning::ur {
 
 inline constexpr char level_zero[] = "Level Zero";  // the adapter
 
-/// Devices that share a context, and with it what is locked.
+/// Devices that share a context, and so its registrations.
 struct Platform {
   Platform(void* handle, std::string adapter, std::vector<void*> devices, unsigned first)
       : handle(handle), context(std::move(adapter), std::move(devices)), first(first) {}
@@ -24,18 +24,18 @@ struct Platform {
 
 class Platforms {
  public:
-  /// Every adapter is asked once; again after each failure. One that does not work leaves the others. Throws
-  /// Unavailable where there is no device, or in a fork.
+  /// Queries every adapter once; tries again after a failure. A failed adapter does not affect the others. Throws
+  /// Unavailable if there is no device, or in a fork.
   static Platforms& get();
 
-  /// Of devices.
+  /// The number of devices.
   unsigned count() const noexcept { return count_; }
-  /// The platform of a device, by its index in the order of adapters and platforms, which is below `count`.
+  /// The platform of a device; `index`, below `count`, follows the order of adapters and platforms.
   Platform& of_device(unsigned index) const;
-  /// Its version is that of Unified Runtime, with the names of the adapters that speak it.
+  /// The version is Unified Runtime's API version, followed by the names of the adapters.
   VendorLibrary library() const;
 
-  std::vector<std::string> problems;  // what went wrong with an adapter while others work
+  std::vector<std::string> problems;  // errors of adapters, while others work
 
  private:
   Platforms();

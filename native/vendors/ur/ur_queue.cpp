@@ -8,7 +8,7 @@ namespace pinning::ur {
 
 namespace {
 
-/// Released when this is destroyed.
+/// Owns its handle.
 class Event : public VendorEvent {
  public:
   explicit Event(void* handle) : handle(handle) {}
@@ -26,7 +26,7 @@ class Event : public VendorEvent {
     if (status == UR_EVENT_STATUS_RUNNING || status == UR_EVENT_STATUS_SUBMITTED || status == UR_EVENT_STATUS_QUEUED) {
       return false;
     }
-    wait();  // which says why
+    wait();  // throws the reason
     throw VendorError({name_of(loader.urEventGetInfo), status, "UR_EVENT_STATUS_ERROR", "work before this event has failed"});
   }
 
@@ -35,8 +35,8 @@ class Event : public VendorEvent {
     loader.check(loader.urEventWait, 1, &handle);
   }
 
-  /// By the clock of the device. Fails where the queue of one of them does not keep the time
-  /// (UR_QUEUE_FLAG_PROFILING_ENABLE), as ours do.
+  /// By the device's clock. Fails unless the queues of both events record the time (UR_QUEUE_FLAG_PROFILING_ENABLE), as
+  /// queues made here do.
   double seconds_since(VendorEvent& earlier) override {
     Event const& before = of_ours(earlier);
     return static_cast<double>(static_cast<std::int64_t>(nanoseconds() - before.nanoseconds())) / 1e9;
@@ -70,7 +70,7 @@ void QueueHandle::close() {
   loader.check_code(loader.urQueueRelease, code);
 }
 
-/// Adapters may wait, in urQueueRelease, for all work of the queue. Then a thread has it.
+/// urQueueRelease may wait for all work of the queue, so a thread calls it unless the queue is empty.
 QueueHandle::~QueueHandle() {
   if (!open_ || !owned_) return;
   try {
@@ -83,7 +83,7 @@ QueueHandle::~QueueHandle() {
       std::thread([&loader, queue = handle] { loader.urQueueRelease(queue); }).detach();
     }
   } catch (Unavailable const&) {  // in a fork, where it does not exist
-  } catch (std::system_error const&) {  // no thread can be started: it stays
+  } catch (std::system_error const&) {  // no thread can be started: the queue is not released
   }
 }
 

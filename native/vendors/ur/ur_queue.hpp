@@ -11,15 +11,15 @@
 
 namespace pinning::ur {
 
-/// A ur_queue_handle_t, which no call uses once it is given back.
+/// A ur_queue_handle_t, which no call uses after it has been released.
 class QueueHandle {
  public:
-  /// `device` is its device's name, for errors.
+  /// `device` is the device's name, for errors.
   QueueHandle(void* handle, std::string const& device, bool owned) : handle(handle), device_(device), owned_(owned) {}
-  /// Gives back one of ours. Does not block: what the queue has to do is still done.
+  /// Releases an owned queue. Does not block: the queue still completes its work.
   ~QueueHandle();
 
-  /// Runs `use` while it is open; else throws Unsupported, which says that `function` cannot be called.
+  /// Runs `use` if the queue is open; else throws Unsupported, whose message names `function`.
   template <class Signature, class Use>
   void use(Function<Signature> const& function, Use&& use) {
     InUse::User const user(users_);
@@ -27,7 +27,7 @@ class QueueHandle {
     use();
   }
 
-  /// Once no call uses it. After an error it is still open.
+  /// Waits until no call uses it, and closes it. After an error it is still open.
   void close();
 
   void* const handle;
@@ -43,7 +43,7 @@ class QueueHandle {
 
 class Queue : public VendorQueue {
  public:
-  /// `calls`: whether it can call functions of the host, which few adapters can.
+  /// `calls`: whether it can call host functions, which few adapters support.
   Queue(std::shared_ptr<QueueHandle> queue, std::string const& device, bool calls)
       : queue_(std::move(queue)), device_(device), calls_(calls) {}
 
@@ -52,15 +52,15 @@ class Queue : public VendorQueue {
   void copy_2d(Address dst, std::uint64_t dst_pitch, Address src, std::uint64_t src_pitch, std::uint64_t width,
                std::uint64_t height) override;
   void fill(Address ptr, std::uint32_t value, unsigned bytes, std::uint64_t count) override;
-  /// The function may make no call of Unified Runtime.
+  /// The function must not call Unified Runtime.
   void call(void (*function)(void*), void* argument) override;
   bool waits_for_values() const noexcept override { return false; }
   void wait_value(Address address, std::uint32_t value) override;
   void write_value(Address address, std::uint32_t value) override;
   std::unique_ptr<VendorEvent> record() override;
-  /// For an event of any queue of the platform.
+  /// Accepts an event of any queue of the platform.
   void wait(VendorEvent& event) override;
-  /// Work that failed leaves it empty too; only events tell of that.
+  /// Also true after work has failed; only events report failures.
   bool done() override;
   void synchronize() override;
   void close() override { queue_->close(); }

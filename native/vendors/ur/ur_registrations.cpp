@@ -17,7 +17,7 @@ bool are_writable(Pages pages) {
   return std::ranges::all_of(mappings(pages.start, pages.end - pages.start), &Mapping::writable);
 }
 
-/// "there is no memory at 0x7f...", or empty where all of them are mapped.
+/// "there is no memory at 0x7f...", or empty if all pages are mapped.
 std::string hole_in(Pages pages) {
   std::uint64_t const size = pages.end - pages.start;
   auto const hole = gap(pages.start, size, mappings(pages.start, size));
@@ -27,7 +27,7 @@ std::string hole_in(Pages pages) {
   return text;
 }
 
-/// The parts of `pages` that are in none of the ranges `taken`, which are ascending and disjoint.
+/// The parts of `pages` outside the ranges `taken`, which are ascending and disjoint.
 std::vector<Pages> outside(Pages pages, std::vector<Pages> const& taken) {
   std::vector<Pages> parts;
   for (auto const& each : taken) {
@@ -38,7 +38,7 @@ std::vector<Pages> outside(Pages pages, std::vector<Pages> const& taken) {
   return parts;
 }
 
-/// The parts of `pages` that are in one of the `ranges`, ascending, those that touch joined.
+/// The parts of `pages` inside the `ranges`, ascending; adjacent ones are merged.
 std::vector<Pages> inside(Pages pages, std::vector<Pages> const& ranges) {
   std::vector<Pages> cut, parts;
   for (auto const& each : ranges) {
@@ -63,7 +63,7 @@ void forget_one(std::vector<Pages>& users, Pages user) {
 
 Pages Pages::of(Address ptr, std::uint64_t size) noexcept { return {ptr & -page, ((ptr + (size - 1)) & -page) + page}; }
 
-/// While it lives, its maker has the pages alone, and with them all of the registrations that share one with them.
+/// While it exists, no other thread changes these pages, or any registration that overlaps them.
 class Registrations::Alone {
  public:
   Alone(Registrations& all, Pages pages) : all_(all) {
@@ -96,7 +96,7 @@ void Registrations::lock(Pages pages, std::function<void(std::vector<Pages> cons
     neighbour->users.reserve(neighbour->users.size() + 1);
   }
   auto const gaps = outside(pages, taken);
-  check(gaps);  // here, where no other thread can register them meanwhile and be taken for another owner
+  check(gaps);  // here, where no thread's concurrent registration can be mistaken for another owner's
   std::vector<Registration*> made;
   made.reserve(gaps.size());
   try {
@@ -105,7 +105,7 @@ void Registrations::lock(Pages pages, std::function<void(std::vector<Pages> cons
     for (auto* const registration : made) {
       try {
         remove(loader, *registration);
-      } catch (VendorError const&) {  // the first error is the one to tell
+      } catch (VendorError const&) {  // only the first error is reported
       }
     }
     throw;
@@ -123,7 +123,7 @@ void Registrations::unlock(Pages pages) {
     for (; !undo.empty(); undo.pop_back()) {
       try {
         undo.back()();
-      } catch (std::exception const&) {  // the first error is the one to tell
+      } catch (std::exception const&) {  // only the first error is reported
       }
     }
     throw;
@@ -162,7 +162,7 @@ void Registrations::release(Loader const& loader, Registration& registration, Pa
   }
 }
 
-/// Registering is the better way: it reports failures. An import may do nothing and report success.
+/// Prefers registering, which reports failures: an import may do nothing and report success.
 Registrations::Registration& Registrations::add(Loader const& loader, Pages pages, std::vector<Pages> users,
                                                 bool writable) {
   void* const context = context_.handle(loader);
@@ -183,7 +183,7 @@ Registrations::Registration& Registrations::add(Loader const& loader, Pages page
     missing = "its adapter has no urUSMHostAllocRegisterExp";
   }
   if (code != 0) {
-    if (auto const hole = hole_in(pages); !hole.empty()) {  // which an import would not tell
+    if (auto const hole = hole_in(pages); !hole.empty()) {  // an import would not report it
       throw InvalidRange(describe(pages.start, pages.end - pages.start) + " cannot be locked: " + hole);
     }
     registration.imported = true;

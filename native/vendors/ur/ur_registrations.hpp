@@ -13,7 +13,7 @@ namespace pinning::ur {
 
 /// A half-open range of addresses, both multiples of the page size.
 struct Pages {
-  /// The whole pages that [ptr, ptr + size) touches.
+  /// The whole pages that [ptr, ptr + size) overlaps.
   static Pages of(Address ptr, std::uint64_t size) noexcept;
 
   bool meets(Pages const& other) const noexcept { return start < other.end && other.start < end; }
@@ -22,34 +22,33 @@ struct Pages {
   Address start, end;
 };
 
-/// All that is registered in one context, shared by its devices.
+/// The registrations of one context, shared by its devices.
 ///
-/// A context registers whole pages, and each of them once. A lock is one registration where nothing else holds a page of
-/// it; where a neighbour holds the page at its border, that page stays the neighbour's registration, used by both. A
-/// registration cannot shrink, so when the neighbour goes first, its registration goes too and the page at the border is
-/// registered alone. Between those two calls that page is not registered, so a lock should not go while a device is at
-/// work on memory in the page of its border. Splitting every lock at its borders instead would make every copy of a
-/// whole buffer cross from one registration into another, which adapters treat as unregistered memory or refuse.
+/// A context registers whole pages, and each of them once. A lock is one registration if no other lock holds any of its
+/// pages. If a neighbour holds the page at its border, that page stays in the neighbour's registration, used by both. A
+/// registration cannot shrink, so when the neighbour is unlocked first, its registration is removed, and the page at
+/// the border is registered alone. Between those two calls that page is not registered, so memory should not be
+/// unlocked while a device uses other memory in the page at its border. Splitting every lock at its borders instead
+/// would make every copy of a whole buffer cross registrations, which adapters treat as unregistered memory or refuse.
 ///
-/// A change of a range waits for a change of the same pages to end, and for no other. The adapter is called without the
-/// mutex.
+/// A change of a range waits only for changes of the same pages. The adapter is called without the mutex.
 class Registrations {
  public:
   explicit Registrations(Context& context) : context_(context) {}
 
-  /// Registers those of the `pages` that are not registered yet. `check` is given them, and throws where they are not to
-  /// be registered. `writable`: they are known to be; else it is looked up. When it throws, nothing has changed.
+  /// Registers those of the `pages` that are not registered yet, after `check` of them, which throws if they must not
+  /// be registered. `writable`: they are known to be; else this is looked up. If it throws, nothing has changed.
   void lock(Pages pages, std::function<void(std::vector<Pages> const&)> const& check, bool writable);
 
-  /// Undoes one `lock` of the same pages; those that other locks need stay registered. When it throws, everything is as
-  /// it was.
+  /// Undoes one `lock` of the same pages; those that other locks need stay registered. If it throws, the previous
+  /// registrations are restored, as far as the adapter allows.
   void unlock(Pages pages);
 
-  /// Whether the page at `address` is registered here, or just changing.
+  /// Whether the page at `address` is registered here, or being changed.
   bool holds(Address address);
 
  private:
-  /// Pages that one call has registered, with the pages of every lock that needs some of them.
+  /// Pages registered by one call, and the pages of every lock that needs some of them.
   struct Registration {
     Pages pages;
     std::vector<Pages> users;

@@ -21,16 +21,16 @@
 
 namespace pagetable {
 
-/// What a cell (an aligned power of two of addresses) says of the regions that touch it, in one word:
+/// A cell, an aligned address range whose size is a power of two, as one word that says which regions overlap it:
 ///
-///   empty    none does
-///   region   one does, and only that one; its record says which bytes
-///   whole    one does, and it is exactly this cell: nothing more to look up
-///   line     two to seven do; a `Line` lists them
-///   split    more do; they are found in the cells of a node one level down
+///   empty    none
+///   region   exactly one; its record has the bounds
+///   whole    one, which is exactly this cell: nothing more to look up
+///   line     two to seven; a `Line` lists them
+///   split    more; they are found in the cells of a node one level down
 ///
-/// The kinds are told apart by the top bits, because a search asks first for "split" (the sign) and then for "whole".
-/// Place 0 of the pool is the root, so that no line's word is 0.
+/// The top bits encode the kind, because a search tests first for "split" (the sign) and then for "whole". Place 0 of
+/// the pool is the root, so no line's word is 0.
 class Cell {
  public:
   static constexpr Id ids = Id{1} << 29;
@@ -57,7 +57,7 @@ class Cell {
   std::uint32_t word_ = 0;
 };
 
-/// Cells in memory. Readers `load`; the one writer may also read plainly, because there is no other.
+/// Cells in memory. Readers use `load`; the single writer may also read without atomics.
 using CellWord = std::uint32_t;
 
 inline Cell load(CellWord const* cell) noexcept {
@@ -67,11 +67,11 @@ inline void store(CellWord* cell, Cell value) noexcept {
   std::atomic_ref<CellWord>(*cell).store(value.word(), std::memory_order_release);
 }
 
-/// Stores one word in cells[first, last]. A reader sees each cell before or after, in any order among them.
+/// Stores one word in the cells [first, last], in no particular order: a reader sees the old or the new value of each.
 inline void store_run(CellWord* cells, std::size_t first, std::size_t last, Cell value) noexcept {
 #if defined(__SSE2__) && !defined(PAGETABLE_THREAD_SANITIZER)
-  // Four cells a store: an aligned 16-byte store never tears within a word. Release order is free on x86. Volatile,
-  // because a compiler may make a memset of the loop, which promises nothing of the kind.
+  // Four cells per store: an aligned 16-byte store never tears within a word, and on x86 every store is a release.
+  // Volatile, because a compiler may turn the loop into a memset, which guarantees neither.
   for (; first <= last && first % 4 != 0; ++first) store(cells + first, value);
   __m128i const four = _mm_set1_epi32(static_cast<int>(value.word()));
   for (; first + 3 <= last; first += 4) *reinterpret_cast<__m128i volatile*>(cells + first) = four;
@@ -80,7 +80,7 @@ inline void store_run(CellWord* cells, std::size_t first, std::size_t last, Cell
   for (; first <= last; ++first) store(cells + first, value);
 }
 
-/// The first cell in [first, last] that is not empty, or last + 1. For the writer.
+/// Index of the first cell in [first, last] that is not empty, or last + 1. For the writer only.
 inline std::size_t skip_empty(CellWord const* cells, std::size_t first, std::size_t last) noexcept {
   for (; first + 15 <= last; first += 16) {
     CellWord any = 0;

@@ -33,17 +33,17 @@ struct Node {
   }
   Address first_of_cell(Address address) const noexcept { return address & ~(cell_size() - 1); }
   Address last_of_cell(Address address) const noexcept { return address | (cell_size() - 1); }
-  /// Whether no cell is occupied; looks first where something was just removed.
+  /// Whether no cell is occupied; checks first around `index`, where a region was just removed.
   bool empty_around(std::size_t index) const noexcept {
     std::size_t const line = index & ~std::size_t{15};
     return skip_empty(cells, line, line + 15) == line + 16 && skip_empty(cells, 0, width() - 1) == width();
   }
 };
 
-/// Where the cells live. Below 128 TiB those of 1 GiB, 2 MiB and 4 KiB are three flat arrays, so that a reader finds
-/// each from the address alone and waits for one cache miss, not for a chain of them. All other nodes (the cells inside
-/// a page, addresses above, and everything when the system refuses the large reservations) come from a pool, and the
-/// split cell above says where. So do the lines. Nothing in the pool ever changes its kind.
+/// Storage of the cells. Below 128 TiB the cells of 1 GiB, 2 MiB and 4 KiB are three flat arrays: a reader locates each
+/// from the address alone and waits for one cache miss, not for a chain of them. All other nodes (cells inside a page,
+/// addresses above, and all nodes if the system refuses the large reservations) come from a pool, and the split cell
+/// above refers to them. Lines come from the pool too. Nothing in the pool ever changes its kind.
 class Cells {
  public:
   explicit Cells(bool flat) : pool_(std::size_t{1} << 36, std::size_t{1} << 22) {
@@ -51,11 +51,11 @@ class Cells {
     pool_base_ = reinterpret_cast<CellWord*>(pool_.base());
     nodes_[0].take(*this, 0);  // the root: place 0
     if (flat) reserve_flat();
-    store(pool_base_, split(root(), 0));  // the low 128 TiB are always split, so 1 GiB is where searches there begin
-    lines_.give(lines_.make(*this));      // the spare one, see line()
+    store(pool_base_, split(root(), 0));  // the low 128 TiB are always split, so searches there begin at 1 GiB cells
+    lines_.give(lines_.make(*this));      // the spare one, see replace_line()
   }
 
-  /// Gives all memory back. The cells are not used afterwards.
+  /// Returns all memory. The cells must not be used afterwards.
   void abandon() noexcept {
     release_flat();
     pool_.release();
@@ -65,23 +65,23 @@ class Cells {
 
   struct Found {
     CellWord const* word;
-    Cell cell;  // what it says; never split
+    Cell cell;  // the value of `word`; never split
     int level;
   };
 
-  /// The smallest cell around `address`. Wait-free: at most seven loads.
+  /// Finds the smallest cell around `address`. Wait-free: at most seven loads.
   Found find(Address address) const noexcept {
     for (Node node = root();;) {
       CellWord const* const word = node.cells + node.index(address);
       Cell const cell = load(word);
       if (!cell.is_split()) return {word, cell, node.level};
-      if (node.level + 1 == levels) return {word, Cell(), node.level};  // this node now serves elsewhere, see release
+      if (node.level + 1 == levels) return {word, Cell(), node.level};  // this node was reused elsewhere, see release
       node = child(node, cell, address);
     }
   }
 
-  /// The same, unrolled, for the three flat levels, where nearly every search ends: `answer(level, cell)`, with `level`
-  /// a constant each time, or `otherwise()` when it does not end there.
+  /// The same, unrolled, for the three flat levels, where nearly every search ends: returns `answer(level, cell)`, with
+  /// a constant `level`, or `otherwise()` if the search does not end there.
   template <class Answer, class Otherwise>
   [[gnu::always_inline]] auto find_flat(Address address, Answer&& answer, Otherwise&& otherwise) const noexcept {
     if (address >= limit_) [[unlikely]] return otherwise();
@@ -110,7 +110,7 @@ class Cells {
     return {level, pool_base_ + cell.place() * granule};
   }
 
-  /// What a cell of `parent` must say to be split: makes room for the node below, all empty. Throws std::bad_alloc.
+  /// Makes an empty node below a cell of `parent`, and returns the value that splits that cell. Throws std::bad_alloc.
   Cell split(Node parent, Address address) {
     int const level = parent.level + 1;
     if (!is_flat(level, address)) return Cell::split(nodes_[level].take(*this, level));
@@ -118,18 +118,18 @@ class Cells {
     return Cell::split(0);
   }
 
-  /// Takes back an empty node, which no cell points to any more. A reader that is still in it finds empty cells, or
-  /// later those of another place, whose regions' bounds do not hold its address: "absent" either way, and true.
+  /// Frees an empty node to which no cell refers any more. A reader that is still in it finds empty cells or, after the
+  /// node is reused, cells of another place, whose regions do not contain its address: both give "absent", correctly.
   void release(Node node, Cell cell, Address address) noexcept {
     if (!is_flat(node.level, address)) nodes_[node.level].give(cell.place());
   }
 
-  /// A line of these entries. Throws std::bad_alloc.
+  /// Makes a line of these entries. Throws std::bad_alloc.
   Cell make_line(Line::Entries const& entries) {
     if (lines_.free.size() < 2) lines_.give(lines_.make(*this));
     return replace_line(entries);
   }
-  /// The same with the spare line that is always kept, for callers that give back another one next: removal needs no memory.
+  /// The same, from the spare line that is always kept, for callers that then free another: removal needs no memory.
   Cell replace_line(Line::Entries const& entries) noexcept {
     std::uint32_t const place = lines_.free.back();
     lines_.free.pop_back();
@@ -138,17 +138,17 @@ class Cells {
   }
   void release_line(Cell cell) noexcept { lines_.give(cell.place()); }
 
-  /// Whether a cell of this level may say `whole`. Only where its place tells its address: a reader may still be in a
-  /// pooled node when that serves elsewhere, and must then compare bounds.
+  /// Whether a cell of this level may be `whole`: only if its location determines its address. A reader may still be in
+  /// a pooled node that has been reused elsewhere, and must then compare bounds.
   bool may_be_whole(int level, Address address) const noexcept { return is_flat(level, address); }
 
  private:
   static constexpr std::size_t granule = 16;  // cells: the smallest node, and a line
   static constexpr unsigned flat_bits = cell_bits[0];
 
-  /// What the pool has handed out and got back, of one size and kind.
+  /// Allocator of nodes of one size, or of lines, from the pool.
   struct Supply {
-    std::vector<std::uint32_t> free;  // a list through the nodes themselves would not leave them empty
+    std::vector<std::uint32_t> free;  // a list linked through the nodes would not leave them empty
     std::size_t made = 0;
     std::size_t granules = 1;
 
@@ -177,7 +177,7 @@ class Cells {
   Line* line_at(std::size_t place) const noexcept { return reinterpret_cast<Line*>(pool_base_ + place * granule); }
 
   void reserve_flat() {
-    for (int level = 3; level >= 1; --level) {  // the largest first, the only one that may not be available
+    for (int level = 3; level >= 1; --level) {  // the largest first: only that one may be unavailable
       std::size_t const bytes = sizeof(CellWord) << (flat_bits - cell_bits[level]);
       reserved_[level] = Reservation(bytes, bytes);
       if (!reserved_[level]) return release_flat();
@@ -189,8 +189,8 @@ class Cells {
     for (Reservation& each : reserved_) each.release();
   }
 
-  // What readers use, on a cache line that is never written.
-  alignas(64) Address limit_ = 0;  // addresses below are found in the flat arrays
+  // Fields that readers use, on a cache line that is never written.
+  alignas(64) Address limit_ = 0;  // lower addresses are in the flat arrays
   std::array<CellWord*, 4> flat_{};
   CellWord* pool_base_;
 

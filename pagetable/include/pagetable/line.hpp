@@ -10,16 +10,16 @@
 
 namespace pagetable {
 
-/// The two to seven regions that touch one cell, in one cache line: where in the cell each begins, ascending, and its
-/// id. An address belongs to the last one that begins at or before it, if to any; that region's record has its end.
+/// The two to seven regions that overlap one cell, in one cache line: each region's offset in the cell, ascending, and
+/// its id. An address can only belong to the last region that begins at or before it; that region's record has its end.
 ///
-/// A published line never changes: the writer makes another and stores that in the cell. It may reuse an old line
-/// while a reader is still in it, so `version` is odd while a line is being written and counts the times it was.
+/// A published line never changes: the writer makes a new one and stores that in the cell. It may reuse an old line
+/// while a reader is still in it, so `version` is odd while a line is being written, and increases with each write.
 class alignas(64) Line {
  public:
   static constexpr std::size_t capacity = 7;
 
-  /// A line's content while the writer works on it.
+  /// A line's content, for the writer.
   struct Entries {
     std::array<std::uint32_t, capacity> offsets;
     std::array<Id, capacity> ids;
@@ -35,7 +35,7 @@ class alignas(64) Line {
       offsets[i] = offset;
       ids[i] = id;
     }
-    /// Whether `id` was there.
+    /// Removes `id`; false if it is not there.
     bool erase(Id id) noexcept {
       std::size_t i = 0;
       while (i < count && ids[i] != id) ++i;
@@ -52,8 +52,8 @@ class alignas(64) Line {
 
   std::uint64_t version() const noexcept { return version_.load(std::memory_order_acquire); }
 
-  /// The region that holds the byte `offset` of the cell, if any does. (Below the first one, that is as good a guess as
-  /// any, and its bounds refute it: so its start is not compared.)
+  /// The only region that can hold the byte `offset` of the cell; the caller checks its bounds. (An offset below the
+  /// first region also gives the first one, which that check rejects, so its start is not compared here.)
   Id candidate(std::uint32_t offset) const noexcept {
     std::size_t count = 0;
 #pragma GCC unroll 7
@@ -75,7 +75,7 @@ class alignas(64) Line {
   void write(Entries const& entries) noexcept {
     std::uint64_t const version = version_.load(std::memory_order_relaxed);
     version_.store(version + 1, std::memory_order_relaxed);
-    // Each release keeps the odd version before what it stores, for the reader that acquires that.
+    // Each release orders the odd version before its store, for a reader that acquires the stored value.
     for (std::size_t i = 0; i < capacity; ++i) {
       bool const used = i < entries.count;
       offsets_[i].store(used ? entries.offsets[i] : unused, std::memory_order_release);

@@ -8,7 +8,7 @@ namespace pagetable {
 using Address = std::uint64_t;
 using Id = std::uint32_t;
 
-/// The half-open byte range [start, start + size). `id` is small, unique among the regions present, reused later.
+/// The half-open byte range [start, start + size). `id` is small and unique in the table; it is reused after removal.
 struct Region {
   Address start;
   std::uint64_t size;

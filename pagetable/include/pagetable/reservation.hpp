@@ -14,7 +14,7 @@
 
 namespace pagetable {
 
-/// A range of address space in which an array can grow without ever moving.
+/// A range of address space in which an array can grow without moving.
 ///
 /// The whole range is mapped inaccessible, which costs no memory, is not counted against overcommit limits and is
 /// skipped by `mlockall`; `commit` makes parts of it usable, one chunk at a time. Committed memory reads as zero.
@@ -24,16 +24,16 @@ class Reservation {
 
   Reservation() = default;
 
-  /// Reserves `bytes`; where they are not available, halves down to `least`. Test with `operator bool`.
+  /// Reserves `bytes`, or if refused half of that and so on, down to `least`. Test the result with `operator bool`.
   Reservation(std::size_t bytes, std::size_t least) {
-    committed_.resize((bytes + chunk - 1) / chunk);  // first: what throws here must leave no mapping behind
+    committed_.resize((bytes + chunk - 1) / chunk);  // first: if it throws, no mapping is left behind
     std::size_t const most = std::max(small, allowance());
     for (; bytes >= least; bytes /= 2) {
       if (bytes > most) continue;
       void* base = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (base == MAP_FAILED) continue;
       taken.fetch_add(bytes, std::memory_order_relaxed);
-      munlock(base, bytes);  // under mlockall(MCL_FUTURE) the range is born locked, and commit would then populate it
+      munlock(base, bytes);  // mlockall(MCL_FUTURE) locks new mappings, and commit would then populate the range
       base_ = static_cast<std::byte*>(base);
       bytes_ = bytes;
       return;
@@ -47,7 +47,7 @@ class Reservation {
   }
   ~Reservation() { release(); }
 
-  /// Gives everything back.
+  /// Unmaps the range.
   void release() noexcept {
     if (base_ == nullptr) return;
     munmap(base_, bytes_);
@@ -59,7 +59,7 @@ class Reservation {
   std::byte* base() const noexcept { return base_; }
   std::size_t bytes() const noexcept { return bytes_; }
 
-  /// Makes [offset, offset + bytes) usable. Throws std::bad_alloc past the end or when the system has no memory.
+  /// Makes [offset, offset + bytes) usable. Throws std::bad_alloc past the end, or if the system has no memory.
   void commit(std::size_t offset, std::size_t bytes) {
     if (bytes > bytes_ || offset > bytes_ - bytes) throw std::bad_alloc();
     for (std::size_t i = offset / chunk; i <= (offset + bytes - 1) / chunk; ++i) {
@@ -71,10 +71,10 @@ class Reservation {
   }
 
  private:
-  static constexpr std::size_t small = std::size_t{1} << 22;  // always asked for
+  static constexpr std::size_t small = std::size_t{1} << 22;  // always requested
 
-  /// Bytes that one more may have. All reservations together leave seven eighths of the addresses to the program, be
-  /// they few (`ulimit -v`) or 128 TiB, and each leaves most of their share to those that follow.
+  /// Most bytes that the next reservation may take. All reservations together leave seven eighths of the addresses to
+  /// the program, whether those are few (`ulimit -v`) or 128 TiB; each takes at most a quarter of the remaining eighth.
   static std::size_t allowance() {
     rlimit limit{};
     bool const limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
@@ -89,11 +89,11 @@ class Reservation {
     std::swap(committed_, other.committed_);
   }
 
-  inline static std::atomic<std::size_t> taken = 0;  // by all that there are
+  inline static std::atomic<std::size_t> taken = 0;  // bytes of all reservations
 
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
-  std::vector<bool> committed_;  // by chunk; only the writer looks
+  std::vector<bool> committed_;  // by chunk; only the writer uses it
 };
 
 }  // namespace pagetable

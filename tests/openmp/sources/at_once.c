@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads at once: "budget" moves parts of buffers and then all of them, and says the most that was locked; "mandatory"
-// moves parts of one buffer; "stacks" moves new buffers while threads begin and ask where their stacks are; "cancel" cancels
-// threads while they move, and says whether they went on to the end.
+// Concurrent threads: "budget" transfers parts of buffers, then all of them, and prints the most that was locked;
+// "mandatory" transfers parts of one buffer; "stacks" transfers new buffers while other threads start and look up their
+// stacks; "cancel" cancels threads during transfers, and prints whether they continued to the end.
 #define _GNU_SOURCE
 #include <omp.h>
 #include <pthread.h>
@@ -21,7 +21,7 @@ static long locked_kib(void) {
   return kib;
 }
 
-// With a lock of this thread's held, the C library allocates and frees here.
+// The C library allocates and frees here while it holds a lock of this thread.
 static void *ask(void *none) {
   pthread_attr_t attributes;
   for (int i = 0; i < 50; i++)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two threads that move overlapping parts of one buffer at once, one by maps, one by copies, with a new buffer in each
-// round: the lock of either is crossed by the other while bytes are under way. Says how many bytes arrived wrong.
+// Two threads transfer overlapping parts of one buffer at once, one by maps, one by copies, with a new buffer in each
+// round: each crosses the other's lock while data is in flight. Prints how many values arrived wrong.
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>

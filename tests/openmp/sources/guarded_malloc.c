@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator without malloc_usable_size, with a page before each block that nobody may read.
+// An allocator without malloc_usable_size, with an inaccessible page before each block.
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { page = 65536 };  // of any kernel
+enum { page = 65536 };  // the largest of any kernel
 
 struct head {
   char *block;
@@ -14,7 +14,7 @@ struct head {
 
 static size_t mapped(size_t size) { return 2 * page + (size + page - 1) / page * page; }
 
-// [head][nothing to be read][block]
+// [head][inaccessible][block]
 void *malloc(size_t size) {
   char *const start = mmap(NULL, mapped(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) return NULL;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program without OpenMP that locks nothing, and does what the first argument says. What it prints, and how it ends, is the
-// same whatever library was loaded before it.
+// A program without OpenMP that locks nothing and does what the first argument says. Its output and exit status are the
+// same whatever library is loaded before it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -89,7 +89,7 @@ static int ended(pid_t child) {
 
 // ---- each way ----
 
-// Of calls that this program makes itself when nothing is loaded before it; the process is killed for any other.
+// Allow only the system calls that this program makes if nothing is loaded before it; any other kills the process.
 static void forbid_all_but_these(void) {
   static long const calls[] = {
       SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_brk, SYS_mmap, SYS_munmap, SYS_mprotect, SYS_madvise, SYS_mremap,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library that ends its threads before a fork and starts them after it, as OpenBLAS does; or, compiled with PROGRAM, one
-// that is linked to it and forks.
+// A library that ends its threads before a fork and starts them after it, as OpenBLAS does; or, compiled with PROGRAM,
+// a program that is linked to it and forks.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that map, move, unmap, free and lock parts of one memory at random, some of which leaves without a word: no
-// transfer ever crosses a lock, and in the end nothing is locked. Compiled with the tool's own sources but its hooks, and
-// a locker that keeps its own list.
+// Threads map, transfer, unmap, free and lock parts of one memory at random, and some of it is removed unseen: no
+// transfer ever crosses a lock, and in the end nothing is locked. Compiled with the tool's own sources except its
+// hooks, and with a locker that keeps its own list.
 #include <cstdio>
 #include <cstdlib>
 #include <list>
@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t page = 4096, pages = 64;
 char* memory;
 
-// What is locked, by start: the vendor's own truth. And what is being locked.
+// Locked ranges by start, as the vendor knows them; and ranges that are being locked.
 struct Coming {
   Range range;
   bool left = false;
@@ -45,7 +45,7 @@ void each_meeting(char* ptr, std::size_t size, Each&& each) {
   std::_Exit(1);
 }
 
-/// Tells of memory that leaves as libpinning's does: first the tool, then the map.
+/// Reports memory that is gone in the order of libpinning's watcher: first to the tool, then to the map.
 class Watch : public pinning::Watcher {
  public:
   void add(pinning::InvalidationListener& tenant, bool) noexcept override { tenant_ = &tenant; }
@@ -79,7 +79,7 @@ class Watch : public pinning::Watcher {
 
 pinning::Watcher& pinning::process_watcher() { return watcher; }
 
-// libpinning's part.
+// Stand-ins for libpinning's functions.
 extern "C" {
 pinning_status pinning_map_open(pinning_map** map, char const*) noexcept {
   *map = reinterpret_cast<pinning_map*>(1);
@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
   auto const until = now() + std::chrono::duration<double>(seconds);
   std::atomic<long> transfers = 0, within = 0;
 
-  // Two threads move parts of one half of the memory, and all free parts of all of it.
+  // Two threads transfer parts of each half of the memory, and all of them free parts of all of it.
   auto const work = [&](int me) {
     std::mt19937 random(static_cast<unsigned>(me));
     std::size_t const share = pages / 2, base = static_cast<std::size_t>(me % 2) * share;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many small buffers with as many bytes between them, all mapped and then moved often enough to be locked. Then says how
-// many of the program's own mappings and threads fail.
+// Many small buffers, as many bytes apart as each has, all mapped and then transferred often enough to be locked. Then
+// prints how many of the program's own mappings and threads fail.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

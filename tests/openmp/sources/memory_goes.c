@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A buffer that was moved until it is locked, whose pages then go in the way that the first argument names. Says whether
-// that worked, what is locked before and after, and after the place was moved anew.
+// A buffer is transferred until it is locked; then its pages are removed as the first argument names. Prints what is
+// locked before, after, and once the same addresses were transferred again; the exit status says whether it worked.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +50,7 @@ static void *keep_on_the_stack(void *ignored) {
 
 static int keep_on_the_stack_of_c11(void *ignored) { return keep_on_the_stack(ignored) != NULL; }
 
-/// A system call that no library knows of.
+/// A system call that no library sees.
 static long raw(long number, long a, long b, long c, long d, long e, long f) {
 #if defined(__x86_64__)
   register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
@@ -69,7 +69,7 @@ static long raw(long number, long a, long b, long c, long d, long e, long f) {
 #endif
 }
 
-/// Other memory comes in the place of this, and no library is called.
+/// Replace the memory at `b` by other memory without calling any library.
 static int replace(const char *how, char *b) {
   long place = (long)b, other = 0, anew = MAP_FIXED_NOREPLACE;
   if (!strncmp(how, "raw munmap", 10)) {
@@ -87,7 +87,7 @@ static int replace(const char *how, char *b) {
 enum { PIPES = 50 };
 static int ends[PIPES][2];
 
-/// Closes all files, and puts a byte into pipes that have their numbers.
+/// Close all files, and put a byte into pipes that get their numbers.
 static void take_the_numbers_of_files(void) {
   for (int i = 3; i < 1024; i++) close(i);
   for (int i = 0; i < PIPES; i++) {
@@ -115,7 +115,7 @@ static int advise(char *b, int advice) {
   return failed && errno == EINVAL && madvise(NULL, 0, advice) ? 77 : failed;  // 77: an older kernel
 }
 
-// Advice for the same addresses of another process, and a list of ranges whose second half is not there.
+// Advise the same addresses of another process, and pass a list of ranges whose second half cannot be read.
 static int advise_elsewhere(char *b) {
   enum { page = 65536, pidfd_open = 434, process_madvise_ = 440, cold = 20 };
   pid_t child = fork();
@@ -162,7 +162,7 @@ int main(int argc, char **argv) {
   use(b);
   printf("%ld", locked_kib());
   fflush(stdout);
-  if (!strcmp(how, "thread")) {  // its stack goes with it
+  if (!strcmp(how, "thread")) {  // its stack is unmapped after it
     pthread_t thread;
     pthread_attr_t attributes;
     char *stack = mmap(NULL, STACK, read_write, ours, -1, 0), *other = mmap(NULL, N, read_write, ours, -1, 0);
@@ -188,7 +188,7 @@ int main(int argc, char **argv) {
     long self = syscall(434 /* pidfd_open */, getpid(), 0);
     failed = self < 0 ? 77 : syscall(440 /* process_madvise */, self, &one, 1L, 20L /* MADV_COLD */, 0L) != N;
     if (failed && errno == ENOSYS) failed = 77;
-  } else if (!strcmp(how, "refused")) {  // or nothing is done
+  } else if (!strcmp(how, "refused")) {  // or does nothing
     failed = munmap(b, 0) != -1 || munmap(b + 1, N) != -1 || madvise(b + 1, N, MADV_DONTNEED) != -1 ||
              madvise(b + 4096, 0, MADV_DONTNEED) != 0 || madvise(b, N, 9999) != -1 ||
              mremap(b + 1, N, N, MREMAP_MAYMOVE) != MAP_FAILED || mremap(b, N, 0, MREMAP_MAYMOVE) != MAP_FAILED ||

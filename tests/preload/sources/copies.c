@@ -3,9 +3,9 @@
 //
 //     copies WAY FORM MEMORY
 //
-// WAY: linked, dlsym, default (dlsym of RTLD_DEFAULT), proc, proc1 (cuGetProcAddress, its first version), llvm (as the CUDA
-// plugin of LLVM's OpenMP runtime does it). FORM and MEMORY:
-// see below. Prints what came of it; the standin's log says by which calls.
+// WAY: linked, dlsym, default (dlsym of RTLD_DEFAULT), proc, proc1 (cuGetProcAddress, its first version), llvm (as the
+// CUDA plugin of LLVM's OpenMP runtime does it). FORM and MEMORY: see below. Prints the outcome; the stand-in's log
+// shows the calls.
 #define _GNU_SOURCE
 #include <cuda.h>
 #undef cuMemcpyHtoD
@@ -59,7 +59,7 @@ static struct { char const *name; void *function; } const linked[] = {
 };
 #endif
 
-// A function as LLVM's DynamicLibrary finds it, of which this has neither header nor library.
+// Finds a function as LLVM's DynamicLibrary does, without LLVM's headers and without linking to it.
 static void *by_llvm(char const *exported) {
     void *const llvm = dlopen("libLLVM.so.19.1", RTLD_NOW);
     void *(*const open)(char const *, void *) =
@@ -68,11 +68,11 @@ static void *by_llvm(char const *exported) {
     void *(*const address)(void **, char const *) =
         dlsym(llvm, "_ZN4llvm3sys14DynamicLibrary18getAddressOfSymbolEPKc");
     static void *library;
-    if (library == NULL) library = open("libcuda.so", NULL);  // which libomptarget opens
+    if (library == NULL) library = open("libcuda.so", NULL);  // as libomptarget does
     return address(&library, exported);
 }
 
-// A function by its exported name, such as cuMemcpyHtoD_v2_ptds; by cuGetProcAddress its base name is asked for.
+// Finds a function by its exported name, such as cuMemcpyHtoD_v2_ptds; with cuGetProcAddress, by its base name.
 static void *function(char const *exported) {
     void *found = NULL;
 #ifdef LINKED
@@ -95,7 +95,7 @@ static void *function(char const *exported) {
         bool const first = !strcmp(way, "proc1");
         int (*get)(char const *, void **, int, cuuint64_t, void *) =
             dlsym(library, first ? "cuGetProcAddress" : "cuGetProcAddress_v2");
-        if (!first) MUST(get("cuGetProcAddress", (void **)&get, 12000, 0, &status));  // which is that of five arguments
+        if (!first) MUST(get("cuGetProcAddress", (void **)&get, 12000, 0, &status));  // the one with five arguments
         bool const is_first_batch = strstr(exported, "Batch") != NULL && strstr(exported, "_v2") == NULL;
         int const version = is_first_batch ? 12090 : 13020;
         for (int i = 0; i < 3; i++) {
@@ -126,7 +126,7 @@ static CUmemcpyAttributes attributes[2] = {{.srcAccessOrder = CU_MEMCPY_SRC_ACCE
                                            {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL}};
 static CUstream stream;
 
-// Two large parts and a small one, of which the first has other attributes than those after it.
+// Two large parts and a small one; the first has other attributes than the rest.
 static int copy_batch(char const *exported, CUdeviceptr dst, CUdeviceptr src, size_t size) {
     size_t const half = size / 2, small = size < 8192 ? 0 : 4096;
     size_t sizes[] = {half, half - small, small}, firsts[] = {0, 1}, failed = 99, count = small != 0 ? 3 : 2;
@@ -182,7 +182,7 @@ static void *in_thread(void *context) {
         source[turn] ^= 1;
         MUST(copy(is_async ? "cuMemcpyHtoDAsync_v2" : "cuMemcpyHtoD_v2", memory, (CUdeviceptr)source, SIZE));
         char const kept = source[turn];
-        memset(source, 9, SIZE);  // which the driver has read
+        memset(source, 9, SIZE);  // the driver has read it
         MUST(copy(is_async ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyDtoH_v2", (CUdeviceptr)result, memory, SIZE));
         if (result[turn] != kept || result[SIZE - 1] == 9) exit(5);
         free(source);
@@ -192,7 +192,7 @@ static void *in_thread(void *context) {
     return NULL;
 }
 
-// A staged one each way, of 256 KiB.
+// One staged copy of 256 KiB in each direction.
 static void small_copies(int seed) {
     enum { SMALL = 256 << 10 };
     static char source[SMALL], result[SMALL];
@@ -208,7 +208,7 @@ static void small_copies(int seed) {
     MUST(cuMemFree(memory));
 }
 
-// Ends the process at calls that the driver's copies do not make.
+// From now on, system calls that the driver's copies do not make end the process.
 static void forbid_more(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -223,7 +223,7 @@ static void forbid_more(void) {
     MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0));
 }
 
-// Pages that their program makes accessible when they are used, as collectors of garbage do.
+// Makes a page accessible when it is used, as garbage collectors do.
 static void give_access(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)context;
     char *const page = (char *)((uintptr_t)info->si_addr & ~(uintptr_t)4095);
@@ -345,13 +345,13 @@ int main(int count, char **arguments) {
         printf("capture %d\n", (int)cuStreamEndCapture(stream, &graph));
         return 0;
     }
-    if (strcmp(kind, "pinned") != 0 && strstr(kind, "registered") == NULL) memset(source, 9, size);  // which has been read
+    if (strcmp(kind, "pinned") != 0 && strstr(kind, "registered") == NULL) memset(source, 9, size);  // it has been read
     if (!strcmp(kind, "exit")) exit(0);
     MUST(copy(to_host, (CUdeviceptr)result, device, size));
     if (!is_rows) MUST(cuCtxSynchronize());
     if (!strcmp(kind, "fork")) copy_in_a_fork(device, source);
     printf("%s\n", memcmp(result, pattern, size) == 0 ? "same" : "different");
-    if (!strcmp(kind, "own context")) {  // and another one at the same address, with pinned memory of its own
+    if (!strcmp(kind, "own context")) {  // then another one at the same address, with its own pinned memory
         MUST(cuCtxDestroy(context));
         MUST(cuCtxCreate(&context, NULL, 0, 0));
         MUST(cuMemAlloc(&device, SIZE));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library that answers dlsym by libc's, as tracers of calls do. What is behind it is then what RTLD_NEXT means.
+// A library that implements dlsym by calling libc's, as call tracers do. RTLD_NEXT then means what comes after it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
@@ -12,6 +12,6 @@ void *dlsym(void *handle, char const *name) {
     Dlsym *const libcs = (Dlsym *)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17");
 #endif
     void *const found = libcs(handle, name);
-    __asm__("" ::: "memory");  // so that libc's is called from here
+    __asm__("" ::: "memory");  // no tail call: libc's must be called from here
     return found;
 }

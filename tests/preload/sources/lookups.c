@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What dlsym gives: built with -DLIBRARY as one of two libraries that define `layer`, of which the first asks for the next
-// one's; else as a program, linked to both. Prints what it finds, which is the same whatever library is loaded before it.
+// What dlsym returns: built with -DLIBRARY as one of two libraries that define `layer`, of which the first looks up the
+// next one's; otherwise as a program linked to both. Prints what it finds, which is the same whatever is loaded before.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of the stand-in libcuda.c that make many copies at once. It has two kernels that move parts, which a thread of
-// the stream's performs alike: the list of parts is read when the kernel's turn has come, and its addresses are the device's.
+// The calls of the stand-in libcuda.c that make many copies at once. It has two kernels that move parts, which the
+// stream's thread executes alike: it reads the list of parts at the kernel's turn; addresses in it are the device's.
 
 // A module, and its one kernel.
 struct CUmod_st {
     CUcontext context;
     const char *kernel;
     unsigned int threads;  // of a block
-    int shared;            // bytes that a launch may ask for
+    int shared;            // bytes that a launch must request
 };
 
 struct part {
@@ -89,7 +89,7 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned in
     return leave(CUDA_SUCCESS);
 }
 
-// In order here, which callers may not rely on.
+// In order here, on which callers must not rely.
 static CUresult copy_batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
                            size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream) {
     if (failIdx) *failIdx = SIZE_MAX;

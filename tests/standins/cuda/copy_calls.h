@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of the stand-in libcuda.c by which programs copy, rather than pinning: those without a stream, which wait, and
-// those whose name says which way. Each has a form in which the null stream is the calling thread's default stream; the
-// log has that form's name.
+// The copies of the stand-in libcuda.c that programs use, but not pinning: calls without a stream, which wait, and
+// calls that are named by their direction. Each has a form in which the null stream is the calling thread's default
+// stream; the log has that form's name.
 
-// The bytes are copied in their turn in a default stream, and the call waits for that.
+// Copy in order in a default stream, and wait for the copy.
 static CUresult copy_in_turn(CUstream stream, struct work work) {
     CUresult code = move_work(stream, work);
     if (code) return code;

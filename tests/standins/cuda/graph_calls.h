@@ -2,14 +2,14 @@
 //
 // Captures and graphs of the stand-in libcuda.c, with the rules of a real driver (each seen on an H200, driver 580.159):
 //
-// - While a stream is captured, calls that ask, wait, allocate, free or register are refused with 900, and end the
-//   capture: of any thread where the capture's mode is global, of the thread that began it where it is thread_local. A
+// - While a stream is captured, calls that query, wait, allocate, free or register are refused with 900, and end the
+//   capture: calls of any thread if the capture's mode is global, of the thread that began it if it is thread_local. A
 //   thread whose own mode is relaxed may make them (cuThreadExchangeStreamCaptureMode).
-// - Whatever the mode, a capture is ended by a wait for the whole device, by a question about the captured stream, by one
-//   about an event that was recorded in it (907), and by a wait for an event from outside of it (905).
-// - A batch of copies is refused, and the capture goes on. Pageable memory is recorded, and read once.
+// - Whatever the mode, a capture is ended by a wait for the whole device, by a query of the captured stream, by one of
+//   an event that was recorded in it (907), and by a wait for an event from outside of it (905).
+// - A batch of copies is refused, and the capture continues. Pageable memory is read once, when its copy is recorded.
 //
-// What changes nothing is not logged.
+// Queries of captures and cuThreadExchangeStreamCaptureMode are not logged.
 
 struct CUuserObject_st {
     void *object;
@@ -104,7 +104,7 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph) {
     return leave(code);
 }
 
-// ---- user objects: their destructors run on a thread of the driver's ----
+// ---- user objects: their destructors run on a thread of the driver ----
 
 static void *destroy(void *argument) {
     struct CUuserObject_st *object = argument;

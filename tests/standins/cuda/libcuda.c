@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stand-in for the NVIDIA driver, libcuda.so.1. It answers the calls that pinning makes, with the errors that cuda.h
-// documents, and it compiles only against the prototypes of the real header. It checks the ABI and the sequence of
-// calls; what a real driver does with the memory, it can't know.
+// A stand-in for the NVIDIA driver, libcuda.so.1. It implements the calls that pinning makes, with the errors that
+// cuda.h documents, and it compiles only against the prototypes of the real header. It checks the ABI and the sequence
+// of calls; it cannot show what a real driver does with the memory.
 //
-// standin.h says how it is configured; besides what every stand-in understands:
-//   devices=N             number of devices (at load only; 1 unless told)
+// standin.h documents its configuration; besides the options of every stand-in:
+//   devices=N             number of devices (at load only; default 1)
 //   no_read_only          the devices do not support CU_MEMHOSTREGISTER_READ_ONLY
-//   no_managed            nor managed memory
-//   no_peers              nor can they reach one another's memory
-//   streams_want_context  a stream's handle works only where its context is current, as with older drivers
-//   nvswitch              all devices are joined by NVLink; else those that are neighbours, as 0 and 1, 2 and 3
-//   rates=BUS:LINK        GB/s of each device's bus, in each direction, and of NVLink between two of them: what copies
-//                         take at these rates is added up, see streams.h
-//   channels=K            the streams made from now on share so many hardware channels; see streams.h
+//   no_managed            the devices have no managed memory
+//   no_peers              the devices cannot access one another's memory
+//   streams_want_context  a stream's handle works only if its context is current, as with older drivers
+//   nvswitch              NVLink joins all devices; by default only neighbours, such as 0 and 1, 2 and 3
+//   rates=BUS:LINK        GB/s of each device's bus, in each direction, and of NVLink between two devices: the times of
+//                         copies at these rates are added up, see streams.h
+//   channels=K            the streams made from now on share K hardware channels; see streams.h
 //   lost=FUNCTION:N:CODE  the N-th call of FUNCTION fails with CODE, and then every call that has to do with memory,
 //                         streams or events; FUNCTION "work": a piece of work in a stream, whose failure shows later
-//   alone=DEVICE:WHAT:N:CODE  one device alone is lost, and the others go on; see streams.h
+//   alone=DEVICE:WHAT:N:CODE  only one device is lost, and the others continue; see streams.h
 
 #define STANDIN "CUDA"
 
@@ -25,7 +25,7 @@
 #include "standin.h"
 
 enum { MAX_DEVICES = 8, MAX_DEPTH = 16 };
-enum { OF_CONTEXT = 8 };  // the bit of a registration's flags from which on they have the context
+enum { OF_CONTEXT = 8 };  // from this bit on, the flags of a registration hold its context
 
 static int device_count = 1, shared_kib = 227, kernel_ms, read_only_supported = 1, managed_supported = 1, peers_supported = 1, want_context;
 static int nvswitch;
@@ -35,7 +35,7 @@ static struct CUctx_st {
     CUstream streams[2];  // the default streams
     bool reaches[MAX_DEVICES];
     unsigned long long id;
-} primary[2 * MAX_DEVICES];  // and behind them one of the program's own for each device
+} primary[2 * MAX_DEVICES];  // and behind them, for each device, one that the program makes
 static unsigned long long ids;  // given to contexts and streams so far
 
 static _Thread_local CUcontext stack[MAX_DEPTH];
@@ -45,8 +45,8 @@ static int device_of(CUcontext context) { return (int)(context - primary) % MAX_
 
 #include "streams.h"
 
-static int confidential;  // confidential computing: no memory of the program's can be registered
-static size_t most_registered = SIZE_MAX;  // bytes by one call, as some kernels have it
+static int confidential;  // confidential computing: no memory of the program can be registered
+static size_t most_registered = SIZE_MAX;  // bytes by one call, a limit of some kernels
 
 static bool standin_option(const char *entry) {
     if (!entry) {
@@ -73,7 +73,7 @@ static bool standin_option(const char *entry) {
     return true;
 }
 
-// When the last copy would have ended at the rates that are configured, in seconds after they were.
+// When the last copy would have ended at the configured rates, in seconds after their configuration.
 double standin_elapsed(void);
 
 double standin_elapsed(void) {
@@ -91,7 +91,7 @@ static CUcontext current(void) {
 
 static int ordinal(void) { return device_of(current()); }
 
-// How much a function needs: nothing, the driver initialised, a device that is not lost, and a current context there.
+// What a function needs: nothing, the driver initialised, a device that is not lost, and a current context there.
 enum needs { NOTHING, DRIVER, WORKING, CONTEXT };
 
 static CUresult check(const char *function, enum needs needs) {
@@ -253,7 +253,7 @@ CUresult CUDAAPI cuCtxCreate(CUcontext *pctx, CUctxCreateParams *ctxCreateParams
     return CUDA_SUCCESS;
 }
 
-// Its pinned memory goes with it; a stream of it stays a thread here.
+// Its pinned memory is released with it; the threads of its streams stay here.
 CUresult CUDAAPI cuCtxDestroy(CUcontext ctx) {
     ENTER(DRIVER, "%p", (void *)ctx);
     REQUIRE(ctx >= primary + MAX_DEVICES && ctx->retained, CUDA_ERROR_INVALID_CONTEXT);
@@ -269,7 +269,7 @@ CUresult CUDAAPI cuCtxDestroy(CUcontext ctx) {
         }
         *link = r->next;
         unlock_pages(r->host, r->size);
-        // A later use of memory that was the driver's ends the program.
+        // Later use of memory that the driver had allocated ends the program.
         if (r->kind == HOST_ALLOCATION) mprotect((void *)r->host, page_end(r->size), PROT_NONE);
         free(r);
     }
@@ -342,7 +342,7 @@ CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
     pthread_mutex_lock(&mutex);
     CUresult code = CUDA_SUCCESS;
     if (overlapping(REGISTRATION, host, bytesize)) code = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    // Of memory that the driver itself has allocated it says this (seen on an H200, driver 580.159).
+    // The driver returns this for memory that it has allocated itself (seen on an H200, driver 580.159).
     else if (overlapping(HOST_ALLOCATION, host, bytesize)) code = CUDA_ERROR_INVALID_VALUE;
     else if (!add(REGISTRATION, host, REGISTERED, bytesize, flags)) code = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&mutex);
@@ -392,7 +392,7 @@ CUresult CUDAAPI cuMemFreeHost(void *p) {
 
 // ---- device memory ----
 
-static uintptr_t on_device(uintptr_t address) {  // remembers the current one as the memory's `flags`
+static uintptr_t on_device(uintptr_t address) {  // stores the current one in the memory's `flags`
     pthread_mutex_lock(&mutex);
     if (address) holding(address)->flags = ordinal();
     pthread_mutex_unlock(&mutex);
@@ -470,13 +470,13 @@ static CUresult tell(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 }
 
 CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {
-    // Only the device pointer is a question to the current context.
+    // Only the device pointer depends on the current context.
     bool asks_context = attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
     ENTER(asks_context ? CONTEXT : DRIVER, "%d %#llx", attribute, ptr);
     return tell(data, attribute, ptr);
 }
 
-// Of a pointer that is unknown, and of what a pointer has not, it says 0 and no error (seen on an H200).
+// For an unknown pointer, and for an attribute that a pointer lacks, it returns 0 and no error (seen on an H200).
 CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data,
                                         CUdeviceptr ptr) {
     ENTER(DRIVER, "%u %#llx", numAttributes, ptr);
@@ -497,7 +497,7 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_at
 #include "batch_calls.h"
 #include "graph_calls.h"
 
-// ---- what failures are called ----
+// ---- names of errors ----
 
 CUresult CUDAAPI cuGetErrorName(CUresult error, const char **pStr) {
     switch (error) {
@@ -617,7 +617,7 @@ CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersio
     return CUDA_ERROR_NOT_FOUND;
 }
 
-// Its first version.
+// The first version of this function.
 #undef cuGetProcAddress
 CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags);
 CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of the stand-in libcuda.c that are about streams and events. Where a call needs the context of a stream
-// that has none, IN_STREAM answers as a real driver does; its block runs with `mutex` held.
+// The calls of the stand-in libcuda.c for streams and events. If a call needs the context of a stream that has none,
+// IN_STREAM returns the error of a real driver; the code after it runs with `mutex` held.
 
 #define IN_STREAM(handle, stream)                            \
     pthread_mutex_lock(&mutex);                              \
@@ -106,7 +106,7 @@ CUresult CUDAAPI cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint3
     return word_work(stream, (struct work){.kind = WRITE_VALUE, .to = addr, .value = value});
 }
 
-// All of it is enqueued, or nothing.
+// All operations are enqueued, or none.
 CUresult CUDAAPI cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations,
                                     unsigned int flags) {
     ENTER(WORKING, "%p %u %u", (void *)stream, count, flags);
@@ -209,8 +209,8 @@ enum { READ_AT_ONCE = 64 << 10 };  // bytes of a pageable source that the driver
 static bool pageable(uintptr_t address) { return !holding(address); }
 static bool of_host(uintptr_t address) { return pageable(address) || page_locked(holding(address)); }
 
-// As with a real driver, a pageable destination is written, and a large pageable source read, before the call returns;
-// and so is any memory of the host that is copied to other memory of the host.
+// As with a real driver, a pageable destination has been written, and a large pageable source read, when the call
+// returns; and a copy from host memory to host memory is complete.
 static CUresult move_work(CUstream handle, struct work work) {
     IN_STREAM(handle, stream);
     size_t to_end = (work.height - 1) * work.to_pitch + work.width;

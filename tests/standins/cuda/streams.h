@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streams of the stand-in libcuda.c: worker threads that do their work in order and asynchronously, so that memory used
-// again too early shows. A stream handle knows its context and needs none to be current, but the handles 0, 1 and 2 of
-// the default streams mean those of the current context (so does a real driver: seen on an H200, driver 580.159).
-// Default streams do not wait for other streams here, as they do for blocking ones on a real driver.
+// Streams of the stand-in libcuda.c: worker threads that do their work in order and asynchronously, so that memory
+// reused too early shows. A stream handle knows its context and needs none to be current, but the handles 0, 1 and 2
+// are the default streams of the current context (as with a real driver: seen on an H200, driver 580.159). Unlike a
+// real driver's, default streams here do not wait for blocking streams.
 //
-// A GPU has a few hardware channels (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default), which streams share: what is at the head
-// of a channel, be it a wait, holds up all that was submitted behind it, in whatever stream. channels=K gives the
-// stand-in so many; then one thread calls all functions of the host, and giving memory back waits for all streams, while
-// cuMemFree holds up submissions, as measured on an H200 (driver 580.159).
+// A GPU has a few hardware channels (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default), which streams share: the work at the
+// head of a channel, even a wait, blocks all work submitted behind it, in any stream. channels=K gives the stand-in K
+// of them; then host functions are called one at a time, freeing memory waits for all streams, and cuMemFree and
+// cuMemHostUnregister block submissions, as measured on an H200 (driver 580.159).
 //
-// With rates= each stream has a clock of its own, which copies between host and devices, and between two devices, move on
-// by what they would take. A copy begins when its stream and its bus, or its link, are free; an event tells its stream's
-// time to the streams that wait for it. Waits for words tell none.
+// With rates= each stream has its own clock, which copies between host and devices, and between two devices, advance by
+// the time that they would take. A copy begins when its stream and its bus, or its link, are free; an event passes its
+// stream's time to the streams that wait for it. Waits for words pass none.
 
 #ifndef CUDA_STREAMS_H
 #define CUDA_STREAMS_H
@@ -36,21 +36,21 @@ struct capture {
 #define MORE_OF_STREAM                                          \
     CUcontext context;                                          \
     unsigned long long id;                                      \
-    struct capture *capture; /* NULL: what is submitted is done */ \
+    struct capture *capture; /* NULL: not captured */              \
     struct channel *channel; /* NULL: one of its own */         \
     double elapsed;
 #define MORE_OF_EVENT  \
     CUcontext context; \
-    bool captured;     /* recorded in a stream under capture last */
-#define MORE_OF_WORK size_t order, turn;  // of all that was submitted; in its channel
+    bool captured;     /* its last record was in a captured stream */
+#define MORE_OF_WORK size_t order, turn;  // in all submitted work; in its channel
 #include "../streams.h"
 
 enum { MAX_CHANNELS = 32 };
 static struct channel channels[MAX_CHANNELS];
 static int channel_count, next_channel;  // 0: unlimited
 static size_t orders;                    // given to work so far
-static int holding_up;                   // calls that no submission comes past
-static pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // functions of the host
+static int holding_up;                   // calls that block all submissions
+static pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // held while a host function runs
 static struct capture *captures;
 static _Thread_local CUstreamCaptureMode capture_mode;  // of this thread; global at first
 static void record(CUgraph graph, const struct work *work);
@@ -68,8 +68,8 @@ static void entering(CUstream stream, struct work *work) {
     if (stream->channel) work->turn = stream->channel->submitted++;
 }
 
-// A device that is lost alone: its calls fail, and the work in its streams is not done; others wait for none of it.
-// alone=DEVICE:calls:N:CODE: from the N-th call that is of its contexts, their streams and their events.
+// A single device that is lost: its calls fail, and the work in its streams is not done; no other stream waits for it.
+// alone=DEVICE:calls:N:CODE: from the N-th call that uses its contexts, their streams or their events.
 // alone=DEVICE:work:N:CODE: after N pieces of work in its streams.
 static struct {
     int device, nth, code;
@@ -86,7 +86,7 @@ static bool alone_option(const char *entry) {
     return true;
 }
 
-// The code of the failure that a context's device does not survive. `counts`: one of what is counted happens now.
+// The code with which a context's device was lost, or 0. `counts`: the call or work counts towards N.
 static int gone_from(CUcontext context, bool counts) {
     if (!alone.nth || !context || device_of(context) != alone.device) return 0;
     if (counts && ++alone.seen == alone.nth) pthread_cond_broadcast(&progress);
@@ -150,7 +150,7 @@ static CUresult end_captures(struct capture *one, CUresult code) {
     return code;
 }
 
-// The code of a call that is unsafe while a stream is captured.
+// The error of a call that is unsafe while a stream is captured, which ends the capture; success for other calls.
 static CUresult beside_captures(const char *function) {
     static const char *const unsafe[] = {"cuEventQuery", "cuEventSynchronize", "cuStreamQuery", "cuStreamSynchronize",
                                          "cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost",
@@ -174,8 +174,8 @@ static CUresult beside_captures(const char *function) {
     return code;
 }
 
-// (mutex) The stream of a handle, NULL for want of a context. As with a real driver, a stream that was
-// destroyed is the end of the process.
+// (mutex) The stream of a handle; NULL if the context that it needs is not current. As with a real driver, use of a
+// destroyed stream ends the process.
 static CUstream stream_of(CUstream handle, CUcontext current) {
     if ((uintptr_t)handle <= 2) {
         if (!current) return NULL;
@@ -189,8 +189,8 @@ static CUstream stream_of(CUstream handle, CUcontext current) {
     abort();
 }
 
-// What is given back may still be in use, so the driver waits for what was submitted to all streams (seen on an H200).
-// Streams that come and go meanwhile are looked at anew.
+// Freed memory may still be in use, so the driver waits for the work submitted to all streams (seen on an H200).
+// After each wait, from the start of the list: streams come and go.
 static void drain(void) {
     pthread_mutex_lock(&mutex);
     size_t last = orders;
@@ -201,7 +201,7 @@ static void drain(void) {
     pthread_mutex_unlock(&mutex);
 }
 
-// `drain`, while nothing is submitted where channels are few.
+// `drain`; with channels=K no work is submitted meanwhile.
 static void drain_alone(void) {
     pthread_mutex_lock(&mutex);
     bool alone = channel_count;

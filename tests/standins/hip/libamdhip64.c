@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stand-in for AMD's HIP runtime, libamdhip64.so. It answers the calls that pinning makes, with the errors that
-// hip_runtime_api.h documents and, where that is silent, those of the runtime's source (projects/clr/hipamd of
+// A stand-in for AMD's HIP runtime, libamdhip64.so. It implements the calls that pinning makes, with the errors that
+// hip_runtime_api.h documents or, if it documents none, those of the runtime's source (projects/clr/hipamd of
 // ROCm/rocm-systems). It compiles only against the prototypes of the real header. It checks the ABI and the sequence of
-// calls; what a real runtime does with the memory, it can't know.
+// calls; it cannot show what a real runtime does with the memory.
 //
-// The header may be that of any release from HIP 5.2 on, which is Debian 12's, whatever hip-python's is: what differs
-// between them, hipDeviceProp_t with its versioned functions, hipPointerAttribute_t and hipMemoryType, is not used.
+// The header may be that of any release from HIP 5.2 (Debian 12) on, whatever release hip-python has: what differs
+// between them (hipDeviceProp_t with its versioned functions, hipPointerAttribute_t and hipMemoryType) is not used.
 //
-// As the runtime does it, there is no call that must come first, and each failure becomes its thread's last error.
+// As in the runtime, no call must come first, and each failure becomes its thread's last error.
 //
-// standin.h says how it is configured; besides what every stand-in understands:
-//   devices=N          number of devices (at load only; 1 unless told)
-//   version=N          what hipRuntimeGetVersion says (at load only; HIP 7.2.0 unless told)
-//   silent_duplicates  as before mid 2026: memory that is pinned already is registered once more
+// standin.h documents its configuration; besides the options of every stand-in:
+//   devices=N          number of devices (at load only; default 1)
+//   version=N          what hipRuntimeGetVersion returns (at load only; default HIP 7.2.0)
+//   silent_duplicates  as before mid 2026: memory that is already pinned is registered once more
 //   no_managed         the devices have no managed memory
-//   no_peers           nor can they reach one another's memory
-//   no_wait_value      nor can their streams wait for values
-//   signal_memory_only or they can, but not in any memory that pinning has; as with GPU_STREAMOPS_CP_WAIT=1
-//   lost=...           streams.h has what this means
+//   no_peers           the devices cannot access one another's memory
+//   no_wait_value      the devices' streams cannot wait for values
+//   signal_memory_only they can, but not in any memory that pinning has; as with GPU_STREAMOPS_CP_WAIT=1
+//   lost=...           see streams.h
 
 #define STANDIN "HIP"
 
@@ -191,7 +191,7 @@ hipError_t hipDeviceSynchronize(void) {
 
 // ---- ranges ----
 
-// Each device sees registered memory at another address, the first one at that which `holding` knows.
+// Each device sees registered memory at another address; `holding` knows that of the first device.
 static uintptr_t on_current_device(const struct range *r, uintptr_t offset) {
     uintptr_t device = r->kind == REGISTRATION ? (uintptr_t)current_device << 52 : 0;
     return r->host + r->shift + offset + device;
@@ -215,7 +215,7 @@ static hipError_t allocated(int kind, uintptr_t shift, size_t size, void **ptr) 
     return hipSuccess;
 }
 
-// What is given back may still be in use, so the runtime waits for all work of the device.
+// Freed memory may still be in use, so the runtime waits for all work of the device.
 static hipError_t freed(void *ptr, int first_kind, int last_kind) {
     drain(current_device);
     pthread_mutex_lock(&mutex);
@@ -315,7 +315,7 @@ hipError_t hipMemcpy(void *dst, const void *src, size_t sizeBytes, hipMemcpyKind
 
 // ---- pointers ----
 
-// The base of registered memory is not told, which is how the runtime does it.
+// As in the runtime, the base of registered memory is not returned.
 hipError_t hipMemGetAddressRange(hipDeviceptr_t *pbase, size_t *psize, hipDeviceptr_t dptr) {
     ENTER("%p", dptr);
     pthread_mutex_lock(&mutex);
@@ -343,7 +343,7 @@ hipError_t hipPointerGetAttribute(void *data, hipPointer_attribute attribute, hi
     case HIP_POINTER_ATTRIBUTE_IS_MANAGED:
         *(bool *)data = r.kind == SHARED_ALLOCATION;
         return hipSuccess;
-    case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR:  // of registered memory the host's address, else the device's
+    case HIP_POINTER_ATTRIBUTE_RANGE_START_ADDR:  // the host address of registered memory, else the device's
         *(uintptr_t *)data = r.kind == REGISTRATION ? r.host : r.host + r.shift;
         return hipSuccess;
     case HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL:

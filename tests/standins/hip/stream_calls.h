@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of the stand-in libamdhip64.c that are about streams and events. The block after IN_STREAM runs with `mutex`
-// held; a handle that is no stream is answered as the runtime does (hip::isValid).
+// The calls of the stand-in libamdhip64.c for streams and events. The code after IN_STREAM runs with `mutex` held; for
+// a handle that is no stream it returns the runtime's error (hip::isValid).
 
 #define IN_STREAM(handle, stream)                    \
     pthread_mutex_lock(&mutex);                      \
@@ -14,7 +14,7 @@ static hipError_t leave(hipError_t code) {
     return hipSuccess;
 }
 
-// Default streams do not wait for other streams here, as they do for blocking ones in the runtime.
+// Unlike the runtime's, default streams here do not wait for blocking streams.
 static hipStream_t stream_of(hipStream_t handle) {  // (mutex)
     static hipStream_t defaults[MAX_DEVICES][2];
     if (handle != NULL && handle != hipStreamPerThread) return is_stream(handle) ? handle : NULL;
@@ -149,7 +149,7 @@ hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop) {
 
 // ---- copies and fills ----
 
-// As in the runtime, copies from and to pageable memory are over when the call returns.
+// As in the runtime, copies from and to pageable memory are complete when the call returns.
 static hipError_t move_work(hipStream_t handle, struct work work) {
     IN_STREAM(handle, stream);
     bool reads = work.kind == COPY;
@@ -177,7 +177,7 @@ hipError_t hipMemcpyBatchAsync(void **dsts, void **srcs, size_t *sizes, size_t c
                                size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, hipStream_t stream);
 #endif
 
-// ROCm 7.1's, without attributes, which some of its releases refuse. In order here, which callers may not rely on.
+// ROCm 7.1's, without attributes, which some of its releases refuse. In order here, on which callers must not rely.
 hipError_t hipMemcpyBatchAsync(void **dsts, void **srcs, size_t *sizes, size_t count, hipMemcpyAttributes *attrs,
                                size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, hipStream_t stream) {
     ENTER_WORKING("%zu %p", count, (void *)stream);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stand-in for the part of the C library that locks memory, loaded before it (LD_PRELOAD). Each call is passed on to the
-// C library, unless standin.h's configuration lets it fail: then it gives -1, and the code is its errno. Besides:
-//   interrupt=N           Ctrl-C comes during the N-th call of mlock
+// A stand-in for the part of the C library that locks memory, loaded before it (LD_PRELOAD). Each call is passed on to
+// the C library, unless standin.h's configuration makes it fail: then it returns -1, with the code as errno. Besides:
+//   interrupt=N           Ctrl-C arrives during the N-th call of mlock
 
 #define _GNU_SOURCE
 #define STANDIN "HOST"

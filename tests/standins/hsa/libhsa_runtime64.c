@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stand-in for AMD's HSA runtime, libhsa-runtime64.so.1. It answers the calls that pinning makes, with the errors
+// A stand-in for AMD's HSA runtime, libhsa-runtime64.so.1. It implements the calls that pinning makes, with the errors
 // that hsa.h and hsa_ext_amd.h document, and it compiles only against the prototypes of the real headers. It checks the
-// ABI and the sequence of calls; what a real runtime does with the memory, it can't know.
+// ABI and the sequence of calls; it cannot show what a real runtime does with the memory.
 //
-// As ROCr does it, locks may overlap, and unlocking what is not locked succeeds and does nothing; so does unlocking a
-// base of two locks of different sizes.
+// As in ROCr, locks may overlap, and unlocking what is not locked succeeds and does nothing; so does unlocking an
+// address at which two locks of different sizes begin.
 //
-// standin.h says how it is configured; besides what every stand-in understands:
-//   gpus=N        number of GPU agents (at load only; 1 unless told)
-//   svm           locks are by shared virtual memory: addresses are the same, and hsa_amd_pointer_info does not know them
+// standin.h documents its configuration; besides the options of every stand-in:
+//   gpus=N        number of GPU agents (at load only; default 1)
+//   svm           locks use shared virtual memory: addresses are the same, and hsa_amd_pointer_info does not know them
 //   slow_copy     asynchronous copies begin at the next standin_configure
-//   failing_copy  asynchronous copies fail under way
-//   slow_poll     copies that wait for signals look at them every 0.3 s only
-//   no_peers      GPUs do not reach one another's memory (when it is allocated, and when asked)
+//   failing_copy  asynchronous copies fail while in progress
+//   slow_poll     copies that wait for signals check them only every 0.3 s
+//   no_peers      GPUs cannot access one another's memory, and pools say so
 //   no_rect       copies of rectangles are refused
 //   lost=FUNCTION:N  the N-th call of FUNCTION finds the runtime lost: it and all later calls fail, and so do the copies
 //
-// Signals do not survive misuse: the process ends where one is destroyed or raised again that a copy will write or waits
-// for, and where engines touch memory that is not theirs to touch.
+// Misuse ends the process: destroying or raising a signal that a copy will write or waits for, and copies by a GPU from
+// or to memory that it may not access.
 
 #define STANDIN "HSA"
 
@@ -28,9 +28,9 @@
 #include "standin.h"
 
 enum { CPU = 0xC0, GPU = 0xD0, MAX_GPUS = 8 };  // handles of agents
-enum { OWNER = 0xFF, SVM = 0x100, ALLOWED = 0x10000 };  // flags of ranges; ALLOWED times 2 to the index of each GPU
+enum { OWNER = 0xFF, SVM = 0x100, ALLOWED = 0x10000 };  // flags of ranges; ALLOWED << index of each GPU
 
-// The pools of an agent have its handle times 16 plus their index as handle.
+// The handle of a pool is its agent's handle times 16 plus its index.
 struct pool {
     hsa_amd_segment_t segment;
     uint32_t flags;
@@ -50,7 +50,7 @@ enum { CPU_POOLS = sizeof cpu_pools / sizeof *cpu_pools, GPU_POOLS = sizeof gpu_
 
 struct signal {
     hsa_signal_value_t value;
-    int copies;  // under way, that write it or wait for it
+    int copies;  // in progress, that write it or wait for it
 };
 
 static int gpu_count = 1;
@@ -73,7 +73,7 @@ static bool standin_option(const char *entry) {
     return true;
 }
 
-// How many signals or allocations there are.
+// Number of live signals or allocations.
 size_t standin_live(const char *what);
 
 size_t standin_live(const char *what) {
@@ -105,7 +105,7 @@ static bool is_lost(const char *function) {
 
 // ---- initialisation ----
 
-hsa_status_t hsa_init(void);  // the header has no prototype of it, as C understands "()"
+hsa_status_t hsa_init(void);  // in C, the header's "()" is no prototype
 
 hsa_status_t hsa_init(void) {
     int failure = enter(__func__, "");
@@ -226,7 +226,7 @@ hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t memory_pool, siz
     return HSA_STATUS_SUCCESS;
 }
 
-// As far as the agent can be let use it: a GPU without being let its own memory, and no other before.
+// Whether an agent can be given access. A GPU has access to its own memory from the start, and to no other memory.
 static bool can_reach(hsa_agent_t agent, uint64_t owner) {
     return agent.handle == CPU || owner == CPU || agent.handle == owner || !no_peers;
 }
@@ -328,7 +328,7 @@ hsa_status_t hsa_amd_pointer_info(const void *ptr, hsa_amd_pointer_info_t *info,
         bool locked = r->kind == REGISTRATION;
         answer.type = locked ? HSA_EXT_POINTER_TYPE_LOCKED : HSA_EXT_POINTER_TYPE_HSA;
         answer.agentBaseAddress = (void *)(r->host + r->shift);
-        // ROCr says that the host reaches the memory of a device too.
+        // ROCr reports a host address of device memory too.
         answer.hostBaseAddress = (void *)(locked ? r->host : r->host + r->shift);
         answer.sizeInBytes = r->size;
         answer.agentOwner.handle = locked ? CPU : r->flags & OWNER;
@@ -371,7 +371,7 @@ hsa_status_t hsa_signal_destroy(hsa_signal_t signal) {
     return HSA_STATUS_SUCCESS;
 }
 
-// These are neither logged nor do they fail: a real signal's value is a word of memory.
+// These calls are not logged and cannot fail: a real signal's value is a word of memory.
 hsa_signal_value_t hsa_signal_load_scacquire(hsa_signal_t signal) {
     pthread_mutex_lock(&mutex);
     hsa_signal_value_t value = ((struct signal *)signal.handle)->value;
@@ -391,7 +391,7 @@ static void set_value(hsa_signal_t handle, hsa_signal_value_t value, bool relati
 void hsa_signal_store_screlease(hsa_signal_t signal, hsa_signal_value_t value) { set_value(signal, value, false); }
 void hsa_signal_subtract_screlease(hsa_signal_t signal, hsa_signal_value_t value) { set_value(signal, value, true); }
 
-// A failure that is asked for is a negative value, once the wait is over: there is no other way to say it.
+// A configured failure is a negative value after the wait: the call cannot report it otherwise.
 hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_condition_t condition,
                                              hsa_signal_value_t compare_value, uint64_t timeout_hint,
                                              hsa_wait_state_t wait_state_hint) {
@@ -419,7 +419,7 @@ struct copying {
     bool slow, failing;
 };
 
-// (mutex) The host address of bytes that an agent reaches at `address`, or 0. A GPU that is not let use them is a fault.
+// (mutex) The host address of bytes that an agent accesses at `address`, or 0. A GPU must have access to them.
 static uintptr_t reached(uintptr_t address, size_t size, hsa_agent_t agent) {
     for (struct range *r = ranges; r; r = r->next) {
         uintptr_t offset = address - (r->host + r->shift);
@@ -432,7 +432,7 @@ static uintptr_t reached(uintptr_t address, size_t size, hsa_agent_t agent) {
     return 0;
 }
 
-// (mutex) A copy waits for exactly 0: what has failed, and is below, never lets it begin.
+// (mutex) A copy waits for exactly 0: after a failure the value is negative, and it never begins.
 static bool may_begin(const struct copying *copying) {
     bool begin = !copying->slow || configuration != copying->configuration;
     for (unsigned i = 0; i < copying->wait_count; ++i) begin &= copying->waits[i]->value == 0;
@@ -472,7 +472,7 @@ static hsa_status_t begin(struct copying copying, hsa_agent_t agent, uint32_t wa
     copying.from = reached(copying.from, (copying.height - 1) * copying.from_pitch + copying.width, agent);
     copying.configuration = configuration;
     copying.slow = slow_copy;
-    copying.failing = failing_copy || !copying.to || !copying.from;  // of a real GPU, a fault
+    copying.failing = failing_copy || !copying.to || !copying.from;  // a fault on a real GPU
     copying.signal = (struct signal *)signal.handle;
     ++copying.signal->copies;
     copying.wait_count = waits;
@@ -490,7 +490,7 @@ hsa_status_t hsa_amd_memory_async_copy(void *dst, hsa_agent_t dst_agent, const v
     ENTER("%p %#lx %p %#lx %zu %u", dst, dst_agent.handle, src, src_agent.handle, size, num_dep_signals);
     REQUIRE(dst && src && completion_signal.handle, HSA_STATUS_ERROR_INVALID_ARGUMENT);
     REQUIRE(is_agent(dst_agent) && is_agent(src_agent), HSA_STATUS_ERROR_INVALID_AGENT);
-    REQUIRE(size, HSA_STATUS_SUCCESS);  // and the signal stays as it is
+    REQUIRE(size, HSA_STATUS_SUCCESS);  // the signal stays as it is
     struct copying copying = {.to = (uintptr_t)dst, .from = (uintptr_t)src, .width = size, .height = 1};
     hsa_agent_t engine = is_gpu(src_agent) ? src_agent : dst_agent;
     return begin(copying, engine, num_dep_signals, dep_signals, completion_signal);

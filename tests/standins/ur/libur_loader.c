@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stand-in for the loader of Unified Runtime, libur_loader.so.0, with adapters of its own. It answers the calls that
+// A stand-in for the loader of Unified Runtime, libur_loader.so.0, with its own adapters. It implements the calls that
 // pinning makes, with the errors that ur_api.h documents, and it compiles only against the prototypes of the real
-// header. It checks the ABI and the sequence of calls; what a real adapter does with the memory, it can't know.
+// header. It checks the ABI and the sequence of calls; it cannot show what a real adapter does with the memory.
 //
-// Its first adapter is called Level Zero and can lock host memory. Where the header leaves the error open: a size that
-// is not of whole pages is INVALID_SIZE, pages that are not mapped or not aligned are INVALID_VALUE, and pages of which
-// some are registered or allocated already are OVERLAPPING_REGIONS. An import never fails: it pins what it can.
+// Its first adapter is called Level Zero and can lock host memory. If the header leaves the error open: a size that is
+// not of whole pages is INVALID_SIZE, pages that are not mapped or not aligned are INVALID_VALUE, and pages of which
+// some are already registered or allocated are OVERLAPPING_REGIONS. An import never fails: it pins what it can.
 //
 // With OLD defined it is the loader of 2025.2: urPlatformGet takes an array, and nothing can be registered.
 //
-// standin.h says how it is configured; besides what every stand-in understands:
-//   devices=N    number of Level Zero devices (at load only; 1 unless told)
-//   opencl       there is a second adapter, OpenCL, with one device for which nothing can be locked (at load only)
+// standin.h documents its configuration; besides the options of every stand-in:
+//   devices=N    number of Level Zero devices (at load only; default 1)
+//   opencl       a second adapter, OpenCL, with one device for which nothing can be locked (at load only)
 //   adapters=N   number of adapters, 0 or 1 (at load only)
 //   no_register  the Level Zero adapter does not support urUSMHostAllocRegisterExp
-//   no_import    nor urUSMImportExp
-//   no_host_task nor functions of the host in its queues
-//   no_shared    nor has it memory that is shared
-//   no_peers     nor can its devices reach one another's memory
-//   lost=...     streams.h has what this means
+//   no_import    it does not support urUSMImportExp
+//   no_host_task its queues cannot call host functions
+//   no_shared    it has no shared memory
+//   no_peers     its devices cannot access one another's memory
+//   lost=...     see streams.h
 
 #define STANDIN "UR"
 
@@ -86,7 +86,7 @@ static bool standin_option(const char *entry) {
         return UR_RESULT_SUCCESS;                                            \
     } while (0)
 
-// What every function that tells a property does with its last three arguments.
+// What every function that returns a property does with its last three arguments.
 static ur_result_t tell(const void *property, size_t length, size_t size, void *value, size_t *size_ret) {
     REQUIRE(!size == !value, size ? UR_RESULT_ERROR_INVALID_NULL_POINTER : UR_RESULT_ERROR_INVALID_SIZE);
     REQUIRE(!value || size >= length, UR_RESULT_ERROR_INVALID_SIZE);
@@ -213,7 +213,7 @@ ur_result_t UR_APICALL urDeviceGetInfo(ur_device_handle_t hDevice, ur_device_inf
     case UR_DEVICE_INFO_USM_HOST_SUPPORT:
     case UR_DEVICE_INFO_USM_DEVICE_SUPPORT: return tell(&usm, sizeof usm, propSize, pPropValue, pPropSizeRet);
     case UR_DEVICE_INFO_ENQUEUE_HOST_TASK_SUPPORT_EXP:
-        REQUIRE(!opencl, UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION);  // as an adapter older than the loader
+        REQUIRE(!opencl, UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION);  // as in an adapter older than the loader
         return tell(&tasks, sizeof tasks, propSize, pPropValue, pPropSizeRet);
     default: return UR_RESULT_ERROR_UNSUPPORTED_ENUMERATION;
     }
@@ -381,7 +381,7 @@ ur_result_t UR_APICALL urUSMFree(ur_context_handle_t hContext, void *pMem) {
     ENTER_WORKING("%p %p", (void *)hContext, pMem);
     REQUIRE_HANDLE(hContext);
     REQUIRE_POINTER(pMem);
-    drain(-1);  // what is given back may still be in use
+    drain(-1);  // freed memory may still be in use
     pthread_mutex_lock(&mutex);
     bool found = discard((uintptr_t)pMem, HOST_ALLOCATION, SHARED_ALLOCATION);
     pthread_mutex_unlock(&mutex);

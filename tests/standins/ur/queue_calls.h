@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of the stand-in libur_loader.c that are about queues and events. Lists of events have one at most, as
-// pinning gives them, and operations give no event of their own. Level Zero's devices can call functions of the host.
+// The calls of the stand-in libur_loader.c for queues and events. Lists of events have at most one entry, as pinning
+// passes them, and operations return no event. Level Zero's devices can call host functions.
 
 static ur_result_t leave(ur_result_t result) {
     pthread_mutex_unlock(&mutex);
     return result;
 }
 
-// As with the real loader, a queue that was released is the end of the process.
+// As with the real loader, use of a released queue ends the process.
 static void require_queue(ur_queue_handle_t handle) {  // (mutex)
     if (is_stream(handle)) return;
     fprintf(stderr, "libur_loader stand-in: %p is not a queue\n", (void *)handle);
@@ -94,7 +94,7 @@ ur_result_t UR_APICALL urEnqueueEventsWaitWithBarrier(ur_queue_handle_t hQueue, 
     return leave(UR_RESULT_SUCCESS);
 }
 
-// This works where the device is lost: nothing is asked of it.
+// This works if the device is lost, because the device is not called.
 ur_result_t UR_APICALL urEventRelease(ur_event_handle_t hEvent) {
     ENTER("%p", (void *)hEvent);
     REQUIRE_HANDLE(hEvent);
@@ -115,7 +115,7 @@ ur_result_t UR_APICALL urEventWait(uint32_t numEvents, const ur_event_handle_t *
     return leave(lost);
 }
 
-// Where the device is lost, this still answers, and only the status says so.
+// If the device is lost, this still succeeds, and only the status shows it.
 ur_result_t UR_APICALL urEventGetInfo(ur_event_handle_t hEvent, ur_event_info_t propName, size_t propSize,
                                       void *pPropValue, size_t *pPropSizeRet) {
     ENTER("%p %d", (void *)hEvent, propName);
@@ -144,9 +144,9 @@ ur_result_t UR_APICALL urEventGetProfilingInfo(ur_event_handle_t hEvent, ur_prof
 
 // ---- work ----
 
-static bool reached(uint32_t word, uint32_t value) { return word == value; }  // nobody waits for values here
+static bool reached(uint32_t word, uint32_t value) { return word == value; }  // no queue waits for values here
 
-// The host address of the bytes of one end of a copy, or 0 where they end beyond their allocation.
+// The host address of the bytes of one end of a copy, or 0 if they end beyond their allocation.
 static uintptr_t reachable(uintptr_t address, size_t size) {
     struct range *r = holding(address);
     if (!r || r->kind == REGISTRATION) return address < REGISTERED ? address : 0;

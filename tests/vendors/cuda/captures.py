@@ -12,7 +12,7 @@ MODES = {"global": GLOBAL, "thread_local": THREAD_LOCAL, "relaxed": RELAXED}
 
 
 class CaptureLostError(Exception):
-    """The driver has ended the capture before its end."""
+    """The driver has invalidated the capture."""
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -22,7 +22,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 class Graph:
-    """What is submitted to `stream` within ``with`` is captured, and can then be launched until `close`."""
+    """A graph of the work submitted to `stream` within ``with``; it can be launched until `close`."""
 
     def __init__(self, stream: int, mode: str = "global") -> None:
         self._stream, self._mode = ctypes.c_void_p(stream), MODES[mode]
@@ -46,7 +46,7 @@ class Graph:
             _call("cuGraphDestroy", graph)
 
     def launch(self) -> None:
-        """Launch it in its stream, and wait for that."""
+        """Launch the graph in its stream, and wait for it."""
         _call("cuGraphLaunch", self._exec, self._stream)
         _call("cuStreamSynchronize", self._stream)
 

@@ -18,7 +18,7 @@ from mapped_memory import PAGE, Memory
 
 @pytest.fixture
 def file_memory(tmp_path: Path) -> Callable[[int, int], Memory]:
-    """Maps a file of two pages, with the given protection and flags."""
+    """Function that maps a file of two pages with the given protection and flags."""
     path = tmp_path / "file of pages"
     path.write_bytes(b"x" * 2 * PAGE)
 
@@ -42,6 +42,6 @@ def real_gpu() -> pinning.CopyDevice:
 
 @pytest.fixture
 def queue(real_gpu: pinning.CopyDevice) -> Iterator[pinning.Queue]:
-    """A queue of a real GPU. The tests on the stand-in have their own."""
+    """A queue of a real GPU. The tests on the stand-in define their own."""
     with pinning.Queue(real_gpu) as queue:
         yield queue

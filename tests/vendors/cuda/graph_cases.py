@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What streams under capture record, and what they refuse: tests for the stand-in and for a real GPU alike.
+"""What streams under capture record, and what they refuse: tests for the stand-in and for a real GPU.
 
-Each test module that takes these has a fixture `queue`: one whose stream others capture, as they know its handle.
+Each module that imports these defines a fixture `queue`, a queue whose handle was read: others may capture its stream.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def case(queue: pinning.Queue) -> Iterator[Case]:
 
 
 def ended(thing: Graph) -> None:
-    """Destroy the graph, and wait until what it kept, or could not keep, is let go."""
+    """Destroy the graph, and wait until everything that it kept, or could not keep, is released."""
     thing.close()
     end = time.monotonic() + 60
     while graphs_alive() and time.monotonic() < end:
@@ -217,7 +217,7 @@ def test_a_program_can_keep_what_its_graph_uses(case: Case) -> None:
 
 
 def test_other_queues_and_threads_go_on_beside_a_capture(case: Case, mode: str) -> None:
-    """They lock, allocate, stage and wait, in other threads and in the one that captures; the capture is not lost."""
+    """They lock, allocate, stage and wait, in other threads and in the capturing one; the capture stays valid."""
     stop = threading.Event()
     failures: list[BaseException] = []
     rounds = [0, 0]
@@ -289,14 +289,14 @@ def test_a_queue_out_of_order_records_nothing(queue: pinning.Queue, case: Case) 
 
 
 def test_what_is_pending_in_a_queue_is_let_go_after_a_capture(case: Case) -> None:
-    """Its stream is not asked while it is captured, and the queue knows afterwards how far it is."""
+    """Its stream is not queried while under capture; afterwards the queue knows its progress."""
     release = threading.Event()
     started = case.queue.call(release.wait)
     copy = pinning.copy_async(case.memory, case.locked, queue=case.queue)
     with Graph(case.queue.handle, "global") as graph:
         pinning.fill(case.memory, 3, queue=case.queue)
         release.set()
-        time.sleep(0.3)  # the thread that looks after queues looks meanwhile
+        time.sleep(0.3)  # meanwhile the service thread polls the queue
         copy.wait()
         assert started.done()
     graph.launch()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy over two links, of which the peer's is lost on the way: ``lost_peer.py WHEN WHAT DIRECTION WAITED PATH``.
+"""A copy over two links whose peer is lost meanwhile: ``lost_peer.py WHEN WHAT DIRECTION WAITED PATH``.
 
-It says "right" or "failed"; what it did not fail at is compared, and the queue goes on. The peer stays lost.
+Prints "right" or "failed". Unless it failed, the bytes are compared; then the queue copies again. The peer stays lost.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def main() -> None:
     if direction == "in":
         pinning.copy(array, there, queue=queue)
     assert failed or (array == source).all(), "wrong bytes"
-    pinning.copy(there, source, queue=queue)  # it goes on
+    pinning.copy(there, source, queue=queue)  # the queue still works
     pinning.copy(array, there, queue=queue)
     assert (array == source).all(), "wrong bytes of the next copy"
-    with suppress(pinning.VendorError):  # what is idle of the lost device's cannot be given back
+    with suppress(pinning.VendorError):  # idle memory of the lost device cannot be freed
         pinning.copies.trim_staging()
     queue.close()
     there.free()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads with a queue each that copy memory both ways while others lock, unlock, allocate and free.
 
-``many_queues.py THREADS SECONDS SEED [MIB [LINKS]]``: copies of up to 72 MiB, or so many, over LINKS. It ends
-with status 0 once every byte was right, with the stacks of all threads where one has not moved on for a minute.
+``many_queues.py THREADS SECONDS SEED [MIB [LINKS]]``: copies of up to MIB (default 72) over LINKS. It exits with
+status 0 if every byte was right; if it runs a minute longer than SECONDS, it prints all threads' stacks and exits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STUCK = 60.0  # seconds
 
 
 class Watch:
-    """Who has done how much; the end of the process where somebody does nothing any more."""
+    """The threads' progress and errors. Exits the process if it still runs `STUCK` seconds after the time is up."""
 
     def __init__(self, threads: int, seconds: float) -> None:
         self.end = time.monotonic() + seconds
@@ -61,7 +61,7 @@ def copy_there_and_back(number: int, watch: Watch, seed: int, largest: int) -> N
 
 
 def lock_and_free(watch: Watch, seed: int) -> None:
-    """Calls of the driver that wait for all queues, one after another."""
+    """Make driver calls that wait for all queues, one after another."""
     draw = random.Random(seed)
     array = numpy.ones(8 * MIB, numpy.uint8)
     while watch.on:
@@ -72,7 +72,7 @@ def lock_and_free(watch: Watch, seed: int) -> None:
 
 
 def torch_beside(watch: Watch, seed: int) -> None:
-    """Streams of torch's with work, and its cudaMalloc and cudaFree."""
+    """Use a torch stream, and torch's cudaMalloc and cudaFree."""
     try:
         import torch
     except ImportError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on GPUs: what others are told of them, and which calls are made."""
+"""Arrays on GPUs: what they tell other libraries, and which driver calls they make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from standins.standin import StandIn
 
 @pytest.fixture(autouse=True)
 def given_back(standin: StandIn) -> Iterator[None]:
-    """Everything is given back, so that the stand-in finds nothing left."""
+    """Free everything, so that the stand-in finds nothing left."""
     yield
     gc.collect()
     for name in ("cuda:0", "cuda:1"):
@@ -110,7 +110,7 @@ def test_dlpack_says_what_memory_it_is(standin: StandIn) -> None:
 
 
 class Tensor:
-    """A tensor of another library in memory of ours."""
+    """A tensor of another library in memory of this package."""
 
     def __init__(self, kind: int, array: Any) -> None:
         self._kind, self._array = kind, array
@@ -138,7 +138,7 @@ def test_tensors_of_others_are_taken_where_they_are(standin: StandIn) -> None:
     pinned = arrays.pinned_array(5, "i4", device="cuda:1")
     pinned[:] = 4
     tensor = Tensor(3, pinned)
-    assert not arrays.is_device_array(tensor)  # it is the host's
+    assert not arrays.is_device_array(tensor)  # it is host memory
     theirs = arrays.as_device_array(tensor)
     assert theirs.device_ptr == pinned.ctypes.data
     theirs[1:] = 5

@@ -30,7 +30,7 @@ def queue(standin: StandIn) -> Iterator[pinning.Queue]:
 
 
 def moved(standin: StandIn) -> list[str]:
-    """The calls that move bytes, each once."""
+    """The names of the calls that moved bytes, each once."""
     names = [call.split()[0] for call in standin.calls()]
     return [name for name in ("cuLaunchKernel", "cuMemcpyBatchAsync", "cuMemcpyAsync") if name in names]
 
@@ -64,7 +64,7 @@ def test_blocks_go_by_the_engines_where_the_kernel_waits_for_multiprocessors(
     order = numpy.arange(64)
 
     def ways(count: int, engine: str = "auto") -> str:
-        """K for each batch that a kernel moves, and E for each that the engines do."""
+        """One letter for each batch: K if a kernel moved it, E if the copy engines did."""
         taken = ""
         for _ in range(count):
             copy = pinning.copy_blocks(there, order, host, order, BLOCK, queue=queue, engine=engine)
@@ -137,7 +137,7 @@ def test_behind_each_piece_of_a_large_locked_copy_other_queues_have_their_turn(
             assert not standin.calls("cuStreamWaitValue32"), "a graph has one node for it"
         graph.close()
         with pinning.Queue("cuda:0"):
-            for failed in ("cuStreamWaitValue32", "cuMemHostAlloc"):  # which the copy itself does not need
+            for failed in ("cuStreamWaitValue32", "cuMemHostAlloc"):  # the copy itself needs neither
                 pinning.copies.trim_staging()
                 standin.configure(f"fail={failed}:1:{UNKNOWN}")
                 back[:] = 0
@@ -194,7 +194,7 @@ def test_from_c_in_a_stream(standin: StandIn, queue: pinning.Queue, inwards: boo
             standin.configure()
             copy = native.copy_batch_async(queue.handle, bases[0] + order, bases[1] + in_order, sizes)
             assert "cuLaunchKernel" in moved(standin)
-        assert native.regions() != []  # held until it is over
+        assert native.regions() != []  # held until the copy is complete
         copy.wait()
         assert native.regions() == []
         if inwards:
@@ -204,7 +204,7 @@ def test_from_c_in_a_stream(standin: StandIn, queue: pinning.Queue, inwards: boo
 
 
 def failing_in_turn(standin: StandIn, copy: Callable[[], None]) -> Iterator[Exception | None]:
-    """Has each of the driver's calls of a copy fail in turn, and then none."""
+    """Run a copy with each of its driver calls failing in turn, then with none; yields each run's error."""
     for n in count(1):
         standin.configure(f"fail=*:{n}:{UNKNOWN}")
         refused = None
@@ -270,7 +270,7 @@ def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinn
         sources = [*host, *array]
         places = [there.ptr + i * BLOCK for i in range(36)]
         for _ in failing_in_turn(standin, lambda: pinning.copy_batch(places, sources, queue=queue)):
-            with suppress(VendorError):  # of a call that only asks, whose error nobody has heard yet
+            with suppress(VendorError):  # the unreported error of a query
                 queue.synchronize()
         back = numpy.zeros((36, BLOCK), numpy.uint8)
         pinning.copy(back, there, queue=queue)

@@ -45,7 +45,7 @@ def queue(standin: StandIn) -> Iterator[pinning.Queue]:
 
 
 def some_arrays() -> dict[str, numpy.ndarray]:
-    """Most of them not aligned in a file."""
+    """Arrays of several sizes, most of them not aligned in a file."""
     sizes = [1, 3, 16, 4096, 70_001, 5 << 20, 7]
     found: dict[str, numpy.ndarray] = {f"{i}": noise(size, i) for i, size in enumerate(sizes)}
     return {**found, "floats": noise(800).view(numpy.float64).reshape(10, 10), "none": numpy.empty((0, 3), "i2")}
@@ -86,7 +86,7 @@ def test_loads_at_once(queue: pinning.Queue, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("two", [False, True])
 def test_ctrl_c_in_a_load(queue: pinning.Queue, second: None, tmp_path: Path, small_ring: None, two: bool) -> None:
-    """The main thread waits for copies that a queue holds back, and Ctrl-C comes."""
+    """Ctrl-C arrives while the main thread waits for copies that a queue holds back."""
     path = tmp_path / "a.safetensors"
     pinning.save_file({"a": noise(SIZE)}, path)
     main, go = threading.get_ident(), threading.Event()
@@ -94,7 +94,7 @@ def test_ctrl_c_in_a_load(queue: pinning.Queue, second: None, tmp_path: Path, sm
 
     def interrupt() -> None:
         assert eventually(lambda: descriptors_of(path) > 0)
-        time.sleep(0.2)  # by then it waits; if not, Ctrl-C comes earlier in the load
+        time.sleep(0.2)  # by then it waits; if not, Ctrl-C arrives earlier in the load
         signal.pthread_kill(main, signal.SIGINT)
         time.sleep(0.2)
         go.set()
@@ -150,7 +150,7 @@ def test_each_call_failing_leaves_the_queue_usable(standin: StandIn, queue: pinn
                 refused = error
             calls = standin.calls()
             standin.configure()
-            with suppress(pinning.VendorError):  # of a call that only asks, whose error nobody has heard yet
+            with suppress(pinning.VendorError):  # the unreported error of a query
                 queue.synchronize()
             if n > len(calls):
                 assert refused is None
@@ -174,7 +174,7 @@ def second(queue: pinning.Queue) -> Iterator[None]:
 
 @pytest.mark.parametrize("peers", [True, False])
 def test_two_devices(standin: StandIn, second: None, tmp_path: Path, peers: bool) -> None:
-    """Each has what its plan says. What both want is read once where they reach each other."""
+    """Each device gets what its plan says. What both need is read once if they have peer access."""
     if not peers:
         standin.configure("no_peers")
     whole = {f"{i}": noise(3 << 20, i).reshape(1 << 10, -1) for i in range(4)} | {"norm": noise(77)}
@@ -224,7 +224,7 @@ def test_a_load_for_two_that_fails(
 def test_each_call_failing_in_a_load_for_two(
     standin: StandIn, queue: pinning.Queue, second: None, tmp_path: Path
 ) -> None:
-    """Nothing is half loaded, and the next load works. Memory that ends for the second device is among them."""
+    """Nothing is half loaded, and the next load works. The failing calls include the allocations on both devices."""
     whole = {f"{i}": noise(4 << 20, i).reshape(1 << 10, -1) for i in range(2)}
     path = tmp_path / "a.safetensors"
     pinning.save_file(whole, path)
@@ -238,7 +238,7 @@ def test_each_call_failing_in_a_load_for_two(
         calls = standin.calls()
         standin.configure()
         for name in plans:
-            with suppress(pinning.VendorError):  # of a call that only asks
+            with suppress(pinning.VendorError):  # the error of a query
                 default_queue(name).synchronize()
         if found is None:
             failed.add(calls[n - 1].split()[0])
@@ -279,7 +279,7 @@ def test_a_file_that_is_written_while_two_load_it(
 
 @pytest.mark.parametrize("room", [64 << 20, 3 << 20])
 def test_a_snapshot(queue: pinning.Queue, tmp_path: Path, room: int) -> None:
-    """The tensors may be written when the call has returned, whether all of them fit in the arena or not."""
+    """The tensors may be overwritten once the call has returned, whether or not all of them fit in the arena."""
     whole = {**some_arrays(), "large": noise(9 << 20, 9)}
     pinning.save_file(whole, tmp_path / "a")
     found = pinning.load_file(tmp_path / "a", "cuda:0", queue, framework="pinning")
@@ -319,7 +319,7 @@ def test_a_snapshot_that_fails_leaves_nothing(standin: StandIn, queue: pinning.Q
         with pytest.raises(pinning.VendorError):
             pinning.save_file_async(found, tmp_path / "b", arena=arena)
         standin.configure()
-        with suppress(pinning.VendorError):  # of a call that only asks
+        with suppress(pinning.VendorError):  # the error of a query
             queue.synchronize()
         assert eventually(lambda: arena.allocated == 0 and regions_of(arena) == before)
     assert {each.name for each in tmp_path.iterdir()} == {"a", "calls"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams under capture, on the stand-in, whose captures have the rules that were seen on a real driver."""
+"""Streams under capture, on the stand-in, whose rules for captures were observed on a real driver."""
 
 from __future__ import annotations
 

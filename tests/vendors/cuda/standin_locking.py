@@ -20,13 +20,13 @@ from standins.standin import StandIn
 
 PORTABLE_AND_MAPPED = 1 | 2
 READ_ONLY = 8
-NORESERVE = 0x4000  # of mmap: memory is had as it is touched
+NORESERVE = 0x4000  # MAP_NORESERVE: no swap space is reserved
 
 DEVICE = plugin.device(0)
 
 
 def flags_of_lock(standin: StandIn, ptr: int, size: int, read_only: bool | None) -> int:
-    """The flags that a lock of the range gives to the driver."""
+    """The flags that a lock of the range passes to the driver."""
     standin.configure()
     DEVICE.data_lock(ptr, size, read_only)
     DEVICE.data_unlock(ptr)
@@ -140,7 +140,7 @@ def test_no_advice_where_none_is_known(
 
 
 def test_a_driver_that_takes_less_by_one_call(standin: StandIn) -> None:
-    """As some kernels do; how much less is found once. Nothing is touched: a stand-in pins no pages."""
+    """Some kernels limit the bytes of one call; the limit is found once. No page is touched: a stand-in pins none."""
     gib = 1 << 30
     standin.configure(f"most_registered={2 * gib}")
     with mmap.mmap(-1, 9 * gib + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE) as memory:
@@ -167,7 +167,7 @@ def test_a_driver_that_takes_less_by_one_call(standin: StandIn) -> None:
 
 
 def test_confidential_computing(standin: StandIn, tmp_path: Path) -> None:
-    """Memory of the program's is not to be registered; what the driver allocates itself is pinned all the same."""
+    """The program's memory cannot be registered, but memory that the driver allocates is pinned."""
     assert plugin.warnings() == []
     standin.configure("confidential")
     told = [warning.partition(" (")[0] for warning in plugin.warnings()]

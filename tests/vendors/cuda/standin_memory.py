@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what the driver knows of a pointer, and connections between GPUs."""
+"""Kinds of memory, what the driver knows about a pointer, and connections between GPUs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_access_of_another_gpu_is_enabled_in_its_context(standin: StandIn) -> No
     assert int(pushed.split()[1], 16) == user.context
     (enabled,) = standin.calls("cuCtxEnablePeerAccess")
     assert int(enabled.split()[1], 16) == owner.context
-    assert owner.connection(user) is MemoryConnection.UNIFIED  # enabled already, by us or another
+    assert owner.connection(user) is MemoryConnection.UNIFIED  # already enabled, by us or another library
 
 
 def test_more_gpus_than_can_be_connected_copy(standin: StandIn) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CudaDevice.is_pinned_ptr`: what it says of every kind of pointer, and that asking costs no context."""
+"""`CudaDevice.is_pinned_ptr` for every kind of pointer; it creates no context."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_memory_of_the_drivers_own_making(standin: StandIn) -> None:
     assert DEVICE.is_pinned_ptr(int(managed)) is None
     assert DEVICE.is_pinned_ptr(device) is None
     for ptr, size in ((int(host), 1000), (int(host) + 1, 10), (int(host) - 10, 20)):
-        with pytest.raises(AlreadyPinnedError):  # though the driver's code is that of an invalid value
+        with pytest.raises(AlreadyPinnedError):  # although the driver reports an invalid value
             DEVICE.data_lock(ptr, size, False)
 
     cuda.cuCtxPushCurrent(context)
@@ -66,7 +66,7 @@ def test_a_lock_that_goes_while_it_is_asked_about_is_not_pinned(
     asking = Background(lambda: question(MEMORY.ptr))
     while not standin.calls("cuPointerGetAttributes"):
         pass
-    standin.configure("delay=cuPointerGetAttributes:60000")  # lets the first call go on, and holds up the second
+    standin.configure("delay=cuPointerGetAttributes:60000")  # lets the first call continue, and delays the second
     while not standin.calls("cuPointerGetAttributes"):
         pass
     DEVICE.data_unlock(MEMORY.ptr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: order, what the driver is asked, contexts, failures, and what is left at the end."""
+"""Queues and events: order, calls to the driver, contexts, failures, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_gpu_that_is_lost_while_a_thread_waits(standin: StandIn, queue: Native
 
     other = GPU.make_queue()
     with HeldQueue(queue) as held:
-        assert held.begun.wait(60)  # a stream that is lost begins nothing any more
+        assert held.begun.wait(60)  # a lost stream begins no more work
         event = queue.record()
         thread = threading.Thread(target=wait)
         thread.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several GPUs: one registration for all of them, in whatever order locks and unlocks come."""
+"""Several GPUs: one registration for all of them, in any order of locks and unlocks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_child_has_none_of_it(standin: StandIn) -> None:
     def child() -> None:
         assert [pinning.regions(name) for name in NAMES] == [[], [], []]
         for name in NAMES:
-            with pytest.raises(PinningError):  # CUDA is not to be used there
+            with pytest.raises(PinningError):  # CUDA cannot be used in a fork
                 pinning.lock(array, device=name)
 
     with pinning.locked(array, device="cuda:0"), pinning.locked(array, device="cuda:1"):
@@ -144,7 +144,7 @@ def test_a_child_has_none_of_it(standin: StandIn) -> None:
 
 
 class SiblingsMachine(RuleBasedStateMachine):
-    """Random locks through the maps of three devices, and through maps that go, against what should be registered."""
+    """Random locks through the maps of three devices and short-lived maps, against the expected registrations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues of the host and of a GPU in one program: they wait for each other, and fail for themselves."""
+"""Queues of the host and of a GPU in one program: they wait for each other, and an error stops neither."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_error_travels_and_both_go_on(queues: tuple[Queue, Queue]) -> None:
 
 
 def test_a_stream_of_cuda_core(standin: StandIn) -> None:
-    class Stream:  # as that of cuda.core is to others
+    class Stream:  # with the interface of a cuda.core stream
         def __init__(self, handle: int) -> None:
             self.handle = handle
 
@@ -89,5 +89,5 @@ def test_a_stream_of_cuda_core(standin: StandIn) -> None:
     with pytest.raises(PinningError):
         Queue.adopt(stream, HOST)
     del copied
-    pinning.copies.trim_staging()  # and the helper that told the host
+    pinning.copies.trim_staging()  # also closes the helper queue that signalled the host
     assert live()["streams"] == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native/vendors/cuda/cuda_abi.hpp says of constants and functions, against the vendor's header."""
+"""The constants and functions of native/vendors/cuda/cuda_abi.hpp, against the vendor's header."""
 
 from __future__ import annotations
 

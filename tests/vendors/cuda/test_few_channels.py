@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues that share one, two or eight hardware channels, where a wait at the head holds up all behind it.
+"""Queues that share one, two or eight hardware channels, where a wait at the head blocks all work behind it.
 
-Meanwhile others lock, unlock, allocate and free, whose calls of the driver wait for all queues. It ends, and every byte
-is right. The driver is the stand-in.
+Meanwhile other threads lock, unlock, allocate and free, with driver calls that wait for all queues. The program must
+end, with every byte right. The driver is the stand-in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel moves the parts of a batch, by the GPU's shared memory, and on how many multiprocessors by their size.
+"""The kernel for a batch, by the GPU's shared memory and the parts' alignment; its multiprocessors, by their size.
 
-Each case is a process of its own, because a context keeps its kernel. A stand-in copies as the kernel does.
+Each case runs in its own process, because a context keeps its kernel. The stand-in copies as the kernel does.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""That the PTX which libpinning.so has is that of the source beside it."""
+"""The PTX in libpinning.so must be the one compiled from the source beside it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_the_ptx_is_that_of_its_source(capability: int) -> None:
         pytest.skip(f"needs {COMPILER} {VERSION}, which makes the same PTX, and found {found}")
     generate = generator()
     source = (KERNELS / "move_parts.cu").read_bytes()
-    with ThreadPoolExecutor(1) as thread:  # the compiler gives the thread that calls it another locale, for good
+    with ThreadPoolExecutor(1) as thread:  # the compiler permanently changes the locale of the thread that calls it
         made = thread.submit(generate.compiled, source, capability).result()
     assert made == (KERNELS / f"move_parts_{capability}.ptx").read_text(), "run native/vendors/cuda/kernels/generate.py"

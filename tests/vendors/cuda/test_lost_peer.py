@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer that is lost alone while a copy goes over its link: the bytes are right, or the copy has failed.
+"""A peer, and only the peer, is lost while a copy uses its link: the bytes are right, or the copy has failed.
 
-Where the caller waits they are right. Nothing hangs, and the device's own queue goes on. The driver is the stand-in.
+If the caller waits, they are right. Nothing hangs, and the device's own queue still works. The driver is the stand-in.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on a real GPU: CuPy, torch and numba take ours, and we take theirs, where they are."""
+"""Arrays on a real GPU: CuPy, torch and numba use this package's arrays in place, and this package uses theirs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numbers(*shape: int) -> Any:
 
 
 class Library:
-    """Another library: how it takes an array of ours, its pointer, its host's copy, and how it makes one."""
+    """Another library: how it takes an array of ours, an array's address and host copy, and how it makes an array."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Library:
         self.to_host = to_host
         self.make = make
         self.add_one = add_one
-        self.unordered = unordered  # ways to take ours that do not look at the stream in which work is under way
+        self.unordered = unordered  # ways to take our array that ignore the stream of its pending work
 
 
 def cupy_library() -> Library:
@@ -82,7 +82,7 @@ def torch_library() -> Library:
 
 def numba_library() -> Library:
     cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda: pip install numba-cuda")
-    if not hasattr(numpy, "row_stack"):  # gone in NumPy 2.5, without which older releases of numba compile nothing
+    if not hasattr(numpy, "row_stack"):  # removed in NumPy 2.5; older releases of numba compile nothing without it
         numpy.row_stack = numpy.vstack
 
     @cuda.jit
@@ -134,7 +134,7 @@ def test_they_take_ours(library: Library) -> None:
         assert library.pointer(theirs) == there.device_ptr, name
         assert (library.to_host(theirs) == numbers(50, 60)).all(), name
         library.add_one(theirs)
-        assert (there.copy_to_host() == numbers(50, 60) + 1).all(), name  # which waits for their kernel
+        assert (there.copy_to_host() == numbers(50, 60) + 1).all(), name  # waits for their kernel
         part = take(there[10:, ::2])
         assert library.pointer(part) == there[10:, ::2].device_ptr, name
         assert (library.to_host(part) == numbers(50, 60)[10:, ::2] + 1).all(), name
@@ -142,7 +142,7 @@ def test_they_take_ours(library: Library) -> None:
         gc.collect()
         arrays.synchronize()
         arrays.to_device(numpy.zeros((50, 60), "f4"))
-        assert (library.to_host(theirs) == numbers(50, 60) + 1).all(), name  # theirs has kept the memory
+        assert (library.to_host(theirs) == numbers(50, 60) + 1).all(), name  # their array keeps the memory alive
         del theirs
         gc.collect()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks in the background on a real NVIDIA GPU: copies within what is locked so far, and across its end, are right."""
+"""Locks in the background on a real NVIDIA GPU: copies within the part locked so far, and across its end, are right."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_copies_while_it_is_being_locked(gpu: CudaDevice, pages: Any, there: pin
         while copies < 3 or not pending.done:
             for size in (64 * MIB, 1 * MIB, 700 * MIB, SIZE):  # within it, and across its end
                 pinning.copy_async(there, pages, nbytes=size, queue=queue)
-            # Small ones as the vendor copies pageable memory, all over: none may cross into what is being locked.
+            # Small copies all over, done by the vendor as pageable memory: none may cross into a piece being locked.
             for at in range(0, SIZE - MIB, 37 * MIB):
                 pinning.copy_async((there.device_ptr + at, 100000), (pages.ctypes.data + at, 100000), queue=queue)
             queue.synchronize()
@@ -78,7 +78,7 @@ def test_cancelled_half_way(gpu: CudaDevice, pages: Any, there: pinning.Allocati
         assert pending.progress == 0
         assert all(gpu.is_pinned_ptr(pages.ctypes.data + byte) is None for byte in range(0, SIZE, 16 * MIB))
     pinning.copy(there, pages)
-    with pinning.lock(pages, device=gpu):  # nothing is left that would be in the way
+    with pinning.lock(pages, device=gpu):  # nothing of the cancelled lock is left
         pinning.copy(there, pages)
 
 

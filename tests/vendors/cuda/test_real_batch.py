@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches on a real GPU: the bytes of random ones against NumPy, by each engine, aligned or not, locked or not."""
+"""Batches on a real GPU: random batches against NumPy, by each engine, aligned or not, locked or not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies on a real GPU: each path moves the right bytes, in order, and no unlock takes memory away under one."""
+"""Copies on a real GPU: each path moves the right bytes, in order, and no unlock releases memory during a copy."""
 
 from __future__ import annotations
 

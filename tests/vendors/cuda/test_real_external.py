@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that other libraries pin, on a real GPU: they first, we first, and whoever leaves first."""
+"""Memory that other libraries pin, on a real GPU: pinned first by either side, released first by either side."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MAP_FIXED_NOREPLACE = 0x100000
 
 
 def entered(on: PinnedMap) -> list[pinning.Region]:
-    """What locks have brought into the map; pools that other tests have filled may have registered some more."""
+    """The regions that locks have entered or count in, without unused ones registered by pools of other tests."""
     return [region for region in on if not region.registered or region.references]
 
 
 @pytest.fixture
 def gpu(real_gpu: pinning.CopyDevice) -> Iterator[pinning.CopyDevice]:
-    real_gpu.free(real_gpu.allocate(1))  # the context that the other libraries use too
+    real_gpu.free(real_gpu.allocate(1))  # creates the context that the other libraries use too
     yield real_gpu
     assert entered(pinning.pinned_map(real_gpu)) == [], "a test left something locked"
 
@@ -45,7 +45,7 @@ def on(gpu: pinning.CopyDevice) -> PinnedMap:
 
 
 class Theirs(NamedTuple):
-    """`size` bytes that another library has pinned, until it gives them up: frees them, or only unregisters them."""
+    """`size` bytes that another library has pinned; `give_up` frees them, or only unregisters them."""
 
     ptr: int
     size: int
@@ -61,11 +61,11 @@ def noise() -> numpy.ndarray:
     return numpy.random.default_rng(1).integers(0, 256, SIZE, dtype=numpy.uint8)
 
 
-# ---- the other parties: each says how it pins, and how it gives up ----
+# ---- the other libraries: how each pins memory, and how it gives it up ----
 
 
 def cuda_driver() -> Any:
-    """The driver, with the context current that all others use."""
+    """The driver's bindings, with the context current that the other libraries use too."""
     driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
     (_, context) = driver.cuDevicePrimaryCtxRetain(0)
     succeeded(*driver.cuCtxSetCurrent(context))
@@ -128,7 +128,7 @@ REGISTER = [torch_registers, cupy_registers, numba_registers, driver_registers]
 
 @pytest.fixture(params=[*ALLOCATE, *REGISTER], ids=lambda party: party.__name__)
 def theirs(gpu: pinning.CopyDevice, request: pytest.FixtureRequest) -> Iterator[Theirs]:
-    """Of each party in turn. If the test did not have it give up, it does so afterwards, and must succeed."""
+    """Memory of each library in turn. Calls `give_up` after the test unless the test has done so; it must succeed."""
     gone: list[object] = []
     made: Theirs = request.param()
 
@@ -143,7 +143,7 @@ def theirs(gpu: pinning.CopyDevice, request: pytest.FixtureRequest) -> Iterator[
 
 
 def vendor_range(ptr: int) -> PinnedInfo:
-    """The pinned range around `ptr`, by the driver's own word."""
+    """The pinned range around `ptr`, as the driver reports it."""
     driver = cuda_driver()
     names = ("RANGE_START_ADDR", "RANGE_SIZE", "DEVICE_POINTER")
     asked = [getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}") for name in names]
@@ -152,10 +152,10 @@ def vendor_range(ptr: int) -> PinnedInfo:
 
 
 def has_memory_behind(end: int) -> None:
-    """See to it that the 20 bytes at `end` are mapped, whoever maps them."""
+    """Map the 20 bytes at `end` unless they are mapped already."""
     page = end + 20 & -mmap.PAGESIZE
     if page >= end:
-        # Where somebody has a page there already this fails, which is as good.
+        # Fails if there is a mapping already, which is just as good.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
         _libc.mmap(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
 
@@ -222,7 +222,7 @@ def test_a_range_that_straddles_their_start_or_goes_around(gpu: pinning.CopyDevi
         on.lock(inner - 10, 20)
     with pytest.raises(AlreadyPinnedError):  # the driver does not say where
         on.lock(array.ctypes.data, SIZE)
-    on.lock(inner - 10, 10)  # beside it there is room
+    on.lock(inner - 10, 10)  # the memory beside it can be locked
     on.unlock(inner - 10)
     assert entered(on) == []
     assert gpu.is_pinned_ptr(inner) == vendor_range(inner)
@@ -267,7 +267,7 @@ def test_they_free_first_and_the_next_lock_forgets_it(gpu: pinning.CopyDevice, o
         lock = pinning.lock((theirs.ptr, SIZE), device=gpu)
     except pinning.PinningError:
         assert entered(on) == [], "the memory is gone, and so is the region"
-    else:  # whatever is there now
+    else:  # other memory is there now
         assert [region.external for region in entered(on)] == [False]
         lock.unlock()
     assert not stale.held
@@ -325,7 +325,7 @@ def test_a_lock_of_the_object_keeps_torch_from_giving_it_up(gpu: pinning.CopyDev
 
 @pytest.fixture
 def ours(gpu: pinning.CopyDevice) -> Iterator[SimpleNamespace]:
-    """An array that we have locked. Whatever the others do to it, afterwards the lock is as it was, and goes."""
+    """An array that we have locked. After the test the lock must be unchanged, and its unlock must succeed."""
     array = noise()
     with pinning.lock(array, device=gpu) as lock:
         before = lock.region
@@ -379,7 +379,7 @@ def test_the_driver_refuses_another_registration(ours: SimpleNamespace) -> None:
 
 
 def test_somebody_unregisters_what_is_ours(ours: SimpleNamespace) -> None:
-    """The region stays until its unlock succeeds, as for any vendor's refusal; here once it is registered again."""
+    """As after any refusal by a vendor, the region stays until its unlock succeeds: here after registering it again."""
     driver = cuda_driver()
     succeeded(*driver.cuMemHostUnregister(ours.ptr))
     with pytest.raises(VendorError) as raised:
@@ -393,7 +393,7 @@ def test_somebody_unregisters_what_is_ours(ours: SimpleNamespace) -> None:
 def test_their_memory_beside_ours(
     gpu: pinning.CopyDevice, on: PinnedMap, theirs: Theirs, ours: SimpleNamespace
 ) -> None:
-    """Neither knows of the other."""
+    """Neither affects the other."""
     with pinning.lock((theirs.ptr, SIZE), device=gpu):
         assert {region.external for region in on} == {False, True}
         round_trip(gpu, theirs.ptr, SIZE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to a real GPU and back: what holds of copies on any device, and tensors of torch in its own memory."""
+"""Files to a real GPU and back: the tests for copies on any device, and torch tensors in torch's own memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def queue(queue: pinning.Queue) -> Iterator[pinning.Queue]:
 
 
 def some_arrays(count: int) -> dict[str, numpy.ndarray]:
-    """Of sizes from nothing to 3 MiB, most of which lie unaligned in a file."""
+    """Arrays of 0 bytes to 3 MiB, most of them unaligned in a file."""
     draw = numpy.random.default_rng(count)
     sizes = [0, 1, 2, 3, *draw.integers(1, 3 << 20, count).tolist()]
     return {f"{i}.{size}": noise(size, i) for i, size in enumerate(sizes)}
@@ -57,7 +57,7 @@ def test_tensors_of_torch(queue: pinning.Queue, tmp_path: Path) -> None:
         "none": torch.empty(3, 0),
     }
     tensors = {name: tensor.to("cuda") for name, tensor in host.items()}
-    tensors["f32"] = tensors["f32"] + 0  # which may not be there yet
+    tensors["f32"] = tensors["f32"] + 0  # may not be computed yet
     pinning.save_file(tensors, tmp_path / "a")
     pinning.save_file(host, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -97,7 +97,7 @@ def test_torch_goes_on_with_its_memory(queue: pinning.Queue, tmp_path: Path) -> 
 
 
 def test_saves_in_the_background(queue: pinning.Queue, tmp_path: Path) -> None:
-    """What is written into tensors after the call is not in the file, whether all of them fit in the arena or not."""
+    """Writes to tensors after the call do not reach the file, whether or not all of them fit in the arena."""
     host = some_arrays(40)
     pinning.save_file(host, tmp_path / "a")
     for room in (256 << 20, 5 << 20):

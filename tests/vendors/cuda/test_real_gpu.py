@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same rules against a real NVIDIA driver: what a stand-in cannot prove."""
+"""Locks against a real NVIDIA driver: what a stand-in cannot prove."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gpu() -> Iterator[pinning.CopyDevice]:
 
 
 def round_trip(gpu: pinning.CopyDevice, source: numpy.ndarray) -> numpy.ndarray:
-    """What comes back of `source`'s bytes after a visit to the GPU."""
+    """Copy `source` to the GPU, and return what comes back."""
     there = gpu.allocate(source.nbytes)
     try:
         gpu.copy(there, source.ctypes.data, source.nbytes)
@@ -83,8 +83,8 @@ def test_pieces_are_one_region_with_borders(gpu: pinning.CopyDevice) -> None:
         pieces = [gpu.is_pinned_ptr(lock.ptr + at) for at in (0, 256 << 10)]
         assert [piece and piece.size for piece in pieces] == [256 << 10, 256 << 10]
         assert pieces[1] is not None
-        assert pieces[1].device_ptr == lock.device_ptr + (256 << 10)  # device pointers go on across a border
-        with pytest.raises(VendorError):  # and yet one copy may not cross it
+        assert pieces[1].device_ptr == lock.device_ptr + (256 << 10)  # device pointers are contiguous across a border
+        with pytest.raises(VendorError):  # but one copy cannot cross it
             round_trip(gpu, array)
 
 
@@ -158,7 +158,7 @@ def test_threads_that_never_saw_cuda_lock_and_unlock(gpu: pinning.CopyDevice) ->
     arrays = [noise(MIB) for _ in range(8)]
 
     def work(array: numpy.ndarray) -> None:
-        # Of array 0 a part and the whole are locked in turns: the whole is refused while the part is there.
+        # All threads lock a part of array 0, and one the whole, which is refused while only the part is locked.
         with suppress(PartialOverlapError):
             for _ in range(20):
                 with pinning.lock(array, device=gpu), pinning.lock(arrays[0][:100], device=gpu):

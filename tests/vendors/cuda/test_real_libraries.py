@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numba, CuPy and cuda.core with memory of ours, each in a process of its own, on a real GPU."""
+"""Numba, CuPy, cuda.core and torch with memory of this package, each in its own process, on a real GPU."""
 
 from __future__ import annotations
 

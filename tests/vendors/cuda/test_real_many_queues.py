@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many queues on a real GPU, with few hardware channels or many, beside calls that wait for all of them: it ends."""
+"""Many queues on a real GPU, with few or many hardware channels, beside calls that wait for all queues: no deadlock."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations, connections and pools on real NVIDIA GPUs: every promise is kept with data."""
+"""Allocations, connections and pools on real NVIDIA GPUs: every promise is checked with data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def noise(size: int) -> Any:
 
 
 def contents(memory: pinning.Allocation) -> Any:
-    """What the device has in its memory, fetched after all work so far."""
+    """The contents of a device's memory, after all work submitted so far."""
     found = np.zeros(memory.size, np.uint8)
     memory.device.synchronize()
     pinning.copy(found, memory)
@@ -53,7 +53,7 @@ def contents(memory: pinning.Allocation) -> Any:
 
 
 class Holding:
-    """Holds a queue from here on, until it is released or the block ends."""
+    """Blocks a queue from its construction until `release` or the end of the ``with`` block."""
 
     def __init__(self, queue: Queue) -> None:
         self._go = threading.Event()
@@ -108,7 +108,7 @@ def test_shared_memory_is_used_from_both_sides_in_turn(gpu: CudaDevice) -> None:
             array[:] = 100 + turn
             pinning.copy(there, memory, queue=queue)
             assert (contents(there) == 100 + turn).all()
-        del array  # or the memory is in use
+        del array  # else the memory is in use
 
 
 def test_host_memory_is_reached_by_all_gpus_of_its_context(gpus: list[CudaDevice]) -> None:
@@ -162,7 +162,7 @@ def test_memory_of_cupy_is_its_own_and_it_uses_ours(gpu: CudaDevice, context: Co
 
 
 def view(cupy: Any, memory: pinning.Allocation) -> Any:
-    """CuPy's array over our memory, for kernels on the device that is current."""
+    """A CuPy array over our memory, for kernels on the current device."""
     unowned = cupy.cuda.UnownedMemory(memory.device_ptr, memory.size, memory, cupy.cuda.Device().id)
     return cupy.ndarray(memory.size, cupy.uint8, cupy.cuda.MemoryPointer(unowned, 0))
 
@@ -179,7 +179,7 @@ def test_a_gpu_uses_its_memory_in_any_context(gpu: CudaDevice) -> None:
 
 
 def test_between_a_gpu_and_the_host(gpu: CudaDevice, context: Context) -> None:
-    """DEVICE memory is not the host's, and so what goes between them is copied."""
+    """The host cannot access DEVICE memory, so data between them are copied."""
     assert pinning.memory_connection((gpu, context), ("host", context)) is MemoryConnection.NONE
     assert pinning.memory_connection(("host", context), (gpu, context)) is MemoryConnection.NONE
     data = noise(MIB)
@@ -220,7 +220,7 @@ def test_reuse_across_streams_is_never_early(gpu: CudaDevice, context: Context) 
     with Queue(gpu) as one, Queue(gpu) as other, Pool(context) as pool, ExitStack() as locks:
         for result in results:
             locks.enter_context(pinning.lock(result, device=gpu))
-        # What the driver does only once could wait for the work that is held.
+        # One-time work of the driver could wait for the queue that is blocked below, so it is done now.
         memory, spare = one.alloc(MIB, pool=pool)[0], other.alloc(MIB, pool=pool)[0]
         for each, queue in ((memory, one), (spare, other)):
             pinning.fill(each, 9, queue=queue).wait()
@@ -251,7 +251,7 @@ def test_reuse_across_streams_is_never_early(gpu: CudaDevice, context: Context) 
 
 @pytest.mark.parametrize("maximum", [None, 24 * MIB], ids=["unbounded", "bounded"])
 def test_streams_that_share_a_pool_find_their_own_data(gpu: CudaDevice, context: Context, maximum: int | None) -> None:
-    """Every block is filled with a number and read back late: who had it early would have left another number."""
+    """Every block is filled with a number and read back late; a block reused too early would hold another number."""
     random = np.random.default_rng(7)
     with Pool(context, maximum_size=maximum) as pool:
         queues = [Queue(gpu, "out_of_order" if number == 3 else "in_order") for number in range(4)]

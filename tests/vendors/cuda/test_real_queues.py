@@ -42,7 +42,7 @@ def queue(gpu: CudaDevice) -> Iterator[NativeQueue]:
 
 
 class Allocations:
-    """Memory that goes at the end of a test."""
+    """Memory that is freed at the end of a test."""
 
     def __init__(self, gpu: CudaDevice) -> None:
         self._gpu = gpu
@@ -60,7 +60,7 @@ class Allocations:
         return array
 
     def fives(self, size: int) -> int:
-        """DEVICE memory of so many bytes, each of them 5."""
+        """DEVICE memory of `size` bytes, each of them 5."""
         ptr, buffer = self(DEVICE, size), Buffer(b"\5" * size)
         self._gpu.copy(ptr, buffer.ptr, size)
         return ptr
@@ -82,7 +82,7 @@ def noise(size: int) -> Any:
 
 
 def in_thread(act: Callable[[], object]) -> None:
-    """Call it in a thread that has never seen CUDA."""
+    """Call `act` in a thread that has not used CUDA."""
     Background(act).result()
 
 
@@ -336,7 +336,7 @@ def test_python_runs_on_while_threads_wait(gpu: CudaDevice, queue: NativeQueue) 
 
 
 def submit_all(queue: NativeQueue, ptr: int, there: int) -> None:
-    """Every kind of work, on 64 bytes of HOST and of DEVICE memory, and every question."""
+    """Submit every kind of work, on 64 bytes of HOST and of DEVICE memory, and make every query."""
     page = Buffer(bytes(64))
     queue.copy(there, ptr, 8)
     queue.copy(there, page.ptr, 8)
@@ -389,7 +389,7 @@ def test_another_context_is_current_and_stays_so(gpu: CudaDevice, memory: Alloca
 
 
 def made_context(cuda: Any) -> Any:
-    """A context that a program made for itself, current."""
+    """Create a context, which becomes current, as a program may do for itself."""
     device = cuda.cuDeviceGet(0)[1]
     try:
         code, context = cuda.cuCtxCreate(None, 0, device)
@@ -399,7 +399,7 @@ def made_context(cuda: Any) -> Any:
     return context
 
 
-# ---- streams of others ----
+# ---- streams of other libraries ----
 
 
 def test_a_stream_of_a_context_of_a_programs_own(gpu: CudaDevice, memory: Allocations) -> None:
@@ -444,7 +444,7 @@ def test_streams_of_other_libraries(gpu: CudaDevice, memory: Allocations, librar
     wait()
     assert bytes(target) == b"\1\2\3\4" * 2
     queue.close()
-    wait()  # the stream is still there
+    wait()  # the stream still exists
 
 
 def test_work_of_torch_and_ours_in_one_stream(gpu: CudaDevice, memory: Allocations) -> None:
@@ -478,7 +478,7 @@ def test_cuda_core_takes_a_queue_of_ours(queue: NativeQueue, memory: Allocations
 
 
 def run(program: str) -> str:
-    """What it prints, in an interpreter of its own that ends well and complains about nothing."""
+    """Return the output of a program in its own interpreter, which must exit with 0 and write nothing to stderr."""
     begin = """
 import os, sys
 from pinning.errors import PinningError, VendorError

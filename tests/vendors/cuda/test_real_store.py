@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of a shared store on a real GPU: what it reads is what was there when its copy was begun."""
+"""Objects of a shared store on a real GPU: a copy reads what was there when it was begun."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_object_is_kept_until_the_gpu_has_read_it(
     assert eventually(partial(pinning.is_locked, array, device=gpu))
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(300_000_000)  # of the GPU's clock: the copy comes late
+        torch.cuda._sleep(300_000_000)  # cycles of the GPU's clock, so that the copy starts late
         there.copy_(torch.from_numpy(array), non_blocking=True)
     del array, whole
     gc.collect()
@@ -89,7 +89,7 @@ def test_turns_under_a_budget(gpu: pinning.CopyDevice, locks: ObjectLocks, memor
         for turn in range(12):
             number = turn % 4
             part = memory[number * SIZE : (number + 1) * SIZE]
-            if turn % 3:  # what was refused, while others were in use, is tried again when it is used
+            if turn % 3:  # a lock refused while others were in use is tried again at the next use
                 assert eventually(lambda part=part: pinning.is_locked(use(locks, part), device=gpu))
             array = use(locks, part)
             copy = pinning.copy_async(there, array, queue=queue)

@@ -27,7 +27,7 @@ def two_gpus() -> None:
 
 
 def is_pinned(array: numpy.ndarray) -> bool:
-    """Whether the driver has it, by either GPU's word."""
+    """Whether the array is pinned, on which both GPUs must agree."""
     answers = {pinning.device(name).is_pinned_ptr(array.ctypes.data) is not None for name in NAMES}
     assert len(answers) == 1
     return answers.pop()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `device_count` says when something is missing, and that importing pinning_cuda needs nothing.
+"""What `device_count` reports when something is missing; importing pinning_cuda needs nothing.
 
-Each case is a process of its own, because a driver once loaded stays.
+Each case runs in its own process, because a driver is never unloaded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ os.wait()
 
 
 def test_a_driver_that_has_not_started_is_not_started_again_in_a_fork(standin_folder: Path, tmp_path: Path) -> None:
-    """With NVIDIA's that may crash."""
+    """Starting NVIDIA's driver again may crash."""
     log = tmp_path / "log"
     said = run(TWICE, DRIVER.environment(standin_folder, f"devices=0;log={log}")).splitlines()
     assert "no NVIDIA GPU is visible" in said[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of cuda.core's with memory resources of ours, on a real GPU."""
+"""A cuda.core program with memory resources of this package, on a real GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for _ in range(100):
 gc.collect()
 assert memory.pool.used == 0
 
-# One of our queues as a stream of theirs.
+# One of our queues as a cuda.core stream.
 with pinning.Queue("cuda:0") as queue:
     theirs = gpu.create_stream(queue)
     with_queue = memory.allocate(256, stream=theirs)

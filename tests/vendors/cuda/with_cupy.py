@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of CuPy's with memory of ours, on a real GPU."""
+"""A CuPy program with memory of this package, on a real GPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of Numba's with pinning.numba as its memory manager, on a real GPU."""
+"""A Numba program with pinning.numba as its memory manager, on a real GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 
 import numpy as np
 
-if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it, and NumPy 2.5 has it no more
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 needs it, and NumPy 2.5 removed it
     np.row_stack = np.vstack
 
 from numba import cuda
@@ -47,7 +47,7 @@ context.memory_manager.deallocations.clear()
 gc.collect()
 assert pool.used == 0 and pool.reserved > 0, (pool.used, pool.reserved)
 
-# What was freed under a kernel in one stream may be given out at once, and used in another only after it.
+# Memory freed during a kernel in one stream may be given out at once, but used in another stream only after the kernel.
 for _ in range(20):
     first, second = cuda.stream(), cuda.stream()
     victim = cuda.device_array(1, np.int64, stream=first)
@@ -65,7 +65,7 @@ for _ in range(20):
     del heir
     context.memory_manager.deallocations.clear()
 
-# Pinning: nested, overlapping, reversed, and seen by us.
+# Pinning: nested, overlapping, reversed, and in the map.
 array = np.zeros(1 << 20, np.uint8)
 with cuda.pinned(array):
     assert pinning.is_locked(array, device="cuda:0")
@@ -78,7 +78,7 @@ with cuda.pinned(array[:600_000]), cuda.pinned(array[400_000:]), cuda.pinned(arr
     stream.synchronize()
 assert not pinning.is_locked(array, device="cuda:0")
 
-# Mapped and pinned memory of Numba's is in the map.
+# Numba's mapped and pinned memory is in the map.
 mapped = cuda.mapped_array(100, np.int32)
 mapped[:] = 3
 add[1, 128](mapped, 4)
@@ -94,7 +94,7 @@ assert (array == 1).all()
 free, total = context.get_memory_info()
 assert 0 < free <= total
 
-# Out of memory: what waits to be freed is given back first.
+# Out of memory: pending deallocations are done first.
 third = total // 3
 for _ in range(8):
     large = cuda.device_array(third, np.uint8)

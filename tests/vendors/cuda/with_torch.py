@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of PyTorch's with pinning.torch, on a real GPU."""
+"""A PyTorch program with pinning.torch, on a real GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ assert torch.equal(exact["a"], torch.arange(1000)) and exact["b"][0].stride() ==
 assert exact["a"].untyped_storage().nbytes() == 8000
 assert pinning.torch.pin_memory(exact["a"]) is exact["a"]
 
-# to: modules and collections, tied, strided, of every dtype, pageable and locked, on a stream of torch's.
+# to: modules and collections, tied, strided, of every dtype, pageable and locked, on a torch stream.
 for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
     with torch.cuda.stream(stream):
         model = copy.deepcopy(before)
@@ -98,7 +98,7 @@ want_input, data.grad = data.grad, None
 weights = sum(each.numel() * each.element_size() for each in model.parameters())
 gc.collect()
 torch.cuda.empty_cache()
-for part in (4, 2):  # of the weights on the GPU; of a half some stay there
+for part in (4, 2):  # 1/part of the weights on the GPU; with a half, some stay there
     with pinning.torch.offload(model, "cuda", resident=weights // part) as streamed:
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()
@@ -123,7 +123,7 @@ for part in (4, 2):  # of the weights on the GPU; of a half some stay there
         assert a.is_cpu and torch.equal(a, b.cpu())
 
 
-# Batches of workers: pinned as they come, and not written while the GPU still reads them.
+# Batches from workers: pinned on arrival, and not overwritten while the GPU still reads them.
 class Numbers(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 64 * 40
@@ -141,7 +141,7 @@ for pin_memory in (False, True):
     side, found, busy = torch.cuda.Stream(), [], torch.randn(4096, 4096, device="cuda")
     for batch in loader:
         pinned += batch.is_pinned()
-        with torch.cuda.stream(side):  # whose copies come late
+        with torch.cuda.stream(side):  # its copies start late
             for _ in range(20):
                 busy = busy @ busy * 1e-4
             there = batch.to("cuda", non_blocking=True)
@@ -160,6 +160,6 @@ def locked() -> list[pinning.Region]:
 
 end = time.monotonic() + 60
 while locked() and time.monotonic() < end:
-    time.sleep(0.05)  # what is dropped goes soon
+    time.sleep(0.05)  # dropped locks are released soon
 assert not locked(), locked()
 print("torch: all right")

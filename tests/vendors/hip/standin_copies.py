@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs use, on a HIP device: allocations, queues, pools, and copies on each path."""
+"""What programs use on a HIP device: allocations, queues, pools, and copies on each path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = (3 << 20) + 5
 
 @pytest.fixture
 def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HipDevice]:
-    """One whose streams wait for values, or the one that was first used where they did not, if a test asks for that."""
+    """Device 0, whose streams wait for values; if the test has a configuration, device 1, first used under it."""
     monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
     monkeypatch.setattr(costs, "stage_to_host", 1 << 20)
     monkeypatch.setattr(costs, "threads", 2)
@@ -63,7 +63,7 @@ def test_a_batch_is_one_call_for_some_thousands(device: HipDevice, standin: Stan
             ["hipMemcpyBatchAsync", "4096"],
             ["hipMemcpyBatchAsync", "904"],
         ]
-        standin.configure("fail=hipMemcpyBatchAsync:1:801")  # as releases do that copy between devices only
+        standin.configure("fail=hipMemcpyBatchAsync:1:801")  # as in releases that support only copies between devices
         copy = pinning.copy_blocks(back, range(count), there, order, size, queue=queue)
         copy.wait()
         standin.configure()

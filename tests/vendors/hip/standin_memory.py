@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what the runtime knows of a pointer, and connections between GPUs."""
+"""Kinds of memory, what the runtime knows about a pointer, and connections between GPUs."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_access_of_another_gpu_is_enabled_for_it(standin: StandIn) -> None:
     assert standin.calls("hipDeviceCanAccessPeer") == ["hipDeviceCanAccessPeer 3 2"]
     assert standin.calls("hipSetDevice") == ["hipSetDevice 3", "hipSetDevice 1"]
     assert standin.calls("hipDeviceEnablePeerAccess") == ["hipDeviceEnablePeerAccess 2 0"]
-    assert owner.connection(user) is MemoryConnection.UNIFIED  # enabled already, by us or another
+    assert owner.connection(user) is MemoryConnection.UNIFIED  # already enabled, by us or another library
     hip.hipSetDevice(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`HipDevice.is_pinned_ptr`: what it says of every kind of pointer."""
+"""`HipDevice.is_pinned_ptr` for every kind of pointer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_device_address_is_no_address_of_the_host(standin: StandIn) -> None:
 def test_a_size_of_more_than_32_bits(standin: StandIn) -> None:
     size = (5 << 30) + 3
     reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
-    large = Memory(size // PAGE + 1, prot=0, flags=reserved)  # PROT_NONE: the kernel brings none of it into memory
+    large = Memory(size // PAGE + 1, prot=0, flags=reserved)  # PROT_NONE: the kernel populates none of it
     DEVICE.data_lock(large.ptr, size, None)
     assert DEVICE.is_pinned_ptr(large.ptr + size - 1) == PinnedInfo(large.ptr, size, large.ptr + SHIFT)
     DEVICE.data_unlock(large.ptr)

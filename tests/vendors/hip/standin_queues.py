@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: order, what the runtime is asked, the current device, failures, and what is left at the end."""
+"""Queues and events: order, calls to the runtime, the current device, failures, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_gpu_that_cannot_wait_for_values_says_so(
 ) -> None:
     word = memory(HOST, bytes(4))
     standin.configure(lacking)
-    queue = plugin.device(index).make_queue()  # the first one of this GPU
+    queue = plugin.device(index).make_queue()  # the first queue of this GPU
     assert not queue.waits_for_values
     assert live()["streams"] == 1
     for act in (lambda: queue.wait_value(word, 1), lambda: queue.write_value(word, 1)):
@@ -123,4 +123,4 @@ def test_each_call_of_finding_out_about_values_fails(standin: StandIn) -> None:
             gpu.make_queue()
         assert (raised.value.call, raised.value.code) == (call, UNKNOWN)
         assert left() == NOTHING
-    assert gpu.make_queue().waits_for_values  # nothing was concluded from that
+    assert gpu.make_queue().waits_for_values  # nothing was concluded from the failures

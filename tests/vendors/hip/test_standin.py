@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in libamdhip64.so itself: that it fits the vendor's header and hip-python."""
+"""The stand-in libamdhip64.so itself must fit the vendor's header and hip-python."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin says when something is missing, and that importing pinning_hip needs nothing.
+"""What the plugin reports when something is missing; importing pinning_hip needs nothing.
 
-Each case is a process of its own, because a runtime once loaded stays.
+Each case runs in its own process, because a runtime is never unloaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from standins.libhip import DRIVER
 
 
 def tells(question: str) -> str:
-    """A program that prints an answer of the plugin."""
+    """A program that prints the value of the expression `question`, or why the plugin is unavailable."""
     return f"""
 from pinning.errors import PluginUnavailableError
 from pinning_hip import plugin
@@ -77,7 +77,7 @@ def test_a_runtime_without_a_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("configuration", "words"),
     [
-        ("devices=0", ["hipInit", "hipErrorInvalidDevice (101)"]),  # what a machine without /dev/kfd says
+        ("devices=0", ["hipInit", "hipErrorInvalidDevice (101)"]),  # as on a machine without /dev/kfd
         ("fail=hipGetDeviceCount:1:100", ["hipGetDeviceCount", "hipErrorNoDevice (100)"]),
         ("fail=hipInit:1:3", ["hipInit", "hipErrorNotInitialized (3)"]),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mlock's lock goes with the memory: in parts, and to where the memory moves; none of it stays locked, nor counted."""
+"""mlock's lock follows the memory, in parts and to where it moves; no page stays locked or counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = COUNT * PAGE
 FIXED_NOREPLACE = 0x100000
 MREMAP_FIXED = 2
 
-mremap = ctypes.CDLL(None, use_errno=True).mremap  # with an argument more than that of `leaving`
+mremap = ctypes.CDLL(None, use_errno=True).mremap  # with one argument more than in `leaving`
 mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 mremap.restype = ctypes.c_void_p
 
@@ -37,7 +37,7 @@ watched = pytest.mark.skipif(
 
 
 def mapped(ptr: int | None, size: int = SIZE) -> int:
-    """New memory: exactly there, unless another thread has the addresses by now; then anywhere."""
+    """Map new memory exactly at `ptr`, or anywhere if it is None or another thread uses those addresses by now."""
     found: int = libc.mmap(ptr, size, READ_WRITE, ANONYMOUS | (FIXED_NOREPLACE if ptr else 0), -1, 0)
     if found == ctypes.c_void_p(-1).value:
         return mapped(None, size)
@@ -155,7 +155,7 @@ def settled_kib() -> int:
 
 
 def moved(ptr: int, size: int) -> int:
-    """To other addresses, with as much added behind it."""
+    """Move the memory to other addresses, and double its size."""
     room: int = libc.mmap(None, 2 * size, 0, ANONYMOUS, -1, 0)
     found: int = mremap(ptr, size, 2 * size, MAYMOVE | MREMAP_FIXED, room)
     assert found == room, os.strerror(ctypes.get_errno())

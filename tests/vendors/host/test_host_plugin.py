@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host plugin against the kernel: what /proc/self/smaps calls locked is what must be locked."""
+"""The host plugin against the kernel: /proc/self/smaps must report exactly the expected pages as locked."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class TestFork:
 class TestThreads:
     @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
     def test_many_threads(self, device: HostDevice, seed: int) -> None:
-        """While a thread holds a range its pages are locked; at the end exactly those are that someone still holds."""
+        """The pages of a range are locked while a thread holds it; at the end exactly those still held are locked."""
         arena = Arena(12)
         held: list[list[Range]] = [[] for _ in range(4)]
         wrong: list[str] = []
@@ -287,7 +287,7 @@ class TestThreads:
                     ptr, _ = mine.pop(chance.randrange(len(mine)))
                     device.data_unlock(ptr)
                 else:
-                    # Bases differ from thread to thread, so that one thread's unlock is never another's.
+                    # Each thread has its own bases, so it never unlocks another thread's range.
                     ptr = arena.start + chance.randrange(10 * PAGE) // 4 * 4 + number
                     size = chance.randrange(1, 2 * PAGE)
                     if any(ptr == base for base, _ in mine):
@@ -314,7 +314,7 @@ class TestThreads:
 
 
 class TestOneAccount:
-    """Whoever locks memory of the host in this process, its pages are counted together."""
+    """All locks of host memory in this process share one count for each page."""
 
     def test_maps_of_ones_own(self, device: HostDevice, arena: Arena) -> None:
         with PinnedMap(device) as one, PinnedMap(device) as other:
@@ -337,7 +337,7 @@ class TestOneAccount:
         model = [0] * pages
         held: list[Range] = []
         for _ in range(data.draw(st.integers(1, 12))):
-            # 0 locks a new range, anything else unlocks one at an old one's base: of several the smallest.
+            # 0 locks a new range; anything else unlocks at the base of an old one, the smallest if there are several.
             chosen = data.draw(st.integers(0, len(held)))
             if chosen:
                 start = held[chosen - 1][0]
@@ -444,7 +444,7 @@ def protect(start: int, size: int, access: int) -> None:
 
 
 def map_again(start: int, size: int) -> None:
-    """Put new memory where there was some."""
+    """Replace the memory by new memory at the same addresses."""
     map_fixed = 0x10
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_fixed
     assert _libc.mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0) == start

@@ -78,7 +78,7 @@ def test_ctrl_c_during_a_copy_waits_for_the_gpu(standin: StandIn) -> None:
         while not standin.calls("hsa_amd_memory_async_copy"):
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
-        while not standin.calls("hsa_signal_wait_scacquire"):  # the copy is under way, and waited for
+        while not standin.calls("hsa_signal_wait_scacquire"):  # the copy is in progress, and is being waited for
             time.sleep(0.001)
         ended.append("wait")
         standin.configure()

@@ -46,7 +46,7 @@ def test_a_second_runtime_in_the_process_is_warned_of(standin: StandIn, tmp_path
     assert plugin.warnings() == []
     maps = Path("/proc/self/maps").read_text().splitlines()
     (ours,) = {line.split(maxsplit=5)[-1] for line in maps if "/libhsa-runtime64" in line}
-    theirs = tmp_path / "libhsa-runtime64-0123abcd.so"  # as a wheel's own copy is named; its SONAME differs too
+    theirs = tmp_path / "libhsa-runtime64-0123abcd.so"  # named like a wheel's own copy; its SONAME differs too
     content = Path(ours).read_bytes().replace(b"libhsa-runtime64.so.1\0", b"libhsa-runtime64.so.2\0")
     theirs.write_bytes(content)
     shutil.copymode(ours, theirs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this runtime's failures are besides those of every driver, which the conformance suite tests."""
+"""Failures specific to this runtime; the conformance suite tests those common to all drivers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers above on a GPU of HSA's: allocations, queues, pools, and copies on each path."""
+"""The layers above the plugin on an HSA GPU: allocations, queues, pools, and copies on each path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def device(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[HsaDevice]:
-    """Stages from 1 MiB on, through a small ring."""
+    """A device whose copies are staged from 1 MiB on, through a small ring."""
     for name, value in {"stage_to_device": MIB, "stage_to_host": MIB, "ring_bytes": 2 * MIB, "threads": 2}.items():
         monkeypatch.setattr(costs, name, value)
     yield GPU

@@ -38,7 +38,7 @@ class PointerInfo(ctypes.Structure):
 
 
 def global_flags(ptr: int) -> int:
-    """How the runtime has locked the memory at `ptr`."""
+    """The flags with which the runtime has locked the memory at `ptr`."""
     hsa, info = ctypes.CDLL("libhsa-runtime64.so.1"), PointerInfo(size=ctypes.sizeof(PointerInfo))
     assert hsa.hsa_amd_pointer_info(ctypes.c_void_p(ptr), ctypes.byref(info), None, None, None) == 0
     flags: int = info.global_flags
@@ -160,7 +160,7 @@ def test_memory_that_cannot_be_locked(standin: StandIn) -> None:
         0x1000,
         "HSA_STATUS_ERROR",
     )
-    DEVICE.data_lock(memory.ptr, PAGE, None)  # nothing of the failure is left
+    DEVICE.data_lock(memory.ptr, PAGE, None)  # the failure has left nothing behind
     DEVICE.data_unlock(memory.ptr)
 
 
@@ -179,7 +179,7 @@ def test_the_interpreter_runs_on_while_the_runtime_locks(standin: StandIn) -> No
     locking.start()
     while not standin.calls("hsa_amd_memory_lock_to_pool"):
         time.sleep(0.001)
-    assert standin.registrations() == set()  # we are here while the call is under way
+    assert standin.registrations() == set()  # this runs while the call is in progress
     assert DEVICE.is_pinned_ptr(memory.ptr) is None
     with pytest.raises(AlreadyPinnedError):
         OTHER.data_lock(memory.ptr, 1, False)

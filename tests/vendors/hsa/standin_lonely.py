@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that do not reach one another's memory. The process is started so: what a GPU reaches is asked once."""
+"""GPUs without access to each other's memory. The process starts in this configuration: access is queried only once."""
 
 from __future__ import annotations
 

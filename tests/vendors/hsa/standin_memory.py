@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what is known of a pointer, and connections between GPUs."""
+"""Kinds of memory, what is known about a pointer, and connections between GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_all_that_is_allocated_is_open_to_gpus_that_reach_it(standin: StandIn) -
     GPU.copy(here, source.ptr, PAGE)
     standin.configure()
     GPU.copy(there, here, PAGE)
-    (call,) = standin.calls("hsa_amd_memory_async_copy")  # the stand-in aborts where it is not open
+    (call,) = standin.calls("hsa_amd_memory_async_copy")  # the stand-in aborts if a GPU has no access
     assert call.split()[2:5:2] == ["0xd1", "0xd0"]
     OTHER.copy(target.ptr, there, PAGE)
     assert ctypes.string_at(target.ptr, 10) == b"over there"

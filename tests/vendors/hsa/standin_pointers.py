@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`HsaDevice.is_pinned_ptr`: what it says of every kind of pointer."""
+"""`HsaDevice.is_pinned_ptr` for every kind of pointer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEMORY = Memory(PAGES)
 
 @pytest.fixture
 def host_ptr(standin: StandIn) -> Iterator[int]:
-    """1000 bytes of the host that the runtime has allocated, as hipHostMalloc has it do."""
+    """1000 bytes of host memory allocated by the runtime, as for hipHostMalloc."""
     hsa, ptr = ctypes.CDLL("libhsa-runtime64.so.1"), ctypes.c_void_p()
     pool, size = ctypes.c_uint64(0xC02), ctypes.c_size_t(1000)
     assert hsa.hsa_amd_memory_pool_allocate(pool, size, 0, ctypes.byref(ptr)) == 0
@@ -38,7 +38,7 @@ def host_ptr(standin: StandIn) -> Iterator[int]:
 @settings(max_examples=100, deadline=None)
 @given(requests=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.booleans()), max_size=12))
 def test_the_bytes_locked_are_pinned_and_no_others(configuration: str, requests: list[tuple[int, int, bool]]) -> None:
-    """Against a model: a set of disjoint ranges. Every request is made; one in three unlocks again."""
+    """Against a model, a set of disjoint ranges. Every request, a lock or an unlock, is made."""
     hsa = ctypes.CDLL("libhsa-runtime64.so.1")
     hsa.standin_configure(configuration.encode())
     shift = 0 if configuration else SHIFT

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: order, what the runtime is asked, failures, and what is left at the end.
+"""Queues and events: order, calls to the runtime, failures, and what is left at the end.
 
-The stand-in ends the process where a signal is used again too early, and never begins a copy that waits for one that
-has failed, as the header says.
+The stand-in ends the process if a signal is reused too early, and, as the header says, never begins a copy that waits
+for a failed one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_the_copies_of_a_queue_wait_for_one_another_in_the_engines(
     for at in range(0, 1000, 100):
         queue.copy(there + at, source + at, 100)
         queue.copy(target + at, there + at, 100)
-    assert [call.split()[-1] for call in standin.calls(COPY)] == ["0", *["1"] * 19]  # signals to wait for
+    assert [call.split()[-1] for call in standin.calls(COPY)] == ["0", *["1"] * 19]  # how many signals each waits for
     assert not queue.done()
     standin.configure()
     queue.synchronize()
@@ -192,7 +192,7 @@ def test_a_queue_that_is_held_holds_no_engine(standin: StandIn, queue: NativeQue
 
 
 def calls_but_waits(standin: StandIn) -> list[str]:
-    """The queue's thread may only now come to wait for a copy, whose end was seen without it."""
+    """The calls except waits: the queue's thread may start a wait for a copy that has already been seen to end."""
     return [call for call in standin.calls() if not call.startswith("hsa_signal_wait")]
 
 
@@ -216,7 +216,7 @@ def test_signals_are_used_again_once_nothing_waits_for_them(
     for _ in range(200):
         queue.copy(there, source, 10)
         queue.record().wait()
-    assert len(standin.calls("hsa_signal_create")) < 200  # as its thread gets round to it
+    assert len(standin.calls("hsa_signal_create")) < 200  # how many depends on the queue's thread
     events = []
     for _ in range(100):
         queue.copy(there, source, 10)
@@ -225,7 +225,7 @@ def test_signals_are_used_again_once_nothing_waits_for_them(
     assert live()["signals"] >= 100
     del events
     end = time.monotonic() + 30
-    while live()["signals"] > 70 and time.monotonic() < end:  # few spare ones are kept, once the queue's thread is done
+    while live()["signals"] > 70 and time.monotonic() < end:  # when done, the queue's thread keeps few spare signals
         queue.copy(there, source, 10)
         queue.synchronize()
     assert live()["signals"] <= 70
@@ -326,7 +326,7 @@ def test_rows_of_which_one_is_refused(standin: StandIn, queue: NativeQueue, memo
     standin.configure(f"no_rect;fail={COPY}:3:{FAILURE}")
     with pytest.raises(VendorError, match="HSA_STATUS_ERROR_OUT_OF_RESOURCES"):
         queue.copy_2d(there, 8, source, 8, 8, 5)
-    queue.synchronize()  # the rows before it are over
+    queue.synchronize()  # the rows before it are complete
     assert memory.read(there, 40) == DATA[:16] + bytes(24)
 
 
@@ -339,7 +339,7 @@ def test_a_copy_that_fails_under_way_reaches_its_event_and_the_queue_goes_on(
     queue.copy(there, source, 10)
     failing = queue.record()
     standin.configure("slow_copy")
-    queue.copy(there, source, 10)  # waits for one that fails
+    queue.copy(there, source, 10)  # waits for a copy that fails
     queue.copy(target, there, 10)
     working = queue.record()
     standin.configure()
@@ -406,7 +406,7 @@ def test_a_lost_runtime_ends_all_waits_and_leaves_nothing(standin: StandIn, memo
             act()
     queue.close()
     other.close()
-    standin.configure()  # as if it came back, so that the end can be seen
+    standin.configure()  # as if the runtime came back, so that the cleanup can be checked
 
 
 def test_there_is_no_thread_to_be_had(standin: StandIn) -> None:

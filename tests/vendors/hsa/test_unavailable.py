@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `device_count` says when something is missing, and that importing pinning_hsa needs nothing.
+"""What `device_count` reports when something is missing; importing pinning_hsa needs nothing.
 
-Each case is a process of its own, because a runtime once loaded stays.
+Each case runs in its own process, because a runtime is never unloaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNT = count_of("pinning_hsa")
 
 
 def installed() -> bool:
-    """Whether a real runtime is installed; asked in another process, so that this one does not load it."""
+    """Whether a real runtime is installed; checked in another process, so that this one does not load it."""
     return run("import ctypes.util; print(ctypes.util.find_library('hsa-runtime64'))") != "None\n"
 
 
@@ -32,7 +32,7 @@ def test_importing_loads_no_runtime() -> None:
 
 
 def without_runtime(tmp_path: Path, rocm: Path) -> dict[str, str]:
-    """Variables under which the loader finds no runtime, though one be installed: before it comes what is none."""
+    """Environment in which the loader finds no runtime even if one is installed: an invalid file is found before it."""
     (tmp_path / "libhsa-runtime64.so.1").write_text("no library")
     return {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "ROCM_PATH": str(rocm)}
 

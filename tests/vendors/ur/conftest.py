@@ -17,5 +17,5 @@ from standins.standin import Driver
 
 @pytest.fixture(scope="session")
 def old_standin_folder(build: Callable[[Driver], Path]) -> Path:
-    """Where a stand-in for the loader of 2025.2 is."""
+    """The folder of a stand-in for the loader of 2025.2."""
     return build(OLD_DRIVER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU, by the real loader and its OpenCL adapter. test_real_loader.py starts the process."""
+"""The CPU, through the real loader and its OpenCL adapter. test_real_loader.py starts the process."""
 
 from __future__ import annotations
 

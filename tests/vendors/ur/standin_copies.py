@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs use, on a device of Unified Runtime: allocations, queues, pools, and copies on each path."""
+"""What programs use on a device of Unified Runtime: allocations, queues, pools, and copies on each path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = (3 << 20) + 5
 
 @pytest.fixture
 def device(standin: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UrDevice]:
-    """A device of which nothing is known, under the stand-in's configuration that a test is parametrised with."""
+    """A fresh device, under the stand-in's configuration with which a test is parametrised."""
     monkeypatch.setattr(costs, "stage_to_device", 1 << 20)
     monkeypatch.setattr(costs, "stage_to_host", 1 << 20)
     monkeypatch.setattr(costs, "threads", 2)

@@ -20,7 +20,7 @@ DEVICE = plugin.device(0)
 
 
 def test_the_context_is_made_once_however_many_threads_begin(standin: StandIn) -> None:
-    # First of all in this process: a context that is made stays.
+    # Must be the first test in this process: a context, once created, is kept.
     memory = Memory(2)
     standin.configure("delay=urContextCreate:60000")
     threads = [Background(partial(DEVICE.data_lock, memory.ptr + i * PAGE, PAGE, False)) for i in (0, 1)]
@@ -73,7 +73,7 @@ def test_the_plugin_describes_itself(standin: StandIn) -> None:
 
 def test_a_platform_has_one_context_and_a_device_one_queue(standin: StandIn) -> None:
     memory = Memory(1)
-    for made in (range(4), [0]):  # at most: other tests may have made some
+    for made in (range(4), [0]):  # at most 3: other tests may have created some
         for device in (plugin.device(i) for i in range(3)):
             there = device.allocate(PAGE)
             device.copy(there, memory.ptr, PAGE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this loader's failures are besides those of every driver, which the conformance suite tests."""
+"""Failures specific to this loader; the conformance suite tests those common to all drivers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REGISTER, INFO = "urUSMHostAllocRegisterExp", "urUSMGetMemAllocInfo"
 
 
 def handles() -> int:
-    """Contexts and queues that have not been given back."""
+    """The number of contexts and queues that have not been released."""
     count: int = ctypes.CDLL(SONAME).standin_handles()
     return count
 
@@ -54,7 +54,7 @@ def test_an_adapter_that_fails_is_left_out_and_named(standin: StandIn, tmp_path:
             assert said == ""
             break
         assert f"{calls[n - 1].split()[0]} failed: UR_RESULT_ERROR_DEVICE_LOST (20)" in said
-    # The start and the list of adapters, what Level Zero is asked, which has two devices, what OpenCL is asked.
+    # Failing call: the start and the list of adapters; those to Level Zero, which has two devices; those to OpenCL.
     assert found == [0] * 3 + [1] * 5 + [2] * 5 + [3]
 
 

@@ -29,11 +29,11 @@ IMPORT, RELEASE = "urUSMImportExp", "urUSMReleaseExp"
 
 
 class Buffer:
-    """What a caller holds while it asks for a lock."""
+    """An object that a caller holds while it requests a lock."""
 
 
 def pages(memory: Memory, *ranges: tuple[int, int]) -> set[tuple[int, int]]:
-    """Ranges of pages of `memory`, each from the first to before the last, as the stand-in tells them."""
+    """Ranges of pages of `memory`, each from `first` up to but excluding `last`, as the stand-in reports them."""
     return {(memory.ptr + first * PAGE, (last - first) * PAGE) for first, last in ranges}
 
 
@@ -69,7 +69,7 @@ def test_a_page_at_the_border_belongs_to_both_neighbours(standin: StandIn) -> No
     DEVICE.data_unlock(second)
     assert standin.registrations() == pages(memory, (0, 2))
     DEVICE.data_lock(second, 2 * PAGE, None)
-    DEVICE.data_unlock(first)  # whose registration cannot shrink
+    DEVICE.data_unlock(first)  # its registration cannot shrink
     assert standin.registrations() == pages(memory, (1, 2), (2, 4))
     assert [page_is_locked(memory.ptr + page * PAGE) for page in range(4)] == [False, True, True, True]
     DEVICE.data_unlock(second)
@@ -205,7 +205,7 @@ def test_a_long_lock_holds_up_nobody_elsewhere(standin: StandIn) -> None:
     assert DEVICE.is_pinned_ptr(memory.ptr) is None
     DEVICE.data_unlock(elsewhere.ptr)
     assert all(thread.is_alive() for thread in locking)
-    assert len(standin.calls(REGISTER)) == 1  # the other thread waits for the page, and then has it
+    assert len(standin.calls(REGISTER)) == 1  # the other thread waits for the page, and then shares it
     standin.configure()
     for thread in locking:
         thread.join()
@@ -226,7 +226,7 @@ def test_two_neighbours_leave_one_registration_at_once(standin: StandIn) -> None
     leaving = [Background(lambda ptr=ptr: DEVICE.data_unlock(ptr)) for ptr in (left, right)]  # type: ignore[misc]
     while not standin.calls(UNREGISTER):
         pass
-    time.sleep(0.1)  # enough for both to call, if they did not take turns
+    time.sleep(0.1)  # enough for both calls, if the threads did not take turns
     assert len(standin.calls(UNREGISTER)) == 1
     standin.configure()
     for thread in leaving:
@@ -242,7 +242,7 @@ def test_what_is_locked_during_a_question_is_not_someone_elses(standin: StandIn)
     asking = Background(lambda: DEVICE.is_pinned_ptr(memory.ptr + PAGE))
     while not standin.calls("urUSMGetMemAllocInfo"):
         pass
-    DEVICE.data_lock(memory.ptr + 8, 2 * PAGE, False)  # whose ends are in pages that are registered already
+    DEVICE.data_lock(memory.ptr + 8, 2 * PAGE, False)  # its ends are in pages that are already registered
     assert standin.registrations() == pages(memory, (0, 1), (1, 2), (2, 3))
     standin.configure()
     assert asking.result() is None
@@ -266,7 +266,7 @@ def test_many_threads_share_pages(standin: StandIn) -> None:
 
 
 class Model(RuleBasedStateMachine):
-    """Locks of any bytes of some pages, against a list of the bytes that are locked. Calls fail as drawn."""
+    """Locks of any bytes of some pages, against a list of the locks. Calls fail at random."""
 
     standin: StandIn
     area = 6 * PAGE
@@ -285,7 +285,7 @@ class Model(RuleBasedStateMachine):
     def lock(self, start: int, size: int, function: str, failing: int) -> None:
         size = min(size, self.area - start)
         if any(base == start for base, _ in self.locks):
-            return  # of two locks at one base, the smaller one goes first
+            return  # of two locks at one base, the smaller is unlocked first
         self.standin.configure("no_register;" * (function == IMPORT) + f"fail={function}:{failing}:20" * bool(failing))
         try:
             DEVICE.data_lock(self.memory.ptr + start, size, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of memory, what a context knows of a pointer, and connections between devices."""
+"""Kinds of memory, what a context knows about a pointer, and connections between devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_device_uses_its_own_memory(standin: StandIn) -> None:
 
 
 def test_access_of_another_device_is_enabled_for_it(standin: StandIn) -> None:
-    for _ in range(2):  # the second time it is enabled already, by us or another
+    for _ in range(2):  # the second time it is already enabled, by us or another library
         assert FIRST.connection(SECOND) is MemoryConnection.UNIFIED
     enabled = standin.calls("urUsmP2PEnablePeerAccessExp")[0].split()[1:]
     assert [int(handle, 16) for handle in enabled] == [SECOND.handle, FIRST.handle]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `is_pinned_ptr` says, and what becomes of memory that someone else has pinned."""
+"""The answers of `is_pinned_ptr`, and locks of memory that another library has pinned."""
 
 from __future__ import annotations
 

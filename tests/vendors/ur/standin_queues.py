@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues and events: order, what the loader is asked, failures, and what is left at the end."""
+"""Queues and events: order, calls to the loader, failures, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEPT: list[object] = []
 
 
 def queues() -> int:
-    """How many there are, but for the one that the device keeps for its own copies."""
+    """The number of queues, except the one that the device keeps for its own copies."""
     return live()["streams"] - 1
 
 
@@ -80,13 +80,13 @@ def test_a_queue_of_another_kind_is_not_adopted(standin: StandIn) -> None:
 def test_a_queue_that_is_dropped_at_work_blocks_nobody(standin: StandIn) -> None:
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t, all zero: unlocked
-    KEPT.append(lock)  # the thread that does the work may use it longer than this test lasts
+    KEPT.append(lock)  # the thread that does the work may still use it after this test
     libc.pthread_mutex_lock(lock)
     queue = FIRST.make_queue()
     queue.call(ctypes.cast(libc.pthread_mutex_lock, ctypes.c_void_p).value or 0, ctypes.addressof(lock))
     del queue
     gc.collect()
-    libc.pthread_mutex_unlock(lock)  # which nobody could, had the collection waited for the work
+    libc.pthread_mutex_unlock(lock)  # not reached if the collection waited for the work
     assert eventually(lambda: queues() == 0)
 
     def taken() -> bool:
@@ -95,4 +95,4 @@ def test_a_queue_that_is_dropped_at_work_blocks_nobody(standin: StandIn) -> None
         libc.pthread_mutex_unlock(lock)
         return False
 
-    assert eventually(taken)  # the work is still done
+    assert eventually(taken)  # the work was done nevertheless

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native/vendors/ur/ur_abi.hpp says of constants and functions, against the vendor's headers."""
+"""The constants and functions of native/vendors/ur/ur_abi.hpp, against the vendor's headers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin on the real loader and its OpenCL adapter, whose device is the CPU: what a stand-in cannot prove.
 
-Its adapter cannot lock host memory, so that stays unproven; that it says so is tested here.
+The OpenCL adapter cannot lock host memory, so locking stays unproven; its refusal is tested here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPENCL = Path(sys.prefix) / "lib" / "libintelocl.so"
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """That of a process whose loader finds the CPU."""
+    """The environment of a process whose loader finds the CPU."""
     if not (OPENCL.exists() and (OPENCL.parent / "libur_adapter_opencl.so.0").exists()):
         pytest.skip("needs the CPU of Unified Runtime: pip install intel-opencl-rt 'intel-cmplr-lib-ur<2026.2'")
     return {**os.environ, "OCL_ICD_FILENAMES": str(OPENCL), "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `device_count` says when something is missing, that importing pinning_ur needs nothing, and older loaders.
+"""What `device_count` reports when something is missing, and older loaders; importing pinning_ur needs nothing.
 
-Each case is a process of its own, because a loader once loaded stays.
+Each case runs in its own process, because a loader is never unloaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from absent_driver import count_of, run
 from standins.libur import DRIVER, OLD_DRIVER
 
 COUNT = count_of("pinning_ur")
-# Where pip puts the loader, as seen by a Python elsewhere: then only the library path can have one.
+# Hides the folders in which pip installs the loader, so that only the library path can have one.
 ELSEWHERE = "import sys, site; sys.prefix = '/nowhere'; site.getuserbase = lambda: '/nowhere'"
 WITHOUT = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
 

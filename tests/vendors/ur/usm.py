@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What someone else has of Unified Runtime, and whether a page is locked."""
+"""Memory, contexts and queues of another user of Unified Runtime, and whether a page is locked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared_memory(device: UrDevice, size: int) -> Iterator[int]:
 
 @contextmanager
 def registered(device: UrDevice, ptr: int, size: int) -> Iterator[None]:
-    """Host memory that someone else has registered."""
+    """Host memory that another library has registered."""
     _call("urUSMHostAllocRegisterExp", device.context, ptr, size, None)
     yield
     _call("urUSMHostAllocUnregisterExp", device.context, ptr)
@@ -63,7 +63,7 @@ def others_queue(device: UrDevice, context: int, flags: int) -> Iterator[int]:
 
 
 def page_is_locked(ptr: int) -> bool:
-    """Whether the kernel holds the page at `ptr` in memory, by its entry in /proc/self/smaps."""
+    """Whether the kernel has locked the page at `ptr`, according to /proc/self/smaps."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()
@@ -76,6 +76,6 @@ def page_is_locked(ptr: int) -> bool:
 
 
 def _call(function: str, *arguments: object) -> None:
-    library = ctypes.CDLL(SONAME)  # the one that is loaded already, whose prototypes are not those of the plugin
+    library = ctypes.CDLL(SONAME)  # already loaded; this handle does not have the plugin's prototypes
     sized = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
     assert getattr(library, function)(*sized) == 0, function

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``beside.py SECONDS [ours]``: threads that pin, copy and free memory at random, each by another library.
+"""``beside.py SECONDS [ours]``: threads that pin, copy and free memory at random, each with another library.
 
 Each fills its memory, copies it to the GPU and compares what arrived. With "ours", a thread locks memory of the
 heap and of mappings, and replaces some of it while it is locked; one locks arrays, whose registrations stay until
@@ -32,7 +32,7 @@ Turn = Callable[[random.Random], None]
 
 
 class StaleError(Exception):
-    """What is found is not so."""
+    """A lookup or a copy has given outdated results."""
 
 
 class Runtime:
@@ -57,7 +57,7 @@ class Runtime:
         return error == 0 and memory_type.value == host
 
     def arrives(self, memory: Memory) -> None:
-        """Raises where other bytes than it is full of reach the GPU."""
+        """Copy `memory` to the GPU and back; raises `StaleError` if other bytes than its fill come back."""
         ptr, nbytes, fill = memory.ptr, memory.size, memory.fill
         device, back = ctypes.c_uint64(), numpy.zeros(memory.size, "u1")
         self.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(nbytes))
@@ -71,7 +71,7 @@ class Runtime:
 
 
 class Memory:
-    """New memory that is full of one byte, of the heap or a mapping."""
+    """New memory, of the heap or a mapping, filled with one byte value."""
 
     def __init__(self, size: int, chance: random.Random) -> None:
         self.size, self.is_mapping = size, chance.random() < 0.6
@@ -83,7 +83,7 @@ class Memory:
         ctypes.memset(self.ptr, self.fill, self.size)
 
     def replace(self, chance: random.Random) -> None:
-        """Other pages at once: between munmap and mmap another thread's registration could come to this address."""
+        """Replace the pages in one call: after a munmap, another thread could map and register this address."""
         protection, flags, *file = ANONYMOUS
         LIBC.mmap(self.ptr, self.size, protection, flags | MAP_FIXED, *file)
         self.write(chance)
@@ -106,7 +106,7 @@ def torch_turn(runtime: Runtime) -> Turn:
             raise StaleError(f"a tensor of {size} bytes has not arrived")
         del tensor
         if chance.random() < 0.2:
-            torch._C._host_emptyCache()  # which unregisters, and frees
+            torch._C._host_emptyCache()  # unregisters and frees
 
     return turn
 

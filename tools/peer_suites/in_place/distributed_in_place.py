@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest: what this process receives lies in locked memory, however small it is."""
+"""A pytest plugin: all that this process receives lies in locked memory, however small it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pinning.dask
 
 
 def get_host_array(array: Any) -> Any:
-    """Whose memory an array is, as theirs, which knows no memory but NumPy's and Python's own."""
+    """The owner of an array's memory; theirs knows only memory of NumPy and Python."""
     while True:
         base = array.obj if isinstance(array, memoryview) else array.base
         if not isinstance(base, memoryview | numpy.ndarray):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest: ours as safetensors.torch.load_file and safetensors.numpy.load_file, or as their save_file."""
+"""A pytest plugin: ours as safetensors.torch.load_file and safetensors.numpy.load_file, or as their save_file."""
 
 from __future__ import annotations
 

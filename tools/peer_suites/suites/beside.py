@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process with others that pin, at random: torch, CuPy, the driver. PATH is an environment that has them."""
+"""One process in which torch, CuPy and the driver pin memory at random. PATH is an environment that has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from results import FAILED, PASSED, SKIPPED, Result
 
 WAYS = ["pinning in the process"]
 EXPLAINED: dict[str, str] = {}
-OURS = ["lock", "lock of arrays", "what is found"]  # the threads that bare has not, and are taken to pass there
+OURS = ["lock", "lock of arrays", "what is found"]  # threads that do not run bare; they count as passed there
 ALLOCATOR = "pinned_use_cuda_host_register:True,pinned_num_register_threads:4"
 
 
@@ -24,7 +24,7 @@ def version(path: Path) -> str:
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
     with_ours = [] if way == "bare" else ["ours"]
-    # Of both names, the newer one of which replaces the older.
+    # Both names of the variable: the newer replaces the older.
     variables = {"PYTORCH_ALLOC_CONF": ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR}
     command = [
         checkout / "bin" / "python",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPython's own tests of what ours could disturb. PATH is an environment that has pinning, such as .venv."""
+"""CPython's own tests of what pinning could disturb. PATH is an environment that has pinning, such as .venv."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = [
 METHODS = {f"test_processes_by_{method}": method for method in ("fork", "forkserver", "spawn")}
 WAYS = ["imported, with a lock held", "pinning run"]
 EXPLAINED = {"test_pass_fds_redirected": "counts the descriptors of a child that holds a lock too, and so has one more"}
-# Some releases install all of the tests of multiprocessing but the files that begin them, whose names regrtest takes.
+# Some releases install the tests of multiprocessing without the files that start them, whose names regrtest needs.
 BEGINS = "import test._test_multiprocessing as tests\ntests.install_tests_in_module_dict(globals(), '{}')\n"
 HOLDS = "import pinning\nheld = pinning.lock(bytearray(1 << 20))\n"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy: its tests of memory, streams, graphs, arrays and DLPack. PATH is a clone at the tag of the one installed."""
+"""CuPy: its tests of memory, streams, graphs, arrays and DLPack. PATH is a clone at the installed version's tag."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from commands import STAGED, pytest
 from results import Result
 
-FILES = ["tests", "pyproject.toml"]  # without the package, which would be imported instead of the one that is installed
+FILES = ["tests", "pyproject.toml"]  # not the package, which would be imported instead of the installed one
 WAYS = [STAGED, "pinning.cupy"]
 EXPLAINED: dict[str, str] = {}
 TESTS = [

@@ -14,7 +14,7 @@ EXPLAINED: dict[str, str] = {}
 
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
-    version = checkout / "distributed" / "_version.py"  # made when it is installed
+    version = checkout / "distributed" / "_version.py"  # generated at installation
     if not version.exists():
         version.write_text('__version__ = "0"\n')
     folders = ["distributed/protocol/tests", "distributed/comm/tests"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hip-tests of ROCm: those of registered memory and pointers, over our stand-in. Bare, all are taken to pass."""
+"""hip-tests of ROCm: those of registered memory and pointers, over our stand-in. Bare, all count as passed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FILES = ["catch/unit/memory", "catch/include"]
 WAYS = ["our stand-in for HIP"]
 EXPLAINED: dict[str, str] = {}
 TESTS = "hipHostRegister hipHostUnregister hipHostGetDevicePointer hipHostFree hipMalloc hipMemGetAddressRange"
-HARNESS = "hip_test_helper.hh hip_test_process.hh utils.hh"  # of which the tests need what hip_test_common.hh has
+HARNESS = "hip_test_helper.hh hip_test_process.hh utils.hh"  # made empty: hip_test_common.hh replaces them
 LAUNCH = re.compile(r"(\w+)<<<(.*?), *(.*?)>>>\(")
-# Not built: what is about graphs, advice and speed.
+# Not run: tests of graphs, advice and speed.
 LEFT_OUT = re.compile(r"_Graphs|_MemAdvise|_Perf")
 
 
@@ -38,7 +38,7 @@ def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> d
         if way == "bare":
             results[case] = Result(PASSED)
             continue
-        # Each in a process of its own, for some leave memory registered.
+        # Each in its own process, because some leave memory registered.
         ran = subprocess.run([program, case], env=environment, stdout=subprocess.PIPE, text=True)
         wrong = re.search(r"FAILED:\s+(.*)\s+with expansion:\s+(.*)", ran.stdout)
         reason = " is ".join(wrong.groups()) if wrong else f"status {ran.returncode}"
@@ -75,7 +75,7 @@ def _built(checkout: Path, work: Path) -> Path:
         work / "main.cc",
         work / libhip.DRIVER.soname,
     ]
-    # What is left out needs functions that the stand-in has not.
+    # The tests that are left out need functions that the stand-in lacks.
     linked = ["-no-pie", "-pthread", "-Wl,--unresolved-symbols=ignore-all", "-o", program]
     subprocess.run([os.environ.get("CXX", "c++"), *flags, *linked], check=True)
     return program

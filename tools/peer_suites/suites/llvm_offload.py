@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLVM's liboffload: its tests of registered and of mapped memory, over pinning.h. Bare, all are taken to pass."""
+"""LLVM's liboffload: its tests of registered and of mapped memory, over pinning.h. Bare, all count as passed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from results import PASSED, Result, of_junit
 
 import pinning
 
-FILES = ["offload/unittests/OffloadAPI/memory"]  # of a repository of 150 000
+FILES = ["offload/unittests/OffloadAPI/memory"]  # of a repository of 150 000 files
 WAYS = ["pinning.h"]
 EXPLAINED: dict[str, str] = {}
 
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
     program, report, theirs = work / "test", work / "report.xml", checkout / FILES[0]
-    # It names its harness by a path relative to its own.
+    # The tests include their harness by a relative path.
     shutil.copytree(IN_PLACE / "llvm", work / "harness", dirs_exist_ok=True)
     (work / "harness" / "memory").mkdir(exist_ok=True)
     names = ("olMemRegister.cpp", "olMemMapNotify.cpp")

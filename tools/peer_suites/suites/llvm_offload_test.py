@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLVM's programs of mapping, offloading and libomptarget's functions that run on the CPU: all is to be as bare."""
+"""LLVM's programs for mapping, offloading and libomptarget's functions that run on the CPU: all must be as bare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suites.openmp_vv import EARLY, EXPLAINED, WAYS, run_programs
 
 __all__ = ["EARLY", "EXPLAINED", "WAYS"]
 FILES = ["offload/test/mapping", "offload/test/offloading", "offload/test/api"]
-RUNS = re.compile(r"^// RUN: .*%libomptarget-\S*run\S*-generic", re.MULTILINE)  # wherever there is a device
+RUNS = re.compile(r"^// RUN: .*%libomptarget-\S*run\S*-generic", re.MULTILINE)  # for any device
 
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LTP: its tests of the system calls by which memory comes, goes, moves and is locked; it is built with autotools."""
+"""LTP: its tests of the system calls that map, unmap, move and lock memory; it is built with autotools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS = (
 )
 FOLDER = Path("testcases/kernel/syscalls")
 NOT_SUPPORTED = 32  # TCONF
-# Left out, for they change the machine: its settings, control groups, file systems, or pages for good.
+# Left out, because they change the machine: settings, control groups, file systems, or pages permanently.
 HARMS = re.compile(r"mount_device|needs_device|save_restore|needs_cgroups|HWPOISON|SOFT_OFFLINE|FILE_PRINTF|/proc/sys")
 COUNTS = re.compile(r"^(passed|failed|broken) +\d+", re.MULTILINE)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numba-cuda: its tests of memory, arrays and streams, which it installs. PATH is an environment that has it."""
+"""numba-cuda: its installed tests of memory, arrays and streams. PATH is an environment that has it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from results import Result
 
 WAYS = [STAGED, "pinning.numba"]
 EXPLAINED = {"test_deallocations|test_ownership": "skipped, as for each memory manager but Numba's own"}
-# Of what its tests import, that may be absent; and a fixture, which is in its repository alone. numba.cuda is
-# numba_cuda.numba.cuda by another name, at which pytest fails, and an import does not.
+# Replaces modules that its tests import and that may be absent, and a fixture that only its repository has. pytest
+# cannot collect tests of numba.cuda, which is another name of numba_cuda.numba.cuda; an import works.
 SETUP = """
 import numpy, sys, unittest.mock, pytest
 numpy.row_stack = numpy.vstack  # which NumPy 2.5 has no more
@@ -23,7 +23,7 @@ for each in ("filecheck", "filecheck.finput", "filecheck.matcher", "filecheck.op
 def initialize_from_pytest_config(request):
     request.cls._dump_failed_filechecks = False
 """
-# Left out is test_managed_alloc, which takes twice the GPU's memory as managed memory: the machine may stand still.
+# test_managed_alloc is left out: it takes twice the GPU's memory as managed memory, and the machine may hang.
 TESTS = {
     "cudadrv": "array_attr context_stack cuda_array_slicing cuda_auto_context cuda_devicerecord cuda_memory "
     "cuda_ndarray deallocations emm_plugins events host_alloc pinned reset_device select_device streams",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenMP_VV: its programs in C and C++ that map, on the CPU's devices of LLVM: status and output are to be as bare."""
+"""OpenMP_VV: its C and C++ programs that map, on LLVM's CPU devices: status and output must be as bare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[3] / "tests" / "openmp"))
 from programs import clang, libraries, run_plain
 
 MAPS = re.compile(r"\bmap *\(|\btarget\s+(enter|exit|update)\b|\bomp_target_")
-ADDRESSES = re.compile(r"\b0x[0-9a-f]+")  # which no two runs have in common
+ADDRESSES = re.compile(r"\b0x[0-9a-f]+")  # different in each run
 VARIABLES_OF_RUN = re.compile(r"^// RUN:.*?\benv (\w+=\S+)", re.MULTILINE)  # of tests for lit
 EARLY = {"PINNING_LOCK_AFTER": "1", "PINNING_LOCK_MIN_BYTES": "1"}
 VARIABLES = {
@@ -41,7 +41,7 @@ def run_programs(
     way: str,
     only: Collection[str] | None,
 ) -> dict[str, Result]:
-    """The result of each program below a folder whose source has this pattern."""
+    """The result of each program below a folder whose source matches the pattern."""
     results: dict[str, Result] = {}
     for source in sorted(folder.rglob("*.c*")):
         case, text = str(source.relative_to(folder)), source.read_text(errors="replace")
@@ -52,7 +52,7 @@ def run_programs(
 
 
 def _compiled(source: Path, program: Path, more: Collection[str]) -> Path:
-    """The program; an empty file where this compiler does not take the source."""
+    """The program; an empty file if this compiler refuses the source."""
     if not program.exists():
         program.parent.mkdir(exist_ok=True)
         folder = libraries(clang())

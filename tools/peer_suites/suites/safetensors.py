@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors: the tests of its Python package, whose load_file and save_file for torch and NumPy are ours."""
+"""safetensors: the tests of its Python package, with our load_file and save_file for torch and NumPy."""
 
 from __future__ import annotations
 

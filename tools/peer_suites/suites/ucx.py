@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UCX: the tests of its page table, which is ours by its names. They are built without UCX's own harness."""
+"""UCX: the tests of its page table, with ours under its names. They are built without UCX's own harness."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGETABLE = IN_PLACE.parents[2] / "pagetable" / "include"
 
 def run(checkout: Path, work: Path, way: str, only: Collection[str] | None) -> dict[str, Result]:
     shims, report, program = IN_PLACE / "ucx", work / "report.xml", work / f"test-{way}"
-    (work / "config.h").touch()  # what UCX's configure would find; its page table asks for none of it
+    (work / "config.h").touch()  # written by UCX's configure; its page table uses none of it
     theirs = [f"-I{work}", f"-I{checkout / 'src'}"]
     if way == "bare":
         table = [work / "pgtable.o", work / "needed.o"]

@@ -45,7 +45,7 @@ def _build(checkout: Path, work: Path) -> None:
     googletest = (each for each in (tests / "common/googletest").glob("*.cc") if each.name != "gtest_main.cc")
     sources = [*(tests / f"{each}.cc" for each in TESTS.split()), *googletest]
     headers = [f"-I{checkout / each}" for each in ("src", "test", ".", "test/gtest", "test/gtest/common")]
-    names = [f'-DTOP_SRCDIR="{checkout}"', '-DGTEST_UCM_HOOK_LIB_DIR=""']  # of which the latter's are not built
+    names = [f'-DTOP_SRCDIR="{checkout}"', '-DGTEST_UCM_HOOK_LIB_DIR=""']  # the hook libraries are not built
     flags = ["-std=c++11", "-w", "-O1", "-DHAVE_CONFIG_H", *names, *headers]
     found = [option for each in libraries for option in (f"-L{each / '.libs'}", f"-Wl,-rpath,{each / '.libs'}")]
     compiler = os.environ.get("CXX", "c++")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unified Runtime's conformance tests of registered memory, over our stand-in. Bare, all are taken to pass."""
+"""Unified Runtime's conformance tests of registered memory, over our stand-in. Bare, all count as passed."""
 
 from __future__ import annotations
 

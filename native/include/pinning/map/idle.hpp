@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions given up by all that stay registered. A part of pinned_map.hpp, which includes it.
+// Regions without a lock that stay registered. A part of pinned_map.hpp, which includes it.
 #pragma once
 
 namespace pinning {
@@ -13,7 +13,7 @@ inline bool PinnedMap::give_back_idle(Address start) {
   return true;
 }
 
-/// Instead of the last unlock; false where it is not to be kept.
+/// Make the region idle instead of unlocking it; false if it is not to be kept.
 inline bool PinnedMap::make_idle(pagetable::Region const& region, Record& record) noexcept {
   if (!record.has(Record::kept) || !budget_.keeps(region.size)) return false;
   if (record.state.load(std::memory_order_relaxed) != State::locked) return false;
@@ -23,7 +23,7 @@ inline bool PinnedMap::make_idle(pagetable::Region const& region, Record& record
   return true;
 }
 
-/// A new serial, so that earlier holds are not mistaken for those of the next lock. False where there is no memory.
+/// Enter it in `idle_` with a new serial, so that earlier holds do not count for the next lock. False without memory.
 inline bool PinnedMap::remember_idle(Address start, Record& record, std::uint64_t bytes) noexcept {
   std::uint64_t const serial = budget_.next();
   try {
@@ -47,14 +47,14 @@ inline void PinnedMap::forget_idle(Record const& record) noexcept {
   oldest_idle_ = idle_.empty() ? Budget::unlimited : idle_.begin()->first;
 }
 
-/// Has the vendor unlock the region if it is idle, the mutex released meanwhile; false where it is not.
+/// Have the vendor unlock the region if it is idle, with the mutex released meanwhile; false if it is not.
 inline bool PinnedMap::evict(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
   if (!table_.value(region.id).is_idle()) return false;
   unlock_last(guard, region, table_.value(region.id));
   return true;
 }
 
-/// Also where it has been invalidated meanwhile: then the vendor is still to be told.
+/// Also if it has been invalidated meanwhile: the vendor has yet to unlock it.
 inline std::optional<PinnedMap::Claim> PinnedMap::claim_idle(std::uint64_t number) noexcept {
   std::lock_guard const guard(mutex_);
   auto const entry = idle_.find(number);

@@ -10,7 +10,7 @@
 
 namespace pinning {
 
-/// Watches a range until it is a region's.
+/// A watched range, until a region takes over the watch.
 class PinnedMap::Watching {
  public:
   Watching(PinnedMap& map, Address ptr, std::uint64_t size) noexcept
@@ -68,12 +68,12 @@ inline void PinnedMap::drain_invalidations() {
   }
 }
 
-/// Waits until the map knows of memory that has gone by a call that is over. That may take the mutex.
+/// Wait until the map knows of memory that is gone by a call that has returned. Not with the mutex: that may take it.
 inline void PinnedMap::await_invalidations() const noexcept {
   while (watcher_ != nullptr && watcher_->has_pending()) std::this_thread::yield();
 }
 
-/// The same of all that has gone by now, whichever thread's call it was.
+/// The same for all memory that is gone by now, also by calls in progress on other threads.
 inline void PinnedMap::await_all_invalidations() const noexcept {
   if (watcher_ == nullptr) return;
   for (int tries = 0; !watcher_->settled(); ++tries) {
@@ -95,7 +95,7 @@ inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_
     } else {
       invalidated_count_.store(invalidated_count_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     }
-    // In this order: a lookup that sees what `held` says now sees a state in which nothing is found.
+    // In this order: a lookup that sees the new `held` sees a state in which the region is not found.
     bool const in_transit = record.in_transit();
     settle_as(record, !in_transit ? State::invalidated : record.is_growing() ? State::entering : record.state.load());
     record.held.store(part.pack(), std::memory_order_release);
@@ -106,8 +106,8 @@ inline std::optional<bool> PinnedMap::mark_invalidated(Address ptr, std::uint64_
   return done ? std::optional(vendor_is_to_be_told) : std::nullopt;
 }
 
-/// Has the vendor unlock an invalidated region; false where it is none, or has been unlocked. A refusal is
-/// not reported: the region is half unlocked then.
+/// Have the vendor unlock an invalidated region; false if it is not one, or has been unlocked. A refusal is not
+/// reported; the region is then half unlocked.
 inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) {
   Record& record = table_.value(region.id);
   if (record.state.load(std::memory_order_relaxed) != State::invalidated) return false;
@@ -120,8 +120,8 @@ inline bool PinnedMap::drain(std::unique_lock<std::mutex>& guard, pagetable::Reg
   return true;
 }
 
-/// Whether no invalidated region shares a page with the range; else has one unlocked, and must be asked again. A vendor that
-/// counts the locks of each page would count what is locked anew there together with a lock that has gone.
+/// Whether no invalidated region shares a page with the range; otherwise has one unlocked, and must be called again. A
+/// vendor that counts locks per page would count a new lock there together with one whose memory is gone.
 inline bool PinnedMap::drain_beside(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
   if (invalidated_count_.load(std::memory_order_relaxed) == 0) return true;
   static Address const page = static_cast<Address>(sysconf(_SC_PAGESIZE));
@@ -138,7 +138,7 @@ inline bool PinnedMap::drain_beside(std::unique_lock<std::mutex>& guard, Address
   return true;
 }
 
-/// Which part of a region's memory has gone.
+/// The part of a region's memory that is gone.
 inline std::optional<Span> PinnedMap::invalidated_part(Address start, Record const& record) noexcept {
   if (!record.is_invalidated()) return std::nullopt;
   return Pages::unpack(record.held.load(std::memory_order_relaxed)).of_region(start);

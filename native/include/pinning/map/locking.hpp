@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a range comes to be locked. A part of pinned_map.hpp, which includes it.
+// How a range is locked. A part of pinned_map.hpp, which includes it.
 #pragma once
 
 namespace pinning {
@@ -9,12 +9,12 @@ inline std::optional<Hold> PinnedMap::try_lock(Address ptr, std::uint64_t size, 
   if (size == 0 || !guard) return std::nullopt;
   bool watched = false;
   if (!table_.find(ptr, [&](Record const& record) { watched = record.has(Record::watched); })) return std::nullopt;
-  // This region's memory may be what has gone.
+  // The memory that is gone may be this region's.
   if (watcher_ != nullptr && (watched ? !watcher_->settled() : watcher_->has_pending())) return std::nullopt;
   return count_existing(ptr, size, wanted, none);
 }
 
-/// One more lock of a region that holds the range. One that others have pinned counts only if it is `confirmed`.
+/// Count one more lock of a region that holds the range. One that others have pinned must be `confirmed`.
 inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t size, Coherence wanted,
                                                      std::uint64_t confirmed) noexcept {
   auto region = table_.find(ptr);
@@ -45,17 +45,17 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 // Structures
 //   table_   page table: address -> region, with a Record of atomics for each. Every region is in it, from before the
 //            vendor is asked to lock until after the vendor has unlocked, so that overlaps are seen in any state.
-//   ends_    where the pieces of a region end, which locker has locked it, which registrars know it; only of regions
-//            for which that is not one piece, this map's locker and none.
+//   ends_    where the pieces of a region end, which locker has locked it, which registrars have it; has no entry for a
+//            region of one piece that this map's locker has locked and no registrar has.
 //   idle_    cached registrations (regions without a lock) by serial, so oldest first: what the budget takes back.
 //   starts_  a filter over the table: may a region start in this range? Read by threads that may take no mutex.
 //
 // Mutexes
 //   `mutex_` guards every change to the above. It is held for a few hundred nanoseconds, never during a vendor call,
-//   a Python call or a wait. A region whose vendor call is under way is marked as in transit, which is the claim of the
-//   thread that calls; any other thread that needs the outcome waits on `settled_`. The siblings' mutex and the budget's
-//   are taken before `mutex_`, the page table's within it. Functions that are given `guard` may release the mutex and
-//   take it again, and what was known of the table before must then be looked up anew: so `acquire` is a loop.
+//   a Python call or a wait. A region whose vendor call is in progress is marked as in transit, claimed by the calling
+//   thread; any other thread that needs the outcome waits on `settled_`. The mutexes of siblings and budget are taken
+//   before `mutex_`, the page table's within it. A function that is given `guard` may release the mutex and take it
+//   again, and the table must then be searched again: therefore `acquire` is a loop.
 //
 // The life of a region
 //
@@ -67,11 +67,11 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 //                (gone)                the budget  idle
 //
 //   Only `growing` and `locked` are found and counted. A region in pieces grows: each piece is counted and found as
-//   soon as it is locked, and a lock of a part that is not locked yet waits. Where a later piece fails and others have
+//   soon as it is locked, and a lock of a part that is not locked yet waits. If a later piece fails and others have
 //   locks in the earlier ones, the region is cut short instead of undone. Memory that is unmapped, moved or discarded
-//   makes its region `invalidated`: not found any more, and unlocked by `drain` of the next thread. External regions
-//   (pinned by other code) skip the vendor: entered as `locked`, confirmed with the vendor before each new lock, removed
-//   without a call.
+//   makes its region `invalidated`: no longer found, and unlocked by `drain` of the next thread. External regions
+//   (pinned by other code) skip the vendor: entered as `locked`, confirmed with the vendor before each new lock,
+//   removed without a call.
 //
 // Acquiring a lock: `acquire` repeats these phases until one of them has the answer.
 //   count_existing   a region holds the range: one more reference.
@@ -81,14 +81,14 @@ inline std::optional<Hold> PinnedMap::count_existing(Address ptr, std::uint64_t 
 //   adopt_external   the vendor says "already pinned": enter what it reports as external.
 //
 // Why `find` needs no lock: the table's readers are lock-free (Note [PageTable design]), and a Record is read between
-// two looks at its version, so all of an answer is one region's. Within the region's life a writer stores what a state
-// promises (`device_ptr`, `held`) before the state, by release; a reader that sees the state sees these. `held` only
-// rises while a region is shown. A reader may be late by the time of its own look, never wrong.
+// two reads of its version, so all of an answer belongs to one region. Within the region's life a writer stores what a
+// state promises (`device_ptr`, `held`) before the state, by release; a reader that sees the state sees these. `held`
+// only rises while a region is shown. A reader may be late by the duration of its own read, never wrong.
 
 /// `lock`; without `pieces`, `track`.
 inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, LockOptions options, Pieces* pieces) {
   check(ptr, size);
-  Request request{ptr, size, options, pieces};  // outlives `guard`: to destroy a locker's error may take its mutex
+  Request request{ptr, size, options, pieces};  // outlives `guard`: destroying a locker's error may take the GIL
   await_all_invalidations();
   std::unique_lock guard(mutex_);
   for (;;) {
@@ -110,8 +110,8 @@ inline std::optional<Hold> PinnedMap::acquire(Address ptr, std::uint64_t size, L
   }
 }
 
-/// Whether nothing is in the way of the range. Else waits for it, has it unlocked or confirmed, and the caller looks
-/// anew; throws where it stays.
+/// Whether nothing is in the way of the range. Otherwise waits for it, has it unlocked or confirmed, and the caller
+/// must look again; throws if it stays.
 inline bool PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Request& request) {
   if (!settle(guard, request.ptr, request.size) || !drain_beside(guard, request.ptr, request.size)) return false;
   auto const first = first_overlapping(request.ptr, request.size);
@@ -121,7 +121,7 @@ inline bool PinnedMap::make_way(std::unique_lock<std::mutex>& guard, Request& re
   refuse(request.ptr, request.size, *first);
 }
 
-/// The same for a larger range that is to be entered around the requested one, of which `first` is in the way.
+/// The same for a larger range that is to be entered around the requested one; `first` is in the way of that.
 inline void PinnedMap::make_way_around(std::unique_lock<std::mutex>& guard, Request& request, Address start,
                                        std::uint64_t size, pagetable::Region const& first) {
   if (first.contains(request.ptr, request.size)) return;
@@ -129,8 +129,8 @@ inline void PinnedMap::make_way_around(std::unique_lock<std::mutex>& guard, Requ
   refuse(start, size, first);
 }
 
-/// Enters the range, or what a sibling has registered around it, and releases the mutex; nothing, with the mutex, where
-/// the caller must look anew.
+/// Enter the range, or what a sibling has registered around it, and release the mutex; nullopt, with the mutex held, if
+/// the caller must look again.
 inline std::optional<PinnedMap::Claimed> PinnedMap::claim_range(std::unique_lock<std::mutex>& guard, Request& request) {
   if (request.pieces != nullptr) {
     request.pieces->cut(request.size, most_by_one_call_.load(std::memory_order_relaxed));
@@ -147,8 +147,8 @@ inline std::optional<PinnedMap::Claimed> PinnedMap::claim_range(std::unique_lock
   return claim;
 }
 
-/// Has the vendor lock the claimed range, without the mutex. Where there is no hold the claim has been given up, with the
-/// mutex, and `pinned` is what others have pinned there.
+/// Have the vendor lock the claimed range, without the mutex. Without a result the claim has been undone, the mutex is
+/// held, and `pinned` is what others have pinned there.
 inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>& guard, Request& request, Id id,
                                                    std::optional<Pinned>& pinned) {
   Attempt attempt{id, request.ptr, request.size, request.undo_refused};
@@ -172,7 +172,7 @@ inline std::optional<Hold> PinnedMap::lock_claimed(std::unique_lock<std::mutex>&
   return std::nullopt;
 }
 
-/// Nothing where the vendor says that it is pinned already; some pieces before that may be locked.
+/// Nullopt if the vendor reports that some of it is already pinned; pieces before that may be locked.
 inline std::optional<Hold> PinnedMap::lock_watched(Attempt& attempt, Request& request) {
   {
     Watching watching(*this, attempt.start, attempt.size);
@@ -187,7 +187,7 @@ inline std::optional<Hold> PinnedMap::lock_watched(Attempt& attempt, Request& re
   }
 }
 
-/// Enters the whole of what others have pinned around the range, or what is in its way; then the caller looks anew.
+/// Enter the whole of what others have pinned around the range; nullopt if something was in the way: look again.
 inline std::optional<Hold> PinnedMap::adopt_external(std::unique_lock<std::mutex>& guard, Request& request,
                                                      Pinned const& pinned) {
   if (!contains(pinned, request.ptr, request.size)) {
@@ -228,7 +228,7 @@ inline PinnedMap::Id PinnedMap::enter(Address ptr, std::uint64_t size, std::uint
   return id;
 }
 
-/// From now on its first `held` bytes are found.
+/// Make the first `held` bytes visible to lookups.
 inline void PinnedMap::publish(Id id, Facts const& facts, std::uint64_t held, State state) noexcept {
   Record& record = table_.value(id);
   record.device_ptr.store(facts.device_ptr, std::memory_order_release);
@@ -241,7 +241,7 @@ inline void PinnedMap::publish(Id id, Facts const& facts, std::uint64_t held, St
   settle_as(record, state);
 }
 
-/// Has the vendor lock a region, one piece after another.
+/// Have the vendor lock a region, one piece after another.
 inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces& pieces) {
   {
     AllRegistered one;  // made first: once something is locked nothing may fail
@@ -252,7 +252,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces
   budget_.reserve(attempt.size);
   attempt.reserved = attempt.size;
   Address device_ptr = 0;
-  std::uint64_t most = 0;  // bytes by one call, since the vendor has refused more
+  std::uint64_t most = 0;  // bytes per call, once the vendor has refused more
   for (std::uint64_t held = 0;;) {
     std::uint64_t const bytes = pieces.next(held, attempt.size);
     ends.reserve(ends.size() + 1);
@@ -260,7 +260,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces
     try {
       piece_ptr = budget_.with_room(bytes, [&] { return locker_.lock(attempt.start + held, bytes, options); });
     } catch (VendorError const& error) {
-      // Some kernels pin no more than 2 GiB by one call, some hosts no more than 96, and only trying tells.
+      // Some kernels pin at most 2 GiB in one call, some hosts at most 96 GiB, which only trying shows.
       most = std::bit_floor(bytes - 1);
       if (!error.call.no_memory || held > 0 || most < least_cut || !pieces.cut(attempt.size, most)) throw;
       std::lock_guard const guard(mutex_);
@@ -279,7 +279,7 @@ inline Hold PinnedMap::lock_pieces(Attempt& attempt, LockOptions options, Pieces
   }
 }
 
-/// So much of a region is locked now; the lock, when that is all.
+/// Record how much of a region is locked; returns the lock once that is all of it.
 inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts, std::uint64_t held) {
   std::lock_guard const guard(mutex_);
   Record& record = table_.value(attempt.id);
@@ -301,8 +301,8 @@ inline std::optional<Hold> PinnedMap::grow(Attempt& attempt, Facts const& facts,
               " bytes were locked, because all locks are undone");
 }
 
-/// After a refused `lock`: has the vendor unlock what it has locked; whether it has done so. Where others have locks
-/// in that, the region is theirs from now on, cut short.
+/// After a refused `lock`: have the vendor unlock what it has locked; returns whether it has done so. If others have
+/// locks in the region, it is theirs from now on, cut short.
 inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
   if (!attempt.ends) return attempt.ours;
   std::optional<Span> gone;
@@ -313,7 +313,7 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
       std::uint32_t const others = record.references.load(std::memory_order_relaxed) - 1;
       record.flags.store(record.flags.load(std::memory_order_relaxed) & Record::watched, std::memory_order_release);
       attempt.ours = others == 0;
-      if (!attempt.ours) {  // else it is still found, and a lookup finds its last lock
+      if (!attempt.ours) {  // if ours, lookups may still find it, with its last lock
         record.references.store(others, std::memory_order_release);
         give_up_all_but(attempt.ends.mapped().bytes(), attempt);
         ends_.insert(std::move(attempt.ends));
@@ -332,7 +332,7 @@ inline bool PinnedMap::take_back(Attempt& attempt) noexcept {
   return attempt.ends.mapped().ends.empty();
 }
 
-/// After `take_back` the entry goes, unless the vendor has refused to unlock some of it; then an `unlock` can try again.
+/// After `take_back`, remove the entry, unless the vendor has refused to unlock some of it, for `unlock` to try again.
 inline void PinnedMap::abandon(std::unique_lock<std::mutex>& guard, Attempt& attempt) noexcept {
   if (!attempt.ours) return;
   if (!attempt.ends || attempt.ends.mapped().ends.empty()) {
@@ -344,7 +344,7 @@ inline void PinnedMap::abandon(std::unique_lock<std::mutex>& guard, Attempt& att
   settle_as(record, State::half_unlocked);
 }
 
-/// What a failed lock ends with; the mutex is taken.
+/// Undo a failed lock, and take the mutex.
 inline void PinnedMap::give_up(std::unique_lock<std::mutex>& guard, Attempt& attempt) {
   take_back(attempt);
   guard.lock();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What others have pinned. A part of pinned_map.hpp, which includes it.
+// Memory that others have pinned. A part of pinned_map.hpp, which includes it.
 #pragma once
 
 namespace pinning {
@@ -48,8 +48,8 @@ inline std::vector<Region> PinnedMap::refresh() {
   return gone;
 }
 
-/// Where a region of others is in the way that is not the `confirmed` one, asks the vendor for it, the mutex released
-/// meanwhile: it goes, or it is the confirmed one now. False where there was nothing to ask.
+/// If a region is of others and not the `confirmed` one, ask the vendor, with the mutex released, whether it is still
+/// pinned: it is removed, or becomes the confirmed one. False if there was nothing to ask.
 inline bool PinnedMap::confirm(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                std::uint64_t& confirmed) {
   Record const& record = table_.value(region.id);
@@ -64,7 +64,7 @@ inline bool PinnedMap::confirm(std::unique_lock<std::mutex>& guard, pagetable::R
   return true;
 }
 
-/// Takes out a region of others, whatever its count; false when it is not there any more.
+/// Remove a region of others, whatever its count; false if it no longer exists.
 inline bool PinnedMap::drop(std::unique_lock<std::mutex>& guard, Address start, std::uint64_t serial) noexcept {
   auto const region = table_.find(start);
   if (!region || serial_of(*region) != serial) return false;

@@ -24,13 +24,14 @@ inline StillLocked PinnedMap::not_fine(Address start, std::uint64_t size, Cohere
                             "coherent=None, or have its owner unpin it first"));
 }
 
-/// For a region around a lock that `count_existing` would not count.
+/// If the region is `locked`, throw why `count_existing` refused a lock inside it.
 inline void PinnedMap::refuse_inside(pagetable::Region const& region) {
   Record const& record = table_.value(region.id);
   if (record.state.load(std::memory_order_relaxed) != State::locked) return;
   if (std::uint64_t const held = record.held.load(std::memory_order_relaxed); held < region.size) {
-    throw StillLocked("the region " + describe(region.start, region.size) + " was cut short, for others hold locks in " +
-                      "the first " + std::to_string(held) + " bytes of it; unlock these first");
+    throw StillLocked("the region " + describe(region.start, region.size) +
+                      " was cut short, for others hold locks in " + "the first " + std::to_string(held) +
+                      " bytes of it; unlock these first");
   }
   if (record.references.load(std::memory_order_relaxed) == most_references) {
     throw LockLimit("the region " + describe(region.start, region.size) + " has " + std::to_string(most_references) +
@@ -39,7 +40,7 @@ inline void PinnedMap::refuse_inside(pagetable::Region const& region) {
   throw not_fine(region.start, region.size, record.coherence.load(std::memory_order_relaxed));
 }
 
-/// Says why the region, which no thread is changing, forbids a lock or a registration of the range.
+/// Throw why the region, which no thread is changing, forbids a lock or a registration of the range.
 inline void PinnedMap::refuse(Address ptr, std::uint64_t size, pagetable::Region const& region) {
   Record const& record = table_.value(region.id);
   if (record.state.load(std::memory_order_relaxed) == State::half_unlocked) {

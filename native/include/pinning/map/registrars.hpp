@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Others' registrations of what a map locks. A part of pinned_map.hpp, which includes it.
+// Registrations of a map's regions with registrars. A part of pinned_map.hpp, which includes it.
 #pragma once
 
 #include <algorithm>
 
 namespace pinning {
 
-/// Those that are there, and stay meanwhile.
+/// The registrars of a map, none of which is destroyed meanwhile.
 class PinnedMap::Told {
  public:
   explicit Told(PinnedMap& map) {
@@ -32,7 +32,7 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   std::unique_lock guard(mutex_);
   registrars_.push_back(std::move(registrar));
   any_registrars_ = true;
-  ++added.uses;  // until it is told of all: its removal waits for that
+  ++added.uses;  // until all regions are added: its removal waits for that
   try {
     for (auto const& range : table_.regions()) {
       if (!has(added)) break;
@@ -48,7 +48,7 @@ inline void PinnedMap::add_registrar(std::unique_ptr<Registrar> registrar) {
   if (!refused) return;
   try {
     if (removed) take_back_all(guard, *removed);
-  } catch (std::exception const&) {  // its first error says more
+  } catch (std::exception const&) {  // the first error says more
   }
   if (guard.owns_lock()) guard.unlock();
   std::rethrow_exception(refused);
@@ -66,7 +66,7 @@ inline bool PinnedMap::has(Registrar const& registrar) const noexcept {
   return std::any_of(registrars_.begin(), registrars_.end(), [&](auto const& each) { return each.get() == &registrar; });
 }
 
-/// From now on it is told of nothing new.
+/// Take a registrar off the list, so that no further thread adds regions to it.
 inline std::unique_ptr<Registrar> PinnedMap::take_out(Registrar& registrar) noexcept {
   auto const entry = std::find_if(registrars_.begin(), registrars_.end(),
                                   [&](auto const& each) { return each.get() == &registrar; });
@@ -77,8 +77,8 @@ inline std::unique_ptr<Registrar> PinnedMap::take_out(Registrar& registrar) noex
   return removed;
 }
 
-/// Has one that was taken out forget all, also what it is being told just now, and releases the mutex. Throws its first
-/// error when all is done.
+/// Remove everything from a registrar that was taken out, also what is just being added, and release the mutex. Throws
+/// its first error at the end.
 inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Registrar& registrar) {
   std::exception_ptr first_error;
   for (;;) {
@@ -90,7 +90,7 @@ inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Regist
       std::erase_if(all, is_its);
     }
     if (known.empty() && registrar.uses == 0) break;
-    if (known.empty()) {  // by a thread that adds it, locks or unlocks just now
+    if (known.empty()) {  // in use by a thread that is adding it, locking or unlocking
       settled_.wait(guard);
       continue;
     }
@@ -109,14 +109,14 @@ inline void PinnedMap::take_back_all(std::unique_lock<std::mutex>& guard, Regist
   if (first_error) std::rethrow_exception(first_error);
 }
 
-/// Tells all registrars of a region that is in transit; `registered` has those that know, also when one of them throws.
+/// Add a region that is in transit to all registrars; `registered` has what was added, also if one of them throws.
 inline void PinnedMap::tell_all(Address start, Registered& registered) {
   if (!any_registrars_) return;
   Told const told(*this);
   for (Registrar* const each : told.all) tell_registrar(*each, start, registered);
 }
 
-/// Tells one of a region of before, if it does not know. The mutex is released meanwhile, and a lock of the region held.
+/// Add an existing region to a registrar that lacks it. Meanwhile the mutex is released, and a lock in the region held.
 inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::Region const& range,
                                Registrar& registrar) {
   while (!settle(guard, range.start, range.size)) {
@@ -151,7 +151,7 @@ inline void PinnedMap::tell_of(std::unique_lock<std::mutex>& guard, pagetable::R
     }
   }
   guard.unlock();
-  untell_for_good(told.registrations);  // where it has gone meanwhile
+  untell_for_good(told.registrations);  // if it is gone meanwhile
   unlock(*hold, was_idle);
   guard.lock();
   if (refused) std::rethrow_exception(refused);

@@ -6,7 +6,7 @@
 
 namespace pinning {
 
-/// What a sibling has of a range that is to be entered here.
+/// What a sibling has in a range that is to be entered here.
 struct PinnedMap::Found {
   enum class What : std::uint8_t { nothing, changing, idle_in_the_way, registered } what = What::nothing;
   Address start = 0;
@@ -16,7 +16,7 @@ struct PinnedMap::Found {
   AllRegistered::node_type registered{};
 };
 
-/// A region that was entered before the vendor is called; its bounds are those of what a sibling has `registered`, if any.
+/// A region entered before the vendor is called, with the bounds of what a sibling has `registered`, if anything.
 struct PinnedMap::Claimed {
   Id id;
   Address start;
@@ -24,8 +24,8 @@ struct PinnedMap::Claimed {
   AllRegistered::node_type registered{};
 };
 
-/// For a sibling that is about to enter the range, and has claimed that. What it is to share is marked so. Throws what a
-/// lock of the range here would, where the region is in its way.
+/// Report what this map has in the range to a sibling that holds the claim and is about to enter it. A region to be
+/// shared is marked so. Throws what a lock of the range here would throw, if a region is in the way.
 inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
   using What = Found::What;
   std::lock_guard const guard(mutex_);
@@ -58,20 +58,19 @@ inline PinnedMap::Found PinnedMap::tell(Address ptr, std::uint64_t size) {
   return {};
 }
 
-/// Whether it shares what is registered from there on.
+/// Whether it shares a region that starts there.
 inline bool PinnedMap::shares(Address start) {
   std::lock_guard const guard(mutex_);
   auto const region = table_.find(start);
   return region && region->start == start && table_.value(region->id).has(Record::shared);
 }
 
-/// Waits for what is changing in the range.
 inline void PinnedMap::wait_for_change(Address ptr, std::uint64_t size) {
   std::unique_lock guard(mutex_);
   settle(guard, ptr, size);
 }
 
-/// `claim_range` where siblings are; nothing where the caller must look anew.
+/// `claim_range` with siblings; nullopt if the caller must look again.
 inline std::optional<PinnedMap::Claimed> PinnedMap::claim_among_siblings(Request& request, std::uint64_t unit) {
   Address const ptr = request.ptr;
   std::uint64_t const size = request.size;
@@ -120,16 +119,16 @@ inline std::optional<PinnedMap::Claimed> PinnedMap::claim_among_siblings(Request
   return Claimed{enter(ptr, size, unit), ptr};
 }
 
-/// What a sibling has idle is this map's now.
+/// Take over what a sibling has idle.
 inline void PinnedMap::move_over(Siblings::Claim& claim, PinnedMap& sibling, Address start) noexcept {
   try {
     Siblings::Visit const visit(claim, sibling);
     sibling.give_back_idle(start);  // which calls no vendor now
-  } catch (std::bad_alloc const&) {  // it is idle there all the same
+  } catch (std::bad_alloc const&) {  // it stays idle there as well
   }
 }
 
-/// The lock of a range in what was entered with a sibling's registration.
+/// Complete a region that was entered with a sibling's registration, and return the lock of the range in it.
 inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
   Address const start = entered.start;
   Registered& registered = entered.registered.mapped();
@@ -160,7 +159,7 @@ inline Hold PinnedMap::share(Claimed& entered, Address ptr) {
   }
 }
 
-/// Of what a sibling has registered, as this map's vendor says.
+/// The device pointer of what a sibling has registered, as this map's vendor reports it.
 inline Address PinnedMap::device_ptr_of(Address start, Registered const& registered) {
   Address device_ptr = 0;
   std::uint64_t begin = 0;
@@ -182,7 +181,7 @@ inline bool PinnedMap::siblings_have(Siblings::Claim& claim, Address start) {
   return std::any_of(maps.begin(), maps.end(), [&](PinnedMap* each) { return each != this && each->shares(start); });
 }
 
-/// Whether siblings have a region too that is leaving; else it is shared no more. The mutex is released meanwhile.
+/// Whether siblings also have a region that is leaving; otherwise it is no longer shared. Releases the mutex meanwhile.
 inline bool PinnedMap::siblings_have(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                      Record& record) {
   guard.unlock();
@@ -193,8 +192,8 @@ inline bool PinnedMap::siblings_have(std::unique_lock<std::mutex>& guard, pageta
   return theirs;
 }
 
-/// Where siblings have a region too that is leaving it goes, with the mutex taken: the vendor call is theirs to make. From
-/// the end of the claim on they take it for one that is changing.
+/// If siblings also have a region that is leaving, remove it and return with the mutex held: the vendor call is left to
+/// them. From the end of the claim on, they see it as changing.
 inline bool PinnedMap::leave_to_siblings(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                          Record& record) {
   Siblings::Claim claim(*siblings_);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a region goes. A part of pinned_map.hpp, which includes it.
+// How a region is unlocked and removed. A part of pinned_map.hpp, which includes it.
 #pragma once
 
 namespace pinning {
 
-/// False when no lock of a region with this serial is held there.
+/// False if no lock of a region with this serial is held there.
 inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) {
   if (is_parents()) return false;
-  await_invalidations();  // else the vendor might unlock what has come in its place
+  await_invalidations();  // otherwise the vendor might unlock what has replaced it
   std::unique_lock guard(mutex_);
   for (;;) {
     auto region = table_.find(ptr);
@@ -21,7 +21,7 @@ inline bool PinnedMap::count_down(Address ptr, std::uint64_t serial, bool keep) 
     if (record.is_invalidated()) {
       if (record.state.load(std::memory_order_relaxed) == State::invalidated) {
         drain(guard, *region);
-      } else if (serial == any) {  // the vendor has refused before: asked for by its address, its error is told
+      } else if (serial == any) {  // the vendor has refused before: an unlock by address reports its error
         unlock_last(guard, *region, record);
         return true;
       }
@@ -70,7 +70,7 @@ inline bool PinnedMap::try_count_down(Address ptr, std::uint64_t serial, bool ke
   return budget_.has_room_to_keep(region->size) && make_idle(*region, record);
 }
 
-/// The vendor unlocks the region, the mutex released meanwhile.
+/// Have the vendor unlock the region, with the mutex released meanwhile.
 inline void PinnedMap::unlock_last(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                    Record& record) {
   if (record.has(external)) {
@@ -84,7 +84,7 @@ inline void PinnedMap::unlock_last(std::unique_lock<std::mutex>& guard, pagetabl
   unlock_claimed(guard, region, record, before, idle);
 }
 
-/// The same for one that is leaving already; the bytes that are locked no more.
+/// The same for a region that is already leaving; returns the bytes that are no longer locked.
 inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& guard, pagetable::Region const& region,
                                                Record& record, State before, bool idle) {
   AllRegistered::node_type kept = ends_.extract(region.id);
@@ -126,7 +126,7 @@ inline std::uint64_t PinnedMap::unlock_claimed(std::unique_lock<std::mutex>& gua
   return bytes;
 }
 
-/// The region goes from the table. If it is watched, that ends first, the mutex released meanwhile.
+/// Remove the region from the table. If it is watched, end that first, with the mutex released meanwhile.
 inline void PinnedMap::leave(std::unique_lock<std::mutex>& guard, pagetable::Region const& region) noexcept {
   Record& record = table_.value(region.id);
   settle_as(record, State::leaving);
@@ -162,7 +162,7 @@ inline void PinnedMap::clear(bool wait) {
       unlock_last(guard, *region, record);
     } catch (...) {
       if (!first_error) first_error = std::current_exception();
-      guard.unlock();  // before this error is destroyed, see `lock`
+      guard.unlock();  // before this error is destroyed, see `acquire`
       guard.lock();
     }
   }
@@ -175,9 +175,9 @@ inline void PinnedMap::end_growth(Address start) noexcept {
   table_.value(region->id).set(ending);
 }
 
-/// Whether no vendor call is under way in the range, or to be made for an invalidated region; else sees to that and must
-/// be asked again. A region that grows is one piece nearer to it then; a range that overlaps it otherwise than inside is
-/// refused anyway.
+/// Whether no vendor call is in progress in the range, or due for an invalidated region; otherwise waits for it or
+/// makes it, and must be called again. A growing region has grown by one piece then; one that does not contain the
+/// range is skipped, because the range is refused anyway.
 inline bool PinnedMap::settle(std::unique_lock<std::mutex>& guard, Address ptr, std::uint64_t size) {
   for (auto const& region : table_.overlapping(ptr, size)) {
     Record const& record = table_.value(region.id);

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles move_parts.cu to move_parts_70.ptx and move_parts_90.ptx with NVRTC, which needs no GPU.
+"""Compile move_parts.cu to move_parts_70.ptx and move_parts_90.ptx with NVRTC, which needs no GPU.
 
     pip install nvidia-cuda-nvrtc-cu12==12.1.105
     python native/vendors/cuda/kernels/generate.py
 
-The PTX is for compute capability 7.0 and 9.0 and of the version that drivers of CUDA 12.1 and later take. What a driver
-compiles to nothing is left out.
+The PTX is for compute capability 7.0 and 9.0, in the version that drivers of CUDA 12.1 and later accept. Lines without
+effect are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CAPABILITIES = 70, 90
 
 
 def library() -> ctypes.CDLL:
-    """NVRTC as the package nvidia-cuda-nvrtc-cu12 has it."""
+    """Load NVRTC from the package nvidia-cuda-nvrtc-cu12."""
     spec = find_spec("nvidia.cuda_nvrtc")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("needs NVRTC: pip install nvidia-cuda-nvrtc-cu12==12.1.105")
@@ -27,12 +27,12 @@ def library() -> ctypes.CDLL:
 
 
 def compiled(source: bytes, capability: int) -> str:
-    """The PTX of a source.
+    """Compile a source to PTX.
 
     Raises
     ------
     RuntimeError
-        What the compiler says.
+        The compiler's messages.
     """
     nvrtc = library()
     program = ctypes.c_void_p()
@@ -50,7 +50,7 @@ def compiled(source: bytes, capability: int) -> str:
 
 
 def lean(ptx: str) -> str:
-    """PTX without comments, blank lines, and the file's own constants, which the code has as immediate values."""
+    """Strip comments, blank lines, and the file's own constants, which the code contains as immediate values."""
     kept = (line for line in ptx.splitlines() if line.strip() and not line.lstrip().startswith("//"))
     return "\n".join(line for line in kept if not line.startswith(".global") or "_INTERNAL_" not in line)
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many small copies at once: each warp takes a part, a range of at most a few KiB, and then the next one that is not taken.
-// One end lies in locked memory of the host, so what counts is how many bytes are on their way over the bus, and in how
-// few requests: all loads and stores are of 16 aligned bytes, and four of them are in flight for each lane, 2 KiB a
-// warp. Where the two ends are at odd offsets to each other, a word to be stored is put together of two that were loaded,
-// the second of which the next lane has. Streaming loads and stores: nothing here is read twice.
+// Many small copies at once: the warps share a list of parts, ranges of at most a few KiB, in a fixed pattern. One end
+// of each part is in locked host memory, so speed depends on how many bytes are in flight over the bus, in how few
+// requests: all loads and stores are of 16 aligned bytes, and each lane has four in flight, 2 KiB per warp. If the ends
+// of a part are misaligned to each other, each word to be stored is combined from two loaded words, the second of which
+// is in the next lane. Loads and stores are streaming: no data are read twice.
 //
-// From compute capability 9.0 on, parts at multiples of 128 bytes go by bulk copies through shared memory instead: one lane
-// of a warp issues them, so that 3 multiprocessors move what takes 8 by loads and stores. Where the host's end begins inside
-// a line, a bulk copy asks the bus for each line twice: 24 GB/s instead of 51 (H200).
+// From compute capability 9.0 on, parts at multiples of 128 bytes go by bulk copies through shared memory instead: one
+// lane of a warp issues them, and 3 multiprocessors suffice where loads and stores need 8. If the host's end begins
+// inside a line, a bulk copy requests each line twice over the bus: 24 GB/s instead of 51 (H200).
 //
-// Compiled by generate.py to move_parts_70.ptx and move_parts_90.ptx, of which the driver compiles one for the GPU at hand;
-// and for the CPU by tests/native/move_parts.cpp.
+// Compiled by generate.py to move_parts_70.ptx and move_parts_90.ptx, one of which the driver compiles for the GPU
+// present; and for the CPU by tests/native/move_parts.cpp.
 
 using Address = unsigned long long;
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ Word of_lane(Word value, unsigned lane) {
           __shfl_sync(all, value.z, lane), __shfl_sync(all, value.w, lane)};
 }
 
-/// The 16 bytes that begin `shift` bytes, 1 to 15, into two words.
+/// The 16 bytes that begin `shift` bytes (1 to 15) into two consecutive words.
 __device__ __forceinline__ Word joined(Word first, Word second, unsigned shift) {
   unsigned a = first.x, b = first.y, c = first.z, d = first.w, e = second.x;
   if (shift & 8) a = c, b = d, c = second.x, d = second.y, e = second.z;
@@ -45,8 +45,8 @@ __device__ __forceinline__ Word joined(Word first, Word second, unsigned shift) 
           __funnelshift_r(d, e, bits)};
 }
 
-/// `count` words to `dst` from `shift` bytes behind `src`, both of which are aligned. The lanes begin where a line of 128
-/// bytes does, so that they ask for whole ones.
+/// Moves `count` words to `dst` from `shift` bytes after `src`; both pointers are aligned. The lanes begin at a line of
+/// 128 bytes, so that they request whole lines.
 template <bool apart>
 __device__ __forceinline__ void move_words(Word* dst, Word const* src, unsigned shift, long long count, unsigned lane) {
   long long const loaded = count + apart;  // words
@@ -63,7 +63,7 @@ __device__ __forceinline__ void move_words(Word* dst, Word const* src, unsigned 
       long long const i = mine + row * lanes;
       Word moved = words[row];
       if (apart) {
-        // The last lane needs what the first one has in the row behind.
+        // The last lane needs the first lane's word of the next row.
         Word const next = of_lane(lane == 0 ? words[row + 1] : moved, (lane + 1) % lanes);
         moved = joined(moved, next, shift);
       }
@@ -72,8 +72,8 @@ __device__ __forceinline__ void move_words(Word* dst, Word const* src, unsigned 
   }
 }
 
-/// Bytes up to the first word of the destination, words from there, and the bytes that are left. Of the source whole words
-/// are read: bytes around the part too, in the same 16 that it has some of.
+/// Moves bytes up to the first word of the destination, then words, then the remaining bytes. The source is read in
+/// whole words: also bytes outside the part that share an aligned word with it.
 __device__ __forceinline__ void move_part(Part const& part, unsigned lane) {
   Address const before = (word - part.dst % word) % word;
   Address const head = before < part.size ? before : part.size;
@@ -93,8 +93,8 @@ __device__ __forceinline__ void move_part(Part const& part, unsigned lane) {
   if (moved + lane < part.size) __stcs(dst + moved + lane, last);
 }
 
-/// Calls `move(part)` for each part that this warp takes: a few that follow one another in the list, which also lies in the
-/// host's memory. The lanes read one each at once.
+/// Calls `move(part)` for each part of this warp. A warp takes a few consecutive parts of the list at a time, which is
+/// in host memory too, so that its lanes read one each at once.
 template <class Move>
 __device__ __forceinline__ void for_each_part(Part const* parts, Address count, Move&& move) {
   unsigned const lane = threadIdx.x % lanes;
@@ -130,7 +130,7 @@ __device__ __forceinline__ unsigned in_shared(void const* ptr) {
   return static_cast<unsigned>(__cvta_generic_to_shared(ptr));
 }
 
-/// A barrier that is passed once for each load.
+/// A barrier that completes once per load.
 __device__ __forceinline__ void init_barrier(Address* barrier) {
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(in_shared(barrier)) : "memory");
 }
@@ -142,8 +142,8 @@ __device__ __forceinline__ void publish_barriers() {
 __device__ __forceinline__ void begin_load(void* stage, Address src, unsigned size, Address* barrier) {
   unsigned const to = in_shared(stage), loaded = in_shared(barrier);
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(loaded), "r"(size) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(src),
-               "r"(size), "r"(loaded)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(src), "r"(size), "r"(loaded)
                : "memory");
 }
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ void begin_store(Address dst, void const* stage, unsi
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// Until of all but the last `pending` stores the stages have been read.
+/// Waits until all stores but the last `pending` have read their stages.
 template <int pending>
 __device__ __forceinline__ void wait_stages_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
@@ -172,11 +172,11 @@ __device__ __forceinline__ void wait_stages_read() {
 __device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #endif
 
-// Of the stages of a warp, `ahead` are being loaded, and the others stored. Measured on an H200: more warps, or pieces of
-// other sizes, gain nothing.
+// `ahead` stages of a warp are being loaded, and the others stored. On an H200 more warps, or pieces of other sizes,
+// gain nothing.
 constexpr unsigned stages = 6, ahead = 4, piece_bytes = 4096, bulk_warps = 8;
 
-/// Moves pieces of aligned parts in the order in which they are begun. One lane of a warp has it.
+/// Moves pieces of aligned parts in the order in which they are begun. Used by one lane of a warp.
 struct alignas(128) BulkMover {
   unsigned char bytes[stages][piece_bytes];
   Address dst[stages];
@@ -188,7 +188,7 @@ struct alignas(128) BulkMover {
     publish_barriers();
   }
 
-  /// The piece with this number: the stage is free once the stores before the last `stages - ahead` have read theirs.
+  /// Begins the piece with this number. Its stage is free once all but the last `stages - ahead` stores have read.
   __device__ __forceinline__ void begin(unsigned number, Address to, Address from, unsigned size) {
     if (number >= ahead) pass_on(number - ahead);
     wait_stages_read<stages - ahead>();
@@ -212,7 +212,7 @@ struct alignas(128) BulkMover {
 
 }  // namespace
 
-extern __shared__ BulkMover movers[];  // one for each warp: 197 632 bytes, as cuda_batch.cpp has it
+extern __shared__ BulkMover movers[];  // one for each warp: 197 632 bytes, as in cuda_batch.cpp
 static_assert(bulk_warps * sizeof(BulkMover) == 197632);
 
 extern "C" __global__ void __launch_bounds__(bulk_warps* lanes) move_parts_in_bulk(Part const* parts, Address count) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of its harness that hip-tests uses, and functions of HIP that our stand-in lacks, by those that it provides.
-// Kernels run on the CPU, where a device with xnack finds the memory too.
+// The parts of the harness that the tests use, and HIP functions that our stand-in lacks, built on those that it has.
+// Kernels run on the CPU, which can access all host memory, as a device with xnack can.
 
 #pragma once
 
@@ -37,7 +37,7 @@ inline std::size_t getMemoryAmount() {
 inline int getDeviceCount() { int count = 0; return hipGetDeviceCount(&count), count; }
 
 template <class T> T host_of(T value) {
-  if constexpr (std::is_pointer_v<T>) {  // where the address is the host's, the runtime need not know it
+  if constexpr (std::is_pointer_v<T>) {  // the runtime need not know a host address
     void* host = nullptr;
     if (!hipPointerGetAttribute(&host, HIP_POINTER_ATTRIBUTE_HOST_POINTER, value)) return static_cast<T>(host);
   }
@@ -55,7 +55,7 @@ template <class Kernel> void launch(dim3 blocks, dim3 threads, hipStream_t strea
 }  // namespace HipTest
 
 namespace hip {
-struct SpawnProc {  // another program, which is not built
+struct SpawnProc {  // runs another program, which is not built
   SpawnProc(char const*, bool) {}
   int run(char const*) { return -1; }
   std::string getOutput() { return "0"; }
@@ -65,7 +65,7 @@ struct SpawnProc {  // another program, which is not built
 template <class T> void ArrayMismatch(T const* a, T const* b, std::size_t count) { REQUIRE(std::equal(a, a + count, b)); }
 template <class... T> bool DeviceAttributesSupport(int, T...) { return true; }
 
-// The runtime has one stream for those that name none.
+// One stream for all calls that name none.
 inline hipStream_t of_hip_tests(hipStream_t stream) {
   static hipStream_t none = nullptr;
   if (!stream && !none) REQUIRE(hipStreamCreateWithFlags(&none, 0) == hipSuccess);
@@ -94,5 +94,5 @@ inline hipError_t hipMallocPitch(void** ptr, std::size_t* pitch, std::size_t wid
 }
 }
 
-// Our stand-in takes the direction alone that we give.
+// Our stand-in accepts only hipMemcpyDefault.
 #define hipMemcpyAsync(to, from, size, kind, stream) hipMemcpyAsync(to, from, size, hipMemcpyDefault, of_hip_tests(stream))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What liboffload's tests of registered memory need of its harness: one device, which is the host.
+// The parts of liboffload's harness that its tests of registered memory need: one device, the host.
 #pragma once
 
 #include <gtest/gtest.h>

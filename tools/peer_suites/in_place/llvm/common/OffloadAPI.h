@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// liboffload's registration of memory by its own names, over <pinning/pinning.h>.
+// liboffload's functions to register memory, implemented over <pinning/pinning.h>.
 #pragma once
 
 #include <pinning/pinning.h>
@@ -32,7 +32,7 @@ inline ol_errc_t olMemRegister(ol_device_handle_t device, void* ptr, size_t size
   return errc(pinning_lock(device, ptr, size, to));
 }
 
-// The pointer is the device's, which on the host is the host's too.
+// `ptr` is a device pointer, which on the host equals the host pointer.
 inline ol_errc_t olMemUnregister(ol_device_handle_t device, void* ptr) {
   return ptr == nullptr ? OL_ERRC_INVALID_NULL_POINTER : errc(pinning_unlock(device, ptr));
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What UCX's page table takes from the rest of its library.
+// The functions that UCX's page table needs from the rest of its library.
 #include <stdarg.h>
 #include <stdlib.h>
 
-char ucs_global_opts[1 << 16];  // its options are of no size that is known here; a log level of 0 is "fatal"
+char ucs_global_opts[1 << 16];  // the size of its options is not known here; a log level of 0 is "fatal"
 
 void* ucs_calloc(size_t count, size_t size, char const* name) { return calloc(count, size); }
 void ucs_free(void* memory) { free(memory); }

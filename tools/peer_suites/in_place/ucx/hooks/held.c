@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loaded first into a program: a lock of 1 MiB, which the kernel watches, for as long as the process lives. */
+/* Preloaded into a program: holds a lock of 1 MiB, watched by the kernel, for the lifetime of the process. */
 #include <pinning/pinning.h>
 #include <stdio.h>
 #include <stdlib.h>

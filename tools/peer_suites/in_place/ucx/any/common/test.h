@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a test of UCX's needs of its harness, by googletest alone.
+// The parts of UCX's harness that its test needs, over googletest alone.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#define UCS_TIME_H  // its clock reads the processor's counter, and asks the library for the counter's rate
+#define UCS_TIME_H  // its clock reads the processor's counter, and needs the library for the counter's rate
 extern "C" {
 #include <ucs/sys/math.h>
 #include <ucs/type/status.h>

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX's page table by the names of its own header, over <pagetable/page_table.hpp>.
+// The functions of UCX's page table, implemented over <pagetable/page_table.hpp>.
 #pragma once
 
 #include <ucs/config/types.h>
 #include <ucs/type/status.h>
 
-extern "C++" {  // the test includes this as C
+extern "C++" {  // the test includes this in an extern "C" block
 
 #include <atomic>
 #include <memory>
 #include <pagetable/page_table.hpp>
 
-#define UCS_PGT_ADDR_ALIGN 1ul  // any, so that the test of misaligned ranges is left out, as UCX has it for such tables
+#define UCS_PGT_ADDR_ALIGN 1ul  // any alignment: UCX then skips its test of misaligned ranges
 
 typedef unsigned long ucs_pgt_addr_t;
 struct ucs_pgt_region_t {
